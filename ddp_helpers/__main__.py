@@ -1,0 +1,46 @@
+"""The small command line: `python -m ddp_helpers --help`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ddp_helpers.rank.topology import stop
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Stage the data, write a script, execute the course, or measure. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ddp_helpers", description=main.__doc__)
+    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the commands")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=argparse.ArgumentParser)
+    data = commands.add_parser("data", help="put MNIST, or the offline digits, into a folder")
+    data.add_argument("folder", type=Path, nargs="?", default=Path("data"))
+    script = commands.add_parser("script", help="write a standalone script")
+    script.add_argument("name")
+    script.add_argument("path", type=Path)
+    run = commands.add_parser("run", help="execute the notebooks in order")
+    run.add_argument("only", nargs="*", help="beginnings of names, such as 03; all without any")
+    run.add_argument("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
+    commands.add_parser("bench", help="measure single against plain, DDP against none, two ranks against one")
+    args = parser.parse_args(argv)
+    # Imported here, so that writing a script needs no Jupyter.
+    if args.command == "data":
+        from ddp_helpers.rank.staging import stage
+
+        print(f"use it with: --data {stage(args.folder)}")
+    elif args.command == "script":
+        from ddp_helpers.notebook.scripts import write
+
+        print(f"wrote {write(args.name, args.path)}")
+    elif args.command == "run":
+        from ddp_helpers.notebook.course import run as run_course
+
+        return run_course(args.only, args.in_place)
+    else:
+        from ddp_helpers.notebook.bench import bench
+
+        bench()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

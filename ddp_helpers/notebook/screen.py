@@ -1,0 +1,69 @@
+"""The lines of many ranks on one screen: labelled, coloured, each rank's progress bar on a line of its own."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from ddp_helpers import ROOT
+
+# ANSI colours that a terminal, JupyterLab and a code host all show; no two neighbours look alike.
+COLOURS = [34, 33, 32, 35, 36, 31, 90, 94]
+PROGRESS = re.compile(r"\[#*\.*\] \d+/\d+")
+PATHS = {str(ROOT): ".", sys.prefix: "<python>", sys.base_prefix: "<python>", str(Path.home()): "~"}
+
+
+def tidy(line: str) -> str:
+    """A line without the paths of this machine, which help nobody else."""
+    for path, short in PATHS.items():
+        line = line.replace(path + "/", short + "/")
+    return line
+
+
+def coloured(label: str, line: str) -> str:
+    """The line behind its label, in the colour of its rank."""
+    number = re.search(r"\d+", label)
+    if not number:
+        return line
+    return f"\x1b[{COLOURS[int(number[0]) % len(COLOURS)]}m[{label}]\x1b[0m {line}"
+
+
+class Screen:
+    """One output that is updated in place in a notebook; in a terminal, plain lines."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.bars: dict[str, int] = {}  # label: where its progress bar stands in `shown`
+        self.handle, self.drawn, self.time = None, 0, 0.0
+        try:
+            from IPython import get_ipython
+            from IPython.display import DisplayHandle
+
+            if get_ipython() is not None:
+                self.handle = DisplayHandle()
+        except ImportError:
+            pass
+
+    def add(self, label: str, line: str) -> None:
+        """Show one more line; a progress bar takes the place of the one before it."""
+        text = coloured(label, tidy(line))
+        if PROGRESS.search(line) and label in self.bars:
+            self.shown[self.bars[label]] = text
+        else:
+            if PROGRESS.search(line):
+                self.bars[label] = len(self.shown)
+            else:
+                self.bars.pop(label, None)
+            self.shown.append(text)
+        if self.handle is None:
+            print(text, flush=True)
+        elif time.monotonic() - self.time > 0.2:  # a notebook redraws slowly
+            self.draw()
+
+    def draw(self) -> None:
+        """Bring the output up to date."""
+        if self.handle is None or not self.shown:
+            return
+        text = {"text/plain": "\n".join(self.shown)}
+        (self.handle.update if self.drawn else self.handle.display)(text, raw=True)
+        self.drawn, self.time = len(self.shown), time.monotonic()

@@ -1,0 +1,173 @@
+"""Write helpers out as one standalone script: the source of each part that it needs, in order, under one header."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+from ddp_helpers import ROOT, __version__
+from ddp_helpers.rank.topology import stop
+
+PACKAGE = "ddp_helpers.rank.scripts"
+NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a-z]*.py"))
+
+
+class Source:
+    """A module taken apart: the source of each top-level definition, what it uses, and what the imports mean."""
+
+    def __init__(self, text: str) -> None:
+        tree, lines, end = ast.parse(text), text.splitlines(), 0
+        self.doc, self.parts, self.uses, self.imports = ast.get_docstring(tree) or "", {}, {}, {}
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                self.imports |= {a.asname or a.name: (a.name, "") for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                self.imports |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+            elif not isinstance(node, ast.Expr):  # the docstring
+                name = defined(node)
+                # The comments above a definition belong to it.
+                self.parts[name] = "\n".join(lines[end : node.end_lineno]).strip("\n")
+                self.uses[name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            end = node.end_lineno
+
+
+def defined(node: ast.stmt) -> str:
+    """The name that a top-level statement defines, or '' for the call of main at the end of a script."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        node = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        return ", ".join(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return getattr(node, "name", "")
+
+
+def from_cell(thing: type) -> Source:
+    """What a learner defined in a cell, as a Source. Raises ValueError if it needs a variable of the notebook."""
+    source, name = Source(textwrap.dedent(inspect.getsource(thing))), thing.__name__
+    scope = vars(sys.modules[thing.__module__])
+    for used in sorted(source.uses[name] & scope.keys() - {name}):
+        value = scope[used]
+        if isinstance(value, ModuleType):
+            source.imports[used] = (value.__name__, "")
+        elif getattr(value, "__module__", thing.__module__) != thing.__module__:
+            source.imports[used] = (value.__module__, value.__name__)
+        else:
+            raise ValueError(f"{name} uses {used}, which only the notebook has: define it inside {name}")
+    return source
+
+
+class Script:
+    """The parts of one script, gathered from its main module through everything that it uses."""
+
+    def __init__(self, name: str, replace: Sequence[type] = ()) -> None:
+        self.replaced = {thing.__name__: from_cell(thing) for thing in replace}
+        self.sources: dict[str, Source] = {}  # by module, those that are imported first
+        self.picked: set[tuple[str, str]] = set()  # (module, name)
+        self.imports: set[tuple[str, str, str]] = set()  # (module, name in it or "", name here)
+        main = f"{PACKAGE}.{name}"
+        self.read(main)
+        for part in self.sources[main].parts:
+            self.pick(main, part)
+        if unused := self.replaced.keys() - {name for _, name in self.picked}:
+            raise ValueError(f"replace={sorted(unused)}: {name} has no such part")
+
+    def read(self, module: str) -> None:
+        """Read a module, after those it imports."""
+        source = Source(Path(find_spec(module).origin).read_text())
+        for imported, _ in source.imports.values():
+            if imported.startswith("ddp_helpers") and imported not in self.sources:
+                self.read(imported)
+        self.sources[module] = source
+
+    def pick(self, module: str, name: str) -> None:
+        """Take this part, and all that it uses."""
+        if (module, name) in self.picked:
+            return
+        self.picked.add((module, name))
+        source = self.replaced.get(name, self.sources[module])
+        for used in source.uses[name]:
+            home, original = source.imports.get(used, ("", ""))
+            if home.startswith("ddp_helpers"):
+                self.pick(home, original)
+            elif home:
+                self.imports.add((home, original, used))
+            else:
+                for part in self.sources[module].parts:
+                    if used in part.split(", "):
+                        self.pick(module, part)
+
+    def text(self) -> str:
+        """The whole file."""
+        *helpers, main = self.sources
+        title, _, launch = self.sources[main].doc.partition("\n")
+        made = f"ddp_helpers {__version__}{revision()}"
+        top = f'"""{title}\n\nWritten out from {made}. Launch:\n{launch.strip()}\n"""\n\n{import_lines(self.imports)}\n'
+        sections = {}
+        for module in [*helpers, main]:
+            names = [name for name in self.sources[module].parts if (module, name) in self.picked]
+            parts = [self.replaced.get(name, self.sources[module]).parts[name] for name in names]
+            about = f"{module.rpartition('.')[2]}: {self.sources[module].doc.splitlines()[0]}"
+            if parts:
+                sections["main" if module == main else about] = spaced(parts)
+        if len(sections) == 1:
+            return f"{top}\n\n{sections['main']}\n"
+        body = "\n\n\n".join(f"# ---- {about}\n{source}" for about, source in sections.items())
+        return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}\n{body}\n", flags=re.M)
+
+
+def spaced(parts: list[str]) -> str:
+    """Definitions one below the other: two blank lines around functions and classes, none between constants."""
+    text = parts[0]
+    for above, below in pairwise(parts):
+        plain = not any(re.search(r"^(@|def |class |if )", part, re.M) for part in (above, below))
+        text += ("\n" if plain else "\n\n\n") + below
+    return text
+
+
+def import_lines(imports: set[tuple[str, str, str]]) -> str:
+    """Import statements in the usual order: standard library, then the rest; `import` before `from`."""
+    names: dict[str, list[str]] = {}
+    for module, original, here in imports:
+        alias = here if here in (original or module, "") else f"{original or module} as {here}"
+        names.setdefault(f"from {module} import " if original else "import ", []).append(alias)
+    lines = [f"import {name}" for name in names.pop("import ", [])]
+    lines += [start + ", ".join(sorted(found, key=order)) for start, found in names.items()]
+    lines.sort(key=lambda line: (line.startswith("from"), line))
+    own = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    return "\n".join([*own, "", *(line for line in lines if line not in own)])
+
+
+def order(name: str) -> tuple[bool, str]:
+    """Constants, then classes, then functions, as import sorters have it."""
+    return (not name.isupper(), name[0].islower(), name)
+
+
+def revision() -> str:
+    """The git revision of the helpers, where they stand in a checkout."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
+
+
+def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
+    """Write the script `name` to `path`, with the classes in `replace` in it; the learner's process calls it.
+
+    Stops at an unknown script, a class that the script has no place for, and a path that cannot be written.
+    """
+    if name not in NAMES:
+        stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
+    path = Path(path)
+    try:
+        text = Script(name, replace).text()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        stop(f"{path} cannot be written ({error.strerror}): choose another path")
+    return path

@@ -1,0 +1,22 @@
+"""Join the process group, and leave it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddp_helpers.rank.topology import Topology
+
+
+@contextmanager
+def process_group(me: Topology, device: torch.device, seconds: float) -> Iterator[None]:
+    """Be in the group for the length of the block; every rank must enter. Waits for peers at most `seconds`."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, None, timedelta(seconds=seconds), me.world_size, me.rank, me.meet(seconds))
+    try:
+        yield
+        dist.barrier()  # nobody leaves while a peer still needs an answer
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,64 @@
+"""Train the Net on MNIST with one process for each GPU, on any number of nodes.
+
+torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
+"""
+
+from argparse import Namespace
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Adadelta
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DistributedSampler
+
+from ddp_helpers.rank.arguments import parse_arguments
+from ddp_helpers.rank.data import Batches, check_data, load_data
+from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.record import Record
+from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.training import evaluate, train_epoch
+
+
+def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> None:
+    """Train for args.epochs epochs, and test after each."""
+    train_set, test_set = load_data(args.data)
+    torch.manual_seed(args.seed)  # the same first weights in every process
+    model = Net().to(device)
+    ddp_model = DDP(model, gradient_as_bucket_view=True)
+    torch.manual_seed(args.seed + me.rank)  # but each rank its own dropout
+    optimizer = Adadelta(model.parameters(), lr=args.lr)
+    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+
+    sampler = DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed)
+    train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
+    test_order = range(me.rank, len(test_set), me.world_size)  # each sample once, none repeated
+    test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
+
+    with Record(args, me, device, dataset) as record:
+        for epoch in range(1, args.epochs + 1):
+            title = f"epoch {epoch}" if record.prints else ""
+            sampler.set_epoch(epoch)  # a new order each epoch
+            trained = train_epoch(ddp_model, optimizer, train_batches, args, title)
+            tested = evaluate(model, test_batches)
+            totals = torch.stack([trained, tested])
+            dist.all_reduce(totals)
+            record.epoch(epoch, totals, train_batches, test_batches)
+            scheduler.step()
+        if args.save_model and me.rank == 0:
+            torch.save(model.state_dict(), "mnist_cnn.pt")
+
+
+def main() -> None:
+    """Find out where this process runs, check what it was given, and train."""
+    me = Topology.from_env()
+    args = parse_arguments(me.world_size)
+    device = me.device(cuda=not args.no_cuda)
+    dataset = check_data(args.data)
+    with process_group(me, device, args.timeout):
+        train(args, me, device, dataset)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Put the data on disk, once, before any rank starts: staged already, downloaded, or made offline."""
+
+import os
+import socket
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from urllib.parse import urlparse
+
+from torchvision.datasets import MNIST
+
+from ddp_helpers.rank.data import MNIST_MD5, check_data
+from ddp_helpers.rank.digits import write_digits
+
+
+def is_there(root: Path) -> bool:
+    """Whether any of the four files is there; whether they are whole is check_data's question."""
+    return any((root / "MNIST" / "raw" / name).is_file() for name in MNIST_MD5)
+
+
+def reachable(seconds: float) -> bool:
+    """Whether one of torchvision's mirrors answers."""
+    for mirror in MNIST.mirrors:
+        try:
+            socket.create_connection((urlparse(mirror).hostname, 443), timeout=seconds).close()
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def download(root: Path, seconds: float) -> bool:
+    """Have torchvision download MNIST into root, in a process of its own that is ended after `seconds`."""
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as part:
+        process = get_context("spawn").Process(target=MNIST, args=(part,), kwargs={"download": True}, daemon=True)
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+        if process.exitcode != 0:
+            return False
+        check_data(Path(part))
+        if not is_there(root):
+            (Path(part) / "MNIST").rename(root / "MNIST")
+    return True
+
+
+def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
+    """The folder to give as --data, filled if need be; one process calls it, before any rank starts.
+
+    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise MNIST in `folder`, downloaded there if
+    the network allows it within `seconds`; otherwise the generated digits, in a folder of their own beside it.
+    """
+    if root := os.environ.get("DDP_MNIST_ROOT"):
+        print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
+        return Path(root)
+    folder = Path(folder)
+    for root in (folder, folder / "digits"):
+        if is_there(root):
+            print(f"{check_data(root)} is staged")
+            return root
+    folder.mkdir(parents=True, exist_ok=True)
+    if reachable(5) and download(folder, seconds):
+        print("MNIST is downloaded")
+        return folder
+    print("No network: digits are made here instead of MNIST, 60,000 + 10,000 images in its file format")
+    return write_digits(folder / "digits")

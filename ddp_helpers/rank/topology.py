@@ -1,0 +1,140 @@
+"""Who am I? Rank, local rank, world size, node and meeting point, as the launcher tells them."""
+
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Timer
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+# A variable that only this launcher sets, then its names for rank, local rank, world size, ranks on this node and
+# node. The first launcher whose variable is there wins: torchrun under srun is torchrun. Not SLURM_JOB_ID, which an
+# interactive allocation has, nor SLURM_PROCID, which the batch script has. Open MPI does not number its nodes.
+LAUNCHERS = {
+    "torchrun": "TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK",
+    "openmpi": "{0}SIZE {0}RANK {0}LOCAL_RANK {0}SIZE {0}LOCAL_SIZE {0}NODE".format("OMPI_COMM_WORLD_"),
+    "slurm": "SLURM_STEP_ID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURM_GTIDS SLURM_NODEID",
+    "env": "WORLD_SIZE RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK",
+}
+
+
+def stop(message: str) -> NoReturn:
+    """End this process with one line for the person who reads it, and exit status 2. Any rank may call it."""
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A variable that holds a whole number, 0 or more. Stops where it is missing or holds something else."""
+    value = str(env.get(name, "missing" if default is None else default))
+    if not value.isdecimal():
+        stop(f"{name} is {value!r}, not a whole number: start with torchrun, srun or mpirun, and let them set it")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process among its peers; every rank makes its own with `Topology.from_env()`."""
+
+    rank: int = 0  # among all processes: 0 .. world_size - 1
+    local_rank: int = 0  # among the processes of this node: 0 .. local_world_size - 1
+    world_size: int = 1
+    local_world_size: int = 1
+    node: int = 0
+    launcher: str = "single"
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Topology":
+        """Read what the launcher says; every rank calls it. Stops where variables contradict each other."""
+        table = {name: names.split() for name, names in LAUNCHERS.items()}
+        launcher = next((name for name in table if table[name][0] in env), "env" if "RANK" in env else "")
+        if not launcher:
+            return cls()
+        rank, local_rank, world_size, local_size, node = table[launcher][1:]
+        size = whole(env, world_size)
+        # SLURM_GTIDS lists this node's ranks, as in 4,5,6,7; nodes may hold different numbers of them.
+        here = env.get(local_size, "").count(",") + 1 if launcher == "slurm" else whole(env, local_size, size)
+        address = env.get("MASTER_ADDR") or ("127.0.0.1" if here == size else "")
+        # One port for all ranks of a job, another for the next job, below those that the system hands out.
+        job = whole(env, "SLURM_JOB_ID", zlib.crc32(env.get("PMIX_NAMESPACE", "").encode()))
+        port = whole(env, "MASTER_PORT", 10_000 + job % 20_000)
+        me = cls(whole(env, rank), whole(env, local_rank), size, here, whole(env, node, 0), launcher, address, port)
+        me.check(env)
+        return me
+
+    def check(self, env: Mapping[str, str]) -> None:
+        """Stop at the first contradiction between what was read and what else the environment says."""
+        if self.rank >= self.world_size:
+            stop(
+                f"rank {self.rank} of {self.world_size}: RANK (SLURM_PROCID) must be below WORLD_SIZE (or SLURM_NTASKS)"
+            )
+        if self.local_rank >= self.local_world_size:
+            stop(f"local rank {self.local_rank} of {self.local_world_size} on its node: start all with one launcher")
+        said = {"WORLD_SIZE": self.world_size, "RANK": self.rank}
+        if self.launcher == "env":
+            said["SLURM_NTASKS"] = self.world_size
+        for name, value in said.items():
+            if whole(env, name, value) != value:
+                stop(f"{name}={env[name]} but {self.launcher} says {value}: export neither, let the launcher set both")
+        if not self.master_addr:
+            stop("MASTER_ADDR is not set, and there are several nodes: export the name of the first node before srun")
+
+    def cpus(self) -> int:
+        """CPUs that this rank has to itself: under Slurm those of its task, elsewhere its share of the node's."""
+        node = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        slurm = self.launcher == "slurm"
+        task = whole(os.environ, "SLURM_CPUS_PER_TASK", 1) if slurm else node // self.local_world_size
+
+        return max(1, min(node, task))
+
+    def device(self, cuda: bool = True) -> torch.device:
+        """Claim this rank's device: cuda:local_rank where there are GPUs, else its CPUs. Every rank calls it."""
+        gpus, asked = torch.cuda.device_count() if cuda else 0, os.environ.get("SLURM_GPUS_ON_NODE", "")
+        if cuda and asked and not gpus:
+            stop(f"SLURM_GPUS_ON_NODE={asked} but torch {torch.__version__} sees none: a CUDA build, or --no-cuda")
+        if not gpus:
+            torch.set_num_threads(whole(os.environ, "OMP_NUM_THREADS", self.cpus()))
+            return torch.device("cpu")
+        # A launcher may show each task one GPU of its own (--gpus-per-task=1): then it is cuda:0 for all.
+        own = gpus == 1 and self.launcher != "torchrun" and asked != "1"
+        if self.local_rank >= gpus and not own:
+            stop(f"local rank {self.local_rank} finds {gpus} GPUs: start at most {gpus} ranks per node, or --no-cuda")
+        torch.cuda.set_device(0 if own else self.local_rank)
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def meet(self, seconds: float) -> dist.Store:
+        """A store where all ranks have signed in; every rank calls it. Stops after `seconds`, the missing named."""
+        if self.launcher == "single":
+            return dist.HashStore()
+        end, place = time.monotonic() + seconds, f"MASTER_ADDR={self.master_addr} MASTER_PORT={self.master_port}"
+        hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        # A stranger that holds the port and never answers would keep TCPStore waiting for ever.
+        alarm = Timer(seconds, lambda: (print(f"{place}: held by a stranger", file=sys.stderr), os._exit(2)))
+        try:
+            while not hosts and socket.socket().connect_ex((self.master_addr, self.master_port)):
+                if time.monotonic() > end:
+                    stop(f"{place}: rank 0 is not there after {seconds:g} s: is it running, and is this its address?")
+                time.sleep(0.1)
+            alarm.start()
+            tcp = dist.TCPStore(self.master_addr, self.master_port, None, hosts, wait_for_workers=False)
+            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), tcp)
+            store.set(f"rank {self.rank}", "here")
+            store.add("present", 1)
+            while store.add("present", 0) < self.world_size:
+                if time.monotonic() > end:
+                    absent = [str(r) for r in range(self.world_size) if not store.check([f"rank {r}"])]
+                    stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
+                time.sleep(0.02)
+            return store
+        except (dist.DistError, OSError) as error:
+            stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({error})")
+        finally:
+            alarm.cancel()

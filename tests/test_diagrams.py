@@ -1,0 +1,110 @@
+import warnings
+from itertools import combinations
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from ddp_helpers.notebook import diagrams
+
+CASES = [  # function, arguments, and what its alt text must name
+    (diagrams.spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
+    (diagrams.spmd, {"world_size": 2}, ["2 processes", "= 2", "weight 10 to 9"]),
+    (diagrams.spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
+    (diagrams.ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
+    (diagrams.ranks_on_nodes, {"use": "rank"}, ["cuda:rank", "ranks 4, 5, 6, 7 would fail"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (4, 2)}, ["6 ranks", "4 and 2 GPUs"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (2, 4), "use": "rank"}, ["ranks 4, 5 would fail"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (8, 8)}, ["16 ranks"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
+    (diagrams.ranks_on_nodes, {"gpus_per_node": (1, 1), "use": "rank"}, ["rank 1 would fail"]),
+    (diagrams.shards, {}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "2 repeated"]),
+    (diagrams.shards, {"drop_last": True}, ["rank 3 gets 3, 7", "2 dropped"]),
+    (diagrams.shards, {"samples": 12}, ["rank 0 gets 0, 4, 8"]),
+    (diagrams.shards, {"samples": 3, "world_size": 8}, ["5 repeated"]),
+    (diagrams.shards, {"samples": 5, "world_size": 2, "order": [3, 1, 4, 0, 2]}, ["rank 1 gets 1, 0, 3"]),
+    (diagrams.shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 repeated"]),
+    (diagrams.collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
+    (diagrams.collectives, {"world_size": 2}, ["sums 3, 6"]),
+    (diagrams.collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
+    (diagrams.ddp_buckets, {}, ["6 layers", "3 buckets", "takes 17 ms", "takes 23 ms"]),
+    (diagrams.ddp_buckets, {"layers": 8, "per_bucket": 3, "all_reduce_ms": 5}, ["8 layers", "5 ms"]),
+    (diagrams.ddp_buckets, {"layers": 16, "per_bucket": 2, "all_reduce_ms": 1}, ["8 buckets"]),
+    (diagrams.global_batch, {}, ["64 samples", "256 samples"]),
+    (diagrams.global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
+    (diagrams.data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
+    (diagrams.data_parallel_vs_ddp, {"gpus": 2}, ["2 processes"]),
+    (diagrams.data_parallel_vs_ddp, {"gpus": 8}, ["other 7"]),
+    (diagrams.signal_path, {}, ["LOCAL_RANK=2", "cuda:2", "4 GPUs"]),
+    (diagrams.signal_path, {"local_rank": 0, "gpus": 8}, ["SLURM_LOCALID=0", "8 GPUs"]),
+    (diagrams.memory_of_gradients, {}, ["300 MB", "200 MB"]),
+    (diagrams.memory_of_gradients, {"parameters_mb": 44.7}, ["44.7 MB", "134.1 MB", "89.4 MB"]),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}")
+def drawn(request):
+    draw, arguments, in_alt = request.param
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picture = draw(**arguments)
+        picture.figure.draw_without_rendering()
+    return picture, in_alt
+
+
+def texts_of(picture):
+    texts = [text for text in picture.figure.axes[0].texts if text.get_text()]
+    return [(text.get_text(), text.get_window_extent(), text.get_fontsize()) for text in texts]
+
+
+def holds(outer, inner):
+    return outer.x0 <= inner.x0 and inner.x1 <= outer.x1 and outer.y0 <= inner.y0 and inner.y1 <= outer.y1
+
+
+def test_alt_text_names_the_numbers(drawn):
+    picture, in_alt = drawn
+    for part in in_alt:
+        assert part in picture.alt
+    assert picture.figure.get_label() == picture.alt
+
+
+def test_texts_are_legible_and_on_the_page(drawn):
+    for text, extent, size in texts_of(drawn[0]):
+        assert holds(drawn[0].figure.bbox, extent), text
+        assert size >= 10, text
+
+
+def test_texts_do_not_overlap(drawn):
+    for (one, here, _), (other, there, _) in combinations(texts_of(drawn[0]), 2):
+        assert not here.overlaps(there), (one, other)
+
+
+def test_texts_do_not_cross_the_edges_of_boxes(drawn):
+    ax = drawn[0].figure.axes[0]
+    boxes = [patch.get_window_extent() for patch in ax.patches if hasattr(patch, "get_boxstyle")]
+    for text, extent, _ in texts_of(drawn[0]):
+        under = [box for box in boxes if box.overlaps(extent)]
+        assert not under or holds(under[-1], extent), text  # the last drawn one lies on top
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("samples", "world_size"), [(10, 4), (12, 4), (7, 2), (1, 1), (3, 8), (100, 7)])
+def test_shards_are_those_of_distributed_sampler(samples, world_size, drop_last):
+    ours = diagrams.shard_indices(list(range(samples)), world_size, drop_last)
+    for rank in range(world_size):
+        sampler = DistributedSampler(range(samples), world_size, rank, shuffle=False, drop_last=drop_last)
+        assert ours[rank] == list(sampler)
+
+
+def test_a_shuffled_order_is_dealt_as_distributed_sampler_deals_it():
+    samplers = [DistributedSampler(range(11), 3, rank, shuffle=True, seed=5) for rank in range(3)]
+    whole = DistributedSampler(range(11), 1, 0, shuffle=True, seed=5)
+    assert diagrams.shard_indices(list(whole), 3) == [list(sampler) for sampler in samplers]
+
+
+def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
+    picture = diagrams.described(diagrams.global_batch().figure, 'a "quoted" <figure>')
+    assert 'alt="a &quot;quoted&quot; &lt;figure&gt;"' in picture._repr_html_()
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert repr(picture) == picture.alt
+    assert picture.save(tmp_path / "figure.svg").stat().st_size > 0

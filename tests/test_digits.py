@@ -1,0 +1,96 @@
+"""The digits set: MNIST's format, the same bytes from the same seed, whole even if two processes make it."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.datasets import MNIST
+
+from ddp_helpers.rank import digits
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / "MNIST" / "raw").iterdir()}
+
+
+def check_digests(root: Path) -> None:
+    files = contents(root)
+    lines = files.pop("MD5SUMS").decode().splitlines()
+    assert {name: hashlib.md5(data).hexdigest() for name, data in files.items()} == {
+        name: digest for digest, name in (line.split("  ") for line in lines)
+    }
+
+
+def test_torchvision_reads_it_unchanged(tmp_path):
+    assert digits.write_digits(tmp_path, train=600, test=100) == tmp_path
+    train, test = (MNIST(tmp_path, train=part, download=False) for part in (True, False))
+    assert (len(train), len(test)) == (600, 100)
+    assert train.data.shape == (600, 28, 28) and train.data.dtype == torch.uint8
+    assert set(train.targets.tolist()) == set(range(10))
+    assert train.data.flatten(1).amax(1).min() > 200, "an image without ink"
+    assert 0.11 < train.data.float().mean() / 255 < 0.15
+    check_digests(tmp_path)
+
+
+def test_the_seed_and_nothing_else_decides_the_bytes(tmp_path):
+    threads = torch.get_num_threads()
+    torch.manual_seed(7)  # a state that no other test leaves behind
+    before = torch.get_rng_state()
+    one = contents(digits.write_digits(tmp_path / "one", 600, 100, seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    torch.set_num_threads(threads + 1)
+    same = contents(digits.write_digits(tmp_path / "same", 600, 100, seed=1))
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    other = contents(digits.write_digits(tmp_path / "other", 600, 100, seed=2))
+    assert one == same
+    assert all(one[name] != other[name] for name in one)
+
+
+def test_a_complete_set_is_kept_and_a_foreign_folder_is_refused(tmp_path):
+    first = contents(digits.write_digits(tmp_path / "a", 50, 10, seed=1))
+    assert contents(digits.write_digits(tmp_path / "a", 50, 10, seed=2)) == first
+    (tmp_path / "b" / "MNIST" / "raw").mkdir(parents=True)
+    with pytest.raises(OSError):
+        digits.write_digits(tmp_path / "b", 50, 10)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["MNIST"], "left its scratch folder behind"
+
+
+def test_two_processes_at_once_leave_one_whole_set(tmp_path):
+    # Each says that it is up and waits for a line, so that both ask for the set at the same moment.
+    code = (
+        "import sys; from pathlib import Path; from ddp_helpers.rank import digits;"
+        "print('up', flush=True); input(); digits.write_digits(Path(sys.argv[1]), 3000, 500)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["up\n", "up\n"]
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in both:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in both] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+    check_digests(tmp_path)
+
+
+def test_a_linear_model_learns_it(tmp_path):
+    digits.write_digits(tmp_path, train=4000, test=1000)
+    (x, y), (test_x, test_y) = (
+        (part.data.flatten(1) / 255, part.targets)
+        for part in (MNIST(tmp_path, train=True), MNIST(tmp_path, train=False))
+    )
+    weight = torch.zeros(784, 10, requires_grad=True)
+    optimizer = torch.optim.Adam([weight], lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(x @ weight, y).backward()
+        optimizer.step()
+    accuracy = ((test_x @ weight).argmax(1) == test_y).float().mean().item()
+    assert 0.7 < accuracy < 0.97  # chance is 0.1; above 0.97 a network would have nothing to win
