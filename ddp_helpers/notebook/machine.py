@@ -11,7 +11,7 @@ def machine() -> str:
     """One line about this machine: processor, CPUs, GPUs, torch; the learner's process calls it and prints it."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found = f"{len(gpus)} × {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
+    found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
     return f"{processor()}, {cpus} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
 
 

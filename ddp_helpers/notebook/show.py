@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from itertools import pairwise
 from pathlib import Path
 
 from IPython.display import Markdown
@@ -24,7 +25,7 @@ def hunks(old: str, new: str, context: int = 1) -> list[str]:
     texts = [scripts.Script(name).text().splitlines() for name in (old, new)]
     lines = list(difflib.unified_diff(*texts, n=context, lineterm=""))[2:]
     starts = [i for i, line in enumerate(lines) if line.startswith("@@")] + [len(lines)]
-    return ["\n".join(lines[a + 1 : b]) for a, b in zip(starts, starts[1:], strict=False)]
+    return ["\n".join(lines[a + 1 : b]) for a, b in pairwise(starts)]
 
 
 def diff(hunk: str) -> Markdown:

@@ -1,0 +1,44 @@
+# `make run` and `make test` do all the set-up. Everything they install goes into .venv, except Debian's packages.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help run test lab notebooks bench system staged clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
+
+run: .venv/installed system staged  ## execute the notebooks in order into build/, and say where the figures are
+	@$(BIN)/python -m ddp_helpers run
+
+test: .venv/installed system staged  ## all tests: helpers, scripts, and every notebook
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/python -m pytest
+
+lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
+	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+
+notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
+	@$(BIN)/python -m ddp_helpers run --in-place
+
+bench: .venv/installed staged  ## measure, side by side: one device, DDP's cost, two ranks
+	@$(BIN)/python -m ddp_helpers bench
+
+clean:  ## remove what was made, but neither data nor runs
+	rm -rf .venv build *.egg-info
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(APT) python3-venv
+	@echo "Installing into .venv: torch with CUDA is 5 GB, a few minutes"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebook,test]'
+	@touch $@
+
+staged: .venv/installed
+	@$(BIN)/python -m ddp_helpers data data
+
+# Debian's packages that the notebooks use where they are: mpirun, and a compiler for torch.compile.
+APT := sh -c 'SUDO=$$(test $$(id -u) = 0 || echo "sudo -n"); $$SUDO apt-get update -qq >/dev/null 2>&1; $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null 2>&1 || { echo "install these yourself: apt-get install $$*"; false; }' apt
+system:
+	@command -v mpirun >/dev/null || $(APT) openmpi-bin || test -z "$$CI"
+	@command -v g++ >/dev/null || $(APT) g++ python3-dev || test -z "$$CI"
