@@ -147,7 +147,7 @@ def environment(ranks: int, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def ranks_magic(line: str, cell: str) -> None:
-    """Run this cell as a script of its own: `%%ranks 4`, on two nodes `%%ranks 2 2`, meant to fail `%%ranks 2 fails`."""
+    """Run this cell as a script: `%%ranks 4`, on two nodes `%%ranks 2 2`, and meant to fail `%%ranks 2 fails`."""
     numbers = [int(word) for word in line.split() if word.isdigit()]
     path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
     path.parent.mkdir(parents=True, exist_ok=True)

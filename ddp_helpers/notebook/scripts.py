@@ -101,11 +101,10 @@ class Script:
                     if used in part.split(", "):
                         self.pick(module, part)
 
-    def text(self) -> str:
-        """The whole file."""
+    def text(self, made: str = f"ddp_helpers {__version__}") -> str:
+        """The whole file, which says what it was made from."""
         *helpers, main = self.sources
         title, _, launch = self.sources[main].doc.partition("\n")
-        made = f"ddp_helpers {__version__}{revision()}"
         top = f'"""{title}\n\nWritten out from {made}. Launch:\n{launch.strip()}\n"""\n\n{import_lines(self.imports)}\n'
         sections = {}
         for module in [*helpers, main]:
@@ -163,7 +162,7 @@ def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
     path = Path(path)
     try:
-        text = Script(name, replace).text()
+        text = Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         part.write_text(text)

@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
 """
 
 from argparse import Namespace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
             record.epoch(epoch, totals, train_batches, test_batches)
             scheduler.step()
         if args.save_model and me.rank == 0:
-            torch.save(model.state_dict(), "mnist_cnn.pt")
+            torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
 
 
 def main() -> None:

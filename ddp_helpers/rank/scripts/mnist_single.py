@@ -4,6 +4,7 @@ python mnist_single.py --data data --epochs 1
 """
 
 from argparse import Namespace
+from pathlib import Path
 
 import torch
 from torch.optim import Adadelta
@@ -41,7 +42,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
             record.epoch(epoch, totals, train_batches, test_batches)
             scheduler.step()
         if args.save_model:
-            torch.save(model.state_dict(), "mnist_cnn.pt")
+            torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
 
 
 def main() -> None:

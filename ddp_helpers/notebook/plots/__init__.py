@@ -1,0 +1,1 @@
+"""Figures of what was measured; each is drawn from records alone."""

@@ -1,0 +1,33 @@
+"""What every test starts from: no launcher's variables around it, and a small digits set."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from ddp_helpers.rank.digits import write_digits
+
+LAUNCHERS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_|CUDA_VISIBLE_|OMP_|DDP_"
+)
+
+
+@pytest.fixture(autouse=True)
+def nobody_launched_us(monkeypatch):
+    """A test may itself run inside a Slurm job or under torchrun: its ranks must not inherit that."""
+    for name in filter(LAUNCHERS.match, list(os.environ)):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """A data folder with 512 training and 200 test images."""
+    return write_digits(tmp_path_factory.mktemp("digits"), train=512, test=200)
+
+
+@pytest.fixture
+def mpirun():
+    """The test needs mpirun: it fails in CI without one, and is skipped elsewhere."""
+    if not shutil.which("mpirun"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no mpirun on this machine: install openmpi-bin")

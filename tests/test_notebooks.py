@@ -1,0 +1,112 @@
+"""The committed notebooks, as files: their outputs are true, and a reader can find the way. nbmake executes them."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.course import digest
+
+PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}")
+
+
+def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
+    """What is wrong with a notebook that is about to be committed, a line each."""
+    found = []
+    if notebook.metadata.get("made_from") != digest(notebook):
+        found.append("the outputs are of another source: run `make notebooks`")
+    if not any("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells):
+        found.append("no cell is tagged `parameters`")
+    for number, cell in enumerate(notebook.cells):
+        kind = {"markdown": markdown_problems, "code": code_problems}[cell.cell_type]
+        found += [f"cell {number}: {problem}" for problem in kind(cell, folder)]
+    return found
+
+
+def markdown_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
+    """Python that nothing runs, and links to nowhere."""
+    found = ["fenced Python that nothing runs"] if re.search(r"```\s*(python|py)\b", cell.source) else []
+    links = [link for link in LINK.findall(cell.source) if "://" not in link]
+    return found + [f"the link {link} leads nowhere" for link in links if not (folder / link).exists()]
+
+
+def code_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
+    """Cells that are too long, were not run, failed, show a machine's path, or a figure without words."""
+    found = []
+    if len(cell.source.splitlines()) > 30:
+        found.append(f"{len(cell.source.splitlines())} lines")
+    if cell.execution_count is None and cell.source.strip():
+        found.append("never run")
+    for output in cell.outputs:
+        if output.output_type == "error":
+            found.append(f"the error {output.ename}")
+        data = output.get("data", {})
+        text = "\n".join([output.get("text", ""), *(str(value) for kind, value in data.items() if "image" not in kind)])
+        found += [f"the path {path}" for path in HOME.findall(text)]
+        if "image/png" in data and len(output.metadata.get("image/png", {}).get("alt", "")) < 20:
+            found.append("a figure without alt text")
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_is_fit_to_be_read(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert problems(notebook, path.parent) == []
+    assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_code_cells_are_short(path: Path) -> None:
+    lengths = sorted(
+        len(c.source.splitlines()) for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"
+    )
+    assert lengths[len(lengths) // 2] <= 8
+
+
+def test_the_course_is_a_chain() -> None:
+    for before, after in zip(PATHS, PATHS[1:], strict=False):
+        assert f"({after.name})" in nbformat.read(before, as_version=4).cells[0].source, f"{before.name} has no next"
+        assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"
+
+
+def planted(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A sound notebook with something more in it."""
+    sound = new_code_cell("x = 1", metadata={"tags": ["parameters"]}, execution_count=1)
+    notebook = new_notebook(cells=[sound, *cells])
+    notebook.metadata["made_from"] = digest(notebook)
+    return notebook
+
+
+def ran(source: str, *outputs: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    return new_code_cell(source, execution_count=2, outputs=list(outputs))
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [
+        (ran("x", new_output("error", ename="ValueError", evalue="", traceback=[])), "the error ValueError"),
+        (ran("x", new_output("stream", text="at /home/ann/course/x.py")), "the path /home/ann/course/x.py"),
+        (ran("x", new_output("display_data", data={"image/png": "iVBORw0KGgo="})), "without alt text"),
+        (ran("\n".join("x" * 31)), "31 lines"),
+        (new_code_cell("x"), "never run"),
+        (new_markdown_cell("```python\nx\n```"), "fenced Python"),
+        (new_markdown_cell("[next](07_nowhere.ipynb)"), "leads nowhere"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_problem_is_found(cell: nbformat.NotebookNode, what: str, tmp_path: Path) -> None:
+    assert problems(planted(), tmp_path) == []
+    found = problems(planted(cell), tmp_path)
+    assert len(found) == 1 and what in found[0]
+
+
+def test_outputs_of_another_source_are_found(tmp_path: Path) -> None:
+    notebook = planted()
+    notebook.cells[0].source = "x = 2"
+    assert "make notebooks" in problems(notebook, tmp_path)[0]

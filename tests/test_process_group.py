@@ -1,0 +1,140 @@
+"""Ranks meet and leave, or end with one line that says who or what is missing."""
+
+import socket
+from contextlib import closing
+
+import pytest
+from real import IMPORT, gated
+
+from ddp_helpers.notebook import launch
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.topology import Topology
+
+me = Topology.from_env()
+try:
+    with process_group(me, torch.device("cpu"), float(sys.argv[1])):
+        total = torch.tensor([me.rank + 1.0])
+        dist.all_reduce(total)
+        print(f"{me.launcher} {me.rank} of {me.world_size}, {me.local_rank} on node {me.node}: sum {total.item():g}")
+        if sys.argv[2:] == ["fails"]:
+            raise ValueError("meant to fail")
+except ValueError as error:
+    print(f"caught {error}")
+print("in the group" if dist.is_initialized() else "left the group")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "rank.py"
+    path.write_text(RANK)
+    return path
+
+
+@pytest.fixture
+def port():
+    return launch.free_port()
+
+
+def by_hand(script, ranks, size, port, seconds=5, limit=20, **env):
+    """Start these ranks of a group of `size` by hand, as mp.spawn would, and wait for their ends."""
+    with gated() as processes:
+        for rank in ranks:
+            ids = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            processes.start(script, seconds, **(ids | env))
+        return processes.go(limit)
+
+
+def test_three_ranks_meet_under_torchrun_on_uneven_nodes(script):
+    # Node 1 has one rank: its local rank is 0 where its rank is 2.
+    done = launch.run(script, 60, ranks=(2, 1), timeout=IMPORT)
+    places = [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
+    for rank, local_rank, node in places:
+        said = f"torchrun {rank} of 3, {local_rank} on node {node}: sum 6"
+        assert done.of(rank) == [said, "left the group"]
+
+
+def test_two_ranks_meet_under_mpirun(script, mpirun):
+    # With no port given: all ranks of the job take the same one from the job's number.
+    done = launch.run(script, 60, ranks=2, launcher="mpirun", timeout=IMPORT)
+    for rank in range(2):
+        assert done.of(rank) == [f"openmpi {rank} of 2, {rank} on node 0: sum 3", "left the group"]
+
+
+def test_the_group_is_gone_after_a_failing_block(script, port):
+    with gated() as processes:
+        processes.start(script, 20, "fails", RANK=0, WORLD_SIZE=1, MASTER_PORT=port)
+        processes.start(script, 20, "fails")  # alone, without any launcher
+        for done, launcher in zip(processes.go(30), ("env", "single"), strict=True):
+            first, *rest = done.out.splitlines()
+            assert first.startswith(launcher) and rest == ["caught meant to fail", "left the group"]
+            assert (done.status, done.err) == (0, "")
+
+
+def test_the_missing_rank_is_named(script, port):
+    for done in by_hand(script, [0, 1], 3, port):
+        assert done.status == 2 and done.seconds < 15 and not done.out
+        assert f"MASTER_PORT={port}: rank 2 of 3 missing" in done.line
+
+
+def test_a_missing_rank_0_is_named(script, port):
+    for done in by_hand(script, [1, 2], 3, port):
+        assert done.status == 2 and done.seconds < 15 and not done.out
+        assert f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: rank 0 is not there" in done.line
+
+
+def test_a_busy_port_is_named_at_once_by_rank_0(script):
+    with closing(socket.create_server(("", 0))) as stranger:
+        port = stranger.getsockname()[1]
+        first, second = by_hand(script, [0, 1], 2, port, seconds=5)
+    # The stranger takes rank 1's connection and never answers it: rank 1 waits out its time, and not much longer.
+    assert first.status == 2 and first.seconds < 10 and not first.out
+    assert f"MASTER_PORT={port}: rank 0 cannot listen" in first.line
+    assert second.status == 2 and second.seconds < 10 and not second.out
+    assert f"MASTER_PORT={port}: held by a stranger" in second.line
+
+
+def test_a_stranger_that_hangs_up_is_named(script):
+    with closing(socket.create_server(("127.0.0.1", 0))) as stranger:
+        port = stranger.getsockname()[1]
+        with gated() as processes:
+            processes.start(script, 5, RANK=1, LOCAL_RANK=1, WORLD_SIZE=2, MASTER_PORT=port)
+            stranger.settimeout(IMPORT)
+            import threading
+
+            stop = threading.Event()
+
+            def hang_up():
+                while not stop.is_set():
+                    try:
+                        stranger.accept()[0].close()
+                    except OSError:
+                        return
+
+            threading.Thread(target=hang_up, daemon=True).start()
+            (done,) = processes.go(20)
+            stop.set()
+    assert done.status == 2 and done.seconds < 10
+    assert f"MASTER_PORT={port}" in done.line
+
+
+def test_a_host_that_swallows_everything_does_not_hold_a_rank_longer_than_its_time(script):
+    # A full queue drops new connections without a word, as a firewall does.
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as deaf:
+        port = deaf.getsockname()[1]
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+            fillers.append(filler)
+        (done,) = by_hand(script, [1], 2, port, seconds=3)
+        for filler in fillers:
+            filler.close()
+    assert done.status == 2 and done.seconds < 8
+    assert f"MASTER_PORT={port}: rank 0 is not there" in done.line
