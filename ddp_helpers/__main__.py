@@ -3,15 +3,23 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from ddp_helpers.rank.topology import stop
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser, and so its commands, that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Stop with the line."""
+        stop(f"{self.prog}: {message}; --help lists what can be given")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Stage the data, write a script, execute the course, or measure. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ddp_helpers", description=main.__doc__)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the commands")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=argparse.ArgumentParser)
+    parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
     data = commands.add_parser("data", help="put MNIST, or the offline digits, into a folder")
     data.add_argument("folder", type=Path, nargs="?", default=Path("data"))
     script = commands.add_parser("script", help="write a standalone script")

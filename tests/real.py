@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 # Run a file as a script where ddp_helpers cannot be imported. It says "up" when torch is in, and then waits for a
 # line: what is timed is the script, not the import, and several processes start at the same moment.
 GATE = """
-import runpy, sys, torch, torchvision
+import runpy, sys, torch
 if sys.argv.pop(1) == "standalone":
+    import torch.nn.parallel, torch.optim, torch.utils.data, torchvision.datasets, torchvision.transforms
     sys.modules["ddp_helpers"] = None
 print("up", flush=True)
 sys.stdin.readline()

@@ -1,3 +1,4 @@
+import base64
 import warnings
 from itertools import combinations
 
@@ -5,6 +6,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import diagrams
+from ddp_helpers.notebook.picture import Picture
 
 CASES = [  # function, arguments, and what its alt text must name
     (diagrams.spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
@@ -103,8 +105,13 @@ def test_a_shuffled_order_is_dealt_as_distributed_sampler_deals_it():
 
 
 def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
-    picture = diagrams.described(diagrams.global_batch().figure, 'a "quoted" <figure>')
-    assert 'alt="a &quot;quoted&quot; &lt;figure&gt;"' in picture._repr_html_()
-    assert picture._repr_png_().startswith(b"\x89PNG")
-    assert repr(picture) == picture.alt
+    alt = 'a "quoted" <figure>'
+    picture = Picture(diagrams.global_batch().figure, alt)
+    data, metadata = picture._repr_mimebundle_()
+    png = base64.b64decode(data["image/png"], validate=True)
+    assert png.startswith(b"\x89PNG") and data.keys() == {"image/png", "text/plain"}
+    assert data["text/plain"] == repr(picture) == alt
+    # 160 pixels an inch, for a sharp screen, are shown as the 96 CSS pixels that an inch has.
+    width = int.from_bytes(png[16:20], "big") * 96 // 160
+    assert metadata == {"image/png": {"alt": alt, "width": width}} and width > 300
     assert picture.save(tmp_path / "figure.svg").stat().st_size > 0

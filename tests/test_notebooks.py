@@ -1,6 +1,7 @@
 """The committed notebooks, as files: their outputs are true, and a reader can find the way. nbmake executes them."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -63,14 +64,13 @@ def test_a_notebook_is_fit_to_be_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_code_cells_are_short(path: Path) -> None:
-    lengths = sorted(
-        len(c.source.splitlines()) for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"
-    )
+    cells = nbformat.read(path, as_version=4).cells
+    lengths = sorted(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code")
     assert lengths[len(lengths) // 2] <= 8
 
 
 def test_the_course_is_a_chain() -> None:
-    for before, after in zip(PATHS, PATHS[1:], strict=False):
+    for before, after in pairwise(PATHS):
         assert f"({after.name})" in nbformat.read(before, as_version=4).cells[0].source, f"{before.name} has no next"
         assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"
 

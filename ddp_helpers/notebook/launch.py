@@ -1,10 +1,6 @@
 """Run a script on N ranks from a notebook, and the `%%ranks` magic that does so with a cell."""
 
-import os
 import re
-import shutil
-import socket
-import sys
 import tempfile
 import time
 import zlib
@@ -13,19 +9,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from IPython.core.error import UsageError
+
 from ddp_helpers import ROOT
+from ddp_helpers.notebook.launchers import MARKS, commands, environment, free_port
 from ddp_helpers.notebook.processes import TimeLimit, lines_of
 from ddp_helpers.notebook.screen import Screen, tidy
 
-# How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
-MARKS = {
-    "torchrun": r"\[rank(\d+)\]:(.*)",
-    "mpirun": r"\[\d+,(\d+)\]<\w+>:(.*)",
-    "srun": r" *(\d+): (.*)",
-    "python": r"()(.*)",
-}
-# What ranks must not inherit: the rank that this process may itself have.
-OURS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|OMPI_|PMIX_")
+__all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
 
 class LaunchError(RuntimeError):
@@ -61,14 +52,16 @@ def run(
     screen, begin, launch = Screen(), time.monotonic(), Launch([], 0.0)
     statuses: list[int] = []
     with tempfile.TemporaryDirectory() as logs:
-        start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
         try:
-            with closing(lines_of(start, environment(sum(per_node), env or {}), timeout)) as lines:
+            start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
+            with closing(lines_of(start, environment(per_node, env or {}), timeout)) as lines:
                 for line in lines:
                     if isinstance(line, list):
                         statuses = line
                     else:
                         take(line, launcher, launch, screen)
+        except FileNotFoundError as missing:
+            raise LaunchError(str(missing)) from None
         except TimeLimit:
             raise LaunchError(report(launch, f"not done after {timeout:g} s, so all its ranks were ended")) from None
         finally:
@@ -82,6 +75,7 @@ def run(
 def take(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
     """Keep a line, and show it if a rank said it."""
     rank, text = match.groups() if (match := re.fullmatch(MARKS[launcher], line)) else ("", line)
+    text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch's own mark on a traceback
     launch.lines.append((rank, tidy(text)))
     if match:
         screen.add(f"rank {rank}" if rank else "", text)
@@ -98,57 +92,11 @@ def report(launch: Launch, what: str) -> str:
     return f"{what}; the last lines of {f'rank {who}' if who else 'the launcher'}:\n" + "\n".join(last)
 
 
-def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
-    """The command lines that start the ranks: one, or with torchrun one for each node."""
-    ranks = sum(per_node)
-    if launcher != "python" and launcher != "torchrun" and not shutil.which(launcher):
-        raise LaunchError(f"{launcher} is not on this machine: install it, or use launcher='torchrun'")
-    if launcher == "mpirun":
-        return [
-            [
-                "mpirun",
-                "--oversubscribe",
-                "--bind-to",
-                "none",
-                "--tag-output",
-                "-n",
-                str(ranks),
-                sys.executable,
-                *program,
-            ]
-        ]
-    if launcher == "srun":
-        return [["srun", "--label", f"--ntasks={ranks}", sys.executable, *program]]
-    if launcher == "python":
-        return [[sys.executable, *program]]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]
-    if len(per_node) == 1:
-        return [[*torchrun, "--standalone", f"--nproc-per-node={ranks}", *program]]
-    meet = [f"--nnodes={len(per_node)}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    return [[*torchrun, *meet, f"--node-rank={i}", f"--nproc-per-node={n}", *program] for i, n in enumerate(per_node)]
-
-
-def free_port() -> int:
-    """A port that is free now; another program can take it before its use, so ask late."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def environment(ranks: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: ours without a rank of our own, unbuffered, and the CPUs shared out."""
-    env = {name: value for name, value in os.environ.items() if not OURS.match(name)}
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus // ranks))}
-    env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
-    if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
-        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return env | dict(extra)
-
-
 def ranks_magic(line: str, cell: str) -> None:
     """Run this cell as a script: `%%ranks 4`, on two nodes `%%ranks 2 2`, and meant to fail `%%ranks 2 fails`."""
-    numbers = [int(word) for word in line.split() if word.isdigit()]
+    numbers = [int(word) for word in line.split() if word.isdecimal()]
+    if not numbers or 0 in numbers or set(line.split()) - {*map(str, numbers), "fails"}:
+        raise UsageError(f"%%ranks {line}: give a number of ranks, one for each node, and `fails` if it is meant to")
     path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(cell)
@@ -157,7 +105,7 @@ def ranks_magic(line: str, cell: str) -> None:
     except LaunchError as error:
         if "fails" not in line.split():
             raise
-        print(error)
+        print(str(error).splitlines()[0].rstrip(":") + " are above")
     else:
         if "fails" in line.split():
             raise LaunchError("this cell was meant to fail, and did not")

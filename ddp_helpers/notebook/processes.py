@@ -1,6 +1,5 @@
 """Start launchers, read their lines as they come, and leave no process behind, whatever happens."""
 
-import ctypes
 import queue
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import psutil
 
@@ -43,10 +43,27 @@ def end_all(mark: str) -> None:
         psutil.wait_procs(left, timeout=patience)
 
 
-def die_with_parent() -> None:
-    """Ask Linux for a SIGTERM when the notebook's kernel dies, so that a restart leaves no orphans."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+@contextmanager
+def guarded(mark: str) -> Iterator[None]:
+    """End all of a launch after the block, also when this process is killed in it, as by a restart of the kernel.
+
+    A guard waits at the other end of a pipe, which closes when this process ends, however it ends.
+    """
+    command = [sys.executable, "-m", "ddp_helpers.notebook.processes", mark]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        end_all(mark)
+        guard.stdin.close()
+        guard.wait()
+
+
+def read(process: subprocess.Popen, arrived: queue.Queue) -> None:
+    """Put each line of a process into the queue, and None after the last."""
+    for line in process.stdout:
+        arrived.put(line.rstrip("\n"))
+    arrived.put(None)
 
 
 def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: float) -> Iterator[str | list[int]]:
@@ -56,29 +73,30 @@ def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: flo
     """
     mark, end = uuid.uuid4().hex, time.monotonic() + timeout
     arrived: queue.Queue[str | None] = queue.Queue()
-
-    def read(process: subprocess.Popen) -> None:
-        for line in process.stdout:
-            arrived.put(line.rstrip("\n"))
-        arrived.put(None)
-
     pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    pipe |= {"text": True, "errors": "replace", "start_new_session": True, "preexec_fn": die_with_parent}
-    try:
+    pipe |= {"text": True, "errors": "replace", "start_new_session": True}
+    with guarded(mark):
         processes = [subprocess.Popen(command, env={**env, MARK: mark}, **pipe) for command in commands]
         for process in processes:
-            threading.Thread(target=read, args=[process], daemon=True).start()
+            threading.Thread(target=read, args=[process, arrived], daemon=True).start()
         open_pipes = len(processes)
         while open_pipes:
+            if time.monotonic() > end:  # also where lines never stop coming
+                raise TimeLimit
             try:
-                line = arrived.get(timeout=max(0, min(0.5, end - time.monotonic())))
+                line = arrived.get(timeout=0.1)
             except queue.Empty:
-                if time.monotonic() > end:
-                    raise TimeLimit from None
                 continue
             open_pipes -= line is None
             if line is not None:
                 yield line
-        yield [process.wait() for process in processes]
-    finally:
-        end_all(mark)
+        try:
+            statuses = [process.wait(max(0.1, end - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired:  # it closed its output, but is still there
+            raise TimeLimit from None
+    yield statuses
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    end_all(sys.argv[1])

@@ -16,7 +16,8 @@ PATHS = {str(ROOT): ".", sys.prefix: "<python>", sys.base_prefix: "<python>", st
 def tidy(line: str) -> str:
     """A line without the paths of this machine, which help nobody else."""
     for path, short in PATHS.items():
-        line = line.replace(path + "/", short + "/")
+        if path != "/":  # a container's home
+            line = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w-]|\.\w)", short, line)
     return line
 
 

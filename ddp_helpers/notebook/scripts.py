@@ -1,64 +1,20 @@
 """Write helpers out as one standalone script: the source of each part that it needs, in order, under one header."""
 
-import ast
-import inspect
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 from ddp_helpers import ROOT, __version__
+from ddp_helpers.notebook.sources import Source, from_cell
 from ddp_helpers.rank.topology import stop
 
 PACKAGE = "ddp_helpers.rank.scripts"
 NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a-z]*.py"))
-
-
-class Source:
-    """A module taken apart: the source of each top-level definition, what it uses, and what the imports mean."""
-
-    def __init__(self, text: str) -> None:
-        tree, lines, end = ast.parse(text), text.splitlines(), 0
-        self.doc, self.parts, self.uses, self.imports = ast.get_docstring(tree) or "", {}, {}, {}
-        for node in tree.body:
-            if isinstance(node, ast.Import):
-                self.imports |= {a.asname or a.name: (a.name, "") for a in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                self.imports |= {a.asname or a.name: (node.module, a.name) for a in node.names}
-            elif not isinstance(node, ast.Expr):  # the docstring
-                name = defined(node)
-                # The comments above a definition belong to it.
-                self.parts[name] = "\n".join(lines[end : node.end_lineno]).strip("\n")
-                self.uses[name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            end = node.end_lineno
-
-
-def defined(node: ast.stmt) -> str:
-    """The name that a top-level statement defines, or '' for the call of main at the end of a script."""
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        node = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        return ", ".join(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-    return getattr(node, "name", "")
-
-
-def from_cell(thing: type) -> Source:
-    """What a learner defined in a cell, as a Source. Raises ValueError if it needs a variable of the notebook."""
-    source, name = Source(textwrap.dedent(inspect.getsource(thing))), thing.__name__
-    scope = vars(sys.modules[thing.__module__])
-    for used in sorted(source.uses[name] & scope.keys() - {name}):
-        value = scope[used]
-        if isinstance(value, ModuleType):
-            source.imports[used] = (value.__name__, "")
-        elif getattr(value, "__module__", thing.__module__) != thing.__module__:
-            source.imports[used] = (value.__module__, value.__name__)
-        else:
-            raise ValueError(f"{name} uses {used}, which only the notebook has: define it inside {name}")
-    return source
 
 
 class Script:
@@ -116,7 +72,8 @@ class Script:
         if len(sections) == 1:
             return f"{top}\n\n{sections['main']}\n"
         body = "\n\n\n".join(f"# ---- {about}\n{source}" for about, source in sections.items())
-        return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}\n{body}\n", flags=re.M)
+        gap = "\n\n" if re.match(r"(#.*\n)*(@|def |class )", body) else "\n"
+        return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}{gap}{body}\n", flags=re.M)
 
 
 def spaced(parts: list[str]) -> str:
@@ -156,17 +113,18 @@ def revision() -> str:
 def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
     """Write the script `name` to `path`, with the classes in `replace` in it; the learner's process calls it.
 
-    Stops at an unknown script, a class that the script has no place for, and a path that cannot be written.
+    Stops at an unknown script and a path that cannot be written. Raises ValueError for a class without a place in it.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    path = Path(path)
+    path, text = Path(path), Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
+    part = path.parent / f"{path.name}.part"
     try:
-        text = Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
         part.write_text(text)
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path

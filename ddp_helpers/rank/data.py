@@ -57,6 +57,7 @@ class Batches:
             self.images, self.labels = data.data.to(device).unsqueeze(1), data.targets.to(device)
         else:
             kept = {"pin_memory": device.type == "cuda", "persistent_workers": bool(workers)}
+            kept["generator"] = torch.Generator()  # or each pass takes a number that dropout would have had
             self.loader = DataLoader(data, size, sampler=sampler, num_workers=workers or 0, **kept)
 
     def __len__(self) -> int:
@@ -73,10 +74,12 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         begin = asked = time.perf_counter()
         self.took = self.waited = 0.0
-        for batch in self.source():
-            self.waited += time.perf_counter() - asked
-            yield batch
-            asked = time.perf_counter()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()  # until here the work was queued, not done
-        self.took = time.perf_counter() - begin
+        try:
+            for batch in self.source():
+                self.waited += time.perf_counter() - asked
+                yield batch
+                asked = time.perf_counter()
+        finally:  # also where the caller breaks off, as in a dry run
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # until here the work was queued, not done
+            self.took = time.perf_counter() - begin

@@ -1,5 +1,6 @@
 """Join the process group, and leave it."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,5 +19,6 @@ def process_group(me: Topology, device: torch.device, seconds: float) -> Iterato
     try:
         yield
         dist.barrier()  # nobody leaves while a peer still needs an answer
+        time.sleep(0.1)  # gloo's threads must let go of the last tensors before Python ends, or the process aborts
     finally:
         dist.destroy_process_group()

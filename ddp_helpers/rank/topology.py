@@ -26,14 +26,14 @@ LAUNCHERS = {
 
 def stop(message: str) -> NoReturn:
     """End this process with one line for the person who reads it, and exit status 2. Any rank may call it."""
-    print(message, file=sys.stderr, flush=True)
+    print(" ".join(message.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """A variable that holds a whole number, 0 or more. Stops where it is missing or holds something else."""
     value = str(env.get(name, "missing" if default is None else default))
-    if not value.isdecimal():
+    if not (value.isascii() and value.isdecimal() and len(value) < 19):  # more digits do not fit torch's integers
         stop(f"{name} is {value!r}, not a whole number: start with torchrun, srun or mpirun, and let them set it")
     return int(value)
 
@@ -84,6 +84,8 @@ class Topology:
         for name, value in said.items():
             if whole(env, name, value) != value:
                 stop(f"{name}={env[name]} but {self.launcher} says {value}: export neither, let the launcher set both")
+        if not 0 < self.master_port < 2**16:
+            stop(f"MASTER_PORT is {self.master_port}: choose one from 1024 to 65535, or leave it out")
         if not self.master_addr:
             stop("MASTER_ADDR is not set, and there are several nodes: export the name of the first node before srun")
 
@@ -103,23 +105,31 @@ class Topology:
         if not gpus:
             torch.set_num_threads(whole(os.environ, "OMP_NUM_THREADS", self.cpus()))
             return torch.device("cpu")
-        # A launcher may show each task one GPU of its own (--gpus-per-task=1): then it is cuda:0 for all.
-        own = gpus == 1 and self.launcher != "torchrun" and asked != "1"
+        # Each task may be shown one GPU of its own (--gpus-per-task=1, or by a wrapper): then it is cuda:0 for all.
+        hidden = asked != "1" if asked else "CUDA_VISIBLE_DEVICES" in os.environ
+        own = gpus == 1 and hidden and self.launcher != "torchrun"
         if self.local_rank >= gpus and not own:
             stop(f"local rank {self.local_rank} finds {gpus} GPUs: start at most {gpus} ranks per node, or --no-cuda")
         torch.cuda.set_device(0 if own else self.local_rank)
         return torch.device("cuda", torch.cuda.current_device())
 
+    def answers(self) -> bool:
+        """Whether someone listens where rank 0 should be; a name that nobody knows is an OSError."""
+        with socket.socket() as probe:
+            probe.settimeout(1)  # a firewall may swallow the call
+            return probe.connect_ex((self.master_addr, self.master_port)) == 0
+
     def meet(self, seconds: float) -> dist.Store:
         """A store where all ranks have signed in; every rank calls it. Stops after `seconds`, the missing named."""
         if self.launcher == "single":
             return dist.HashStore()
-        end, place = time.monotonic() + seconds, f"MASTER_ADDR={self.master_addr} MASTER_PORT={self.master_port}"
+        place = f"MASTER_ADDR={self.master_addr} MASTER_PORT={self.master_port}"
         hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        end = time.monotonic() + seconds + hosts  # rank 0 goes last: the others ask its store who is missing
         # A stranger that holds the port and never answers would keep TCPStore waiting for ever.
         alarm = Timer(seconds, lambda: (print(f"{place}: held by a stranger", file=sys.stderr), os._exit(2)))
         try:
-            while not hosts and socket.socket().connect_ex((self.master_addr, self.master_port)):
+            while not hosts and not self.answers():
                 if time.monotonic() > end:
                     stop(f"{place}: rank 0 is not there after {seconds:g} s: is it running, and is this its address?")
                 time.sleep(0.1)
@@ -128,6 +138,7 @@ class Topology:
             store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), tcp)
             store.set(f"rank {self.rank}", "here")
             store.add("present", 1)
+            alarm.cancel()
             while store.add("present", 0) < self.world_size:
                 if time.monotonic() > end:
                     absent = [str(r) for r in range(self.world_size) if not store.check([f"rank {r}"])]
@@ -135,6 +146,7 @@ class Topology:
                 time.sleep(0.02)
             return store
         except (dist.DistError, OSError) as error:
-            stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({error})")
+            why = str(error).partition("\n")[0]  # torch lists its C++ frames below
+            stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({why})")
         finally:
             alarm.cancel()

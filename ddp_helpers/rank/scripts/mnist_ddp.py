@@ -27,8 +27,8 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     train_set, test_set = load_data(args.data)
     torch.manual_seed(args.seed)  # the same first weights in every process
     model = Net().to(device)
+    torch.manual_seed(args.seed + me.rank)  # but each its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
-    torch.manual_seed(args.seed + me.rank)  # but each rank its own dropout
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
 

@@ -7,6 +7,7 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python simple_ddp.py
 
 import os
 import sys
+import time
 from datetime import timedelta
 from socket import gethostname
 
@@ -51,6 +52,7 @@ def main() -> None:
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)
     dist.barrier()  # nobody leaves while a peer still needs an answer
+    time.sleep(0.1)  # gloo's threads must let go of the last tensors before Python ends, or the process aborts
     dist.destroy_process_group()
 
 

@@ -1,0 +1,62 @@
+"""The command lines and the environment with which torchrun, mpirun, srun or Python start the ranks."""
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+# How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
+MARKS = {
+    "torchrun": r"\[rank(\d+)\]:(.*)",
+    "mpirun": r"\[\d+,(\d+)\]<\w+>:(.*)",
+    "srun": r" *(\d+): (.*)",
+    "python": r"()(.*)",
+}
+# What ranks must not inherit: the rank that this process may itself have.
+OURS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|OMPI_|PMIX_")
+
+
+def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
+    """The command lines that start the ranks: one, or with torchrun one for each node."""
+    ranks = sum(per_node)
+    if launcher != "python" and launcher != "torchrun" and not shutil.which(launcher):
+        raise FileNotFoundError(f"{launcher} is not on this machine: install it, or use launcher='torchrun'")
+    if launcher == "mpirun":
+        # Unbuffered, it would mark each piece of a line.
+        options = ["--tag-output", "--oversubscribe", "--bind-to", "none", "-x", "PYTHONUNBUFFERED="]
+        return [["mpirun", *options, "-n", str(ranks), sys.executable, *program]]
+    if launcher == "srun":
+        return [["srun", "--label", f"--ntasks={ranks}", sys.executable, *program]]
+    if launcher == "python":
+        return [[sys.executable, *program]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]
+    if len(per_node) == 1:
+        return [[*torchrun, "--standalone", f"--nproc-per-node={ranks}", *program]]
+    meet = [f"--nnodes={len(per_node)}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    return [[*torchrun, *meet, f"--node-rank={i}", f"--nproc-per-node={n}", *program] for i, n in enumerate(per_node)]
+
+
+def free_port() -> int:
+    """A port that is free now; another program can take it before its use, so ask late."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
+    env = {name: value for name, value in os.environ.items() if not OURS.match(name)}
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus // sum(per_node)))}
+    env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
+    # Two ranks cannot share a GPU under NCCL: with too few, or for several pretended nodes, all ranks use CPUs.
+    if len(per_node) > 1 or sum(per_node) > torch.cuda.device_count():
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        env.pop("SLURM_GPUS_ON_NODE", None)
+    if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return env | dict(extra)

@@ -1,0 +1,282 @@
+"""launch.run: labelled lines, the failing rank named, time limits, and no process left behind, whatever happens."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from real import IMPORT
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import launch, launchers
+from ddp_helpers.notebook.screen import Screen, tidy
+
+TAG = "DDP_TEST_TAG"  # an environment variable by which a test finds all processes of its launch
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a script."""
+
+    def make(text, name="script.py"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def tag():
+    """The environment that marks a launch; none of its processes is left when the test ends."""
+    env = {TAG: uuid.uuid4().hex}
+    yield env
+    for process in left(env):
+        process.kill()
+
+
+def left(tag):
+    """The processes of a launch that are there now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TAG) == tag[TAG]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+# ---- lines
+
+
+def test_lines_bear_their_rank_also_on_uneven_nodes_and_from_an_odd_path(script, tag, capsys):
+    path = script(
+        "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\nprint('to stderr', file=sys.stderr)",
+        'it\'s a; touch canary $(touch canary) "x" \\ \n.py',
+    )
+    done = launch.run(path, "a b", "$HOME", 3, ranks=(2, 1), timeout=IMPORT, env=tag)
+    screen = capsys.readouterr().out
+    for rank in range(3):
+        assert sorted(done.of(rank)) == [f"rank {rank} a b $HOME 3", "to stderr"]  # torchrun keeps no order of the two
+        assert screen.count(f"[rank {rank}]\x1b[0m rank {rank} a b $HOME 3\n") == 1
+    assert done.seconds > 0 and not left(tag)
+    assert [other.name for other in path.parent.iterdir()] == [path.name]
+
+
+def test_mpirun_labels_too(script, tag, mpirun):
+    path = script("import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'])\nprint('two words')")
+    done = launch.run(path, ranks=3, launcher="mpirun", timeout=IMPORT, env=tag)
+    for rank in range(3):
+        assert done.of(rank) == [f"rank {rank}", "two words"]
+    assert not left(tag)
+
+
+def test_python_alone_has_no_labels_and_no_rank_of_ours(script, monkeypatch, capsys):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    path = script(
+        "import os\nprint([n for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_PORT') if n in os.environ])"
+    )
+    assert launch.run(path, launcher="python", timeout=IMPORT).of("") == ["[]"]
+    assert capsys.readouterr().out == "[]\n"
+
+
+# ---- failures
+
+FAILS = """
+import os, sys, time
+if os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    print("the last word of rank 1", flush=True)
+    raise ValueError("meant to fail")
+print("the last word of rank 0", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_the_failing_rank_is_named_with_its_last_lines(launcher, script, tag, request):
+    if launcher == "mpirun":
+        request.getfixturevalue("mpirun")
+    with pytest.raises(launch.LaunchError) as error:
+        launch.run(script(FAILS), ranks=2, launcher=launcher, timeout=IMPORT, env=tag)
+    first, *last = str(error.value).splitlines()
+    assert first == f"{launcher} ended with exit status 1; the last lines of rank 1:"
+    assert "the last word of rank 1" in last and any("ValueError: meant to fail" in line for line in last)
+    assert "the last word of rank 0" not in last
+    assert not left(tag)
+
+
+def test_a_script_that_fails_alone_says_why(script):
+    with pytest.raises(launch.LaunchError, match=r"python ended with exit status 3; .*\nwhy"):
+        launch.run(script("import sys\nprint('why')\nsys.exit(3)"), launcher="python", timeout=IMPORT)
+
+
+def test_a_launcher_that_is_not_there_is_named(script, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(launch.LaunchError, match="mpirun is not on this machine"):
+        launch.run(script(""), ranks=2, launcher="mpirun")
+
+
+# ---- time limits
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("I stay", flush=True)
+time.sleep(300)
+"""
+NOISY = """
+while True:
+    print("x")  # faster than anyone can read
+"""
+SILENT = """
+import os, time
+print("from here on, nothing", flush=True)
+os.close(1)
+os.close(2)
+time.sleep(300)
+"""
+
+
+def test_the_time_limit_ends_ranks_that_ignore_sigterm(script, tag):
+    with pytest.raises(launch.LaunchError, match=r"not done after 15 s(.|\n)*I stay"):
+        launch.run(script(STUBBORN), ranks=2, timeout=15, env=tag)
+    assert not left(tag)
+
+
+@pytest.mark.parametrize("text", [NOISY, SILENT], ids=["noisy", "silent"])
+def test_the_time_limit_ends_a_script_whatever_it_says(text, script, tag):
+    errors = []
+
+    def call():
+        try:
+            launch.run(script(text), launcher="python", timeout=3, env=tag)
+        except launch.LaunchError as error:
+            errors.append(str(error))
+
+    caller = threading.Thread(target=call, daemon=True)  # or a time limit that fails would hold this test too
+    caller.start()
+    caller.join(30)
+    assert errors and errors[0].startswith("not done after 3 s")
+    assert not left(tag)
+
+
+# ---- the notebook's own end
+
+NOTEBOOK = """
+import sys
+from ddp_helpers.notebook import launch
+launch.run(sys.argv[1], ranks=2, launcher=sys.argv[2], timeout=300)
+"""
+SLEEPS = """
+import time
+print("asleep", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("torchrun", signal.SIGINT), ("torchrun", signal.SIGKILL), ("mpirun", signal.SIGKILL)]
+)
+def test_no_process_is_left_when_the_notebook_is_interrupted_or_killed(launcher, number, script, tag, request):
+    if launcher == "mpirun":
+        request.getfixturevalue("mpirun")
+    env = launchers.environment([1], tag)
+    command = [sys.executable, "-c", NOTEBOOK, str(script(SLEEPS)), launcher]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, **pipes) as notebook:
+        try:
+            both = [notebook.stdout.readline() for _ in range(2)]
+            assert all("asleep" in line for line in both), notebook.stderr.read()
+            assert len(left(tag)) >= 4  # the notebook, the launcher and two ranks
+            notebook.send_signal(number)
+            end = time.monotonic() + 15
+            while left(tag) and time.monotonic() < end:
+                time.sleep(0.1)
+            assert not left(tag)
+            assert notebook.wait(timeout=1) == -number
+            if number == signal.SIGINT:
+                assert "KeyboardInterrupt" in notebook.stderr.read()
+        finally:
+            notebook.kill()
+
+
+# ---- in a notebook
+
+MAGIC = """%%ranks 2
+import os
+for step in range(1, 5):
+    print(f"epoch 1 [{'#' * 5 * step:.<20}] {step}/4 loss 0.5")
+print("rank", os.environ["RANK"], "is done")
+"""
+
+
+def test_the_magic_shows_one_output_in_a_notebook(tmp_path):
+    cells = [
+        "%load_ext ddp_helpers.notebook.launch",
+        MAGIC,
+        "%%ranks 1 fails\nraise ValueError('as intended')",
+        "try:\n    get_ipython().run_cell_magic('ranks', '1 fails', '1')\nexcept Exception as error:\n    print(error)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(
+        notebook, timeout=IMPORT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    _, shown, failing, not_failing = notebook.cells
+    (output,) = shown.outputs
+    for rank in range(2):
+        lines = [line for line in output.data["text/plain"].splitlines() if f"[rank {rank}]" in line]
+        assert [line.partition("\x1b[0m ")[2] for line in lines] == [
+            "epoch 1 [####################] 4/4 loss 0.5",
+            f"rank {rank} is done",
+        ]
+    assert "ValueError: as intended" in str(failing.outputs)
+    assert not_failing.outputs[-1].text == "this cell was meant to fail, and did not\n"
+
+
+def test_a_progress_bar_takes_the_place_of_its_ranks_last_one():
+    screen = Screen()
+    for label, line in [
+        ("rank 0", "epoch 1 [#####...............] 1/4"),
+        ("rank 1", "epoch 1 [#####...............] 1/4"),
+        ("rank 0", "epoch 1 [##########..........] 2/4"),
+        ("rank 1", "epoch 1 [####################] 4/4"),
+        ("rank 0", "a word"),
+        ("rank 0", "epoch 2 [#####...............] 1/4"),
+        ("rank 0", "epoch 2 [##########..........] 2/4"),
+    ]:
+        screen.add(label, line)
+    assert [line.replace("\x1b[0m", "").partition("m")[2] for line in screen.shown] == [
+        "[rank 0] epoch 1 [##########..........] 2/4",
+        "[rank 1] epoch 1 [####################] 4/4",
+        "[rank 0] a word",
+        "[rank 0] epoch 2 [##########..........] 2/4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "tidied"),
+    [
+        (f'File "{ROOT}/ddp_helpers/rank/data.py", line 3', 'File "./ddp_helpers/rank/data.py", line 3'),
+        (f"{sys.base_prefix}/lib/python3", "<python>/lib/python3"),
+        (f"{Path.home()}/data and {Path.home()}/runs", "~/data and ~/runs"),
+        (f"file://{ROOT}/README.md", "file://./README.md"),
+        (f"cannot write to {ROOT}", "cannot write to ."),
+        (f"{ROOT}: no space left", ".: no space left"),
+        (f"{ROOT}-old/x", f"{ROOT}-old/x"),
+        (f"/mnt{Path.home()}/data", f"/mnt{Path.home()}/data"),
+        ("http://host/path 1/2", "http://host/path 1/2"),
+        ("", ""),
+    ],
+)
+def test_tidy_takes_this_machines_paths_out(line, tidied):
+    if "<python>" in tidied and str(ROOT) in sys.base_prefix:
+        pytest.skip("this Python lives in the project")
+    assert tidy(line) == tidied

@@ -1,0 +1,306 @@
+"""The MNIST scripts: bad input ends at once with one line that names it, and good runs leave a complete record."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from real import gated
+
+from ddp_helpers.notebook import launch, runs
+from ddp_helpers.notebook.scripts import write
+from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.scripts import mnist_ddp, mnist_single
+
+TRAIN = "train-images-idx3-ubyte"
+LIMIT = 10  # seconds, from the last import to the end
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to be in, which is where a run would write; and torch's own number of threads afterwards."""
+    threads = torch.get_num_threads()
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def single(here, monkeypatch, capfd, digits):
+    """Run mnist_single in this process; give its exit status, stdout and stderr."""
+
+    def run(*args, data=digits):
+        monkeypatch.setattr(sys, "argv", ["mnist_single.py", f"--data={data}", *map(str, args)])
+        try:
+            mnist_single.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        return status, *capfd.readouterr()
+
+    return run
+
+
+# ---- bad input
+
+
+def cut_short(raw):
+    (raw / TRAIN).write_bytes((raw / TRAIN).read_bytes()[:-1000])
+
+
+def flip_a_bit(raw):
+    content = bytearray((raw / TRAIN).read_bytes())
+    content[20_000] ^= 1
+    (raw / TRAIN).write_bytes(content)
+
+
+def empty(raw):
+    (raw / TRAIN).write_bytes(b"")
+
+
+def remove(raw):
+    (raw / TRAIN).unlink()
+
+
+def forget_sums(raw):
+    (raw / "MD5SUMS").unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, empty, remove, forget_sums])
+def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
+    shutil.copytree(digits, tmp_path / "copy")
+    damage(tmp_path / "copy" / "MNIST" / "raw")
+    status, out, err = single("--run-dir=run", data=tmp_path / "copy")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"--data {tmp_path / 'copy'}: ") and TRAIN in err
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "two\nlines", "a b"])
+def test_missing_data_is_named(folder, single, here):
+    status, out, err = single("--run-dir=run", data=folder)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"--data {' '.join(folder.split())}: ") and "download_data.py" in err
+    assert not list(here.iterdir())
+
+
+BAD = [  # arguments, and what the line names
+    ("--batch-size=0", "--batch-size 0"),
+    ("--batch-size=-1", "--batch-size -1"),
+    ("--batch-size=1.5", "--batch-size: invalid int value: '1.5'"),
+    ("--batch-size=x", "--batch-size: invalid int value: 'x'"),
+    ("--batch-size=", "--batch-size: invalid int value: ''"),
+    (f"--batch-size={10**30}", f"--batch-size {10**30}"),
+    ("--batch-size", "--batch-size: expected one argument"),
+    ("--global-batch-size=0", "--global-batch-size 0"),
+    ("--test-batch-size=0", "--test-batch-size 0"),
+    ("--epochs=0", "--epochs 0"),
+    ("--lr=0", "--lr 0"),
+    ("--lr=-1", "--lr -1"),
+    ("--lr=nan", "--lr nan"),
+    ("--lr=inf", "--lr inf"),
+    ("--gamma=nan", "--gamma nan"),
+    ("--gamma=0", "--gamma 0"),
+    ("--log-interval=0", "--log-interval 0"),
+    ("--num-workers=-1", "--num-workers -1"),
+    ("--timeout=0", "--timeout 0"),
+    (f"--seed={2**63}", f"--seed {2**63}"),
+    ("--epoch=1", "--epoch=1"),  # no abbreviations: what is added later must not change what this means
+    ("--no-such-flag", "--no-such-flag"),
+    ("word", "word"),
+]
+
+
+@pytest.mark.parametrize(("argument", "named"), BAD, ids=[argument for argument, _ in BAD])
+def test_a_bad_argument_is_named(argument, named, single, here):
+    status, out, err = single("--run-dir=run", argument)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert named in err
+    assert not list(here.iterdir())
+
+
+def test_a_global_batch_that_cannot_be_shared_evenly_is_named(here, digits, monkeypatch, capfd):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for size in ("64", "2"):
+        monkeypatch.setattr(sys, "argv", ["mnist_ddp.py", f"--data={digits}", "--global-batch-size", size])
+        with pytest.raises(SystemExit) as stopped:
+            mnist_ddp.main()
+        out, err = capfd.readouterr()
+        assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
+        assert f"--global-batch-size {size} cannot be shared evenly by 3 ranks" in err
+
+
+def test_mnist_single_is_not_for_two_ranks(single, here, monkeypatch):
+    for name, value in {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    status, out, err = single("--run-dir=run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "openmpi started 2" in err and "mnist_ddp" in err
+    assert not list(here.iterdir())
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(single, here):
+    (here / "file").write_text("mine")
+    for folder in ("file", "file/run"):
+        status, out, err = single("--run-dir", folder)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"--run-dir {folder} " in err
+    assert [path.name for path in here.iterdir()] == ["file"] and (here / "file").read_text() == "mine"
+
+
+def test_a_run_folder_that_holds_a_run_is_kept_as_it_is(single, here):
+    (here / "run").mkdir()
+    (here / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    status, out, err = single("--run-dir=run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "--run-dir run " in err
+    assert [path.name for path in (here / "run").iterdir()] == ["metrics.jsonl"]
+    assert (here / "run" / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+
+def test_bad_input_of_standalone_scripts_ends_them_within_10_seconds(here, digits, tmp_path):
+    single = write("mnist_single", tmp_path / "mnist_single.py")
+    ddp = write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    shutil.copytree(digits, tmp_path / "copy")
+    flip_a_bit(tmp_path / "copy" / "MNIST" / "raw")
+    with gated() as processes:
+        processes.start(single, "--data", tmp_path / "copy", "--run-dir", "run", standalone=True)
+        # Rank 1 never comes: rank 0 must look at its arguments before it waits for it.
+        ids = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": launch.free_port()}
+        processes.start(ddp, "--data", digits, "--global-batch-size", 63, standalone=True, **ids)
+        ended = processes.go(30)
+    for done, named in zip(ended, ["wrong MD5", "--global-batch-size 63"], strict=True):
+        assert done.status == 2 and done.seconds < LIMIT and not done.out
+        assert named in done.line
+    assert not list(here.iterdir())
+
+
+# ---- good runs
+
+SMALL = ("--epochs=1", "--batch-size=64", "--no-cuda")
+
+
+def check_record(folder, launcher, world_size, epochs=1):
+    """The record of a run that went well."""
+    run = runs.read(folder)
+    assert (run.state, run.problems, len(run.epochs)) == ("done", [], epochs)
+    files = ["env.json", "metrics.jsonl", "mnist_cnn.pt", "spec.json", "status.json"]
+    assert sorted(path.name for path in folder.iterdir()) == files
+    assert run.spec["batch_size"] == 64 and run.spec["epochs"] == epochs and run.spec["lr"] == 1.0
+    assert (run.env["launcher"], run.env["world_size"], run.env["dataset"]) == (launcher, world_size, "digits")
+    assert [(rank["rank"], rank["device"]) for rank in run.env["ranks"]] == [(r, "cpu") for r in range(world_size)]
+    assert run.env["versions"]["torch"] == torch.__version__
+    for number, epoch in enumerate(run.epochs, 1):
+        assert epoch["epoch"] == number and epoch["test_samples"] == 200
+        assert 0 < epoch["test_accuracy"] <= 1 and 0 < epoch["train_loss"] < 10
+        assert epoch["images_per_second"] == pytest.approx(512 / epoch["seconds"])
+        assert 0 <= epoch["data_seconds"] <= epoch["seconds"] and epoch["test_seconds"] > 0
+    return run
+
+
+def check_model(path):
+    """The weights are those of a plain Net, without DDP's `module.` before their names."""
+    Net().load_state_dict(torch.load(path / "mnist_cnn.pt", weights_only=True))
+
+
+def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
+    status, out, err = single(*SMALL, "--run-dir=runs/one", "--save-model")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1].startswith("epoch 1: test loss ") and "/200 right" in out
+    run = check_record(here / "runs" / "one", "single", 1)
+    assert run.spec["save_model"] is True and run.env["made_from"] == "ddp_helpers, imported"
+    check_model(here / "runs" / "one")
+    assert [path.name for path in here.iterdir()] == ["runs"]
+
+
+def test_a_run_of_mnist_ddp_leaves_a_complete_record_and_only_rank_0_prints(here, digits, tmp_path):
+    script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30")
+    done = launch.run(script, *args, ranks=2, timeout=120)
+    assert done.of(0)[-1].startswith("epoch 1: test loss ") and "/200 right" in done.of(0)[-1]
+    assert any("[####################] 4/4 loss" in line for line in done.of(0))  # 512 images, 2 ranks, 64 each
+    assert done.of(1) == []
+    run = check_record(here / "run", "torchrun", 2)
+    assert run.env["made_from"].startswith("ddp_helpers ") and "imported" not in run.env["made_from"]
+    check_model(here / "run")
+
+
+def test_a_second_run_into_the_same_folder_stops_all_ranks(here, digits, tmp_path):
+    script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    (here / "run").mkdir()
+    (here / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(launch.LaunchError, match="--run-dir run "):
+        launch.run(script, *SMALL, "--data", digits, "--run-dir", "run", ranks=2, timeout=60)
+    assert [path.name for path in (here / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_dry_run_takes_one_batch(single, here):
+    status, out, _ = single(*SMALL, "--dry-run", "--save-model", "--log-interval=1")
+    assert status == 0 and " 1/8 " in out and " 2/8 " not in out
+    check_model(here)  # there is no run folder
+
+
+def test_workers_and_data_on_the_device_train_alike(single, here):
+    for folder, workers in (("held", []), ("loader", ["--num-workers=0"])):
+        status, *_ = single(*SMALL, f"--run-dir={folder}", *workers)
+        assert status == 0
+    held, loader = (runs.read(here / name).epochs[0] for name in ("held", "loader"))
+    assert held["train_loss"] == pytest.approx(loader["train_loss"], abs=1e-4)
+    assert held["test_loss"] == pytest.approx(loader["test_loss"], abs=1e-4)
+
+
+def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):
+    def break_down(*_):
+        raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr(mnist_single, "evaluate", break_down)
+    monkeypatch.setattr(sys, "argv", ["mnist_single.py", "--data", str(digits), *SMALL, "--dry-run", "--run-dir=run"])
+    with pytest.raises(FloatingPointError):
+        mnist_single.main()
+    run = runs.read(here / "run")
+    assert run.status == {"state": "failed", "why": "FloatingPointError: the loss is nan"}
+    assert run.epochs == [] and run.problems == []
+
+
+# ---- reading records
+
+
+def test_a_half_written_line_is_skipped_and_named(single, here):
+    status, *_ = single(*SMALL, "--epochs=2", "--run-dir=runs/killed", "--dry-run")
+    assert status == 0
+    metrics = here / "runs" / "killed" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(lines[0] + lines[1][: len(lines[1]) // 2])
+    (here / "runs" / "killed" / "status.json").write_text(json.dumps({"state": "running"}))
+    run = runs.read(here / "runs" / "killed")
+    assert [epoch["epoch"] for epoch in run.epochs] == [1]
+    assert run.problems == ["metrics.jsonl line 2: half-written, left out"]
+    assert run.state == "running"
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"epo', '{"epoch": 1, "loss": 0.', "12", "null", '"epoch"', "[1]", "{}", '{"epoch": "1"}']
+)
+def test_a_line_that_is_no_epoch_is_skipped_and_named(line, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
+    run = runs.read(tmp_path)
+    assert [epoch["epoch"] for epoch in run.epochs] == [1, 3]
+    assert "metrics.jsonl line 2: half-written, left out" in run.problems
+
+
+def test_what_is_missing_or_unreadable_is_named(tmp_path, capsys):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "spec.json").write_text('{"batch_size": 64}')
+    (tmp_path / "runs" / "a" / "env.json").write_text('{"world_')
+    (tmp_path / "runs" / "a" / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n\xff\xfe')
+    run = runs.read(tmp_path / "runs" / "a")
+    assert run.state == "unknown" and run.spec == {"batch_size": 64} and run.env == {}
+    assert [problem.split(":")[0] for problem in run.problems] == ["env.json", "status.json", "metrics.jsonl"]
+    rows = runs.table(tmp_path / "runs")
+    assert len(rows) == 1 and rows["state"][0] == "unknown"
+    assert capsys.readouterr().err.count("a: ") == 3

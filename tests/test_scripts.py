@@ -1,0 +1,290 @@
+"""Written-out scripts: standalone, clean, small diffs of each other, with the learner's own Net in them."""
+
+import ast
+import difflib
+import importlib
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from real import IMPORT, python
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.notebook.scripts import NAMES, write
+
+# Run a script where ddp_helpers cannot be imported, though this environment has it.
+STANDALONE = """
+import runpy, sys
+sys.modules["ddp_helpers"] = None
+try:
+    import ddp_helpers
+except ImportError:
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    sys.exit("ddp_helpers can be imported: this run proves nothing")
+"""
+
+
+def ruff(*args):
+    """Ruff with the settings of this project; what it finds, and '' if that is nothing."""
+    done = python("-m", "ruff", *args, "--config", ROOT / "pyproject.toml", "--no-cache")
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def stopped(capsys, call, *args):
+    """The one line with which a call ends, and exit status 2."""
+    with pytest.raises(SystemExit) as end:
+        call(*args)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1), err
+    return err
+
+
+def test_there_are_the_scripts_of_the_course():
+    assert {"download_data", "mnist_ddp", "mnist_single", "simple_ddp"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_runs_where_the_helpers_are_not(name, tmp_path):
+    path = write(name, tmp_path / f"{name}.py")
+    imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [node for node in imported if "ddp_helpers" in ast.dump(node)]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = python("-P", "-s", "-c", STANDALONE, path, "--help", cwd=tmp_path, env=env)
+    if name == "simple_ddp":  # it has no flags, and here no launcher
+        assert done.returncode == 1 and done.stderr.startswith("none of RANK, SLURM_PROCID") and not done.stdout
+    else:
+        assert done.returncode == 0 and "--data" in done.stdout and not done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_scripts_are_clean(tmp_path):
+    for name in NAMES:
+        write(name, tmp_path / f"{name}.py")
+    assert ruff("check", tmp_path) == ""
+    assert ruff("format", "--check", tmp_path) == ""
+
+
+def test_a_script_says_what_it_was_made_from_and_how_to_launch_it(tmp_path):
+    text = write("mnist_ddp", tmp_path / "mnist_ddp.py").read_text()
+    top = ast.get_docstring(ast.parse(text))
+    assert "Written out from ddp_helpers" in top and "torchrun --standalone" in top
+    made = next(line for line in text.splitlines() if line.startswith("MADE_FROM = "))
+    assert ast.literal_eval(made.partition(" = ")[2]) in top
+
+
+def test_from_single_to_ddp_is_a_small_step_and_simple_ddp_is_short(tmp_path):
+    single, ddp, simple = (
+        write(name, tmp_path / name).read_text().splitlines() for name in ("mnist_single", "mnist_ddp", "simple_ddp")
+    )
+    marks = [line[0] for line in difflib.unified_diff(single, ddp, n=0, lineterm="")][2:]
+    changed = marks.count("+") + marks.count("-")
+    assert 10 < changed <= 40
+    assert len(simple) <= 65
+
+
+def test_two_writes_give_the_same_bytes(tmp_path):
+    code = "import sys; from ddp_helpers.notebook.scripts import *; [write(n, f'{sys.argv[1]}/{n}.py') for n in NAMES]"
+    for seed in "12":  # of Python's hashes: sets come in another order
+        done = python("-c", code, tmp_path / seed, env={**os.environ, "PYTHONHASHSEED": seed})
+        assert done.returncode == 0, done.stderr
+    for name in NAMES:
+        one, two = ((tmp_path / seed / f"{name}.py").read_bytes() for seed in "12")
+        assert one == two and one
+
+
+# ---- the learner's own Net
+
+LEARNER = '''
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn, relu
+from torch.nn.functional import max_pool2d as pool
+
+x = torch.zeros(3)  # not the x of forward
+
+
+def mark(thing):
+    return thing
+
+
+class Net(nn.Module):
+    """One layer of my own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(196, 10)
+
+    def forward(self, x):
+        """All that is imported above is needed here."""
+        x = relu(pool(x, 2)) / math.sqrt(4)
+        return F.log_softmax(self.fc(torch.flatten(x, 1)), dim=1)
+
+
+class Needs(nn.Module):
+    """A class that asks for what only its module has."""
+
+    def forward(self, x):
+        """Asks."""
+        return x * NEEDED
+
+
+class Other(nn.Module):
+    """A class that no script has."""
+
+    def forward(self, x):
+        """Nothing."""
+        return x
+'''
+
+
+@pytest.fixture
+def learner(tmp_path, monkeypatch):
+    """Import a module that stands for what a learner wrote, and give it."""
+
+    def load(text=LEARNER):
+        name = f"learner_{tmp_path.name}"
+        (tmp_path / "modules").mkdir()
+        (tmp_path / "modules" / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / "modules")
+        module = importlib.import_module(name)
+        monkeypatch.setitem(sys.modules, name, module)  # taken out again at the end
+        return module
+
+    return load
+
+
+@pytest.mark.parametrize("name", ["mnist_single", "mnist_ddp"])
+def test_the_learners_net_is_in_the_script_with_its_imports(name, learner, tmp_path):
+    path = write(name, tmp_path / "script.py", replace=[learner().Net])
+    text = path.read_text()
+    assert "One layer of my own." in text and "nn.Dropout" not in text
+    assert text.count("class Net(") == 1
+    assert ruff("check", path) == "" and ruff("format", "--check", path) == ""
+    theirs = runpy.run_path(str(path))["Net"]()
+    assert theirs(torch.ones(2, 1, 28, 28)).shape == (2, 10)
+
+
+NEEDED = {  # what stands for NEEDED in the learner's module
+    "a number": "NEEDED = 3",
+    "a tensor": "NEEDED = torch.ones(1)",
+    "a layer": "NEEDED = nn.Linear(1, 1)",
+    "a device": "NEEDED = torch.device('cpu')",
+    "a function": "def NEEDED(): pass",
+    "a class": "class NEEDED: pass",
+    "a lambda": "NEEDED = lambda: 3",
+    "a helper": "from ddp_helpers.rank.training import count as NEEDED",
+    "a helper module": "from ddp_helpers.rank import model as NEEDED",
+    "the class that it replaces": "from ddp_helpers.rank.model import Net as NEEDED",
+}
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_a_net_that_needs_what_only_the_notebook_has_is_refused(what, learner, tmp_path):
+    module = learner(LEARNER.replace("class Needs(", "class Spare(").replace("class Net(", "class Whole("))
+    text = f"{LEARNER.partition('class Net')[0]}\n{NEEDED[what]}\n\n\nclass Net{LEARNER.partition('class Needs')[2]}"
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    Path(module.__file__).write_text(text)
+    with pytest.raises(ValueError, match=r"Net uses NEEDED, which .* define it inside Net"):
+        write("mnist_single", tmp_path / "script.py", replace=[module.Net])
+    assert not (tmp_path / "script.py").exists()
+
+
+def test_a_class_without_a_place_or_a_source_is_refused(learner, tmp_path):
+    module = learner()
+    with pytest.raises(ValueError, match=r"replace=\['Other'\]: mnist_single has no such part"):
+        write("mnist_single", tmp_path / "script.py", replace=[module.Other])
+    with pytest.raises(ValueError, match=r"replace=\['Net'\]: download_data has no such part"):
+        write("download_data", tmp_path / "script.py", replace=[module.Net])
+    exec("class Net:\n    def forward(self): pass", space := {"__name__": module.__name__})
+    with pytest.raises(ValueError, match="Net has no source"):
+        write("mnist_single", tmp_path / "script.py", replace=[space["Net"]])
+    assert not (tmp_path / "script.py").exists()
+
+
+CELLS = [
+    "import torch.nn.functional as F\nfrom torch import nn\nfrom ddp_helpers.notebook import scripts\nx = 3",
+    "class Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the first try",
+    "%time y = 5\nclass Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the second try",
+    "text = scripts.write('mnist_single', 'script.py', replace=[Net]).read_text()\n"
+    "print(text.count('the first try'), text.count('the second try'), text.count('nn.Dropout'))",
+]
+
+
+def test_a_net_from_a_notebook_cell_is_in_the_script_as_it_was_last_defined(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(
+        notebook, timeout=IMPORT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    assert notebook.cells[-1].outputs[0].text == "0 1 0\n"
+
+
+# ---- paths, and the command line
+
+
+def test_an_unknown_script_stops_and_writes_nothing(capsys, tmp_path):
+    line = stopped(capsys, main, ["script", "mnist_dpp", str(tmp_path / "script.py")])
+    assert "'mnist_dpp'" in line and all(name in line for name in NAMES)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["file/script.py", "folder", ".", "file/"])
+def test_a_path_that_cannot_be_written_stops_and_leaves_nothing(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    Path("folder").mkdir()
+    if path == "file/":  # a path that ends in / is that of a file all the same: pathlib drops it
+        path = "file/below/script.py"
+    line = stopped(capsys, write, "simple_ddp", path)
+    assert line.startswith(f"{path} cannot be written")
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "folder"]
+    assert Path("file").read_text() == "mine"
+
+
+ODD = [
+    "a b",
+    "it's",
+    'a "b"',
+    "$(touch canary)",
+    "`touch canary`",
+    "a; touch canary",
+    "back\\slash",
+    "two\nlines",
+    "-rf",
+    "ü",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_paths_work_and_run_nothing(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = write("simple_ddp", "plain.py").read_bytes()
+    assert main(["script", "simple_ddp", f"./{name}/{name}.py"]) == 0
+    assert capsys.readouterr().out == f"wrote {name}/{name}.py\n"
+    assert Path(name, f"{name}.py").read_bytes() == plain
+    assert {path.name for path in tmp_path.iterdir()} == {name, "plain.py"}
+    Path("file").touch()
+    assert "cannot be written" in stopped(capsys, write, "simple_ddp", f"file/{name}")
+
+
+def test_the_command_line_as_a_shell_runs_it(tmp_path):
+    name = 'it\'s; touch canary; $(touch canary) "`touch canary`" \\ \n.py'
+    command = [sys.executable, "-m", "ddp_helpers", "script", "mnist_ddp", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=IMPORT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {name}\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    compile((tmp_path / name).read_text(), name, "exec")
+
+
+@pytest.mark.parametrize("words", [[], ["script"], ["script", "mnist_ddp"], ["scripts"], ["script", "a", "b", "c"]])
+def test_a_wrong_command_stops_with_one_line(words, capsys):
+    assert "--help" in stopped(capsys, main, words)
