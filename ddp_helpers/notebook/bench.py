@@ -29,7 +29,7 @@ from ddp_helpers.rank.staging import stage
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import train_epoch
 
-QUIET = Namespace(log_interval=1, dry_run=False)  # what train_epoch asks of the flags
+QUIET = Namespace(log_interval=1, dry_run=False, bf16=False)  # what train_epoch asks of the flags
 IMPORTS = """
 import time, torch, torchvision
 begin = time.perf_counter()
@@ -84,17 +84,22 @@ def imports() -> list[float]:
     return [float(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(5)]
 
 
-def held_against_plain(data: Path, device: torch.device, low: bool) -> list[float]:
-    """How many times faster than a plain DataLoader data held on the device are, in bfloat16 if `low`, in training."""
-    train_set, me = load_data(data)[0], trainee(device)
-    some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 64)].tolist()
-    held, plain = (Batches(train_set, some, 64, device, workers) for workers in (None, 0))
+def single_against_plain(folder: Path, *flags: str) -> list[float]:
+    """How many times faster mnist_single is, which holds the data on the device, than the plain recipe."""
+    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
+    script = scripts.write("mnist_single", folder / "mnist_single.py")
+    plain_recipe = [sys.executable, "-m", "ddp_helpers.notebook.plain", str(data)]
 
-    def fast() -> float:
-        with torch.autocast(device.type, torch.bfloat16, enabled=low):
-            return speed(*me, held)
+    def single() -> float:
+        run = folder / f"single{''.join(flags)}{next(number)}"
+        command = [sys.executable, script, "--data", data, "--epochs", "2", "--run-dir", run, *flags]
+        subprocess.run(command, capture_output=True, check=True)
+        return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
 
-    return [a / b for a, b in turns(25, fast, lambda: speed(*me, plain))[1:]]  # the first turn warms up
+    def plain() -> float:
+        return float(subprocess.run(plain_recipe, capture_output=True, check=True).stdout)
+
+    return [a / b for a, b in turns(45, single, plain)]
 
 
 def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
@@ -147,8 +152,8 @@ def bench() -> None:
         folder = Path(name)
         rows = [
             row("import the helpers after torch and torchvision: s", imports(), "<=", 0.3),
-            row("data on the device / plain loader: images/s", held_against_plain(data, device, False), ">=", 1.8),
-            row("the same, with bfloat16 as well: images/s", held_against_plain(data, device, True), ">=", 1.8),
+            row("mnist_single / plain recipe: images/s", single_against_plain(folder), ">=", 1.8),
+            row("mnist_single --bf16 / plain recipe: images/s", single_against_plain(folder, "--bf16"), ">=", 1.8),
             row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
             row("2 ranks / 1 rank, a thread each, batch 256: images/s", two_against_one(folder), ">=", 1.8),
             row(f"peak memory of a rank, {dataset}: MB", memory(folder, data), "<=", 1500),

@@ -24,6 +24,11 @@ def parse_arguments(world_size: int, argv: list[str] | None = None) -> Namespace
     add("--num-workers", type=int, help="DataLoader workers; without it the data is held on the device if it fits")
     add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="folder that holds MNIST/raw")
     add("--run-dir", type=Path, help="new folder for the run record")
+    add(
+        "--bf16",
+        action="store_true",
+        help="train in bfloat16 where it is safe: fast on GPUs and CPUs with units for it",
+    )
     add("--dry-run", action="store_true", help="one batch an epoch, to see whether it runs")
     add("--save-model", action="store_true", help="write mnist_cnn.pt at the end, into the run folder if there is one")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")

@@ -25,8 +25,9 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, args: 
     sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
     for step, (images, labels) in enumerate(batches, 1):
         optimizer.zero_grad()
-        output = model(images)
-        loss = F.nll_loss(output, labels)
+        with torch.autocast(batches.device.type, torch.bfloat16, enabled=args.bf16):
+            output = model(images)
+            loss = F.nll_loss(output, labels)
         loss.backward()
         optimizer.step()
         sums += count(output.detach(), labels)

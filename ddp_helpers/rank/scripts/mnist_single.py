@@ -23,7 +23,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     """Train for args.epochs epochs, and test after each."""
     train_set, test_set = load_data(args.data)
     torch.manual_seed(args.seed)  # the same first weights in every process
-    model = Net().to(device)
+    model = Net().to(device, memory_format=torch.channels_last)
     torch.manual_seed(args.seed + me.rank)  # but each its own dropout
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
