@@ -34,8 +34,8 @@ def parse_arguments(world_size: int, argv: list[str] | None = None) -> Namespace
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
     args = parser.parse_args(argv)
     for flag, value in vars(args).items():
-        lowest = {"num_workers": 0, "seed": -(2**63), "lr": 1e-9, "gamma": 1e-9}.get(flag, 1)
-        if type(value) in (int, float) and not lowest <= value < 2**63:
+        lowest = {"num_workers": 0, "seed": 0, "lr": 1e-9, "gamma": 1e-9}.get(flag, 1)
+        if type(value) in (int, float) and not lowest <= value < 2**31:
             parser.error(f"--{flag.replace('_', '-')} {value} is out of range: give {lowest} or more")
     if args.global_batch_size:
         args.batch_size, left = divmod(args.global_batch_size, world_size)

@@ -101,14 +101,15 @@ class Topology:
     def device(self, cuda: bool = True) -> torch.device:
         """Claim this rank's device: cuda:local_rank where there are GPUs, else its CPUs. Every rank calls it."""
         gpus, asked = torch.cuda.device_count() if cuda else 0, os.environ.get("SLURM_GPUS_ON_NODE", "")
-        if cuda and asked and not gpus:
+        if cuda and asked not in ("", "0") and not gpus:
             stop(f"SLURM_GPUS_ON_NODE={asked} but torch {torch.__version__} sees none: a CUDA build, or --no-cuda")
         if not gpus:
-            torch.set_num_threads(whole(os.environ, "OMP_NUM_THREADS", self.cpus()))
+            if "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(self.cpus())
             # Freed memory goes back to the system at each step, and a quarter of the time with it: have glibc keep it.
             mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
-            for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-                mallopt(threshold, 2**30)
+            mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+            mallopt(-1, 2**28)  # M_TRIM_THRESHOLD
             return torch.device("cpu")
         # Each task may be shown one GPU of its own (--gpus-per-task=1, or by a wrapper): then it is cuda:0 for all.
         hidden = asked != "1" if asked else "CUDA_VISIBLE_DEVICES" in os.environ

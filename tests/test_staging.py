@@ -1,0 +1,58 @@
+"""Staging: real MNIST where it is named, digits where there is no network, damage refused, two at once unharmed."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from torchvision.datasets import MNIST
+
+from ddp_helpers.rank.data import check_data
+from ddp_helpers.rank.staging import stage
+
+REFUSING = ["http://127.0.0.1/"]  # nobody listens there on port 443
+
+
+def test_without_a_network_digits_are_made_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(MNIST, "mirrors", REFUSING)
+    begin = time.monotonic()
+    root = stage(tmp_path / "data")
+    assert time.monotonic() - begin < 60
+    assert root == tmp_path / "data" / "digits"
+    assert "No network" in capsys.readouterr().out
+    assert check_data(root) == "digits"
+    assert len(MNIST(root, train=True)) == 60_000
+    assert stage(tmp_path / "data") == root  # found again, not made again
+    assert "staged" in capsys.readouterr().out
+
+
+def test_a_download_that_fails_is_followed_by_digits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ddp_helpers.rank.staging.reachable", lambda seconds: True)
+    assert stage(tmp_path, seconds=1).name == "digits"  # the process that downloads is ended after a second
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+
+
+def test_ddp_mnist_root_wins(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDP_MNIST_ROOT", str(digits))
+    assert stage(tmp_path) == digits
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_set_is_refused_not_replaced(tmp_path, capsys):
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").write_bytes(b"half a file")
+    with pytest.raises(SystemExit) as end:
+        stage(tmp_path)
+    assert end.value.code == 2 and "damaged" in capsys.readouterr().err
+
+
+def test_two_that_ask_at_once_leave_one_whole_set(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from torchvision.datasets import MNIST; "
+        f"MNIST.mirrors = {REFUSING}; from ddp_helpers.rank.staging import stage; stage(Path(sys.argv[1]))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert check_data(tmp_path / "digits") == "digits"
+    assert [path.name for path in (tmp_path / "digits").iterdir()] == ["MNIST"]
