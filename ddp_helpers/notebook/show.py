@@ -5,19 +5,33 @@ import inspect
 from itertools import pairwise
 from pathlib import Path
 
-from IPython.display import Markdown
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 
 from ddp_helpers.notebook import scripts
 
-
-def code(text: str, language: str = "python") -> Markdown:
-    """Text as a highlighted block."""
-    return Markdown(f"```{language}\n{text.rstrip()}\n```")
+# Colours in the text itself: a code host and a static page have no style sheet of ours. Dark on light in any theme.
+LOOK = "background:#f6f6f6;color:#222;padding:0.5em;line-height:1.35;overflow-x:auto"
 
 
-def source(thing: object) -> Markdown:
+class Code:
+    """A block of code that shows itself highlighted, and as plain text where that is not possible."""
+
+    def __init__(self, text: str, language: str = "python") -> None:
+        self.text, self.language = text.rstrip(), language
+
+    def _repr_html_(self) -> str:
+        formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=LOOK)
+        return highlight(self.text, get_lexer_by_name(self.language), formatter)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def source(thing: object) -> Code:
     """The source of a helper, as it stands in its module now, or of a whole script, by its path."""
-    return code(thing.read_text() if isinstance(thing, Path) else inspect.getsource(thing))
+    return Code(thing.read_text() if isinstance(thing, Path) else inspect.getsource(thing))
 
 
 def hunks(old: str, new: str, context: int = 1) -> list[str]:
@@ -28,6 +42,6 @@ def hunks(old: str, new: str, context: int = 1) -> list[str]:
     return ["\n".join(lines[a + 1 : b]) for a, b in pairwise(starts)]
 
 
-def diff(hunk: str) -> Markdown:
-    """A hunk, with what goes in red and what comes in green."""
-    return code(hunk, "diff")
+def diff(hunk: str) -> Code:
+    """A hunk: lines with - go, lines with + come."""
+    return Code(hunk, "diff")
