@@ -25,17 +25,22 @@ class Record:
 
     def __init__(self, args: Namespace, me: Topology, device: torch.device, dataset: str) -> None:
         self.prints, self.folder = me.rank == 0, args.run_dir if me.rank == 0 else None
+        trouble = ""
         try:
             if self.folder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 (self.folder / "metrics.jsonl").touch(exist_ok=False)
         except OSError as error:
-            stop(f"--run-dir {self.folder} cannot take a run ({error.strerror}): choose a new, writable folder")
+            trouble = f"--run-dir {self.folder} cannot take a run ({error.strerror}): choose a new, writable folder"
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        ranks = [{"rank": me.rank, "node": me.node, "host": platform.node(), "device": str(device), "chip": chip}]
+        mine = {"rank": me.rank, "node": me.node, "host": platform.node(), "device": str(device), "chip": chip}
+        said = [(mine, trouble)]
         if dist.is_initialized():
-            mine, ranks = ranks[0], [None] * me.world_size
-            dist.all_gather_object(ranks, mine)
+            said *= me.world_size
+            dist.all_gather_object(said, (mine, trouble))
+        if said[0][1]:
+            stop(said[0][1])  # on all ranks, so that none waits for rank 0
+        ranks = [rank for rank, _ in said]
         versions = {module.__name__: module.__version__ for module in (torch, torchvision)}
         versions["python"] = platform.python_version()
         run = {"launcher": me.launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": me.world_size}
