@@ -1,13 +1,15 @@
 """The command lines and the environment with which torchrun, mpirun, srun or Python start the ranks."""
 
 import os
-import re
 import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 
 import torch
+
+from ddp_helpers.notebook.environment import clean
+from ddp_helpers.rank.topology import Topology
 
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
 MARKS = {
@@ -16,8 +18,6 @@ MARKS = {
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
-# What ranks must not inherit: the rank that this process may itself have.
-OURS = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|OMPI_|PMIX_")
 
 
 def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
@@ -30,7 +30,8 @@ def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: s
         options = ["--tag-output", "--oversubscribe", "--bind-to", "none", "-x", "PYTHONUNBUFFERED="]
         return [["mpirun", *options, "-n", str(ranks), sys.executable, *program]]
     if launcher == "srun":
-        return [["srun", "--label", f"--ntasks={ranks}", sys.executable, *program]]
+        shape = [f"--nodes={len(per_node)}", f"--ntasks={ranks}", f"--ntasks-per-node={max(per_node)}"]
+        return [["srun", "--label", *shape, "--kill-on-bad-exit=1", sys.executable, *program]]
     if launcher == "python":
         return [[sys.executable, *program]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]
@@ -49,14 +50,11 @@ def free_port() -> int:
 
 def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
-    env = {name: value for name, value in os.environ.items() if not OURS.match(name)}
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus // sum(per_node)))}
+    env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(Topology(local_world_size=sum(per_node)).cpus())}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
     # Two ranks cannot share a GPU under NCCL: with too few, or for several pretended nodes, all ranks use CPUs.
     if len(per_node) > 1 or sum(per_node) > torch.cuda.device_count():
         env["CUDA_VISIBLE_DEVICES"] = ""
-        env.pop("SLURM_GPUS_ON_NODE", None)
     if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return env | dict(extra)

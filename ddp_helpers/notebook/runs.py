@@ -7,6 +7,18 @@ from pathlib import Path
 
 import pandas as pd
 
+# Slurm's last word on a job, as the state of its run; COMPLETED leaves it to the run itself.
+ENDS = {
+    "FAILED": "failed",
+    "NODE_FAIL": "failed",
+    "BOOT_FAIL": "failed",
+    "OUT_OF_MEMORY": "out of memory",
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "timed out",
+    "DEADLINE": "timed out",
+    "PREEMPTED": "preempted",
+}
+
 
 @dataclass
 class Run:
@@ -16,23 +28,55 @@ class Run:
     spec: dict = field(default_factory=dict)
     env: dict = field(default_factory=dict)
     status: dict = field(default_factory=dict)
+    job: dict = field(default_factory=dict)
     epochs: list[dict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> str:
-        """Running, done or failed; unknown where the run was killed too early to say."""
-        return self.status.get("state", "unknown")
+        """How the run ended: what its job came to, else what it said itself; unknown if it was killed too early."""
+        early = "pending" if self.job.get("state") == "PENDING" else "unknown"
+        return ENDS.get(self.job.get("state"), self.status.get("state", early))
+
+    def row(self) -> dict:
+        """What was asked, and where it ran, as one row."""
+        spec, env, asked = self.spec, self.env, self.job.get("job", {})
+        ranks, batch = env.get("world_size"), spec.get("batch_size")
+        row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
+        row |= {"machine": self.machine, "site": self.job.get("site"), "job_id": env.get("job_id")}
+        row |= {"launcher": env.get("launcher"), "world_size": ranks, "nodes": self.nodes}
+        row |= {"cpus_per_task": asked.get("cpus_per_task", env.get("cpus_per_rank"))}
+        row |= {"batch_size": batch, "global_batch": batch * ranks if batch and ranks else None}
+        row |= {"scaling": "strong" if spec.get("global_batch_size") else "weak"}
+        return row | {"seed": spec.get("seed"), "job_seconds": self.job.get("seconds")}
+
+    @property
+    def machine(self) -> str | None:
+        """The chips that made the run, as in 4 x NVIDIA A100; or 2 ranks on a processor."""
+        ranks = self.env.get("ranks", [])
+        chips = sorted({one["chip"] for one in ranks})
+        if not chips:
+            return None
+        return ", ".join(chips) if ranks[0]["device"] != "cpu" else f"CPU ({', '.join(chips)})"
+
+    @property
+    def nodes(self) -> int | None:
+        """On how many nodes it ran; what the launcher pretends to be several counts as such."""
+        return len({one["node"] for one in self.env["ranks"]}) if self.env.get("ranks") else None
 
 
 def read(folder: str | Path) -> Run:
     """The record in a run folder. A missing file or a half-written line is named in `problems`, never invented."""
     run = Run(Path(folder))
-    for name in ("spec", "env", "status"):
+    for name in ("spec", "env", "status", "job"):
         try:
-            setattr(run, name, json.loads((run.folder / f"{name}.json").read_text()))
+            content = json.loads((run.folder / f"{name}.json").read_text())
+            if not isinstance(content, dict):
+                raise ValueError
+            setattr(run, name, content)
         except (OSError, ValueError) as error:
-            run.problems.append(f"{name}.json: {type(error).__name__}")
+            if name != "job" or not isinstance(error, FileNotFoundError):  # not every run was a job
+                run.problems.append(f"{name}.json: {type(error).__name__}")
     try:
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     except (OSError, ValueError) as error:
@@ -48,15 +92,31 @@ def read(folder: str | Path) -> Run:
     return run
 
 
-def table(folder: str | Path) -> pd.DataFrame:
-    """Every epoch of every run in a folder of run folders: a row each, with the run's setting beside it."""
+def table(*folders: str | Path) -> pd.DataFrame:
+    """Every epoch of these runs: a row each, with the run's setting beside it. A folder is a run's, or holds such.
+
+    A run without an epoch has one row, so that a failed or cancelled one is seen too.
+    """
     rows = []
-    for path in sorted(Path(folder).glob("*/spec.json")):
-        run = read(path.parent)
+    for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
+        run = read(path)
+        if run.job.get("job", {}).get("array") and not run.job.get("task"):
+            continue  # each task of the array has a run of its own
         for problem in run.problems:
-            print(f"{path.parent.name}: {problem}", file=sys.stderr)
-        setting = {"run": path.parent.name, "state": run.state, "dataset": run.env.get("dataset")}
-        setting |= {name: run.env.get(name) for name in ("launcher", "world_size")}
-        setting |= {"batch_size": run.spec.get("batch_size")}
+            print(f"{path.name}: {problem}", file=sys.stderr)
+        setting = run.row()
         rows += [setting | epoch for epoch in run.epochs or [{}]]
     return pd.DataFrame(rows)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself, if a run was asked for here, or those of its folders where one was."""
+    return [
+        path for path in [folder, *folder.glob("*/")] if (path / "spec.json").exists() or (path / "job.json").exists()
+    ]
+
+
+def fresh(folder: str | Path, name: str) -> Path:
+    """A run folder that does not exist yet: name-1, or the next number that is free."""
+    numbers = (number for number in range(1, 100_000) if not (Path(folder) / f"{name}-{number}").exists())
+    return Path(folder) / f"{name}-{next(numbers)}"

@@ -34,7 +34,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.shown: list[str] = []
-        self.bars: dict[str, int] = {}  # label: where its progress bar stands in `shown`
+        self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
         self.handle, self.drawn, self.time = None, 0, 0.0
         try:
             from IPython import get_ipython
@@ -47,17 +47,22 @@ class Screen:
 
     def add(self, label: str, line: str) -> None:
         """Show one more line; a progress bar takes the place of the one before it."""
-        text = coloured(label, tidy(line))
-        if PROGRESS.search(line) and label in self.bars:
-            self.shown[self.bars[label]] = text
+        if not PROGRESS.search(line):
+            self.bars.pop(label, None)
+        self.put(label if PROGRESS.search(line) else None, coloured(label, tidy(line)))
+
+    def put(self, key: str | None, text: str) -> None:
+        """Show a line in the place of the one before it with the same key; below all others if it has none."""
+        before = self.shown[self.bars[key]] if key in self.bars else ""
+        if before:
+            self.shown[self.bars[key]] = text
         else:
-            if PROGRESS.search(line):
-                self.bars[label] = len(self.shown)
-            else:
-                self.bars.pop(label, None)
+            if key:
+                self.bars[key] = len(self.shown)
             self.shown.append(text)
-        if self.handle is None:
-            print(text, flush=True)
+        if self.handle is None:  # a terminal keeps every line, so one that only counts on is left out
+            if re.sub(r"\d+", "", before) != re.sub(r"\d+", "", text):
+                print(text, flush=True)
         elif time.monotonic() - self.time > 0.2:  # a notebook redraws slowly
             self.draw()
 

@@ -10,6 +10,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from ddp_helpers.notebook import scripts
+from ddp_helpers.notebook.screen import tidy
 
 # Colours in the text itself: a code host and a static page have no style sheet of ours. Dark on light in any theme.
 LOOK = "background:#f6f6f6;color:#222;padding:0.5em;line-height:1.35;overflow-x:auto"
@@ -30,8 +31,11 @@ class Code:
 
 
 def source(thing: object) -> Code:
-    """The source of a helper, as it stands in its module now, or of a whole script, by its path."""
-    return Code(thing.read_text() if isinstance(thing, Path) else inspect.getsource(thing))
+    """The source of a helper, as it stands in its module now, or of a whole file, by its path."""
+    if isinstance(thing, Path):
+        language = {".py": "python", ".toml": "toml"}.get(thing.suffix, "bash")
+        return Code("\n".join(map(tidy, thing.read_text().splitlines())), language)
+    return Code(inspect.getsource(thing))
 
 
 def hunks(old: str, new: str, context: int = 1) -> list[str]:

@@ -47,11 +47,13 @@ class Batches:
     """Batches of images [b, 1, 28, 28] and labels [b] on the device, in the sampler's order.
 
     workers=None holds all images on the device, if they fit, and prepares whole batches there; a number has that many
-    DataLoader processes prepare one image at a time. After a pass, `took` is its seconds, `waited` those for data.
+    DataLoader processes prepare one image at a time. After a pass, `took` is its seconds, `waited` those for data,
+    and `exposed` what training adds: those that backward waited for other ranks.
     """
 
     def __init__(self, data: MNIST, sampler: Sampler | Sequence, size: int, device: torch.device, workers: int | None):
         self.sampler, self.size, self.device, self.loader = sampler, size, device, None
+        self.exposed = 0.0
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
         if workers is None and data.data.nbytes < free / 4:  # the rest is for the work
             self.images, self.labels = data.data.to(device).unsqueeze(1), data.targets.to(device)

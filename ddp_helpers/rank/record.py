@@ -4,6 +4,8 @@ import json
 import os
 import platform
 from argparse import Namespace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,16 @@ from ddp_helpers.rank.data import Batches
 from ddp_helpers.rank.topology import Topology, stop
 
 MADE_FROM = "ddp_helpers, imported"  # a script that was written out says here from which revision
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it. Any process may call it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 class Record:
@@ -32,7 +44,7 @@ class Record:
                 (self.folder / "metrics.jsonl").touch(exist_ok=False)
         except OSError as error:
             trouble = f"--run-dir {self.folder} cannot take a run ({error.strerror}): choose a new, writable folder"
-        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
         mine = {"rank": me.rank, "node": me.node, "host": platform.node(), "device": str(device), "chip": chip}
         said = [(mine, trouble)]
         if dist.is_initialized():
@@ -44,6 +56,7 @@ class Record:
         versions = {module.__name__: module.__version__ for module in (torch, torchvision)}
         versions["python"] = platform.python_version()
         run = {"launcher": me.launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": me.world_size}
+        run |= {"cpus_per_rank": me.cpus(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
         self.write("spec", vars(args))
         self.write("env", run | {"dataset": dataset, "made_from": MADE_FROM, "versions": versions, "ranks": ranks})
 
@@ -59,7 +72,8 @@ class Record:
         (loss, right, n), (test_loss, test_right, test_n) = totals.tolist()
         line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "test_loss": test_loss / test_n}
         line |= {"test_accuracy": test_right / test_n, "test_samples": int(test_n), "images_per_second": n / train.took}
-        line |= {"seconds": train.took, "data_seconds": train.waited, "test_seconds": test.took}
+        line |= {"train_samples": int(n), "seconds": train.took, "data_seconds": train.waited}
+        line |= {"exposed_seconds": train.exposed, "test_seconds": test.took}
         if self.prints:
             score = (
                 f"test loss {test_loss / test_n:.4f}, {test_right:.0f}/{test_n:.0f} right ({test_right / test_n:.2%})"

@@ -95,7 +95,6 @@ class Topology:
         node = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         slurm = self.launcher == "slurm"
         task = whole(os.environ, "SLURM_CPUS_PER_TASK", 1) if slurm else node // self.local_world_size
-
         return max(1, min(node, task))
 
     def device(self, cuda: bool = True) -> torch.device:

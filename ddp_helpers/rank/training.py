@@ -16,6 +16,16 @@ def count(output: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), loss.new_tensor(len(labels))]).double()
 
 
+def exposed(model: nn.Module) -> float:
+    """Seconds of an average step in which backward had nothing left to do but wait for other ranks' gradients.
+
+    DDP measures it itself, at some of its steps. Without DDP nothing waits.
+    """
+    measured = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
+    waits = measured.get("avg_backward_comm_time", 0) - measured.get("avg_backward_compute_comm_overlap_time", 0)
+    return max(0, waits) / 1e9
+
+
 def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, args: Namespace, title: str) -> Tensor:
     """One pass over this rank's batches; every rank calls it. Returns its [loss, correct, samples], as sums.
 
@@ -36,6 +46,7 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, args: 
             print(f"{title} [{bar:.<20}] {step}/{len(batches)} loss {loss.item():.4f}", flush=True)
         if args.dry_run:
             break
+    batches.exposed = step * exposed(model)
     return sums
 
 

@@ -1,0 +1,48 @@
+"""Run a notebook with parameters: papermill, which only warns where a name is wrong, with that made an error."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.slurm.job import JobError
+
+KERNELS_OWN = {"In", "Out", "exit", "quit", "open", "get_ipython"}
+
+
+def check_names(notebook: str | Path, names: Iterable[str]) -> None:
+    """Raise JobError at a name that is no parameter of the notebook, whose path is relative to the checkout."""
+    known = list(papermill.inspect_notebook(braced(ROOT / notebook)))
+    for name in names:
+        if name not in known and name not in KERNELS_OWN and not name.startswith("_"):
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise JobError(f"{Path(notebook).name} has no parameter {name!r}: {hint}")
+
+
+def execute(notebook: str | Path, output: str | Path, **parameters: object) -> None:
+    """Execute a notebook with these values for its parameters, and keep the executed copy at `output`.
+
+    Raises JobError, with nothing executed, if it has no such parameter; and where one of its cells fails.
+    """
+    check_names(notebook, parameters)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        papermill.execute_notebook(
+            braced(ROOT / notebook),
+            braced(output),
+            parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=False,
+        )
+    except PapermillExecutionError as error:
+        raise JobError(f"{Path(notebook).name} failed: {error.ename}: {error.evalue}") from None
+
+
+def braced(path: str | Path) -> str:
+    """A path as papermill takes it: it would fill in what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")

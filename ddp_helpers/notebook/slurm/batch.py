@@ -1,0 +1,43 @@
+"""The sbatch file of a job at a site: complete, commented, and safe for the shell that reads it."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, Job, JobError
+from ddp_helpers.notebook.slurm.site import Site
+
+TEMPLATE = "job.sbatch.jinja"
+SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
+
+
+def render(job: Job, site: Site, folder: Path) -> str:
+    """The text of the file for this job, whose script and record are in `folder`. Raises JobError at an odd path."""
+    folder = Path(folder).absolute()
+    if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
+        raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
+    environment = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
+    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
+    environment.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
+    python = site.python or sys.executable
+    text = environment.get_template(TEMPLATE).render(job=job, site=site, folder=str(folder), python=python)
+    return re.sub(r"^(#SBATCH .*?)  (# .*)$", lambda line: f"{line[1]:<40}{line[2]}", text, flags=re.M)
+
+
+def word(text: str) -> str:
+    """A word of the program as the shell must see it: as it is, or the variable that it stands for."""
+    return SHELL.get(text) or shlex.quote(text)
+
+
+def pattern(path: str) -> str:
+    """A path for --output, in which %j and its like mean something."""
+    return path.replace("%", "%%")
+
+
+def directive(value: str) -> str:
+    """A value as sbatch reads it behind #SBATCH, where a space would end it and # begin a comment."""
+    return value if set(value).isdisjoint(" #") else f'"{value}"'

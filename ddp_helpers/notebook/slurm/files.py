@@ -1,0 +1,29 @@
+"""The files of a job's run folder: job.json, which says what was asked and what came of it, and where tasks write."""
+
+import json
+from pathlib import Path
+
+from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.notebook.slurm.job import JobError
+
+BATCH = "job.sbatch"
+
+
+def keep(folder: Path, said: dict) -> None:
+    """Write job.json whole, or not at all."""
+    part = folder / "job.part"
+    part.write_text(json.dumps(said, indent=1) + "\n")
+    part.replace(folder / "job.json")
+
+
+def known(folder: Path) -> dict:
+    """What job.json holds. Raises JobError where there is no job."""
+    try:
+        return json.loads((Path(folder) / "job.json").read_text())
+    except (OSError, ValueError) as error:
+        raise JobError(f"{tidy(str(folder))} holds no job ({type(error).__name__}): write one first") from None
+
+
+def folder_of(folder: Path, task: str) -> Path:
+    """The run folder of one task of an array; of a job without one, the folder itself."""
+    return folder.with_name(f"{folder.name}-{task}") if task else folder

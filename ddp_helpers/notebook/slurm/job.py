@@ -1,0 +1,87 @@
+"""What is asked of Slurm: a job, checked before any of it reaches a file that a shell reads."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+MEMORY = re.compile(r"[1-9]\d*[KMGT]?", re.ASCII)
+VALUE = re.compile(r"[\w.+-]+", re.ASCII)
+# The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds, and the same after days-.
+TIME = re.compile(r"\d+(:[0-5]\d){0,2}|\d+-\d+(:[0-5]\d){0,2}", re.ASCII)
+RUN_DIR, ARRAY = "{run_dir}", "{array}"
+
+
+class JobError(ValueError):
+    """A job that cannot be; one line with what is wrong, the value seen, and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line, without the frames that lead to it."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: so many ranks, each on a GPU of its own, that run one program. Raises JobError if it cannot be.
+
+    program: what Python is given, a script and its arguments. The word {run_dir} in it stands for the folder of the
+    run's record; {array} for the value of this task, where the job is an array over several.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int = 0  # as many as tasks, or none: then the ranks use CPUs
+    cpus_per_task: int = 1
+    time: str = "00:10:00"
+    memory: str = ""  # per node, such as 32G; the site's or the partition's own without it
+    launcher: Literal["srun", "torchrun"] = "srun"  # who starts the ranks: a srun task each, or torchrun on each node
+    array: tuple[str, ...] = ()  # a task for each value, all running at once if there is room
+
+    @property
+    def ranks(self) -> int:
+        """The world size."""
+        return self.nodes * self.tasks_per_node
+
+    def __post_init__(self) -> None:
+        check("name", self.name, NAME, "letters, digits, dot, dash and underscore, at most 64")
+        for what in ("nodes", "tasks_per_node", "cpus_per_task"):
+            check_count(what, getattr(self, what), least=1)
+        check_count("gpus_per_node", self.gpus_per_node, least=0)
+        if self.gpus_per_node not in (0, self.tasks_per_node):
+            raise JobError(
+                f"tasks_per_node={self.tasks_per_node} but gpus_per_node={self.gpus_per_node}: DDP runs one task for "
+                "each GPU, so make them equal (or gpus_per_node=0 to train on CPUs)"
+            )
+        check("time", self.time, TIME, "minutes, HH:MM:SS, or D-HH:MM:SS, such as 00:30:00")
+        if self.memory:
+            check("memory", self.memory, MEMORY, "a number with K, M, G or T, such as 32G")
+        if self.launcher not in ("srun", "torchrun"):
+            raise JobError(f"launcher={self.launcher!r}: choose srun (a task per rank) or torchrun (a task per node)")
+        for value in self.array:
+            check("array", value, VALUE, "values of letters, digits, dot, plus and dash")
+        if (ARRAY in self.program) != bool(self.array):
+            raise JobError(f"array={self.array!r} and the word {ARRAY} in the program belong together: give both")
+        check_program(self.program)
+
+
+def check(what: str, value: object, pattern: re.Pattern, allowed: str) -> None:
+    """Raise JobError unless all of the value is of the pattern."""
+    if not (isinstance(value, str) and pattern.fullmatch(value)):
+        raise JobError(f"{what}={value!r} cannot be used: give {allowed}")
+
+
+def check_count(what: str, value: object, least: int) -> None:
+    """Raise JobError unless the value is a whole number in the range that a cluster can have."""
+    if type(value) is not int or not least <= value < 100_000:
+        raise JobError(f"{what}={value!r} cannot be used: give a whole number, {least} or more")
+
+
+def check_program(program: tuple[str, ...]) -> None:
+    """Raise JobError unless there is a program, of words that stay what they are when a shell has read them."""
+    if isinstance(program, str) or not program:
+        raise JobError(f"program={program!r} cannot be used: give a script and its arguments as a list of words")
+    for word in program:
+        if not isinstance(word, str) or any(ord(letter) < 32 or ord(letter) == 127 for letter in word):
+            raise JobError(f"program: the word {word!r} cannot be used: give text without line breaks")

@@ -1,0 +1,145 @@
+"""Slurm's own commands: submit, look, cancel; each as a list of words, none from inside another job."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from ddp_helpers.notebook.environment import clean
+from ddp_helpers.notebook.slurm.job import JobError
+
+ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STAGE_OUT", "STOPPED"}
+# Slurm's complaints, and what to do about each.
+CURES = {
+    "partition": "change `partition` (or leave it out); `sinfo` lists those there are",
+    "account": "change `account`; `sacctmgr show associations user=$USER` lists yours",
+    "time limit": "ask for less `time`; `sinfo -o '%P %l'` shows each partition's limit",
+    "constraint": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
+    "feature": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
+    "node configuration": "ask for fewer nodes, GPUs, CPUs or less memory; `sinfo -N -o '%N %c %m %G'` shows them",
+    "memory": "ask for less `memory`; `sinfo -N -o '%N %m'` shows what the nodes have",
+}
+
+
+@dataclass
+class State:
+    """What Slurm says of a job, or of one task of an array; times as Slurm writes them, seconds from start to end."""
+
+    job_id: str
+    state: str
+    reason: str = ""
+    exit_code: str = ""
+    nodes: str = ""
+    submitted: str = ""
+    started: str = ""
+    ended: str = ""
+    task: str = ""  # its number in the array
+    source: str = "scontrol"
+
+    @property
+    def active(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in ACTIVE
+
+    def record(self) -> dict:
+        """The same for job.json, with the seconds in the queue and on the nodes."""
+        times = [moment(text) for text in (self.submitted, self.started, self.ended)]
+        queued, took = ((b - a).total_seconds() if a and b else None for a, b in pairwise(times))
+        return asdict(self) | {"queue_seconds": queued, "seconds": took}
+
+
+def moment(text: str) -> datetime | None:
+    """A time of Slurm's; None where it is not known yet."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def ask(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """Run one of Slurm's commands to its end."""
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+    try:
+        return subprocess.run(command, env=clean(), cwd=cwd, timeout=60, check=False, **pipes)
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{command[0]} gave no answer in 60 s: is the Slurm controller up? Try `sinfo`") from None
+
+
+def available() -> bool:
+    """Whether a Slurm answers here: the site's, or the one that slurm/cluster starts."""
+    return shutil.which("sbatch") is not None and ask("sinfo", "--noheader").returncode == 0
+
+
+def send(batch: Path) -> str:
+    """Hand an sbatch file to Slurm, and give the job's id. Raises JobError with Slurm's words, and what to change."""
+    done = ask("sbatch", "--parsable", str(batch.absolute()), cwd=batch.parent)
+    if done.returncode == 0:
+        return done.stdout.strip().partition(";")[0]
+    said = done.stderr.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    words = ". ".join(line.strip() for line in said.splitlines() if line.strip())
+    cure = next((cure for sign, cure in CURES.items() if sign in words.lower()), "change the job or the site file")
+    raise JobError(f"Slurm refused the job: {words}: {cure}")
+
+
+def cancel(job_id: str) -> None:
+    """End a job, or a whole array. One that has ended already stays as it is."""
+    done = ask("scancel", job_id)
+    if done.returncode:
+        raise JobError(f"job {job_id} cannot be cancelled: {done.stderr.strip()}")
+
+
+def look(job_id: str) -> list[State]:
+    """The state of a job, or of each task of an array, from the first that knows it. Raises JobError if none does.
+
+    The controller forgets a job some minutes after its end; then accounting has it, or the log of completed jobs.
+    """
+    for source in (controller, accounting, completion_log):
+        if found := source(job_id):
+            return sorted(found, key=lambda state: state.task.zfill(6))
+    raise JobError(f"job {job_id} is not known to Slurm: it ended long ago, or ran on another cluster")
+
+
+def controller(job_id: str) -> list[State]:
+    """What `scontrol show job` says."""
+    done = ask("scontrol", "show", "job", job_id, "--oneliner")
+    return [from_fields(line, "scontrol") for line in done.stdout.splitlines() if line.startswith("JobId=")]
+
+
+def accounting(job_id: str) -> list[State]:
+    """What `sacct` says, where the cluster keeps accounts."""
+    if not shutil.which("sacct"):
+        return []
+    columns = ["JobIDRaw", "State", "Reason", "ExitCode", "NodeList", "Submit", "Start", "End", "JobID"]
+    done = ask("sacct", "-X", "-P", "-n", "-j", job_id, f"--format={','.join(columns)}")
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == len(columns) - 1]
+    # CANCELLED by 1000; 11_2 is the third task of array 11.
+    return [State(row[0], row[1].split()[0], *row[2:8], row[8].partition("_")[2], "sacct") for row in rows]
+
+
+def completion_log(job_id: str) -> list[State]:
+    """What the cluster's log of completed jobs says, where it keeps one that we may read."""
+    try:
+        lines = Path(completion_log_path()).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    mine = re.compile(rf"\b(JobId|ArrayJobId)={re.escape(job_id)}\b")
+    return [from_fields(line, "completion log") for line in lines if mine.search(line)]
+
+
+@cache
+def completion_log_path() -> str:
+    """Where slurm.conf says that the log is."""
+    found = re.search(r"^JobCompLoc\s*= (.*)$", ask("scontrol", "show", "config").stdout, re.M)
+    return found[1].strip() if found else ""
+
+
+def from_fields(line: str, source: str) -> State:
+    """A line of Name=value, as scontrol and the completion log write them."""
+    said = dict(re.findall(r"(?:^| )(\w+)=(\S*)", line))
+    names = ("JobState", "Reason", "ExitCode", "NodeList", "SubmitTime", "StartTime", "EndTime", "ArrayTaskId")
+    known = [said.get(name, "") for name in names]
+    return State(said.get("JobId", ""), *known, source)

@@ -1,0 +1,82 @@
+"""A run folder's way through Slurm: its file written and submitted, and what came of it collected."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.notebook.slurm.batch import render
+from ddp_helpers.notebook.slurm.files import BATCH, folder_of, keep, known
+from ddp_helpers.notebook.slurm.here import run_here
+from ddp_helpers.notebook.slurm.job import Job, JobError
+from ddp_helpers.notebook.slurm.queue import available, look, send
+from ddp_helpers.notebook.slurm.site import Site
+from ddp_helpers.notebook.slurm.watch import RANK, line
+
+
+def write(job: Job, site: Site, folder: Path) -> Path:
+    """Write the sbatch file into a run folder, beside the script that it starts, and give its path.
+
+    Raises JobError, with nothing written, if the folder holds another run.
+    """
+    folder = Path(folder).absolute()
+    if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
+        raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
+    text = render(job, site, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
+        (folder / BATCH).write_text(text)
+    except OSError as error:
+        raise JobError(f"{tidy(str(folder))} cannot take a run ({error.strerror}): choose a writable folder") from None
+    return folder / BATCH
+
+
+def submit(folder: Path) -> str:
+    """Submit the job that was written here, and give its id; without Slurm, run it under torchrun, and say so."""
+    folder, said = Path(folder).absolute(), known(folder)
+    if said["job_id"] or said["state"] != "WRITTEN":
+        raise JobError(f"{tidy(str(folder))} was submitted already (job {said['job_id']}): write a new job")
+    if not available():
+        print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
+        run_here(folder, said)
+        return ""
+    number = send(folder / BATCH)
+    keep(folder, said | {"job_id": number, "state": "PENDING"})
+    print(f"submitted: job {number}")
+    return number
+
+
+def collect(folder: Path) -> list[runs.Run]:
+    """The record of the job's run, or of each task of its array, with Slurm's word on how it ended.
+
+    Raises JobError if the job has not ended.
+    """
+    folder, said = Path(folder).absolute(), known(folder)
+    if not said["job_id"]:
+        tasks = [str(task) for task in range(len(said["job"]["array"]))] or [""]
+        return [runs.read(folder_of(folder, task)) for task in tasks]
+    found = []
+    for state in look(said["job_id"]):
+        if state.active:
+            raise JobError(f"job {state.job_id} is {state.state.lower()}: watch it until it ends")
+        target = folder_of(folder, state.task)
+        target.mkdir(exist_ok=True)
+        keep(target, said | state.record())
+        found.append(runs.read(target))
+        print(f"{line(state)} ({state.source})")
+        if state.state != "COMPLETED":
+            print("\n".join(map(tidy, log_of(folder, state.job_id)[-8:])))
+    return found
+
+
+def log_of(folder: Path, job_id: str) -> list[str]:
+    """The lines of a job's log, if it came to write one."""
+    log = Path(folder) / f"slurm-{job_id}.log"
+    return log.read_text(errors="replace").splitlines() if log.exists() else []
+
+
+def said(folder: Path, rank: int | str) -> list[str]:
+    """What a rank of the job said, from the job's log."""
+    marked = map(RANK.match, log_of(folder, known(folder)["job_id"]))
+    return [tidy(found[2]) for found in marked if found and found[1] == str(rank)]
