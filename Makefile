@@ -1,27 +1,32 @@
 # `make run` and `make test` do all the set-up. Everything they install goes into .venv, except Debian's packages.
 PYTHON ?= python3
 BIN := .venv/bin
+# Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
+SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks bench system staged clean
+.PHONY: help run test lab notebooks bench cluster system staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
 
 run: .venv/installed system staged  ## execute the notebooks in order into build/, and say where the figures are
-	@$(BIN)/python -m ddp_helpers run
+	@$(SLURM) $(BIN)/python -m ddp_helpers run
 
 test: .venv/installed system staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/python -m pytest
+	@$(SLURM) $(BIN)/python -m pytest
 
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
-	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+	@$(SLURM) $(BIN)/jupyter lab --ip=127.0.0.1 notebooks
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
-	@$(BIN)/python -m ddp_helpers run --in-place
+	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
 
 bench: .venv/installed staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(BIN)/python -m ddp_helpers bench
+
+cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
+	@slurm/cluster up
 
 clean:  ## remove what was made, but neither data nor runs
 	rm -rf .venv build *.egg-info
@@ -37,8 +42,11 @@ clean:  ## remove what was made, but neither data nor runs
 staged: .venv/installed
 	@$(BIN)/python -m ddp_helpers data data
 
-# Debian's packages that the notebooks use where they are: mpirun, and a compiler for torch.compile.
+# Debian's packages that the course uses where they are: mpirun, a compiler for torch.compile, Slurm, and a checker of
+# the job files for the tests.
 APT := sh -c 'SUDO=$$(test $$(id -u) = 0 || echo "sudo -n"); $$SUDO apt-get update -qq >/dev/null 2>&1; $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null 2>&1 || { echo "install these yourself: apt-get install $$*"; false; }' apt
 system:
 	@command -v mpirun >/dev/null || $(APT) openmpi-bin || test -z "$$CI"
 	@command -v g++ >/dev/null || $(APT) g++ python3-dev || test -z "$$CI"
+	@command -v sbatch >/dev/null || $(APT) slurmctld slurmd slurm-client munge || test -z "$$CI"
+	@command -v shellcheck >/dev/null || $(APT) shellcheck || test -z "$$CI"

@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Stage the data, write a script, execute the course, or measure. Returns the exit status."""
+    """Stage the data, write a script, execute the course, check a site, or measure. Returns the exit status."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     data = commands.add_parser("data", help="put MNIST, or the offline digits, into a folder")
@@ -28,6 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="execute the notebooks in order")
     run.add_argument("only", nargs="*", help="beginnings of names, such as 03; all without any")
     run.add_argument("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
+    keep = commands.add_parser("keep", help="copy finished runs to notebooks/results, to be committed")
+    keep.add_argument("folder", type=Path)
+    keep.add_argument("name")
+    site = commands.add_parser("site", help="check a site file, and show the file of a job there")
+    site.add_argument("name", help="one of slurm/sites, or the path of a .toml file")
     commands.add_parser("bench", help="measure single against plain, DDP against none, two ranks against one")
     args = parser.parse_args(argv)
     # Imported here, so that writing a script needs no Jupyter.
@@ -43,11 +48,30 @@ def main(argv: list[str] | None = None) -> int:
         from ddp_helpers.notebook.course import run as run_course
 
         return run_course(args.only, args.in_place)
+    elif args.command == "keep":
+        from ddp_helpers.notebook.keep import keep as keep_runs
+
+        print(f"kept in {keep_runs(args.folder, args.name)}")
+    elif args.command == "site":
+        show_site(args.name)
     else:
         from ddp_helpers.notebook.bench import bench
 
         bench()
     return 0
+
+
+def show_site(name: str) -> None:
+    """Print the sbatch file of a small job at this site. Stops with one line at what the site cannot be."""
+    from ddp_helpers.notebook import slurm
+
+    program = ("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}")
+    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
+    try:
+        print(slurm.render(job, slurm.Site.load(name), Path("runs/try-site")))
+    except slurm.JobError as error:
+        stop(str(error))
+    print(f"# {name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
 if __name__ == "__main__":

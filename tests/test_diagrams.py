@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import diagrams
-from ddp_helpers.notebook.picture import Picture
+from ddp_helpers.notebook.picture import DPI, Picture
 
 CASES = [  # function, arguments, and what its alt text must name
     (diagrams.spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
@@ -111,7 +111,7 @@ def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
     png = base64.b64decode(data["image/png"], validate=True)
     assert png.startswith(b"\x89PNG") and data.keys() == {"image/png", "text/plain"}
     assert data["text/plain"] == repr(picture) == alt
-    # 160 pixels an inch, for a sharp screen, are shown as the 96 CSS pixels that an inch has.
-    width = int.from_bytes(png[16:20], "big") * 96 // 160
+    # More pixels an inch than that, for a sharp screen, are shown as the 96 CSS pixels that an inch has.
+    width = int.from_bytes(png[16:20], "big") * 96 // DPI
     assert metadata == {"image/png": {"alt": alt, "width": width}} and width > 300
     assert picture.save(tmp_path / "figure.svg").stat().st_size > 0

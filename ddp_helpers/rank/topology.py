@@ -33,7 +33,10 @@ def stop(message: str) -> NoReturn:
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """A variable that holds a whole number, 0 or more. Stops where it is missing or holds something else."""
-    value = str(env.get(name, "missing" if default is None else default))
+    value = env.get(name, default)
+    if value is None:
+        stop(f"{name} is missing, where others of its kind are set: start with torchrun, srun or mpirun")
+    value = str(value)
     if not (value.isascii() and value.isdecimal() and len(value) < 19):  # more digits do not fit torch's integers
         stop(f"{name} is {value!r}, not a whole number: start with torchrun, srun or mpirun, and let them set it")
     return int(value)

@@ -2,7 +2,8 @@
 
 from ddp_helpers.notebook.diagrams.communication import collectives, ddp_buckets, memory_of_gradients
 from ddp_helpers.notebook.diagrams.data import global_batch, shard_indices, shards
-from ddp_helpers.notebook.diagrams.processes import data_parallel_vs_ddp, ranks_on_nodes, signal_path, spmd
+from ddp_helpers.notebook.diagrams.nodes import ranks_on_nodes, signal_path
+from ddp_helpers.notebook.diagrams.processes import data_parallel_vs_ddp, spmd
 
 __all__ = [
     "collectives",

@@ -1,0 +1,43 @@
+"""Keep run records for good: copies without what belongs to one machine alone, small enough to be committed."""
+
+import json
+import shutil
+from pathlib import Path
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.rank.topology import stop
+
+RESULTS = ROOT / "notebooks" / "results"
+
+
+def keep(folder: Path, name: str) -> Path:
+    """Copy the finished runs below a folder to notebooks/results/NAME; the learner's process calls it.
+
+    Weights, logs and scripts stay behind; so do the names of hosts. Stops where there is no run, or the name is taken.
+    """
+    found = [path for path in runs.run_folders(Path(folder)) if runs.read(path).epochs]
+    target = RESULTS / name
+    if not found or target.exists():
+        stop(f"{folder} holds {len(found)} runs for {target.relative_to(ROOT)}: give a folder with runs and a new name")
+    for path in found:
+        (target / path.name).mkdir(parents=True)
+        for part in ("spec", "env", "status", "job"):
+            if (path / f"{part}.json").is_file():
+                content = without_paths(json.loads((path / f"{part}.json").read_text()))
+                (target / path.name / f"{part}.json").write_text(json.dumps(content, indent=1) + "\n")
+        shutil.copy(path / "metrics.jsonl", target / path.name)
+    return target
+
+
+def without_paths(content: object) -> object:
+    """The same record, without paths and host names of this machine."""
+    if isinstance(content, dict):
+        hosts = {"host": f"node {content['node']}"} if "host" in content and "node" in content else {}
+        return {key: without_paths(value) for key, value in (content | hosts).items()}
+    if isinstance(content, list):
+        return [without_paths(value) for value in content]
+    if isinstance(content, str) and content.startswith("/"):
+        return tidy(content) if not tidy(content).startswith("/") else f"…/{Path(content).name}"
+    return content
