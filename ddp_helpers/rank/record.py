@@ -3,8 +3,8 @@
 import json
 import os
 import platform
+import time
 from argparse import Namespace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -56,7 +56,7 @@ class Record:
         versions = {module.__name__: module.__version__ for module in (torch, torchvision)}
         versions["python"] = platform.python_version()
         run = {"launcher": me.launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": me.world_size}
-        run |= {"cpus_per_rank": me.cpus(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+        run |= {"cpus_per_rank": me.cpus(), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         self.write("spec", vars(args))
         self.write("env", run | {"dataset": dataset, "made_from": MADE_FROM, "versions": versions, "ranks": ranks})
 

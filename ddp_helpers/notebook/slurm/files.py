@@ -27,3 +27,8 @@ def known(folder: Path) -> dict:
 def folder_of(folder: Path, task: str) -> Path:
     """The run folder of one task of an array; of a job without one, the folder itself."""
     return folder.with_name(f"{folder.name}-{task}") if task else folder
+
+
+def log_path(folder: Path, job_id: str | None) -> Path:
+    """The log of a job, or of one task of an array; of a job without Slurm, if it has no id."""
+    return Path(folder) / (f"slurm-{job_id}.log" if job_id else "torchrun.log")

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.notebook import launch
-from ddp_helpers.notebook.slurm.files import folder_of, keep
+from ddp_helpers.notebook.slurm.files import folder_of, keep, log_path
 from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, Job
 from ddp_helpers.notebook.slurm.queue import State
 
@@ -23,7 +23,8 @@ def run_here(folder: Path, said: dict) -> None:
             words[0] = str(folder / words[0])
         by = {"launcher": "python"} if words[0] == "-m" else {"ranks": [job.tasks_per_node] * job.nodes}
         try:
-            launch.run(*words, timeout=seconds(job.time), **by)
+            ran = launch.run(*words, timeout=seconds(job.time), **by)
+            log_path(target, None).write_text("".join(f"{rank or 0}: {text}\n" for rank, text in ran.lines))
         except launch.LaunchError as error:
             print(error)
             state = "FAILED"

@@ -15,8 +15,8 @@ from ddp_helpers.notebook.slurm.job import JobError
 ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STAGE_OUT", "STOPPED"}
 # Slurm's complaints, and what to do about each.
 CURES = {
-    "partition": "change `partition` (or leave it out); `sinfo` lists those there are",
     "account": "change `account`; `sacctmgr show associations user=$USER` lists yours",
+    "partition": "change `partition` (or leave it out); `sinfo` lists those there are",
     "time limit": "ask for less `time`; `sinfo -o '%P %l'` shows each partition's limit",
     "constraint": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
     "feature": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",

@@ -6,7 +6,7 @@ from pathlib import Path
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import BATCH, folder_of, keep, known
+from ddp_helpers.notebook.slurm.files import BATCH, folder_of, keep, known, log_path
 from ddp_helpers.notebook.slurm.here import run_here
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.queue import available, look, send
@@ -70,9 +70,9 @@ def collect(folder: Path) -> list[runs.Run]:
     return found
 
 
-def log_of(folder: Path, job_id: str) -> list[str]:
+def log_of(folder: Path, job_id: str | None) -> list[str]:
     """The lines of a job's log, if it came to write one."""
-    log = Path(folder) / f"slurm-{job_id}.log"
+    log = log_path(folder, job_id)
     return log.read_text(errors="replace").splitlines() if log.exists() else []
 
 

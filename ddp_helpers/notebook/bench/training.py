@@ -1,31 +1,23 @@
-"""The speed goals of the course, measured: what is compared takes turns, so that a busy machine slows both alike."""
+"""How fast the scripts train: against the plain recipe, with DDP and without, on two ranks and on one."""
 
 import io
-import json
-import os
 import subprocess
 import sys
-import tempfile
-import time
 from argparse import Namespace
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from statistics import quantiles
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
-from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, runs, scripts
-from ddp_helpers.notebook.machine import machine
-from ddp_helpers.rank.data import Batches, check_data, load_data
+from ddp_helpers.notebook.bench.table import turns
+from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.staging import stage
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import train_epoch
 
@@ -45,25 +37,6 @@ del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
 """
-
-
-def row(name: str, values: list[float], sign: str, goal: float) -> dict:
-    """Print a row of the table: the median, the middle half of the values, the goal. Returns it for the record."""
-    low, middle, high = quantiles(values * 2, n=4, method="inclusive")
-    met, digits = middle <= goal if sign == "<=" else middle >= goal, 0 if middle > 100 else 3
-    spread, verdict = f"{low:.{digits}f} to {high:.{digits}f}", "met" if met else "MISSED"
-    print(f"{name:<55} {middle:8.{digits}f}  {spread:<16} {len(values):3}  {sign} {goal:<5g} {verdict}", flush=True)
-    return {"name": name, "median": middle, "values": values, "goal": f"{sign} {goal}", "met": met}
-
-
-def turns(seconds: float, a: Callable[[], float], b: Callable[[], float]) -> list[tuple[float, float]]:
-    """What a and b measure, taking turns, A B B A, for so many seconds and at least three times."""
-    pairs, end = [], time.monotonic() + seconds
-    while len(pairs) < 3 or time.monotonic() < end:
-        first, second = (a, b) if len(pairs) % 2 == 0 else (b, a)
-        pair = first(), second()
-        pairs.append(pair if first is a else pair[::-1])
-    return pairs
 
 
 def speed(model: nn.Module, optimizer: Adadelta, batches: Batches) -> float:
@@ -140,25 +113,3 @@ def memory(folder: Path, data: Path) -> list[float]:
     """The most MB that each of two ranks holds: all data, a training step, the whole test."""
     said = launched(folder, data, 2, "--epochs", 1, "--dry-run").lines
     return [float(text.split()[1]) for _, text in said if text.startswith("peak")]
-
-
-def bench() -> None:
-    """Measure every goal, print the table, write build/bench.json; one process calls it, on a quiet machine."""
-    me, load, data = Topology.from_env(), os.getloadavg()[0], stage(ROOT / "data")
-    device, dataset = me.device(), check_data(data)
-    print(f"{machine()}; load {load:.1f} before the start: a machine that others use misses goals")
-    print(f"{'':<55} {'median':>8}  {'middle half':<16}   n  goal", flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rows = [
-            row("import the helpers after torch and torchvision: s", imports(), "<=", 0.3),
-            row("mnist_single / plain recipe: images/s", single_against_plain(folder), ">=", 1.8),
-            row("mnist_single --bf16 / plain recipe: images/s", single_against_plain(folder, "--bf16"), ">=", 1.8),
-            row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
-            row("2 ranks / 1 rank, a thread each, batch 256: images/s", two_against_one(folder), ">=", 1.8),
-            row(f"peak memory of a rank, {dataset}: MB", memory(folder, data), "<=", 1500),
-        ]
-    record = {"machine": machine(), "device": str(device), "dataset": dataset, "load_before": load, "rows": rows}
-    (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build" / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-    print("written: build/bench.json")

@@ -1,0 +1,24 @@
+"""The table of the bench: a row for each goal, and measurements that take turns."""
+
+import time
+from collections.abc import Callable
+from statistics import quantiles
+
+
+def row(name: str, values: list[float], sign: str, goal: float) -> dict:
+    """Print a row of the table: the median, the middle half of the values, the goal. Returns it for the record."""
+    low, middle, high = quantiles(values * 2, n=4, method="inclusive")
+    met, digits = middle <= goal if sign == "<=" else middle >= goal, 0 if middle > 100 else 3
+    spread, verdict = f"{low:.{digits}f} to {high:.{digits}f}", "met" if met else "MISSED"
+    print(f"{name:<55} {middle:8.{digits}f}  {spread:<16} {len(values):3}  {sign} {goal:<5g} {verdict}", flush=True)
+    return {"name": name, "median": middle, "values": values, "goal": f"{sign} {goal}", "met": met}
+
+
+def turns(seconds: float, a: Callable[[], float], b: Callable[[], float]) -> list[tuple[float, float]]:
+    """What a and b measure, taking turns, A B B A, for so many seconds and at least three times."""
+    pairs, end = [], time.monotonic() + seconds
+    while len(pairs) < 3 or time.monotonic() < end:
+        first, second = (a, b) if len(pairs) % 2 == 0 else (b, a)
+        pair = first(), second()
+        pairs.append(pair if first is a else pair[::-1])
+    return pairs

@@ -1,0 +1,334 @@
+"""`slurm/cluster`: a real Slurm, started in folders of its own, so that no cluster of yours is touched."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "slurm" / "cluster"
+NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
+PARTS = ["munged", "slurmctld", "slurmd", "slurmd"]
+ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+def fail_in_ci(reason):
+    """What a test needs is missing: an error in CI, and a skipped test elsewhere."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def need_slurm():
+    """Real daemons, on a machine that belongs to no other cluster."""
+    if not all(shutil.which(name, path=SBIN) for name in ("munged", "slurmctld", "slurmd", "srun", "sbatch")):
+        fail_in_ci("no Slurm on this machine: apt-get install slurmctld slurmd slurm-client munge")
+    if Path("/etc/slurm/slurm.conf").exists():
+        pytest.skip("this machine belongs to a cluster")
+
+
+@dataclass
+class Cluster:
+    """The script, in a folder of its own, run by some user."""
+
+    home: Path
+    prefix: tuple = ()
+
+    @property
+    def state(self) -> Path:
+        return self.home / "ddp-course"
+
+    def env(self, **env):
+        # Not the HOME of whoever runs the tests, and no CI, which changes what the script does without Slurm.
+        mine = {name: value for name, value in os.environ.items() if name not in ("CI", "SLURM_CONF")}
+        return {**mine, "HOME": str(self.home), "XDG_STATE_HOME": str(self.home), **env}
+
+    def run(self, *command, limit=60, **env):
+        """Any command, as this cluster's user."""
+        command, env = [*self.prefix, *map(str, command)], self.env(**env)
+        options = {"capture_output": True, "text": True, "timeout": limit, "check": False, "cwd": self.home}
+        return subprocess.run(command, env=env, **options)
+
+    def __call__(self, *args, **env):
+        """`slurm/cluster ARGS`; the copy can be read by any user, wherever the checkout lies."""
+        return self.run(self.home / "cluster", *args, **env)
+
+    def up(self) -> "Cluster":
+        ended = self("up")
+        assert ended.returncode == 0, ended.stderr
+        return self
+
+    def slurm(self, *command):
+        """What a Slurm command prints, given this cluster's settings."""
+        ended = self.run(*command, SLURM_CONF=str(self.state / "slurm.conf"))
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def submit(self, *args) -> int:
+        return int(self.slurm("sbatch", "--parsable", f"--output={self.home}/%j.out", *args))
+
+    def submit_saved(self, body) -> int:
+        """A job that runs, and that the controller has on disk: a crash in the first 5 s would make it forget it."""
+        job = self.submit(f"--wrap={body}")
+        now = time.time()
+        until(lambda: "sleep" in self.processes().values())
+        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now)
+        return job
+
+    def processes(self) -> dict[int, str]:
+        """Every living process that has our folder in its command line, environment, or as its folder."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), *process.environ().values(), process.cwd()]
+                if process.status() != psutil.STATUS_ZOMBIE and any(str(self.home) in str(word) for word in words):
+                    found[process.pid] = process.name()
+            except psutil.Error:
+                pass
+        return found
+
+    def kill(self, *names):
+        """A crash: these daemons end without a chance to tidy up."""
+        for pid, name in self.processes().items():
+            if name in names:
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not set(names) & set(self.processes().values()))
+
+
+def until(condition, seconds=20):
+    """Wait for a condition, and fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+    return value
+
+
+def make_cluster(prefix=()):
+    """A cluster that is down, under a path short enough for sockets."""
+    home = Path(tempfile.mkdtemp(prefix="ddp", dir="/tmp"))
+    shutil.copy(SCRIPT, home / "cluster")
+    if prefix:
+        shutil.chown(home, 65534, 65534)
+    return Cluster(home, prefix)
+
+
+def remove(cluster):
+    """Take it down, and leave nothing."""
+    ended = cluster("down")
+    left = cluster.processes()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(cluster.home)
+    assert (ended.returncode, left) == (0, {}), ended.stderr
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One cluster for this file: `shared.up()` costs nothing where it is up."""
+    need_slurm()
+    cluster = make_cluster()
+    yield cluster
+    remove(cluster)
+
+
+@pytest.fixture
+def other():
+    """A second one, down, for one test."""
+    need_slurm()
+    cluster = make_cluster()
+    yield cluster
+    remove(cluster)
+
+
+def test_shellcheck():
+    if not shutil.which("shellcheck"):
+        fail_in_ci("no shellcheck on this machine: apt-get install shellcheck")
+    ended = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+def check_ranks(cluster):
+    """2 nodes x 2 tasks know who they are, and see both GPU slots of their node."""
+    show = "echo $SLURM_PROCID $SLURM_LOCALID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"
+    out = cluster.slurm("srun", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2", "bash", "-c", show)
+    assert sorted(out.splitlines()) == ["0 0 node1 0,1", "1 1 node1 0,1", "2 0 node2 0,1", "3 1 node2 0,1"]
+
+
+def test_up_is_two_nodes_with_two_gpu_slots_each(shared):
+    shared.up()
+    assert shared.slurm("sinfo", "-N", "-o", "%N %t %c %G") == NODES
+    assert shared("status").stdout == NODES
+    check_ranks(shared)
+    assert sorted(name for name in shared.processes().values() if name in PARTS) == PARTS
+
+
+def test_two_jobs_on_a_node_get_one_gpu_slot_each(shared):
+    one = ("srun", "--nodelist=node1", "--gres=gpu:1", "bash", "-c", "sleep 1; echo $CUDA_VISIBLE_DEVICES")
+    options = {"env": shared.up().env(SLURM_CONF=str(shared.state / "slurm.conf")), "text": True}
+    pair = [subprocess.Popen(one, stdout=subprocess.PIPE, **options) for _ in range(2)]
+    assert sorted(job.communicate(timeout=30)[0] for job in pair) == ["0\n", "1\n"]
+
+
+def test_up_twice_changes_nothing(shared):
+    before, settings = shared.up().processes(), (shared.state / "slurm.conf").read_bytes()
+    ended = shared("up")
+    assert ended.returncode == 0 and "up already" in ended.stdout and len(ended.stdout.splitlines()) == 1
+    assert (shared.processes(), (shared.state / "slurm.conf").read_bytes()) == (before, settings)
+
+
+def test_nobody_else_can_enter(shared):
+    shared.up()
+    assert shared.state.stat().st_mode & 0o777 == 0o700
+    assert (shared.state / "munge.key").stat().st_mode & 0o077 == 0
+
+
+def test_down_leaves_no_process_and_job_ids_go_on(shared):
+    """A job that ignores the signal, a child that left its session, and a job that waits."""
+    shared.up()
+    stubborn = shared.submit("--nodes=2", "--wrap=trap '' TERM; setsid sleep 611 & srun sleep 612; sleep 613")
+    waits = shared.submit("--nodes=2", "--exclusive", "--wrap=sleep 614")
+    until(lambda: "slurmstepd" in shared.processes().values() and "sleep" in shared.processes().values())
+    ended = shared("down")
+    assert (ended.returncode, shared.processes()) == (0, {}), ended.stderr
+    assert shared("down").returncode == 0 and shared("status").returncode == 1
+    assert len(shared("status").stderr.splitlines()) == 1
+    shared.up()
+    assert shared.slurm("squeue", "-h") == ""
+    states = [shared.slurm("scontrol", "-o", "show", "job", str(job)) for job in (stubborn, waits)]
+    assert all("JobState=CANCELLED" in state for state in states)
+    assert shared.submit("--wrap=true") == waits + 1
+
+
+def test_down_spares_a_terminal_that_uses_the_cluster(shared):
+    terminal = subprocess.Popen(["sleep", "60"], env=shared.up().env(SLURM_CONF=str(shared.state / "slurm.conf")))
+    try:
+        assert shared("down").returncode == 0
+        assert terminal.poll() is None
+    finally:
+        terminal.kill()
+        terminal.wait(timeout=10)
+
+
+def test_with_leaves_up_what_was_up(shared):
+    before = shared.up().processes()
+    command = 'echo "$SLURM_CONF"; umask; exit 7'
+    mask = shared.run("bash", "-c", "umask").stdout
+    ended = shared("with", "bash", "-c", command)
+    assert (ended.returncode, ended.stdout) == (7, f"{shared.state}/slurm.conf\n{mask}")
+    assert shared.processes() == before
+
+
+def test_with_takes_down_what_it_started(other):
+    ended = other("with", "bash", "-c", "srun --nodes=2 hostname >hosts; sbatch --wrap='sleep 621'; exit 7")
+    assert (ended.returncode, other.processes()) == (7, {}), ended.stderr
+    assert ended.stdout == "Submitted batch job 2\n", "what is not the command's own goes to stderr"
+    assert len((other.home / "hosts").read_text().splitlines()) == 2
+    assert other("with", "no-such-command").returncode == 127 and other.processes() == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_takes_down_after_a_signal(other, number):
+    """The signal reaches the command, which ends as it likes, and the cluster goes."""
+    command = "trap 'exit 9' INT TERM; echo here; while :; do sleep 0.1; done"
+    script = [other.home / "cluster", "with", "bash", "-c", command]
+    child = subprocess.Popen(script, env=other.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "here\n"
+    child.send_signal(number)
+    assert (child.wait(timeout=40), other.processes()) == (9, {})
+
+
+def test_up_heals_what_crashed_while_jobs_go_on(shared):
+    job = shared.up().submit_saved("sleep 8; echo survived")
+    keep = {pid for pid, name in shared.processes().items() if name not in ("slurmctld", "slurmscriptd")}
+    shared.kill("slurmctld")
+    assert shared("status").returncode == 1
+    shared.up()
+    assert keep <= set(shared.processes())
+    until(lambda: "JobState=COMPLETED" in shared.slurm("scontrol", "show", "job", str(job)))
+    shared.kill("slurmctld", "slurmd", "munged")
+    check_ranks(shared.up())
+
+
+def test_down_after_a_crash_leaves_nothing_and_cancels(shared):
+    job = shared.up().submit_saved("sleep 631")
+    shared.kill("slurmctld", "slurmd")
+    assert (shared("down").returncode, shared.processes()) == (0, {})
+    assert "JobState=CANCELLED" in shared.up().slurm("scontrol", "show", "job", str(job))
+
+
+def test_a_failed_start_says_why_and_leaves_nothing(other):
+    """Settings that Slurm refuses."""
+    broken = (other.home / "cluster").read_text().replace("JobRequeue=1", "JobRequeue=perhaps")
+    (other.home / "cluster").write_text(broken)
+    ended = other("up")
+    assert (ended.returncode, other.processes()) == (1, {})
+    assert ended.stderr.startswith("slurm/cluster: slurmctld is not ready") and "JobRequeue" in ended.stderr
+
+
+def test_a_machine_that_belongs_to_a_cluster_is_left_alone(shared, other):
+    conf = str(shared.up().state / "slurm.conf")
+    before = shared.processes()
+    for verb in (["up"], ["with", "printenv", "SLURM_CONF"]):
+        ended = other(*verb, SLURM_CONF=conf)
+        assert ended.returncode == 0 and len(ended.stderr.splitlines()) == 1
+        assert "belongs to cluster ddp-course" in ended.stderr
+    assert ended.stdout == f"{conf}\n"
+    assert other("down", SLURM_CONF=conf).returncode == 0
+    assert shared.processes() == before and not other.state.exists()
+    dead = other("with", "printenv", "SLURM_CONF", SLURM_CONF="/nowhere/slurm.conf")
+    assert dead.stdout == f"{other.state}/slurm.conf\n", "settings that lead nowhere are no cluster"
+
+
+def test_an_ordinary_user_needs_no_rights():
+    need_slurm()
+    if os.getuid() != 0:
+        pytest.skip("all other tests ran as an ordinary user")
+    cluster = make_cluster(ORDINARY)
+    try:
+        check_ranks(cluster.up())
+        cluster.submit_saved("srun sleep 641")
+        assert {psutil.Process(pid).uids().effective for pid in cluster.processes()} == {65534}
+        cluster.kill("slurmctld")
+        check_ranks(cluster.up())
+    finally:
+        remove(cluster)
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("a b", "Slurm cannot use the folder"), ("x" * 80, "longer than 107"), ("", "nowhere")]
+)
+def test_a_folder_that_cannot_be_used_is_one_line(other, folder, reason):
+    home = other.home / folder if folder else Path("nowhere")
+    ended = other("up", XDG_STATE_HOME=str(home))
+    assert ended.returncode == 1 and len(ended.stderr.splitlines()) == 1 and reason in ended.stderr
+    assert not home.exists()
+
+
+def test_without_slurm_the_command_runs_and_ci_fails(tmp_path):
+    """A PATH with nothing but what the script calls; daemons may still lie in /usr/sbin."""
+    for name in ("bash", "env", "timeout", "grep", "cut", "sort", "sed", "echo"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    shutil.copy(SCRIPT, tmp_path / "cluster")
+    bare = Cluster(tmp_path)
+    ended = bare("with", "bash", "-c", "echo ran; exit 3", PATH=str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (3, "ran\n")
+    assert "torchrun" in ended.stderr and len(ended.stderr.splitlines()) == 1
+    for verb, env in ((["up"], {}), (["with", "echo", "ran"], {"CI": "true"})):
+        ended = bare(*verb, PATH=str(tmp_path), **env)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert "apt-get install slurmctld slurmd slurm-client munge" in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+    assert not bare.state.exists()
+
+
+@pytest.mark.parametrize("args", [[], ["start"], ["with"], ["up", "now"]])
+def test_usage(args):
+    ended = subprocess.run([SCRIPT, *args], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 2 and ended.stderr.startswith("slurm/cluster: usage:")
+    assert len(ended.stderr.splitlines()) == 1
