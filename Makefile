@@ -22,8 +22,8 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
 
-bench: .venv/installed staged  ## measure, side by side: one device, DDP's cost, two ranks
-	@$(BIN)/python -m ddp_helpers bench
+bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
+	@$(SLURM) $(BIN)/python -m ddp_helpers bench
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up

@@ -1,16 +1,13 @@
-"""What a scaling study says: speed-up and efficiency with their spread, where the time goes, what it costs.
-
-Every function takes the table of runs.table, or what another function here made of it, and changes nothing.
-"""
+"""What a scaling study says, from the table of runs.table: speed-up with its spread, where the time goes, the cost."""
 
 import numpy as np
 import pandas as pd
 
-from ddp_helpers.notebook.runs import DONE
-
+DONE = "done"
 SETTING = ["run", "dataset", "machine", "site", "job_id", "launcher", "world_size", "nodes", "cpus_per_task"]
 SETTING += ["batch_size", "global_batch", "scaling", "seed", "job_seconds"]
-MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds", "test_accuracy"]
+MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"]
+MEASURED += ["test_loss", "test_accuracy"]
 SHARES = ["data", "compute", "communication"]
 STILL = {"running": "running or killed", "unknown": "of unknown end"}
 
@@ -24,27 +21,24 @@ class ScalingError(ValueError):
 
 
 def finished(table: pd.DataFrame) -> pd.DataFrame:
-    """The epochs of the runs that ended well, with `number`, which counts these runs from 0."""
-    table = table.reindex(columns=[*SETTING, "state", *dict.fromkeys([*MEASURED, *table.columns.difference(SETTING)])])
-    table = table.loc[:, ~table.columns.duplicated()]
-    table = table[(table["state"] == DONE) & table["epoch"].notna() & table["images_per_second"].notna()]
-    number = table.groupby(SETTING, dropna=False, sort=False).ngroup()  # a name alone may stand in two folders
-    return table.assign(number=number).astype({"epoch": int, "world_size": int, **dict.fromkeys(MEASURED[1:], float)})
+    """The epochs of the runs that ended well, with `number`, which counts the runs of the table from 0."""
+    table = numbered(table)
+    table = table[(table["state"] == DONE) & table[["epoch", "images_per_second", "world_size"]].notna().all(axis=1)]
+    return table.astype({"epoch": int, "world_size": int, **dict.fromkeys(MEASURED[1:], float)})
+
+
+def numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with all columns that are used here, and the number of each run; a name may stand in two folders."""
+    table = table.reindex(columns=["state", *SETTING, *MEASURED])
+    return table.assign(number=table.groupby(SETTING, dropna=False, sort=False).ngroup())
 
 
 def left_out(table: pd.DataFrame) -> str:
-    """For a caption: how many runs are in no fit and no median, and why; '' if none.
-
-    A run counts if it ended well and has recorded an epoch.
-    """
-    if table.empty:
-        return ""
-    used = set(finished(table).index)
-    rest = table[~table.index.isin(used)].drop_duplicates(subset=[name for name in SETTING if name in table])
-    rest = rest[~rest["run"].isin(table.loc[list(used), "run"]) | (rest["state"] != DONE)]
-    why = rest["state"].map(lambda state: "without an epoch" if state == DONE else STILL.get(state, state))
-    told = ", ".join(f"{count} {reason}" for reason, count in why.value_counts().items())
-    return f"{len(rest)} {'run' if len(rest) == 1 else 'runs'} left out: {told}" if len(rest) else ""
+    """For a caption: how many runs are in no fit and no median, and why; '' if none."""
+    table, used = numbered(table).drop_duplicates("number"), finished(table)["number"]
+    states = table.loc[~table["number"].isin(used), "state"].replace(STILL | {DONE: "without an epoch"})
+    told = ", ".join(f"{count} {state}" for state, count in states.value_counts().items())
+    return f"{many(len(states), 'run')} left out: {told}" if told else ""
 
 
 def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
@@ -68,13 +62,11 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     epochs = finished(table)
     once = epochs.groupby("number").cumcount().eq(0) & epochs.groupby("number")["epoch"].transform("size").gt(1)
     steady, runs = epochs[~once].groupby("number"), epochs.groupby("number")
-    found = runs[SETTING].first()
-    found = found.assign(epochs=runs.size(), **steady[["images_per_second", "seconds"]].median())
+    found = runs[SETTING].first().assign(epochs=runs.size(), **steady[["images_per_second", "seconds"]].median())
     sums = steady[["seconds", "data_seconds", "exposed_seconds"]].sum(min_count=1)
     data, waits = (sums[name] / sums["seconds"] for name in ("data_seconds", "exposed_seconds"))
     found = found.assign(data=data, compute=(1 - data - waits).clip(lower=0), communication=waits)
-    reached = {number: time_to_accuracy(rows, target) for number, rows in runs}
-    found["to_target"] = pd.Series(reached, dtype=float)
+    found["to_target"] = pd.Series({number: time_to_accuracy(rows, target) for number, rows in runs}, dtype=float)
     took = epochs["seconds"] + epochs["test_seconds"].fillna(0)
     held = pd.to_numeric(found["job_seconds"]).fillna(took.groupby(epochs["number"]).sum())
     return found.assign(device_hours=found["world_size"] * held / 3600).reset_index(drop=True)
@@ -84,13 +76,11 @@ def check_comparable(runs: pd.DataFrame) -> None:
     """Stop unless these runs differ in the number of ranks, CPUs and repeats alone. Raises ScalingError."""
     if runs.empty:
         raise ScalingError("no finished run to compare: run some first, or look at the column `state` of the table")
-    for what in ("machine", "dataset"):
-        if len(names := sorted(map(str, runs[what].unique()))) > 1:
-            raise ScalingError(f"runs on {' and on '.join(names)} in one comparison: keep one {what}")
-    for scaling, batch in (("strong", "global_batch"), ("weak", "batch_size")):
-        sizes = sorted(runs.loc[runs["scaling"] == scaling, batch].dropna().astype(int).unique())
-        if len(sizes) > 1:
-            raise ScalingError(f"{scaling} scaling with {batch} {' and '.join(map(str, sizes))}: keep one of them")
+    strong = runs["scaling"] == "strong"
+    same = (("machine", runs), ("dataset", runs), ("global_batch", runs[strong]), ("batch_size", runs[~strong]))
+    for what, rows in same:
+        if len(found := sorted({str(one).removesuffix(".0") for one in rows[what]})) > 1:
+            raise ScalingError(f"runs of more than one {what} compared ({' and '.join(found)}): keep one of them")
 
 
 def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
@@ -102,11 +92,10 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
     """
     check_comparable(per_run)
     keys = ["scaling", "cpus_per_task"]
-    rates = per_run.groupby([*keys, "world_size"], dropna=False)
+    rates = per_run.groupby([*keys, "world_size"], dropna=False)  # sorted, so the fewest ranks come first
     found = rates["images_per_second"].agg(repeats="size", images_per_second="median", lowest="min", highest="max")
-    found = found.join(rates[["seconds", *SHARES, "to_target", "device_hours"]].median()).reset_index()
-    base = found.sort_values("world_size").groupby(keys, dropna=False)[["world_size", "images_per_second"]]
-    base = base.transform("first")
+    found = found.join(rates[["seconds", *SHARES, "device_hours"]].median()).reset_index()
+    base = found.groupby(keys, dropna=False)[["world_size", "images_per_second"]].transform("first")
     found["base"] = base["world_size"]
     for end, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
         found[f"speedup{end}"] = found[rate] / base["images_per_second"]
@@ -126,42 +115,32 @@ def where(runs: pd.DataFrame) -> str:
 
 def many(count: int, unit: str) -> str:
     """A count with its unit, as in 1 GPU, 4 GPUs."""
-    return f"{count} {unit}{'s' * (count != 1)}"
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def recommend(speedups: pd.DataFrame, least: float = 0.8) -> str:
     """One sentence: how many GPUs to ask for, what the next step would give, and what both cost.
 
-    It takes the fastest setting whose efficiency is at least `least`, among runs with the same global batch if there
-    are any, since those train the same.
+    It takes the fastest setting whose efficiency is at least `least`; among runs that keep the global batch, if any do.
     """
     rows = speedups[speedups["scaling"] == "strong"] if "strong" in set(speedups["scaling"]) else speedups
     good = rows[(rows["efficiency"] >= least) | (rows["world_size"] == rows["base"])]
     best = good.loc[good["images_per_second"].idxmax()]
+    cpus = "" if pd.isna(best["cpus_per_task"]) else f" with {many(int(best['cpus_per_task']), 'CPU')} each"
+    asked = f"Ask for {many(best['world_size'], best['unit'])}{cpus} ({gain(best)})"
     same = rows["cpus_per_task"].eq(best["cpus_per_task"]) | rows["cpus_per_task"].isna()
-    larger = rows[same & rows["scaling"].eq(best["scaling"]) & rows["world_size"].gt(best["world_size"])]
-    base, name, said = many(best["base"], best["unit"]), best["unit"], ""
-    if best["world_size"] == best["base"] and larger.empty:
-        return f"Ask for {base}: no run used more, so measure the next size before asking for it ({cost(best)})."
-    if best["world_size"] == best["base"]:
-        said = f"no larger number reached {least:.0%} efficiency"
-    else:
-        said = f"{best['speedup']:.1f} times the speed of {base}, efficiency {best['efficiency']:.0%}"
+    larger = rows[same & rows["world_size"].gt(best["world_size"])].sort_values("world_size")
     if larger.empty:
-        said += f" ({cost(best)}); no run used more"
-    else:
-        more = larger.loc[larger["world_size"].idxmin()]
-        gives = f"{more['speedup']:.1f} times, efficiency {more['efficiency']:.0%}"
-        said += f" ({cost(best)}); the next step, {many(more['world_size'], name)}, gives {gives} ({cost(more)})"
-    return f"Ask for {many(best['world_size'], name)}{beside(best)}: {said}."
+        return f"{asked}: no run used more, so measure the next size before you ask for it."
+    step, short = larger.iloc[0], best["world_size"] == best["base"]
+    why = f"no larger number reached {least:.0%} efficiency;" if short else "the next step,"
+    return f"{asked}: {why} {many(step['world_size'], step['unit'])}{'' if short else ','} gave {gain(step)}."
 
 
-def cost(row: pd.Series) -> str:
-    """What a run of this setting cost."""
-    return f"{row['device_hours']:.2g} {'GPU' if row['unit'] == 'GPU' else 'device'}-hours a run"
-
-
-def beside(row: pd.Series) -> str:
-    """The CPUs that this setting gave each rank, if that is known."""
-    cpus = row["cpus_per_task"]
-    return "" if pd.isna(cpus) else f" with {many(int(cpus), 'CPU')} each"
+def gain(row: pd.Series) -> str:
+    """What this setting gave over the fewest ranks, and what it cost."""
+    cost = f"{row['device_hours']:.2g} {row['unit'].replace('rank', 'device')}-hours a run"
+    if row["world_size"] == row["base"]:
+        return cost
+    speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"
+    return f"{speed}, efficiency {row['efficiency']:.0%}, {cost}"

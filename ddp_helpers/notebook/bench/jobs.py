@@ -3,15 +3,19 @@
 import io
 import json
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from ddp_helpers.notebook import runs, scripts, slurm
+from ddp_helpers.notebook import runs, scaling, scripts, slurm
+from ddp_helpers.notebook.plots.curves import curves
+from ddp_helpers.notebook.plots.shares import shares
+from ddp_helpers.notebook.plots.speedup import speedup
 from ddp_helpers.rank.digits import write_digits
 
 
 def submit_to_step(folder: Path) -> list[float]:
-    """Seconds from submitting a job of 4 ranks on 2 nodes to the line of its first training step; none without Slurm."""
+    """Seconds from submitting a job of 4 ranks on 2 nodes to its first training step; none without Slurm."""
     if not slurm.available():
         return []
     data, site, waited = write_digits(folder / "digits", train=3072, test=256), slurm.Site.load("local"), []
@@ -62,11 +66,24 @@ def records(folder: Path, count: int) -> Path:
     return target
 
 
-def collecting(folder: Path) -> list[float]:
-    """Seconds to read the records as one table."""
+def timed(work: Callable[[], object]) -> list[float]:
+    """Seconds that the work takes, three times."""
     seconds = []
     for _ in range(3):
         begin = time.perf_counter()
-        runs.table(folder)
+        work()
         seconds.append(time.perf_counter() - begin)
     return seconds
+
+
+def collecting(folder: Path) -> list[float]:
+    """Seconds to read the records as one table."""
+    return timed(lambda: runs.table(folder))
+
+
+def plotting(folder: Path) -> list[float]:
+    """Seconds to draw them: the curves of every run, the speed-up, and where the time goes."""
+    table = runs.table(folder)
+    speedups = scaling.speedup(scaling.per_run(table))
+    drawn = folder.with_suffix(".png")
+    return timed(lambda: [figure.save(drawn) for figure in (curves(table), speedup(speedups), shares(speedups))])

@@ -7,6 +7,9 @@ from statistics import quantiles
 
 def row(name: str, values: list[float], sign: str, goal: float) -> dict:
     """Print a row of the table: the median, the middle half of the values, the goal. Returns it for the record."""
+    if not values:
+        print(f"{name:<55} not measured: it needs what this machine lacks", flush=True)
+        return {"name": name, "median": None, "values": [], "goal": f"{sign} {goal}", "met": None}
     low, middle, high = quantiles(values * 2, n=4, method="inclusive")
     met, digits = middle <= goal if sign == "<=" else middle >= goal, 0 if middle > 100 else 3
     spread, verdict = f"{low:.{digits}f} to {high:.{digits}f}", "met" if met else "MISSED"

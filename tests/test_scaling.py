@@ -1,0 +1,306 @@
+"""Scaling: known speed-ups, times and costs come back from run folders; what must not be compared is refused."""
+
+import json
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import predict, runs, scaling
+from ddp_helpers.notebook.plots.curves import curves
+from ddp_helpers.notebook.plots.prediction import prediction
+from ddp_helpers.notebook.plots.shares import shares
+from ddp_helpers.notebook.plots.speedup import speedup
+from ddp_helpers.notebook.plots.time_cost import time_cost
+from ddp_helpers.notebook.scaling import ScalingError
+
+PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())
+CIFAR, MNIST = PUBLISHED["tables"][:2]
+ACCURACY = (0.90, 0.95, 0.97)
+
+
+def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", batch=256, **more):
+    """A run folder: 10,000 images an epoch, the first at half the rate, a tenth of the time each for data and waits."""
+    kept = more.get("scaling", "strong") == "strong"
+    spec = {"batch_size": batch // ranks if kept else batch, "global_batch_size": batch if kept else None, "seed": 1}
+    device = "cpu" if "Xeon" in chip else "cuda:0"
+    env = {"launcher": "slurm", "world_size": ranks, "cpus_per_rank": cpus, "dataset": more.get("dataset", "digits")}
+    env["ranks"] = [{"rank": rank, "node": 0, "device": device, "chip": chip} for rank in range(ranks)]
+    lines = []
+    for epoch in range(epochs):
+        took = 10_000 / rate * (2 if epoch == 0 else 1)
+        line = {"epoch": epoch + 1, "images_per_second": 10_000 / took, "seconds": took, "test_seconds": 1.0}
+        line |= {"data_seconds": took / 10, "test_loss": 0.5 / (epoch + 1), "test_accuracy": ACCURACY[min(epoch, 2)]}
+        line |= {"exposed_seconds": took / 10 if ranks > 1 else 0.0}
+        lines.append({name: value for name, value in line.items() if name not in more.get("without", ())})
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + more.get("tail", ""))
+    status = {"state": more.get("state", "done")}
+    for name, content in {"spec": spec, "env": env, "status": status, "job": more.get("job")}.items():
+        if content is not None:
+            (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def study(tmp_path):
+    """1, 2 and 4 GPUs, three repeats each, at 1,000, 1,800 and 2,000 images a second."""
+    for ranks, rate in ((1, 1000), (2, 1800), (4, 2000)):
+        for repeat, factor in enumerate((0.9, 1, 1.1)):
+            write(tmp_path / f"n{ranks}-{repeat}", ranks, rate * factor)
+    return tmp_path
+
+
+def speedups(folder):
+    return scaling.speedup(scaling.per_run(runs.table(folder)))
+
+
+# ---- numbers
+
+
+def test_known_speedups_and_their_spread_come_back(study):
+    found = speedups(study).set_index("world_size")
+    assert found["images_per_second"].tolist() == pytest.approx([1000, 1800, 2000])  # the slow first epoch is not in it
+    assert found["speedup"].tolist() == pytest.approx([1, 1.8, 2.0])
+    assert found["efficiency"].tolist() == pytest.approx([1, 0.9, 0.5])
+    assert found.loc[2, ["speedup_low", "speedup_high"]].tolist() == pytest.approx([1.62, 1.98])
+    assert found["repeats"].tolist() == [3, 3, 3]
+
+
+def test_strong_and_weak_and_cpus_are_compared_each_with_its_own(study):
+    write(study / "w1", 1, 500, scaling="weak")
+    write(study / "w4", 4, 2000, scaling="weak")
+    write(study / "c4", 4, 3000, cpus=8)
+    found = speedups(study).set_index(["scaling", "cpus_per_task", "world_size"])
+    assert found.loc[("weak", 2, 4), "speedup"] == pytest.approx(4)
+    assert found.loc[("strong", 2, 4), "speedup"] == pytest.approx(2)
+    assert found.loc[("strong", 8, 4), ["speedup", "base"]].tolist() == [1, 4]  # nothing smaller with 8 CPUs
+
+
+def test_shares_time_to_accuracy_and_cost(tmp_path):
+    write(tmp_path / "a", 2, 1000)
+    write(tmp_path / "b", 4, 1000, job={"state": "COMPLETED", "seconds": 900, "job": {"cpus_per_task": 5}})
+    table = runs.table(tmp_path)
+    a, b = scaling.per_run(table, target=0.95).to_dict("records")
+    assert [a[part] for part in ("data", "compute", "communication")] == pytest.approx([0.1, 0.8, 0.1])
+    assert a["seconds"] == pytest.approx(10)
+    assert a["to_target"] == pytest.approx(20 + 1 + 10 + 1)  # the first epoch took twice as long
+    assert a["device_hours"] == pytest.approx(2 * (20 + 10 + 10 + 3) / 3600)
+    assert (b["device_hours"], b["cpus_per_task"]) == (pytest.approx(4 * 900 / 3600), 5)
+    assert scaling.time_to_accuracy(table[table["run"] == "a"], 0.98) is None
+
+
+def test_one_epoch_is_better_than_none(tmp_path):
+    write(tmp_path / "a", epochs=1)
+    assert scaling.per_run(runs.table(tmp_path))["images_per_second"].tolist() == [500]
+
+
+def test_records_without_the_waits_are_told_apart_from_no_waiting(tmp_path):
+    write(tmp_path / "old", 2, without=("exposed_seconds",))
+    row = scaling.per_run(runs.table(tmp_path)).iloc[0]
+    assert row["data"] == pytest.approx(0.1)
+    assert np.isnan([row["compute"], row["communication"]]).all()
+    assert "not told apart 90%" in shares(speedups(tmp_path)).alt
+
+
+def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
+    write(tmp_path / "one" / "n1", 1, 1000)
+    write(tmp_path / "two" / "n1", 2, 1500)
+    table = runs.table(tmp_path / "one", tmp_path / "two")
+    assert scaling.per_run(table)["world_size"].tolist() == [1, 2]
+
+
+# ---- what is left out, and said
+
+
+def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
+    before = speedups(study)
+    write(study / "a", 4, 10, state="failed")
+    for name, state in (("b", "CANCELLED"), ("c", "TIMEOUT"), ("d", "TIMEOUT")):
+        write(study / name, 4, 10, state="running", job={"state": state, "job": {"cpus_per_task": 2}})
+    write(study / "e", 4, epochs=0)
+    write(study / "f", 4, state="running")
+    table = runs.table(study)
+    assert speedups(study).equals(before)
+    told = scaling.left_out(table)
+    assert told.startswith("6 runs left out: 2 timed out, ")
+    for part in ("1 failed", "1 cancelled", "1 without an epoch", "1 running or killed"):
+        assert part in told
+    assert scaling.left_out(table[table["run"].str.startswith("n")]) == ""
+    assert "6 runs left out" in curves(table).figure.get_supxlabel()
+    assert "1 run left out: 1 failed" in scaling.left_out(table[table["run"] == "a"])
+
+
+def test_a_half_written_line_costs_that_line_only(study, capsys):
+    before = speedups(study)
+    write(study / "n1-3", 1, 1000, tail='{"epoch": 4, "images_per_sec')
+    after = speedups(study)
+    assert "n1-3: metrics.jsonl line 4: half-written, left out" in capsys.readouterr().err
+    assert after["repeats"].tolist() == [4, 3, 3]
+    assert after["images_per_second"].tolist() == before["images_per_second"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"chip": "NVIDIA V100"}, ("machine", "NVIDIA A100 and NVIDIA V100")),
+        ({"dataset": "MNIST"}, ("dataset", "MNIST and digits")),
+        ({"batch": 512}, ("global_batch", "256 and 512")),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(study, more, words):
+    write(study / "other", 2, **more)
+    with pytest.raises(ScalingError) as error:
+        speedups(study)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_to_compare_is_refused(tmp_path):
+    write(tmp_path / "a", state="failed")
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ScalingError, match="no finished run"):
+            speedups(folder)
+
+
+# ---- the recommendation
+
+
+def test_recommend_the_largest_that_is_efficient_enough(study):
+    told = scaling.recommend(speedups(study))
+    assert told.startswith("Ask for 2 GPUs with 2 CPUs each (1.8 times the speed of 1 GPU, efficiency 90%, ")
+    assert "the next step, 4 GPUs, gave 2.0 times the speed of 1 GPU, efficiency 50%" in told
+    assert told.count("GPU-hours") == 2
+
+
+def test_recommend_the_fewest_if_none_is_efficient_enough(study):
+    told = scaling.recommend(speedups(study), least=0.95)
+    assert told.startswith("Ask for 1 GPU with")
+    assert "no larger number reached 95% efficiency; 2 GPUs gave 1.8 times" in told
+
+
+def test_recommend_with_one_number_of_ranks_or_none_larger(tmp_path):
+    write(tmp_path / "a", 2, chip="Intel Xeon")
+    told = scaling.recommend(speedups(tmp_path))
+    assert told.startswith("Ask for 2 ranks with 2 CPUs each (")
+    assert "device-hours" in told
+    assert "no run used more" in told
+    write(tmp_path / "b", 4, 1900, chip="Intel Xeon")
+    told = scaling.recommend(speedups(tmp_path))
+    assert "Ask for 4 ranks" in told
+    assert "no run used more" in told
+
+
+# ---- the communication model
+
+
+def test_the_model_recovers_what_made_the_times():
+    n = np.array([1, 2, 4, 8, 16, 32])
+    for terms in ([20, 0.3, 0.01], [20, 0, 0.02], [5, 0.4, 0]):
+        model = predict.fit(n, predict.parts(n, "strong") @ terms)
+        assert list(model.terms.values()) == pytest.approx(terms, abs=1e-6)
+        assert abs(model.error(256, predict.parts(256, "strong") @ terms)) < 1e-6
+    once = predict.fit(n, 20 / n + 0.5)  # a fixed part needs no term: it is a little more work and more waiting
+    assert list(once.terms.values()) == pytest.approx([20.5, 0.25, 0], abs=1e-6)
+
+
+def test_the_band_holds_what_came_and_widens_where_nothing_was_measured():
+    n = np.repeat([1, 2, 4], 3)
+    truth = predict.parts(n, "strong") @ [20, 0.4, 0]
+    model = predict.fit(n, truth * np.tile([0.97, 1, 1.03], 3))
+    low, high = model.band([4, 16, 1536])
+    assert (low < high).all()
+    assert low[1] < predict.parts(16, "strong") @ [20, 0.4, 0] < high[1]
+    assert (np.diff(high / low) > 0).all()
+
+
+@pytest.mark.parametrize(("table", "errors"), [(CIFAR, (-0.112, -0.272)), (MNIST, (-0.138, -0.296))])
+def test_held_out_error_on_the_published_table_is_what_it_is(table, errors):
+    """From 1 to 4 GPUs those tables are superlinear, so on 1, 4, 8 no waiting shows, and larger runs are too fast."""
+    n, seconds = np.array(table["ranks"]), np.array(table["seconds"])
+    model = predict.fit(n[:3], seconds[:3])
+    assert model.error(n[3:], seconds[3:]) == pytest.approx(errors, abs=0.001)
+    assert "superlinear from 1 to 4" in model.superlinear
+    assert [name for name, value in model.terms.items() if value] == ["work"]
+    low, high = model.band(n[3:])
+    assert ((low < seconds[3:]) & (seconds[3:] < high)).all()  # the band is honest where the curve is wrong
+
+
+def test_control_without_communication_the_error_is_larger():
+    """On 4, 8, 16 GPUs waiting shows: the work alone is 28 % too fast on 32."""
+    n, seconds = np.array(CIFAR["ranks"]), np.array(CIFAR["seconds"])
+    alone = np.mean(1 / (n[1:4] * seconds[1:4])) / np.mean(1 / (n[1:4] * seconds[1:4]) ** 2)
+    assert alone / 32 / seconds[4] - 1 == pytest.approx(-0.277, abs=0.001)
+    assert predict.fit(n[1:4], seconds[1:4]).error(32, seconds[4]) == pytest.approx(0.026, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "words"),
+    [
+        ([4, 4], [1.0, 1.1], "1 number of ranks"),
+        ([1, 2], [1.0, 0.0], "above 0"),
+        ([1, 2], [1.0, float("nan")], "above 0"),
+        ([0, 2], [1.0, 0.5], "above 0"),
+        ([1, 2, 4], [1.0, 0.5], "3 numbers of ranks but 2 times"),
+        ([], [], "0 number"),
+    ],
+)
+def test_the_model_refuses_what_it_cannot_fit(ranks, seconds, words):
+    with pytest.raises(ScalingError, match=words):
+        predict.fit(ranks, seconds)
+
+
+def test_the_printed_speedups_of_the_published_tables_follow_from_their_times():
+    for table in (CIFAR, MNIST):
+        speed = table["seconds"][0] / np.array(table["seconds"])
+        assert speed == pytest.approx(table["speedup_printed"], abs=0.0006)
+
+
+# ---- figures
+
+
+def all_figures(folder):
+    """Every figure of a study."""
+    table = runs.table(folder)
+    found, each, out = speedups(folder), scaling.per_run(table), scaling.left_out(table)
+    figures = [curves(table), speedup(found, PUBLISHED["tables"], out), shares(found, out), time_cost(each, 0.95, out)]
+    if len(sizes := sorted(each["world_size"].unique())) > 2:
+        fitted = each[each["world_size"] < sizes[-1]]
+        rest = each[each["world_size"] == sizes[-1]]
+        model = predict.fit(fitted["world_size"], fitted["seconds"])
+        held_out = rest["world_size"].tolist(), rest["seconds"].tolist()
+        figures.append(prediction(model, held_out, "here", scaling.unit(each), PUBLISHED["efficiencies"]))
+    return figures
+
+
+def test_every_figure_draws_and_its_alt_text_has_the_numbers(study, tmp_path_factory):
+    write(study / "x", 4, state="failed")
+    figures = all_figures(study)
+    for number, picture in enumerate(figures):
+        assert picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png").stat().st_size > 10_000
+        assert all(text.get_fontsize() >= 10 for text in picture.figure.findobj(plt.Text) if text.get_text())
+    alts = [picture.alt for picture in figures]
+    assert "4 GPUs (strong, 2 CPUs each): loss 0.167, accuracy 97.0%" in alts[0]
+    assert "2 GPUs 1.80 (90%), 4 GPUs 2.00 (50%)" in alts[1]
+    assert "4 GPUs (strong, 2 CPUs each): data 10%, compute 80%, communication 10%" in alts[2].replace("  ", " ")
+    assert "1 GPU, strong, 2 CPUs each: 32 s for 0.012 hours" in alts[3]
+    assert "4 GPUs 5 s measured, 3.31 s predicted (\N{MINUS SIGN}34%)" in alts[4]
+    assert all("digits on NVIDIA A100" in alt for alt in alts[:4])
+    assert all("1 run left out: 1 failed" in one.figure.get_supxlabel() for one in figures[:4])
+
+
+def test_figures_of_one_old_cpu_run_say_ranks(tmp_path, tmp_path_factory):
+    write(tmp_path / "a", 2, epochs=1, cpus=None, chip="Intel Xeon", without=("exposed_seconds", "test_seconds"))
+    for number, picture in enumerate(all_figures(tmp_path)):
+        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
+        assert "GPU" not in picture.alt.replace("ThetaGPU", "")
+        assert "CPU (Intel Xeon)" in picture.alt
+
+
+def test_a_thousand_runs_make_a_table_and_figures(tmp_path, tmp_path_factory):
+    for number in range(1000):
+        ranks = 2 ** (number % 4)
+        write(tmp_path / f"run-{number}", ranks, 900 * ranks**0.9 + number, cpus=1 + number % 3)
+    assert scaling.per_run(runs.table(tmp_path))["run"].nunique() == 1000
+    for number, picture in enumerate(all_figures(tmp_path)):
+        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
