@@ -6,10 +6,12 @@ import shutil
 
 import pytest
 
+from ddp_helpers.notebook.slurm import available
+from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
 
 LAUNCHERS = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_|CUDA_VISIBLE_|OMP_|DDP_"
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_(?!CONF$)|CUDA_VISIBLE_|OMP_|DDP_"
 )
 
 
@@ -31,3 +33,10 @@ def mpirun():
     """The test needs mpirun: it fails in CI without one, and is skipped elsewhere."""
     if not shutil.which("mpirun"):
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no mpirun on this machine: install openmpi-bin")
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
+    if not available() or not ask("sinfo", "--noheader", "--partition=course").stdout.strip():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Slurm answers: slurm/cluster with pytest")

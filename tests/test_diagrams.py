@@ -39,6 +39,9 @@ CASES = [  # function, arguments, and what its alt text must name
     (diagrams.data_parallel_vs_ddp, {"gpus": 8}, ["other 7"]),
     (diagrams.signal_path, {}, ["LOCAL_RANK=2", "cuda:2", "4 GPUs"]),
     (diagrams.signal_path, {"local_rank": 0, "gpus": 8}, ["SLURM_LOCALID=0", "8 GPUs"]),
+    (diagrams.way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
+    (diagrams.way_of_a_job, {"nodes": 2, "tasks_per_node": 4}, ["ranks 0 to 7"]),
+    (diagrams.way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
     (diagrams.memory_of_gradients, {}, ["300 MB", "200 MB"]),
     (diagrams.memory_of_gradients, {"parameters_mb": 44.7}, ["44.7 MB", "134.1 MB", "89.4 MB"]),
 ]

@@ -38,6 +38,7 @@ def execute(notebook: str | Path, output: str | Path, **parameters: object) -> N
             kernel_name="python3",
             progress_bar=False,
             log_output=False,
+            extra_arguments=["--IPKernelApp.log_level=40"],  # or it warns of a connection that stays on this machine
         )
     except PapermillExecutionError as error:
         raise JobError(f"{Path(notebook).name} failed: {error.ename}: {error.evalue}") from None

@@ -25,7 +25,8 @@ def render(job: Job, site: Site, folder: Path) -> str:
     environment.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
     python = site.python or sys.executable
     text = environment.get_template(TEMPLATE).render(job=job, site=site, folder=str(folder), python=python)
-    return re.sub(r"^(#SBATCH .*?)  (# .*)$", lambda line: f"{line[1]:<40}{line[2]}", text, flags=re.M)
+    # The comments in a column; not behind the log's path, which is the learner's.
+    return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
 
 
 def word(text: str) -> str:

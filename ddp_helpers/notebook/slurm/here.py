@@ -1,5 +1,6 @@
 """The same job where there is no Slurm: its ranks run under torchrun on this machine."""
 
+from contextlib import chdir
 from datetime import datetime
 from pathlib import Path
 
@@ -14,25 +15,29 @@ UNITS = (1, 60, 3600, 86400)
 def run_here(folder: Path, said: dict) -> None:
     """Run the job's ranks on this machine, and keep how it ended as Slurm would say it."""
     job = Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
-    begin, state = datetime.now(), "COMPLETED"
+    states = []
     for task, value in enumerate(job.array or [""]):
-        target = folder_of(folder, str(task) if job.array else "")
+        number = str(task) if job.array else ""
+        target, begin, state = folder_of(folder, number), datetime.now(), "COMPLETED"
         target.mkdir(exist_ok=True)
         words = [{RUN_DIR: str(target), ARRAY: value}.get(word, word) for word in job.program]
         if (folder / words[0]).is_file():
             words[0] = str(folder / words[0])
         by = {"launcher": "python"} if words[0] == "-m" else {"ranks": [job.tasks_per_node] * job.nodes}
         try:
-            ran = launch.run(*words, timeout=seconds(job.time), **by)
+            with chdir(folder):  # as the job file does
+                ran = launch.run(*words, timeout=seconds(job.time), **by)
             log_path(target, None).write_text("".join(f"{rank or 0}: {text}\n" for rank, text in ran.lines))
         except launch.LaunchError as error:
             print(error)
             state = "FAILED"
-    times = {"submitted": begin, "started": begin, "ended": datetime.now()}
-    ended = State(
-        "", state, **{name: at.isoformat(timespec="seconds") for name, at in times.items()}, source="torchrun"
-    )
-    keep(folder, said | ended.record() | {"job_id": None})
+        times = {"submitted": begin, "started": begin, "ended": datetime.now()}
+        times = {name: at.isoformat(timespec="seconds") for name, at in times.items()}
+        ended = State("", state, **times, task=number, source="torchrun")
+        keep(target, said | ended.record() | {"job_id": None})
+        states.append(state)
+    if job.array:
+        keep(folder, said | {"state": max(states)})  # FAILED, if one task did
 
 
 def seconds(limit: str) -> float:

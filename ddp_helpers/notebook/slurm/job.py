@@ -8,7 +8,8 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 MEMORY = re.compile(r"[1-9]\d*[KMGT]?", re.ASCII)
 VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 # The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds, and the same after days-.
-TIME = re.compile(r"\d+(:[0-5]\d){0,2}|\d+-\d+(:[0-5]\d){0,2}", re.ASCII)
+TIME = re.compile(r"(?=.*[1-9])(\d+(:[0-5]\d){0,2}|\d+-\d+(:[0-5]\d){0,2})", re.ASCII)
+ODD = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # what no command line, or no file in UTF-8, can hold
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
 
 
@@ -54,16 +55,18 @@ class Job:
                 f"tasks_per_node={self.tasks_per_node} but gpus_per_node={self.gpus_per_node}: DDP runs one task for "
                 "each GPU, so make them equal (or gpus_per_node=0 to train on CPUs)"
             )
-        check("time", self.time, TIME, "minutes, HH:MM:SS, or D-HH:MM:SS, such as 00:30:00")
+        check("time", self.time, TIME, "minutes, HH:MM:SS, or D-HH:MM:SS, more than 0, such as 00:30:00")
         if self.memory:
             check("memory", self.memory, MEMORY, "a number with K, M, G or T, such as 32G")
         if self.launcher not in ("srun", "torchrun"):
             raise JobError(f"launcher={self.launcher!r}: choose srun (a task per rank) or torchrun (a task per node)")
+        check_program(self.program)
+        if isinstance(self.array, str):
+            raise JobError(f"array={self.array!r} cannot be used: give a list of values")
         for value in self.array:
             check("array", value, VALUE, "values of letters, digits, dot, plus and dash")
         if (ARRAY in self.program) != bool(self.array):
             raise JobError(f"array={self.array!r} and the word {ARRAY} in the program belong together: give both")
-        check_program(self.program)
 
 
 def check(what: str, value: object, pattern: re.Pattern, allowed: str) -> None:
@@ -80,8 +83,8 @@ def check_count(what: str, value: object, least: int) -> None:
 
 def check_program(program: tuple[str, ...]) -> None:
     """Raise JobError unless there is a program, of words that stay what they are when a shell has read them."""
-    if isinstance(program, str) or not program:
+    if not isinstance(program, (tuple, list)) or not program:
         raise JobError(f"program={program!r} cannot be used: give a script and its arguments as a list of words")
     for word in program:
-        if not isinstance(word, str) or any(ord(letter) < 32 or ord(letter) == 127 for letter in word):
-            raise JobError(f"program: the word {word!r} cannot be used: give text without line breaks")
+        if not isinstance(word, str) or ODD.search(word):
+            raise JobError(f"program: the word {word!r} cannot be used: give text without line breaks and the like")

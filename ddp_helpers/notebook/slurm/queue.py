@@ -3,9 +3,8 @@
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,10 @@ CURES = {
     "time limit": "ask for less `time`; `sinfo -o '%P %l'` shows each partition's limit",
     "constraint": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
     "feature": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
+    "node count": "ask for fewer nodes; `sinfo` shows how many each partition has",
+    "gres": "change `gpus` in the site file; `sinfo -N -o '%N %G'` shows what GPUs are called",
     "node configuration": "ask for fewer nodes, GPUs, CPUs or less memory; `sinfo -N -o '%N %c %m %G'` shows them",
+    "more processors": "ask for fewer nodes, GPUs or CPUs; `sinfo -N -o '%N %c %G'` shows what there is",
     "memory": "ask for less `memory`; `sinfo -N -o '%N %m'` shows what the nodes have",
 }
 
@@ -67,11 +69,16 @@ def ask(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
         return subprocess.run(command, env=clean(), cwd=cwd, timeout=60, check=False, **pipes)
     except subprocess.TimeoutExpired:
         raise JobError(f"{command[0]} gave no answer in 60 s: is the Slurm controller up? Try `sinfo`") from None
+    except FileNotFoundError:
+        raise JobError(f"{command[0]} is not on this machine: go to where Slurm is") from None
 
 
 def available() -> bool:
     """Whether a Slurm answers here: the site's, or the one that slurm/cluster starts."""
-    return shutil.which("sbatch") is not None and ask("sinfo", "--noheader").returncode == 0
+    settings = clean().get("SLURM_CONF")
+    if not shutil.which("sbatch") or (settings and not Path(settings).is_file()):  # sinfo would wait a minute for it
+        return False
+    return ask("sinfo", "--noheader").returncode == 0
 
 
 def send(batch: Path) -> str:
@@ -98,9 +105,18 @@ def look(job_id: str) -> list[State]:
     The controller forgets a job some minutes after its end; then accounting has it, or the log of completed jobs.
     """
     for source in (controller, accounting, completion_log):
-        if found := source(job_id):
+        if found := [each for state in source(job_id) for each in tasks_of(state)]:
             return sorted(found, key=lambda state: state.task.zfill(6))
     raise JobError(f"job {job_id} is not known to Slurm: it ended long ago, or ran on another cluster")
+
+
+def tasks_of(state: State) -> list[State]:
+    """The tasks of an array, where Slurm speaks of many at once, as in 0-2,5%1: they wait, or were cancelled so."""
+    spans = [span.partition("-") for span in state.task.strip("[]").partition("%")[0].split(",")]
+    if not all(first.isdecimal() and (last or first).isdecimal() for first, _, last in spans):
+        return [state]
+    numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
+    return [replace(state, task=str(number)) for number in numbers]
 
 
 def controller(job_id: str) -> list[State]:
@@ -126,11 +142,12 @@ def completion_log(job_id: str) -> list[State]:
         lines = Path(completion_log_path()).read_text(errors="replace").splitlines()
     except OSError:
         return []
-    mine = re.compile(rf"\b(JobId|ArrayJobId)={re.escape(job_id)}\b")
-    return [from_fields(line, "completion log") for line in lines if mine.search(line)]
+    mine = re.compile(rf"(^| )(JobId|ArrayJobId)={re.escape(job_id)} ")
+    found = [from_fields(line, "completion log") for line in lines if mine.search(line)]
+    # A job that was requeued has a line for each attempt, with what it then became: PENDING.
+    return list({state.job_id: state for state in found if not state.active}.values())
 
 
-@cache
 def completion_log_path() -> str:
     """Where slurm.conf says that the log is."""
     found = re.search(r"^JobCompLoc\s*= (.*)$", ask("scontrol", "show", "config").stdout, re.M)
@@ -139,7 +156,8 @@ def completion_log_path() -> str:
 
 def from_fields(line: str, source: str) -> State:
     """A line of Name=value, as scontrol and the completion log write them."""
-    said = dict(re.findall(r"(?:^| )(\w+)=(\S*)", line))
+    # A folder of any name comes late in the line: of two of a name the first counts.
+    said = dict(reversed(re.findall(r"(?:^| )(\w+)=(\S*)", line)))
     names = ("JobState", "Reason", "ExitCode", "NodeList", "SubmitTime", "StartTime", "EndTime", "ArrayTaskId")
     known = [said.get(name, "") for name in names]
     return State(said.get("JobId", ""), *known, source)

@@ -20,10 +20,10 @@ def write(job: Job, site: Site, folder: Path) -> Path:
     Raises JobError, with nothing written, if the folder holds another run.
     """
     folder = Path(folder).absolute()
-    if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
-        raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
     text = render(job, site, folder)
     try:
+        if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
+            raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
         (folder / BATCH).write_text(text)
@@ -36,7 +36,8 @@ def submit(folder: Path) -> str:
     """Submit the job that was written here, and give its id; without Slurm, run it under torchrun, and say so."""
     folder, said = Path(folder).absolute(), known(folder)
     if said["job_id"] or said["state"] != "WRITTEN":
-        raise JobError(f"{tidy(str(folder))} was submitted already (job {said['job_id']}): write a new job")
+        how = f"as job {said['job_id']}" if said["job_id"] else "and ran here, without Slurm"
+        raise JobError(f"{tidy(str(folder))} was submitted already, {how}: write a new job into a new folder")
     if not available():
         print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
         run_here(folder, said)
@@ -53,14 +54,18 @@ def collect(folder: Path) -> list[runs.Run]:
     Raises JobError if the job has not ended.
     """
     folder, said = Path(folder).absolute(), known(folder)
+    if said["state"] == "WRITTEN":
+        raise JobError(f"{tidy(str(folder))} holds a job that was not submitted: submit it first")
     if not said["job_id"]:
+        if said.get("task"):
+            return [runs.read(folder)]
         tasks = [str(task) for task in range(len(said["job"]["array"]))] or [""]
         return [runs.read(folder_of(folder, task)) for task in tasks]
     found = []
     for state in look(said["job_id"]):
         if state.active:
             raise JobError(f"job {state.job_id} is {state.state.lower()}: watch it until it ends")
-        target = folder_of(folder, state.task)
+        target = folder if said.get("task") else folder_of(folder, state.task)
         target.mkdir(exist_ok=True)
         keep(target, said | state.record())
         found.append(runs.read(target))

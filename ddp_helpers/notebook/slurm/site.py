@@ -57,8 +57,8 @@ class Site:
             pattern, allowed = ALLOWED.get(one.name, (NAME, "letters, digits, dot, dash and underscore"))
             value = getattr(self, one.name)
             for word in value if isinstance(value, tuple) else [value] if value or one.name == "name" else []:
-                if not pattern.fullmatch(word):
-                    raise JobError(f"site {self.name}: {one.name} = {word!r} cannot be used: give {allowed}")
+                if not (isinstance(word, str) and pattern.fullmatch(word)):
+                    raise JobError(f"site {self.name!r}: {one.name} = {word!r} cannot be used: give {allowed}")
 
     @classmethod
     def load(cls, name: str | Path) -> "Site":
@@ -70,7 +70,7 @@ class Site:
         try:
             values = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise JobError(f"site file {path.name} is not TOML: {error}") from None
+            raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
         return cls(path.stem, **{key: typed(path.name, key, value) for key, value in values.items()})
 
     def but(self, **values: str) -> "Site":
@@ -84,12 +84,13 @@ def typed(file: str, key: str, value: object) -> str | tuple[str, ...]:
     if key not in kinds:
         near = get_close_matches(key, kinds, 1)
         hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(kinds)}"
-        raise JobError(f"site file {file}: the key {key!r} is not known: {hint}")
+        raise JobError(f"site file {file!r}: the key {key!r} is not known: {hint}")
     many = "tuple" in kinds[key]
     words = value if many else [value]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise JobError(f"site file {file}: {key} = {value!r}: give {'a list of texts' if many else 'a text'} in quotes")
-    words = [word.replace("{user}", user()) for word in words]
+        kind = "a list of texts" if many else "a text"
+        raise JobError(f"site file {file!r}: {key} = {value!r}: give {kind} in quotes")
+    words = [word.replace("{user}", user()) if "{user}" in word else word for word in words]
     return tuple(words) if many else words[0]
 
 

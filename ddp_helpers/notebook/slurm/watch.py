@@ -12,6 +12,9 @@ from ddp_helpers.notebook.slurm.queue import State, look, moment
 
 RANK = re.compile(r" *(\d+): ?(.*)")  # how srun, and torchrun as the job file starts it, mark a rank's line
 
+# Why a job waits for ever, on a cluster that does not refuse it at once (EnforcePartLimits=NO).
+NEVER = {"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"}
+
 
 def watch(folder: Path) -> None:
     """Show a live line for the job, or for each task of its array, and the ranks' lines as they come, until it ends.
@@ -47,6 +50,7 @@ def line(state: State) -> str:
     begin, end = moment(state.started), moment(state.ended)
     if state.state == "PENDING":
         why = f" ({state.reason})" if state.reason not in ("", "None") else ""
+        why += ": it can never start so, cancel it and ask for less" if state.reason in NEVER else ""
         return f"job {state.job_id}: pending{why}"
     if state.active:
         ran = (datetime.now() - begin).total_seconds() if begin else 0

@@ -1,0 +1,267 @@
+"""The sites: each loads, its jobs pass shellcheck and do what the clusters' own examples do; bad ones are named."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from ddp_helpers.__main__ import main
+from ddp_helpers.notebook.slurm import Job, JobError, Site, render
+from ddp_helpers.notebook.slurm.site import SITES
+
+PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"
+SHIPPED = sorted(path.stem for path in SITES.glob("*.toml"))
+
+
+def jobs():
+    """A job of each kind."""
+    for launcher, array, gpus in itertools.product(("srun", "torchrun"), ((), ("1", "2e-3")), (0, 4)):
+        program = ("mnist_ddp.py", "--epochs", "1", "--note", "it's; #1 *", "--run-dir", "{run_dir}")
+        program += ("--seed", "{array}") if array else ()
+        shape = {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": gpus, "cpus_per_task": 8, "memory": "32G"}
+        yield Job("ddp-torch", program, **shape, launcher=launcher, array=array)
+
+
+def checked(paths, leave_out="SC1091"):
+    """What shellcheck says of these files; SC1091 is that the file which a site sources is not here."""
+    if not shutil.which("shellcheck"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no shellcheck on this machine: apt-get install shellcheck"
+        )
+    command = ["shellcheck", "--format=json", f"--exclude={leave_out}", *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return [f"{found['file']}:{found['line']}: {found['message']}" for found in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(name, tmp_path):
+    site, paths = Site.load(SITES / f"{name}.toml"), []
+    assert site.name == name and site.description
+    for folder, job in itertools.product((PLAIN, ODD), jobs()):
+        paths.append(tmp_path / f"{len(paths)}.sbatch")
+        paths[-1].write_text(render(job, site, tmp_path / folder))
+        text = paths[-1].read_text()
+        assert text.startswith("#!/bin/bash\n") and "{{" not in text and "{%" not in text
+        assert ("--gres=gpu:4" in text) == (job.gpus_per_node == 4)
+        directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+        last = max(number for number, line in enumerate(text.splitlines()) if line.startswith("#SBATCH"))
+        assert all(line.startswith("#") for line in text.splitlines()[:last])  # Slurm reads no directive behind code
+        assert len({line.split("=")[0] for line in directives}) == len(directives)
+    assert not checked(paths[:8])
+    assert not checked(paths[8:], "SC1091,SC2016") and len(paths) == 16  # SC2016: it asks whether $(…) is meant
+
+
+def test_shellcheck_would_tell_of_a_word_without_quotes(tmp_path):
+    (tmp_path / "bad").write_text("#!/bin/bash\ncd $HOME/$1\nrm $2\n")
+    assert checked([tmp_path / "bad"])
+
+
+def seeds(name):
+    """The job of the clusters' own examples, as this site renders it."""
+    job = Job("ddp-torch", ("mnist_ddp.py",), 2, 2, 2, cpus_per_task=8, time="00:05:00", memory="32G")
+    return render(job, Site.load(name), "run")
+
+
+ASKED = """--job-name=ddp-torch --nodes=2 --ntasks-per-node=2 --cpus-per-task=8 --mem=32G --gres=gpu:2 --time=00:05:00
+--mail-type=BEGIN,END,FAIL"""
+UNIVERSITY = {"della": "princeton", "greene": "nyu"}
+
+
+@pytest.mark.parametrize("name", ["della", "greene"])
+def test_a_university_site_asks_for_all_that_its_examples_ask_for(name, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ab123")
+    asked = re.findall(r"^#SBATCH (\S+)", seeds(name), re.M)
+    assert {*ASKED.split(), f"--mail-user=ab123@{UNIVERSITY[name]}.edu"} <= {*asked}
+    assert "{user}" not in seeds(name)
+
+
+def test_della_loads_its_modules_and_its_environment_before_the_ranks():
+    before, _, ranks = seeds("della").partition("\nsrun ")
+    lines = before.splitlines()
+    steps = [
+        lines.index("module purge"),
+        *(i for i, line in enumerate(lines) if line.startswith("module load anaconda3")),
+    ]
+    steps.append(lines.index("conda activate torch-env"))
+    assert len(steps) == 3 and steps == sorted(steps)
+    assert ranks.split("\\\n")[-2].strip() == "python"
+
+
+def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ab123")
+    before, _, ranks = seeds("greene").partition("\nsrun ")
+    assert "\nmodule purge\n" in before and "singularity" not in before
+    overlay, image = r"/scratch/ab123/\S+\.ext3:ro", r"/scratch/work/public/singularity/\S+\.sif"
+    inside = r"/bin/bash -c 'source /ext3/env.sh && exec \"\$@\"' bash \\\n  python \\\n  mnist_ddp.py\n"
+    assert re.search(rf" singularity exec --nv --overlay {overlay} {image} \\\n  {inside}", ranks)
+
+
+MISTAKES = {
+    "a rank from the batch body, where it is always 0": r"\bRANK=",
+    "a world size that the launcher knows": r"WORLD_SIZE=",
+    "a fixed port": r"MASTER_PORT=(?!\$\(\(\d+ \+ SLURM_JOB_ID)",
+    "a download that all ranks race for": r"download",
+    "GPUs counted by the digits of their numbers": r"SLURM_JOB_GPUS|wc ",
+    "tasks that may all land on one node": r"--ntasks=",
+    "one GPU for each task, hidden from its neighbours": r"--gpus-per-task",
+    "an overlay that only one rank can mount": r"\.ext3(?!:ro)\b",
+}
+SEED = """export MASTER_PORT=12345
+export RANK=$SLURM_PROCID WORLD_SIZE=4
+gpus_per_node=$(printf ${SLURM_JOB_GPUS} | sed 's/[^0-9]*//g' | wc --chars)
+#SBATCH --ntasks=4
+#SBATCH --gpus-per-task=1
+srun singularity exec --overlay my.ext3 image /bin/bash -c "python download_data.py; python train.py"
+"""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_site_repeats_a_mistake_of_the_examples(name, mistake):
+    assert re.search(MISTAKES[mistake], SEED)
+    for job in jobs():
+        code = re.sub(r"(?m)(?<=\s)#(?!SBATCH).*$", "", render(job, Site.load(SITES / f"{name}.toml"), "run"))
+        assert not re.search(MISTAKES[mistake], code)
+
+
+# ---- bad files
+
+
+def refused(text, tmp_path, name="mine.toml"):
+    """The one line with which a site file is refused."""
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(JobError) as error:
+        Site.load(tmp_path / name)
+    line = str(error.value)
+    assert line.isprintable(), f"not one line: {line!r}"
+    return line
+
+
+def test_a_good_file_is_taken(tmp_path):
+    (tmp_path / "mine.toml").write_text('partition = "gpu"\nsetup = ["module load a/1.2 b", "export A_B=c:d"]\n')
+    site = Site.load(str(tmp_path / "mine.toml"))
+    assert (site.name, site.partition, site.setup) == ("mine", "gpu", ("module load a/1.2 b", "export A_B=c:d"))
+
+
+KEYS = {"acount": "account", "partitions": "partition", "set_up": "setup", "mail": "mail_user", "Gpus": "gpus"}
+
+
+@pytest.mark.parametrize(("key", "meant"), KEYS.items())
+def test_a_key_that_is_not_known_gets_the_one_that_was_meant(key, meant, tmp_path):
+    assert f"the key '{key}' is not known: did you mean {meant}?" in refused(f'{key} = "x"', tmp_path)
+
+
+@pytest.mark.parametrize("key", ["zzz", '"a\\nb"', '""'])
+def test_a_key_like_no_other_gets_the_list(key, tmp_path):
+    assert "is not known: keys are description, account," in refused(f'{key} = "x"', tmp_path)
+
+
+WRONG = ["account = 5", "account = true", 'account = ["a"]', "account = 2026-01-01", 'setup = "module purge"']
+WRONG += ["setup = [1]", 'setup = [["module purge"]]', "[account]\nx = 1", "prefix = {}", "mail_type = 'END'"]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_value_of_the_wrong_type_is_named(text, tmp_path):
+    line = refused(text, tmp_path)
+    key = re.match(r"\W*(\w+)", text)[1]
+    assert f": {key} = " in line and re.search(r"give a (list of texts|text) in quotes$", line)
+
+
+@pytest.mark.parametrize("text", ["account = ", "= 5", 'a = "x', "[[", "a = 1\na = 2", b"account = '\xff'", b"\x00"])
+def test_a_file_that_is_not_toml_is_named(text, tmp_path):
+    assert refused(text, tmp_path).startswith("site file 'mine.toml' is not TOML: ")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "", "della.toml", "../sites/x", "a\nb", "TEMPLATE2", "a\0b"])
+def test_a_site_that_is_not_known_gets_the_list(name):
+    with pytest.raises(JobError) as error:
+        Site.load(name)
+    assert f"{name!r} is not known: choose one of della, greene, local" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a b.toml", "a\nb.toml", "$(x).toml", "-x.toml"])
+def test_a_file_whose_name_cannot_stand_in_a_job_is_named(name, tmp_path):
+    assert "name = " in refused('account = "a"', tmp_path, name)
+
+
+SHELL = [
+    "$(touch x)",
+    "`touch x`",
+    "a; touch x",
+    "a && touch x",
+    "a | x",
+    "a > x",
+    "$HOME",
+    "a\\nb",
+    "'a'",
+    '\\"a',
+    "a\\\\b",
+]
+TEXTS = ["account", "partition", "constraint", "gpus", "memory", "mail_user", "python", "source"]
+LISTS = ["setup", "prefix", "script_args", "mail_type"]
+START = {"gpus": "--gres=gpu:{n}", "memory": "32G", "mail_user": "a@b.c", "setup": "module load a", "mail_type": "END"}
+
+
+@pytest.mark.parametrize("shell", SHELL)
+@pytest.mark.parametrize("key", TEXTS + LISTS)
+def test_shell_in_a_value_is_refused_with_what_may_stand_there(key, shell, tmp_path):
+    for value in (shell, START.get(key, "a") + shell):
+        text = f'["{value}"]' if key in LISTS else f'"{value}"'
+        line = refused(f"{key} = {text}", tmp_path)
+        assert f"site 'mine': {key} = " in line and " cannot be used: give " in line
+
+
+SETUP = [
+    "rm -rf /",
+    "conda activate a b",
+    "export PATH=$PATH:/x",
+    "export a=b",
+    "source a b",
+    "module purge; x",
+    "module",
+    "",
+]
+
+
+@pytest.mark.parametrize("line", SETUP)
+def test_a_line_of_set_up_that_is_more_than_set_up_is_refused(line, tmp_path):
+    assert f"setup = {line!r}" in refused(f'setup = ["{line}"]', tmp_path)
+
+
+# ---- the learner
+
+
+def test_the_learners_name_is_filled_in_and_an_odd_one_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text('mail_user = "{user}@x.org"\nprefix = ["run", "/home/{user}/i"]\n')
+    monkeypatch.setattr("getpass.getuser", lambda: "ab-1")
+    site = Site.load(tmp_path / "mine.toml")
+    assert (site.mail_user, site.prefix) == ("ab-1@x.org", ("run", "/home/ab-1/i"))
+    monkeypatch.setattr("getpass.getuser", lambda: "a; touch x")
+    assert "'a; touch x'" in refused('mail_user = "{user}@x.org"', tmp_path)
+    (tmp_path / "none.toml").write_text('mail_user = "me@x.org"\n')
+    assert Site.load(tmp_path / "none.toml").mail_user == "me@x.org"
+
+
+def test_one_learner_changes_what_is_hers_and_it_is_checked_too():
+    site = Site.load("della").but(account="physics", partition="")
+    assert (site.account, site.partition, site.name) == ("physics", "", "della")
+    assert "\n#SBATCH --account=physics\n" in render(Job("a", ("x.py",)), site, "run")
+    assert Site.load("local").but(partition="").partition == "course"
+    for bad in ("a b", "$(x)", "a\nb", 5):
+        with pytest.raises(JobError, match=r"^site 'della': account = .* cannot be used"):
+            site.but(account=bad)
+
+
+def test_the_command_that_checks_a_site_shows_a_job_or_one_line(capsys, tmp_path):
+    assert main(["site", "greene"]) == 0
+    out, err = capsys.readouterr()
+    assert "#SBATCH --nodes=2" in out and "singularity exec" in out and "greene is sound" in err
+    (tmp_path / "bad.toml").write_text("acount = 'a'")
+    with pytest.raises(SystemExit) as end:
+        main(["site", str(tmp_path / "bad.toml")])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and "did you mean account?" in err

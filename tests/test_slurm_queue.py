@@ -1,0 +1,348 @@
+"""Jobs without torch on a real Slurm: submitted, refused, watched, cancelled, timed out, collected, forgotten."""
+
+import _thread
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from threading import Timer
+
+import pytest
+
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.slurm import (
+    Job,
+    JobError,
+    Site,
+    available,
+    cancel,
+    collect,
+    look,
+    queue,
+    submit,
+    watch,
+    write,
+)
+
+pytestmark = pytest.mark.usefixtures("cluster")
+LIMIT = 60  # seconds that a busy machine may need for a small job
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Write a job that runs this program into a folder; it is cancelled at the end."""
+    folders = []
+
+    def make(code, *args, folder="run", site=None, **options):
+        folders.append(tmp_path / folder)
+        place = Site.load("local").but(**site or {})
+        write(Job("test", ("program.py", *args, "{run_dir}"), **options), place, folders[-1])
+        (folders[-1] / "program.py").write_text(code)
+        return folders[-1]
+
+    yield make
+    for folder in folders:
+        if number := number_of(folder):
+            cancel(number)
+
+
+def number_of(folder):
+    """The id that Slurm gave to the job in this folder."""
+    return json.loads((folder / "job.json").read_text())["job_id"]
+
+
+def until(condition, what):
+    """Wait until it is so."""
+    end = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def ended(folder):
+    """Wait for the end of the job in this folder, and collect it."""
+    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends")
+    return collect(folder)
+
+
+def here():
+    """The jobs that are in the queue now."""
+    return queue.ask("squeue", "--noheader", "--format=%A").stdout.split()
+
+
+def agree(number):
+    """What the controller says of a job, which must be what the log of completed jobs says."""
+    by_controller = sorted(queue.controller(number), key=lambda state: state.job_id)
+    by_log = sorted(until(lambda: queue.completion_log(number), "a line in the log"), key=lambda state: state.job_id)
+    assert [state.source for state in by_controller + by_log] == [
+        *["scontrol"] * len(by_controller),
+        *["completion log"] * len(by_log),
+    ]
+    for one, other in zip(by_controller, by_log, strict=True):
+        # The log tells an exit status, but not a signal.
+        told = ["exit_code"] if one.exit_code.endswith(":0") else []
+        for name in [*told, "job_id", "state", "nodes", "submitted", "started", "ended", "task"]:
+            assert getattr(one, name) == getattr(other, name), name
+        assert one.record()["seconds"] == other.record()["seconds"] >= 0
+    return by_controller
+
+
+@pytest.fixture(scope="module")
+def late(cluster, tmp_path_factory):
+    """A job whose time is up, as Slurm notices within half a minute: it is collected by the last test here."""
+    folder = tmp_path_factory.mktemp("late") / "run"
+    write(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
+    (folder / "program.py").write_text("import time\nprint('its last word', flush=True)\ntime.sleep(300)")
+    number = submit(folder)
+    until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs")
+    queue.ask("scontrol", "update", f"JobId={number}", "EndTime=now+1")  # a limit in Slurm is a minute at least
+    yield folder
+    cancel(number)
+
+
+# ---- submitting
+
+ODD = "a run (1), 100% $(touch canary); `x` & #1 # é JobState=FAILED"
+SAYS = """
+import json, os, pathlib, sys
+mine = {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "SBATCH", "PM", "OMPI", "RANK"))}
+said = {"state": "done", "argv": sys.argv[1:], "env": mine}
+(pathlib.Path(sys.argv[-1]) / "status.json").write_text(json.dumps(said))
+print("said by rank", os.environ["SLURM_PROCID"], end="")
+"""
+LEAKS = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SLURM_MEM_PER_NODE": "1", "SBATCH_PARTITION": "nope", "RANK": "3"}
+LEAKS |= {"PMI_RANK": "3", "PMIX_RANK": "3", "OMPI_COMM_WORLD_RANK": "3", "SLURM_CPUS_PER_TASK": "5"}
+
+
+def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_own(late, job, monkeypatch, capsys):
+    folder = job(SAYS, "$(touch canary) 'x'", folder=ODD, cpus_per_task=2)
+    for name, value in LEAKS.items():
+        monkeypatch.setenv(name, value)
+    direct = subprocess.run(["sbatch", folder / "job.sbatch"], capture_output=True, text=True, timeout=30, check=False)
+    assert direct.returncode and "invalid partition" in direct.stderr  # without clean() it is refused
+    number = submit(folder)
+    assert capsys.readouterr().out == f"submitted: job {number}\n"
+    watch(folder)
+    [run] = collect(folder)
+    out = capsys.readouterr().out
+    assert run.state == "done" and (run.job["state"], run.job["exit_code"]) == ("COMPLETED", "0:0")
+    assert "said by rank 0" in out  # a last line without an end, too
+    assert run.status["argv"] == ["$(touch canary) 'x'", str(folder)]
+    env = run.status["env"]
+    assert (env["SLURM_JOB_ID"], env["SLURM_NTASKS"], env["SLURM_CPUS_PER_TASK"]) == (number, "1", "2")
+    assert not {"SBATCH_PARTITION", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK"} & {*env}
+    assert sorted(path.name for path in folder.parent.iterdir()) == [ODD]
+    files = {"job.json", "job.sbatch", "program.py", f"slurm-{number}.log", "status.json"}
+    assert {path.name for path in folder.iterdir()} == files
+    assert agree(number)[0].state == "COMPLETED"
+    assert (run.job["queue_seconds"], run.job["seconds"]) >= (0, 0) and run.job["job_id"] == number
+    before = (folder / "job.json").read_text()
+    assert collect(folder) == [run] and (folder / "job.json").read_text() == before
+    with pytest.raises(JobError, match=rf"submitted already, as job {number}: write a new job"):
+        submit(folder)
+    with pytest.raises(JobError, match=r"holds another run already \(its job.json\)"):
+        job("", folder=ODD)
+
+
+REFUSED = [
+    ({"site": {"partition": "nope"}}, "invalid partition specified: nope", "change `partition`"),
+    ({"site": {"constraint": "a100&gpu80"}}, "Invalid feature specification", "change `constraint`"),
+    ({"tasks_per_node": 9, "gpus_per_node": 9}, "Requested node configuration is not available", "fewer nodes, GPUs"),
+    ({"nodes": 99}, "More processors requested than permitted", "fewer nodes, GPUs"),
+    ({"time": "5-0"}, "Requested time limit is invalid", "less `time`"),
+    ({"memory": "900T"}, "Memory specification can not be satisfied", "`memory`|less memory"),
+]
+
+
+@pytest.mark.parametrize(("options", "words", "cure"), REFUSED)
+def test_what_the_cluster_refuses_gets_slurms_own_words_and_a_cure(options, words, cure, job):
+    folder, before = job("", **options), here()
+    with pytest.raises(JobError) as error:
+        submit(folder)
+    line = str(error.value)
+    assert line.startswith("Slurm refused the job: ") and words in line and line.isprintable()
+    assert re.search(cure, line.rpartition(": ")[2] + line)
+    assert number_of(folder) is None and runs.read(folder).job["state"] == "WRITTEN" and set(here()) <= set(before)
+    with pytest.raises(JobError, match="was not submitted"):
+        collect(folder)
+
+
+# ---- in the queue
+
+WAITS = "import time\nprint('it is there', flush=True)\ntime.sleep(%s)"
+
+
+def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsys):
+    first = job(WAITS % 2.5, folder="first", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    second = job(WAITS % 1.5, folder="second", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    submit(first)
+    number = submit(second)
+    with pytest.raises(JobError, match=rf"job {number_of(first)} is (pending|running): watch it until it ends"):
+        collect(first)
+    assert "seconds" not in runs.read(first).job
+    capsys.readouterr()
+    watch(second)
+    lines = capsys.readouterr().out.splitlines()
+    queued = [line for line in lines if line.startswith(f"job {number}: ")]
+    kinds = [re.match(r"job \d+: (\w+)", line)[1] for line in queued]
+    assert list(dict.fromkeys(kinds))[::2] and kinds == sorted(
+        kinds, key=["pending", "running", "completing", "COMPLETED"].index
+    )
+    assert kinds[0] == "pending" and "running" in kinds and kinds[-1] == "COMPLETED"
+    assert re.search(rf"job {number}: pending \((Resources|Priority)\)", "\n".join(queued))
+    assert re.fullmatch(rf"job {number}: COMPLETED after \d s, exit code 0:0, on node\[1-2\]", queued[-1])
+    said = [line for line in lines if "it is there" in line]
+    assert sorted(re.search(r"\[rank (\d)\]", line)[1] for line in said) == list("0123")
+    assert agree(number_of(first))[0].nodes == "node[1-2]"
+
+
+def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job, capsys):
+    folder = job(WAITS % 300)
+    number = submit(folder)
+    until(lambda: look(number)[0].state == "RUNNING", "it runs")
+    Timer(1, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        watch(folder)
+    assert f"job {number} goes on: watch it again, or end it with cancel('{number}')" in capsys.readouterr().out
+    assert look(number)[0].state == "RUNNING"
+    cancel(number)
+    [run] = ended(folder)
+    assert run.state == "cancelled" and run.job["state"] == "CANCELLED" and run.job["seconds"] < LIMIT
+    cancel(number)  # again, which changes nothing
+    assert collect(folder) == [run] and agree(number)
+    with pytest.raises(JobError, match=r"job nowhere cannot be cancelled: .*Invalid job id"):
+        cancel("nowhere")
+    with pytest.raises(JobError, match="job 999999999 is not known to Slurm"):
+        look("999999999")
+
+
+FAILS = """
+import os, sys, time
+if os.environ["SLURM_PROCID"] == "1":
+    print("the last word of rank 1", flush=True)
+    sys.exit(7)
+time.sleep(300)
+"""
+
+
+def test_one_failing_rank_ends_the_job_at_once_and_its_last_words_are_shown(job, capsys):
+    folder = job(FAILS, nodes=2, tasks_per_node=1)
+    submit(folder)
+    capsys.readouterr()
+    [run] = ended(folder)
+    out = capsys.readouterr().out
+    # The highest status counts, which is that of the rank that srun had to end: 128 + SIGTERM.
+    assert run.state == "failed" and (run.job["state"], run.job["exit_code"]) == ("FAILED", "143:0")
+    assert run.job["seconds"] <= 10
+    assert (
+        "FAILED after" in out and "task 1: Exited with exit code 7" in out and "\n1: the last word of rank 1\n" in out
+    )
+    assert agree(number_of(folder))[0].exit_code == "143:0"
+
+
+# ---- arrays
+
+MEETS = """
+import json, os, pathlib, socket, sys, time
+folder, port = pathlib.Path(sys.argv[-1]), int(os.environ["MASTER_PORT"])
+with socket.create_server((os.environ["MASTER_ADDR"], port)):
+    said = {"state": "done", "value": sys.argv[1], "port": port, "node": os.environ["SLURMD_NODENAME"]}
+    (folder / "here").touch()
+    while len(list(folder.parent.glob("run-[0-2]/here"))) < 3:  # all at the same time, or never
+        time.sleep(0.05)
+    time.sleep(0.5)
+(folder / "status.json").write_text(json.dumps(said))
+(folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1}) + "\\n")
+"""
+
+
+def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_port_and_its_record(job, tmp_path):
+    folder = job(MEETS, "{array}", array=("0.1", "0.2", "0.4"))
+    number = submit(folder)
+    found = ended(folder)
+    assert [run.folder.name for run in found] == ["run-0", "run-1", "run-2"]
+    assert [run.state for run in found] == ["done"] * 3
+    assert [run.status["value"] for run in found] == ["0.1", "0.2", "0.4"]
+    assert len({run.status["port"] for run in found}) == 3 and len({run.status["node"] for run in found}) == 1
+    assert len({run.job["job_id"] for run in found}) == 3 and [run.job["task"] for run in found] == list("012")
+    assert {state.task for state in agree(number)} == set("012")
+    before = sorted(tmp_path.iterdir())
+    assert collect(folder) == found and collect(found[1].folder) == [found[1]]
+    assert sorted(tmp_path.iterdir()) == before == [folder, *(run.folder for run in found)]
+    table = runs.table(tmp_path)
+    assert list(table["run"]) == ["run-0", "run-1", "run-2"] and number_of(folder) == number
+
+
+def test_an_array_that_is_cancelled_before_it_starts_is_cancelled_task_by_task(job):
+    keeps = job(WAITS % 300, folder="keeps", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    folder = job("", "{array}", array=("a", "b", "c"), tasks_per_node=1, gpus_per_node=1)
+    submit(keeps)
+    number = submit(folder)
+    states = look(number)
+    assert [state.task for state in states] == list("012") and {state.state for state in states} == {"PENDING"}
+    cancel(number)
+    assert [(run.folder.name, run.state) for run in ended(folder)] == [(f"run-{task}", "cancelled") for task in "012"]
+    assert queue.tasks_of(queue.State("1", "PENDING", task="[0-1,5,7-8%2]"))[-1].task == "8"
+    assert [one.task for one in queue.tasks_of(queue.State("1", "RUNNING", task="4"))] == ["4"]
+    assert [one.task for one in queue.tasks_of(queue.State("1", "RUNNING"))] == [""]
+
+
+# ---- where Slurm has forgotten, or is not
+
+
+def test_a_job_that_the_controller_has_forgotten_is_collected_from_the_log_of_completed_jobs(job, monkeypatch, capsys):
+    folder = job("print('it is done')")
+    submit(folder)
+    [run] = ended(folder)
+    monkeypatch.setattr(queue, "controller", lambda number: [])
+    [again] = collect(folder)
+    assert "(completion log)" in capsys.readouterr().out
+    same = {name: value for name, value in again.job.items() if name not in ("source", "reason")}
+    assert same == {name: value for name, value in run.job.items() if name in same}
+    assert again.job["source"] == "completion log" and again.job["seconds"] is not None
+
+
+LOG = """JobId=7 JobState=PENDING StartTime=2026-01-01T00:00:00 EndTime=2026-01-01T00:00:05 WorkDir=/a SubmitTime=2026-01-01T00:00:00 ExitCode=0:0
+JobId=7 JobState=FAILED StartTime=2026-01-01T00:01:00 EndTime=2026-01-01T00:01:09 WorkDir=/a JobState=COMPLETED b SubmitTime=2026-01-01T00:00:00 ExitCode=2:0
+JobId=70 JobState=COMPLETED WorkDir=/x/JobId=7 EndTime=2026-01-01T00:01:09
+"""  # noqa: E501 as Slurm writes it
+
+
+def test_of_a_job_that_was_requeued_the_last_attempt_counts_and_a_folder_cannot_speak_for_slurm(tmp_path, monkeypatch):
+    (tmp_path / "log").write_text(LOG)
+    monkeypatch.setattr(queue, "completion_log_path", lambda: str(tmp_path / "log"))
+    [state] = queue.completion_log("7")
+    assert (state.state, state.exit_code, state.record()["seconds"]) == ("FAILED", "2:0", 9)
+    assert queue.completion_log("70")[0].state == "COMPLETED" and not queue.completion_log("8")
+
+
+def test_accounting_is_read_where_a_cluster_has_it(tmp_path, monkeypatch):
+    rows = "12|CANCELLED by 1000|None|0:15|n[1-2]|2026-01-01T00:00:00|2026-01-01T00:00:02|2026-01-01T00:00:05|11_2"
+    (tmp_path / "sacct").write_text(f"#!/bin/sh\necho '{rows}'\n")
+    (tmp_path / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    [state] = queue.accounting("11")
+    assert (state.job_id, state.state, state.task, state.nodes) == ("12", "CANCELLED", "2", "n[1-2]")
+    assert (state.record()["queue_seconds"], state.record()["seconds"], state.source) == (2, 3, "sacct")
+
+
+def test_a_machine_without_slurm_is_told_from_one_with_it(monkeypatch, tmp_path):
+    assert available()
+    with monkeypatch.context() as without:
+        without.setenv("SLURM_CONF", str(tmp_path / "none"))
+        assert not available()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not available()
+    with pytest.raises(JobError, match=r"^scontrol is not on this machine: go to where Slurm is$"):
+        look("1")
+
+
+def test_a_job_whose_time_is_up_is_timed_out(late, capsys):
+    [run] = ended(late)
+    assert run.state == "timed out" and run.job["state"] == "TIMEOUT"
+    out = capsys.readouterr().out
+    assert "TIMEOUT after" in out and "its last word" in out and "DUE TO TIME LIMIT" in out
+    assert sys.executable not in out and agree(number_of(late))

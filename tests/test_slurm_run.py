@@ -1,0 +1,175 @@
+"""The course's job on a real Slurm, from papermill's command line to its record; and the same without a Slurm."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import runs, scripts
+from ddp_helpers.notebook.parameters import execute
+from ddp_helpers.notebook.slurm import Job, JobError, Site, cancel, collect, look, queue, said, submit, watch, write
+from ddp_helpers.notebook.slurm.run import log_of
+
+LIMIT = 150  # seconds that a busy machine may need for a job of four ranks
+JOB = ROOT / "slurm" / "job.ipynb"
+STEP = re.compile(r"\[#*\.*\] \d+/\d+|epoch 1:")
+
+
+@pytest.fixture
+def name():
+    """The name of a run below runs/, where job.ipynb puts it: a number, as papermill takes it. Removed at the end."""
+    number = str(time.time_ns())
+    yield number
+    for folder in (ROOT / "runs").glob(f"{number}*"):
+        shutil.rmtree(folder)
+
+
+def papermill(tmp_path, *args):
+    """Start papermill as a learner would, from somewhere else."""
+    command = [str(Path(sys.executable).with_name("papermill")), str(JOB), str(tmp_path / "out.ipynb"), *args]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def first_step(folder, child):
+    """Seconds from the submission to the first line of a training step in the job's log."""
+    submitted = None
+    while child.poll() is None:
+        if submitted is None and '"PENDING"' in text(folder / "job.json"):
+            submitted = time.monotonic()
+        if submitted and any(STEP.search(text(log)) for log in folder.glob("slurm-*.log")):
+            return time.monotonic() - submitted
+        time.sleep(0.05)
+    return None
+
+
+def text(path):
+    """What is in a file, if it is there already."""
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def mnist(folder, digits, site="local", **shape):
+    """A short training of the course's own script, written into a folder."""
+    program = ("mnist_ddp.py", "--epochs", "1", "--data", str(digits), "--no-cuda", "--run-dir", "{run_dir}")
+    write(Job("mnist", program, time="5", **shape), Site.load(site), folder)
+    scripts.write("mnist_ddp", folder / "mnist_ddp.py")
+
+
+def test_papermill_runs_a_job_on_two_nodes_and_its_file_by_hand_runs_again(
+    cluster, tmp_path, digits, name, monkeypatch, capsys
+):
+    monkeypatch.setenv("DDP_MNIST_ROOT", str(digits))
+    folder = ROOT / "runs" / name
+    given = {"nodes": 2, "gpus_per_node": 2, "epochs": 1, "time": 5, "run": name}
+    child = papermill(tmp_path, *(word for key, value in given.items() for word in ("-p", key, str(value))))
+    seconds = first_step(folder, child)
+    out, _ = child.communicate(timeout=LIMIT)
+    assert child.returncode == 0, out[-2000:]
+    run = runs.read(folder)
+    assert run.state == "done" and run.job["state"] == "COMPLETED" and run.job["exit_code"] == "0:0"
+    assert (run.env["launcher"], run.env["world_size"]) == ("slurm", 4)
+    assert [rank["node"] for rank in run.env["ranks"]] == [0, 0, 1, 1]
+    assert [epoch["epoch"] for epoch in run.epochs] == [1] and not run.problems
+    assert run.env["job_id"] == run.job["job_id"] == json.loads((folder / "job.json").read_text())["job_id"]
+    row = runs.table(folder).iloc[0]
+    assert (row["launcher"], row["nodes"], row["site"], row["state"]) == ("slurm", 2, "local", "done")
+    assert {"job.sbatch", "mnist_ddp.py"} <= {path.name for path in folder.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]  # nothing where papermill was started
+    with capsys.disabled():
+        print(f"\nfrom submit to the first training step, 4 ranks on 2 nodes: {seconds:.1f} s")
+    assert seconds < 60
+    # By hand, as it stands there.
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    number = queue.ask("sbatch", "--parsable", "job.sbatch", cwd=folder).stdout.strip()
+    wait(number)
+    again = runs.read(folder.with_name(f"{name}-{number}"))
+    assert again.state == "done" and again.env["world_size"] == 4 and again.env["job_id"] == number
+    assert {path: path.read_bytes() for path in folder.iterdir() if path in before} == before
+    assert {path.name for path in folder.iterdir()} == {path.name for path in before} | {f"slurm-{number}.log"}
+
+
+def wait(number):
+    """Wait for a job's end."""
+    end = time.monotonic() + LIMIT
+    while any(state.active for state in look(number)):
+        if time.monotonic() > end:
+            cancel(number)
+            pytest.fail(f"job {number} has not ended")
+        time.sleep(0.2)
+
+
+def test_torchrun_on_each_node_makes_one_world_of_four_ranks_in_a_folder_with_spaces(cluster, tmp_path, digits, capsys):
+    folder = tmp_path / "a run; #1"
+    mnist(folder, digits, nodes=2, tasks_per_node=2, gpus_per_node=2, launcher="torchrun")
+    number = submit(folder)
+    watch(folder)
+    shown = capsys.readouterr().out
+    [run] = collect(folder)
+    assert run.state == "done", "\n".join(log_of(folder, number)[-10:])
+    assert (run.env["launcher"], run.env["world_size"]) == ("torchrun", 4)
+    assert [rank["node"] for rank in run.env["ranks"]] == [0, 0, 1, 1]
+    assert [rank["rank"] for rank in run.env["ranks"]] == [0, 1, 2, 3]
+    [line] = [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
+    assert f"[rank 0]\x1b[0m {line}" in shown and not [line for line in said(folder, 3) if "epoch 1: " in line]
+
+
+def submitted_jobs():
+    """Every job that the cluster knows."""
+    return queue.ask("squeue", "--noheader", "--states=all", "--format=%A").stdout.split()
+
+
+def test_a_parameter_that_the_job_does_not_have_gets_one_line_and_nothing_is_submitted(cluster, tmp_path, name):
+    before, folders = submitted_jobs(), sorted((ROOT / "runs").glob("*"))
+    child = papermill(tmp_path, "-p", "node", "2", "-p", "run", name)
+    out, _ = child.communicate(timeout=LIMIT)
+    line = "job.ipynb has no parameter 'node': did you mean nodes?"
+    assert child.returncode == 1 and out.strip().splitlines()[-1] == f"JobError: {line}", out[-600:]
+    for wrong, hint in {"node": "did you mean nodes?", "zzz": "it has run, script, site,"}.items():
+        with pytest.raises(JobError, match=rf"^job\.ipynb has no parameter '{wrong}': {re.escape(hint)}") as error:
+            execute(JOB, tmp_path / "executed.ipynb", **{wrong: 2, "run": name})
+        assert str(error.value).isprintable()
+    assert submitted_jobs() == before and sorted((ROOT / "runs").glob("*")) == folders
+    assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]
+
+
+def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(cluster, tmp_path, name):
+    before = submitted_jobs()
+    with pytest.raises(JobError) as error:
+        execute(JOB, tmp_path / "executed.ipynb", nodes=0, run=name, data=str(tmp_path))
+    assert str(error.value) == ("job.ipynb failed: JobError: nodes=0 cannot be used: give a whole number, 1 or more")
+    assert submitted_jobs() == before and not (ROOT / "runs" / name).exists()
+
+
+def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(tmp_path, digits, monkeypatch, capsys):
+    folder = tmp_path / "a run"
+    mnist(folder, digits, tasks_per_node=2)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert submit(folder) == ""
+    out = capsys.readouterr().out
+    assert out.startswith("No Slurm answers here: the same script runs under torchrun on this machine, now.\n")
+    watch(folder)
+    [run] = collect(folder)
+    assert run.state == "done" and (run.env["launcher"], run.env["world_size"]) == ("torchrun", 2)
+    assert (run.job["state"], run.job["job_id"], run.job["source"]) == ("COMPLETED", None, "torchrun")
+    assert run.job["seconds"] > 0 and collect(folder) == [run]
+    assert [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
+    with pytest.raises(JobError, match="submitted already, and ran here, without Slurm: write a new job"):
+        submit(folder)
+
+
+def test_without_slurm_the_tasks_of_an_array_run_one_after_the_other_each_with_its_own_end(tmp_path, monkeypatch):
+    code = "import os, sys\nprint('value', sys.argv[2], os.getcwd())\nsys.exit(sys.argv[2] == 'bad')"
+    folder = tmp_path / "run"
+    write(Job("try", ("-m", "program", "{array}"), array=("good", "bad")), Site.load("local"), folder)
+    (folder / "program.py").write_text(code.replace("argv[2]", "argv[1]"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    submit(folder)
+    good, bad = collect(folder)
+    assert (good.job["state"], bad.job["state"], bad.state) == ("COMPLETED", "FAILED", "failed")
+    assert said(good.folder, 0) == [f"value good {folder}"]  # in the job's folder, as under Slurm
+    assert list(runs.table(tmp_path)["run"]) == ["run-0", "run-1"]
