@@ -57,6 +57,7 @@ def execute(path: Path, target: Path) -> Outcome:
         progress(path.stem, done[0], len(code), time.monotonic() - begin, last=False)
 
     client = NotebookClient(notebook, timeout=900, kernel_name="python3", on_cell_executed=step, record_timing=False)
+    client.extra_arguments = ["--IPKernelApp.log_level=40"]  # or each warns of a connection that stays on this machine
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
     try:

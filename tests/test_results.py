@@ -1,0 +1,66 @@
+"""The recorded runs that the course ships, and the command that records more."""
+
+import json
+import re
+
+import pytest
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.notebook import keep as keeping
+from ddp_helpers.notebook import runs
+
+FOLDERS = sorted(path for path in (ROOT / "notebooks" / "results").iterdir() if path.is_dir())
+RUNS = [run for folder in FOLDERS for run in runs.run_folders(folder)]
+PATH = re.compile(r'"(/|[A-Z]:\\)[\w./-]+"')
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_a_recorded_run_is_whole_and_says_who_made_it(folder):
+    run = runs.read(folder)
+    assert run.state == "done" and run.problems == [] and len(run.epochs) == run.spec["epochs"]
+    assert run.machine and run.env["dataset"] in ("MNIST", "digits") and run.env["started"]
+    assert re.search(r"\((v[\d.]+-\d+-g)?[0-9a-f]{7,}\)$", run.env["made_from"]), (
+        "a revision, with nothing changed in it"
+    )
+    for file in folder.iterdir():
+        assert not PATH.search(file.read_text()) and file.stat().st_size < 20_000
+
+
+def test_each_sweep_is_told_of():
+    told = (ROOT / "notebooks" / "results" / "README.md").read_text()
+    assert FOLDERS and all(f"`{folder.name}`" in told for folder in FOLDERS)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder with one finished run on a machine whose paths and names nobody should see."""
+    monkeypatch.setattr(keeping, "RESULTS", ROOT / "build" / f"results-{tmp_path.name}")
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    ranks = [{"rank": 0, "node": 0, "host": "secret-host", "device": "cpu", "chip": "a chip"}]
+    contents = {"spec": {"data": "/secret/place/data"}, "status": {"state": "done"}}
+    contents["env"] = {"world_size": 1, "dataset": "digits", "ranks": ranks}
+    for name, content in contents.items():
+        (run / f"{name}.json").write_text(json.dumps(content))
+    (run / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    (run / "mnist_cnn.pt").write_bytes(b"weights")
+    return run.parent
+
+
+def test_keep_copies_the_record_and_neither_paths_nor_hosts_nor_weights(made):
+    target = keeping.keep(made, "here")
+    try:
+        text = "".join(path.read_text() for path in target.rglob("*.json"))
+        assert runs.read(target / "one").epochs == [{"epoch": 1}] and "secret" not in text and "a chip" in text
+        assert "secret-host" in (made / "one" / "env.json").read_text(), "the control: it was there"
+        assert not list(target.rglob("*.pt"))
+    finally:
+        keeping.shutil.rmtree(target.parent)
+
+
+def test_keep_refuses_a_folder_without_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["keep", str(tmp_path), "nothing"])
+    assert error.value.code == 2 and "holds 0 runs" in capsys.readouterr().err
+    assert not (ROOT / "notebooks" / "results" / "nothing").exists()
