@@ -83,3 +83,12 @@ def python(*args, limit=IMPORT, **options):
     """Run Python with these arguments to its end."""
     command = [sys.executable, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
+
+
+def until(condition, what, seconds):
+    """Wait until it is so, and give what the condition found."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+    return found

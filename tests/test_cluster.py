@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real import until
 
+LIMIT = 20  # seconds until what a cluster does by itself must have happened
 SCRIPT = Path(__file__).parent.parent / "slurm" / "cluster"
 NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
 PARTS = ["munged", "slurmctld", "slurmd", "slurmd"]
@@ -76,8 +78,8 @@ class Cluster:
         """A job that runs, and that the controller has on disk: a crash in the first 5 s would make it forget it."""
         job = self.submit(f"--wrap={body}")
         now = time.time()
-        until(lambda: "sleep" in self.processes().values())
-        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now)
+        until(lambda: "sleep" in self.processes().values(), "the job runs", LIMIT)
+        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now, "the controller saves it", LIMIT)
         return job
 
     def processes(self) -> dict[int, str]:
@@ -97,16 +99,7 @@ class Cluster:
         for pid, name in self.processes().items():
             if name in names:
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: not set(names) & set(self.processes().values()))
-
-
-def until(condition, seconds=20):
-    """Wait for a condition, and fail if it does not come."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-    return value
+        until(lambda: not set(names) & set(self.processes().values()), "they are gone", LIMIT)
 
 
 def make_cluster(prefix=()):
@@ -193,7 +186,11 @@ def test_down_leaves_no_process_and_job_ids_go_on(shared):
     shared.up()
     stubborn = shared.submit("--nodes=2", "--wrap=trap '' TERM; setsid sleep 611 & srun sleep 612; sleep 613")
     waits = shared.submit("--nodes=2", "--exclusive", "--wrap=sleep 614")
-    until(lambda: "slurmstepd" in shared.processes().values() and "sleep" in shared.processes().values())
+    until(
+        lambda: "slurmstepd" in shared.processes().values() and "sleep" in shared.processes().values(),
+        "the job runs",
+        LIMIT,
+    )
     ended = shared("down")
     assert (ended.returncode, shared.processes()) == (0, {}), ended.stderr
     assert shared("down").returncode == 0 and shared("status").returncode == 1
@@ -250,7 +247,7 @@ def test_up_heals_what_crashed_while_jobs_go_on(shared):
     assert shared("status").returncode == 1
     shared.up()
     assert keep <= set(shared.processes())
-    until(lambda: "JobState=COMPLETED" in shared.slurm("scontrol", "show", "job", str(job)))
+    until(lambda: "JobState=COMPLETED" in shared.slurm("scontrol", "show", "job", str(job)), "it completes", LIMIT)
     shared.kill("slurmctld", "slurmd", "munged")
     check_ranks(shared.up())
 

@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from threading import Timer
 
 import pytest
+from real import until
 
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.slurm import (
@@ -53,18 +53,9 @@ def number_of(folder):
     return json.loads((folder / "job.json").read_text())["job_id"]
 
 
-def until(condition, what):
-    """Wait until it is so."""
-    end = time.monotonic() + LIMIT
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
-        time.sleep(0.1)
-    return found
-
-
 def ended(folder):
     """Wait for the end of the job in this folder, and collect it."""
-    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends")
+    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends", LIMIT)
     return collect(folder)
 
 
@@ -76,7 +67,9 @@ def here():
 def agree(number):
     """What the controller says of a job, which must be what the log of completed jobs says."""
     by_controller = sorted(queue.controller(number), key=lambda state: state.job_id)
-    by_log = sorted(until(lambda: queue.completion_log(number), "a line in the log"), key=lambda state: state.job_id)
+    by_log = sorted(
+        until(lambda: queue.completion_log(number), "a line in the log", LIMIT), key=lambda state: state.job_id
+    )
     assert [state.source for state in by_controller + by_log] == [
         *["scontrol"] * len(by_controller),
         *["completion log"] * len(by_log),
@@ -97,7 +90,7 @@ def late(cluster, tmp_path_factory):
     write(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
     (folder / "program.py").write_text("import time\nprint('its last word', flush=True)\ntime.sleep(300)")
     number = submit(folder)
-    until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs")
+    until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs", LIMIT)
     queue.ask("scontrol", "update", f"JobId={number}", "EndTime=now+1")  # a limit in Slurm is a minute at least
     yield folder
     cancel(number)
@@ -202,7 +195,7 @@ def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsy
 def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job, capsys):
     folder = job(WAITS % 300)
     number = submit(folder)
-    until(lambda: look(number)[0].state == "RUNNING", "it runs")
+    until(lambda: look(number)[0].state == "RUNNING", "it runs", LIMIT)
     Timer(1, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
         watch(folder)

@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from real import until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, slurm, sweep
@@ -43,15 +44,6 @@ def start(configurations):
     return subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes)
 
 
-def until(condition, what):
-    """Wait until it is so."""
-    end = time.monotonic() + LIMIT
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
-        time.sleep(0.1)
-    return found
-
-
 def running(folder):
     """The id of the job in this folder, if it runs now."""
     number = runs.read(folder).job.get("job_id")
@@ -73,7 +65,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     child = start(configurations)
     kernels = []
     try:
-        number = until(lambda: running(second), "the second job runs")
+        number = until(lambda: running(second), "the second job runs", LIMIT)
         assert child.poll() is None and runs.read(first).state == "done" and runs.read(second).state != "done"
         kernels = psutil.Process(child.pid).children(recursive=True)
     finally:
