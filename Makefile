@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks bench cluster system staged clean
+.PHONY: help run test lab notebooks bench faults cluster system staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -24,6 +24,9 @@ notebooks: .venv/installed system staged  ## execute the notebooks in place: the
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench
+
+faults: .venv/installed system  ## the fault matrix: harm a run in every way, and see that nothing is lost
+	@$(SLURM) env PYTHONPATH=tests $(BIN)/python -m faults --times 3
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up

@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Stage the data, write a script, execute the course, check a site, or measure. Returns the exit status."""
+    """Stage the data, write a script, examine a job, execute the course, check a site, or measure: the exit status."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     data = commands.add_parser("data", help="put MNIST, or the offline digits, into a folder")
@@ -34,7 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     site = commands.add_parser("site", help="check a site file, and show the file of a job there")
     site.add_argument("name", help="one of slurm/sites, or the path of a .toml file")
     commands.add_parser("bench", help="measure single against plain, DDP against none, two ranks against one")
-    args = parser.parse_args(argv)
+    commands.add_parser("doctor", help="check what a job needs; under any launcher, on each rank", add_help=False)
+    args, flags = parser.parse_known_args(argv)
+    if flags and args.command != "doctor":  # which has a parser of its own, as its script has
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
     # Imported here, so that writing a script needs no Jupyter.
     if args.command == "data":
         from ddp_helpers.rank.staging import stage
@@ -54,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"kept in {keep_runs(args.folder, args.name)}")
     elif args.command == "site":
         show_site(args.name)
+    elif args.command == "doctor":
+        from ddp_helpers.rank.doctor.examine import examine
+
+        return examine(flags, f"{parser.prog} doctor")
     else:
         from ddp_helpers.notebook.bench import bench
 

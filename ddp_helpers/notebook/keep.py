@@ -17,17 +17,17 @@ def keep(folder: Path, name: str) -> Path:
 
     Weights, logs and scripts stay behind; so do the names of hosts. Stops where there is no run, or the name is taken.
     """
-    found = [path for path in runs.run_folders(Path(folder)) if runs.read(path).epochs]
+    found = [run for run in map(runs.read, runs.run_folders(Path(folder))) if run.epochs]
     target = RESULTS / name
     if not found or target.exists():
         stop(f"{folder} holds {len(found)} runs for {target.relative_to(ROOT)}: give a folder with runs and a new name")
-    for path in found:
-        (target / path.name).mkdir(parents=True)
+    for run in found:
+        (target / run.folder.name).mkdir(parents=True)
         for part in ("spec", "env", "status", "job"):
-            if (path / f"{part}.json").is_file():
-                content = without_paths(json.loads((path / f"{part}.json").read_text()))
-                (target / path.name / f"{part}.json").write_text(json.dumps(content, indent=1) + "\n")
-        shutil.copy(path / "metrics.jsonl", target / path.name)
+            if content := getattr(run, part):
+                text = json.dumps(without_paths(content), indent=1)
+                (target / run.folder.name / f"{part}.json").write_text(text + "\n")
+        shutil.copy(run.folder / "metrics.jsonl", target / run.folder.name)
     return target
 
 

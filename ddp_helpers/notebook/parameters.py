@@ -17,7 +17,8 @@ def check_names(notebook: str | Path, names: Iterable[str]) -> None:
     """Raise JobError at a name that is no parameter of the notebook, whose path is relative to the checkout."""
     known = list(papermill.inspect_notebook(braced(ROOT / notebook)))
     for name in names:
-        if name not in known and name not in KERNELS_OWN and not name.startswith("_"):
+        own = name in KERNELS_OWN or (name.startswith("_") and name.isidentifier())  # papermill would run what is not
+        if name not in known and not own:
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
             raise JobError(f"{Path(notebook).name} has no parameter {name!r}: {hint}")

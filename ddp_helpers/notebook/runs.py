@@ -1,11 +1,12 @@
 """Read run records: one as an object, many as one table."""
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
+
+from ddp_helpers.notebook.fields import fitting, parsed
 
 # Slurm's last word on a job, as the state of its run; COMPLETED leaves it to the run itself.
 ENDS = {
@@ -36,11 +37,11 @@ class Run:
     def state(self) -> str:
         """How the run ended: what its job came to, else what it said itself; unknown if it was killed too early."""
         early = "pending" if self.job.get("state") == "PENDING" else "unknown"
-        return ENDS.get(self.job.get("state"), self.status.get("state", early))
+        return ENDS.get(self.job.get("state")) or self.status.get("state") or early
 
     def row(self) -> dict:
         """What was asked, and where it ran, as one row."""
-        spec, env, asked = self.spec, self.env, self.job.get("job", {})
+        spec, env, asked = self.spec, self.env, self.job.get("job") or {}
         ranks, batch = env.get("world_size"), spec.get("batch_size")
         row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
         row |= {"machine": self.machine, "site": self.job.get("site"), "job_id": env.get("job_id")}
@@ -53,7 +54,7 @@ class Run:
     @property
     def machine(self) -> str | None:
         """The chips that made the run, as in 4 x NVIDIA A100; or 2 ranks on a processor."""
-        ranks = self.env.get("ranks", [])
+        ranks = self.env.get("ranks") or []
         chips = sorted({one["chip"] for one in ranks})
         if not chips:
             return None
@@ -70,25 +71,26 @@ def read(folder: str | Path) -> Run:
     run = Run(Path(folder))
     for name in ("spec", "env", "status", "job"):
         try:
-            content = json.loads((run.folder / f"{name}.json").read_text())
-            if not isinstance(content, dict):
-                raise ValueError
+            content, wrong = fitting(parsed((run.folder / f"{name}.json").read_text()), f"{name}.json")
             setattr(run, name, content)
+            run.problems += [f"{name}.json: {what}" for what in wrong]
         except (OSError, ValueError) as error:
             if name != "job" or not isinstance(error, FileNotFoundError):  # not every run was a job
                 run.problems.append(f"{name}.json: {type(error).__name__}")
     try:
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        lines = (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
     except (OSError, ValueError) as error:
         run.problems.append(f"metrics.jsonl: {type(error).__name__}")
         lines = []
     for number, line in enumerate(lines, 1):
         try:
-            epoch = json.loads(line)
+            epoch, wrong = fitting(parsed(line), "metrics.jsonl")
             epoch["epoch"] += 0
-            run.epochs.append(epoch)
         except (ValueError, TypeError, KeyError):
             run.problems.append(f"metrics.jsonl line {number}: half-written, left out")
+        else:
+            run.epochs.append(epoch)
+            run.problems += [f"metrics.jsonl line {number}: {what}" for what in wrong]
     return run
 
 
@@ -100,12 +102,12 @@ def table(*folders: str | Path) -> pd.DataFrame:
     rows = []
     for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
         run = read(path)
-        if run.job.get("job", {}).get("array") and not run.job.get("task"):
+        if (run.job.get("job") or {}).get("array") and not run.job.get("task"):
             continue  # each task of the array has a run of its own
         for problem in run.problems:
             print(f"{path.name}: {problem}", file=sys.stderr)
         setting = run.row()
-        rows += [setting | epoch for epoch in run.epochs or [{}]]
+        rows += [setting | epoch | setting for epoch in run.epochs or [{}]]  # whatever else a line holds
     return pd.DataFrame(rows)
 
 

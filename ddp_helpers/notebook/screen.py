@@ -26,7 +26,8 @@ def coloured(label: str, line: str) -> str:
     number = re.search(r"\d+", label)
     if not number:
         return line
-    return f"\x1b[{COLOURS[int(number[0]) % len(COLOURS)]}m[{label}]\x1b[0m {line}"
+    # Its last digits will do: what looks like a rank may be a number that is too long for int().
+    return f"\x1b[{COLOURS[int(number[0][-6:]) % len(COLOURS)]}m[{label}]\x1b[0m {line}"
 
 
 class Screen:
@@ -61,7 +62,7 @@ class Screen:
                 self.bars[key] = len(self.shown)
             self.shown.append(text)
         if self.handle is None:  # a terminal keeps every line, so one that only counts on is left out
-            if re.sub(r"\d+", "", before) != re.sub(r"\d+", "", text):
+            if not before or re.sub(r"\d+", "", before) != re.sub(r"\d+", "", text):
                 print(text, flush=True)
         elif time.monotonic() - self.time > 0.2:  # a notebook redraws slowly
             self.draw()

@@ -7,8 +7,8 @@ from pathlib import Path
 from ddp_helpers.rank.topology import stop
 
 
-def parse_arguments(world_size: int, argv: list[str] | None = None) -> Namespace:
-    """Read the flags; every rank calls it. `batch_size` comes back per rank. Stops at a value that cannot work."""
+def make_parser() -> ArgumentParser:
+    """The flags of every MNIST script; every rank calls it."""
     parser = ArgumentParser(allow_abbrev=False)
     parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")  # one line, not a page
     add = parser.add_argument
@@ -32,7 +32,12 @@ def parse_arguments(world_size: int, argv: list[str] | None = None) -> Namespace
     add("--dry-run", action="store_true", help="one batch an epoch, to see whether it runs")
     add("--save-model", action="store_true", help="write mnist_cnn.pt at the end, into the run folder if there is one")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def parse_arguments(parser: ArgumentParser, world_size: int) -> Namespace:
+    """Read the flags; every rank calls it. `batch_size` comes back per rank. Stops at a value that cannot work."""
+    args = parser.parse_args()
     for flag, value in vars(args).items():
         lowest = {"num_workers": 0, "seed": 0, "lr": 1e-9, "gamma": 1e-9}.get(flag, 1)
         if type(value) in (int, float) and not lowest <= value < 2**31:

@@ -25,15 +25,17 @@ MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated
 def check_data(root: Path) -> str:
     """Name the dataset under root, MNIST or digits; every rank calls it. Stops unless all four files are whole."""
     raw = Path(root) / "MNIST" / "raw"
-    sums = (raw / "MD5SUMS").read_text().splitlines() if (raw / "MD5SUMS").is_file() else []
-    expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
-    for name in MNIST_MD5:
-        if not (raw / name).is_file():
-            stop(
-                f"--data {root}: {raw / name} is missing; get it once, before any rank: download_data.py --data {root}"
-            )
-        if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
-            stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
+    try:
+        sums = (raw / "MD5SUMS").read_text(errors="replace").splitlines() if (raw / "MD5SUMS").is_file() else []
+        expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
+        for name in MNIST_MD5:
+            if not (raw / name).is_file():
+                cure = f"get it once, before any rank: download_data.py --data {root}"
+                stop(f"--data {root}: {raw / name} is missing; {cure}")
+            if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
+                stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
+    except OSError as error:
+        stop(f"--data {root}: {error.filename} cannot be read ({error.strerror}): choose another folder")
     return "MNIST" if expected == MNIST_MD5 else "digits"
 
 
@@ -48,7 +50,7 @@ class Batches:
 
     workers=None holds all images on the device, if they fit, and prepares whole batches there; a number has that many
     DataLoader processes prepare one image at a time. After a pass, `took` is its seconds, `waited` those for data,
-    and `exposed` what training adds: those that backward waited for other ranks.
+    and training adds `exposed`, those that backward waited for other ranks, and `sums`, what it has counted.
     """
 
     def __init__(self, data: MNIST, sampler: Sampler | Sequence, size: int, device: torch.device, workers: int | None):

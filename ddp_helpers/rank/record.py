@@ -40,8 +40,7 @@ class Record:
         trouble = ""
         try:
             if self.folder:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / "metrics.jsonl").touch(exist_ok=False)
+                self.claim()
         except OSError as error:
             trouble = f"--run-dir {self.folder} cannot take a run ({error.strerror}): choose a new, writable folder"
         chip = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
@@ -59,6 +58,11 @@ class Record:
         run |= {"cpus_per_rank": me.cpus(), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         self.write("spec", vars(args))
         self.write("env", run | {"dataset": dataset, "made_from": MADE_FROM, "versions": versions, "ranks": ranks})
+
+    def claim(self) -> None:
+        """Take a folder that holds no run yet; rank 0 calls it. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "metrics.jsonl").touch(exist_ok=False)
 
     def write(self, name: str, content: dict) -> None:
         """Write name.json whole or not at all: a reader never sees half a file."""

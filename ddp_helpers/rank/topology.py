@@ -25,10 +25,22 @@ LAUNCHERS = {
 }
 
 
+class Stop(SystemExit):
+    """The end of a process for a reason that its line has told."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(2)
+        self.line = line
+
+    def __str__(self) -> str:
+        return self.line
+
+
 def stop(message: str) -> NoReturn:
     """End this process with one line for the person who reads it, and exit status 2. Any rank may call it."""
-    print(" ".join(message.splitlines()), file=sys.stderr, flush=True)
-    sys.exit(2)
+    line = " ".join(message.splitlines())
+    print(line, file=sys.stderr, flush=True)
+    raise Stop(line)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -68,7 +80,7 @@ class Topology:
         here = env.get(local_size, "").count(",") + 1 if launcher == "slurm" else whole(env, local_size, size)
         address = env.get("MASTER_ADDR") or ("127.0.0.1" if here == size else "")
         # One port for all ranks of a job, another for the next job, below those that the system hands out.
-        job = whole(env, "SLURM_JOB_ID", zlib.crc32(env.get("PMIX_NAMESPACE", "").encode()))
+        job = whole(env, "SLURM_JOB_ID", zlib.crc32(env.get("PMIX_NAMESPACE", "").encode(errors="replace")))
         port = whole(env, "MASTER_PORT", 10_000 + job % 20_000)
         me = cls(whole(env, rank), whole(env, local_rank), size, here, whole(env, node, 0), launcher, address, port)
         me.check(env)
@@ -90,6 +102,8 @@ class Topology:
                 stop(f"{name}={env[name]} but {self.launcher} says {value}: export neither, let the launcher set both")
         if not 0 < self.master_port < 2**16:
             stop(f"MASTER_PORT is {self.master_port}: choose one from 1024 to 65535, or leave it out")
+        if not (self.master_addr.isascii() and self.master_addr.isprintable()):
+            stop(f"MASTER_ADDR is {self.master_addr!r}, which is no address: export the name of the first node")
         if not self.master_addr:
             stop("MASTER_ADDR is not set, and there are several nodes: export the name of the first node before srun")
 

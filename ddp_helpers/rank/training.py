@@ -32,7 +32,7 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, args: 
     A rank that has a title prints a progress bar under it every args.log_interval batches.
     """
     model.train()
-    sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
+    sums = batches.sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
     for step, (images, labels) in enumerate(batches, 1):
         optimizer.zero_grad()
         with torch.autocast(batches.device.type, torch.bfloat16, enabled=args.bf16):

@@ -6,7 +6,7 @@ and watch; here is the same without Slurm.
 
 from ddp_helpers.notebook.slurm.batch import render
 from ddp_helpers.notebook.slurm.job import Job, JobError
-from ddp_helpers.notebook.slurm.queue import available, cancel, look
+from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
 from ddp_helpers.notebook.slurm.run import collect, said, submit, write
 from ddp_helpers.notebook.slurm.site import Site
 from ddp_helpers.notebook.slurm.watch import watch
@@ -21,6 +21,7 @@ __all__ = [
     "look",
     "render",
     "said",
+    "start_now",
     "submit",
     "watch",
     "write",

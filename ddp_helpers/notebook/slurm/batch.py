@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,13 +21,19 @@ def render(job: Job, site: Site, folder: Path) -> str:
     folder = Path(folder).absolute()
     if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
-    environment = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
-    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
-    environment.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
     python = site.python or sys.executable
-    text = environment.get_template(TEMPLATE).render(job=job, site=site, folder=str(folder), python=python)
+    text = environment().get_template(TEMPLATE).render(job=job, site=site, folder=str(folder), python=python)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
+
+
+@cache
+def environment() -> Environment:
+    """What the template is read with, and how its values are made safe for the shell."""
+    found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
+    found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
+    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
+    return found
 
 
 def word(text: str) -> str:

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from ddp_helpers.notebook.fields import parsed, text
 from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.notebook.slurm.job import JobError
+from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
 
 BATCH = "job.sbatch"
 
@@ -17,11 +18,23 @@ def keep(folder: Path, said: dict) -> None:
 
 
 def known(folder: Path) -> dict:
-    """What job.json holds. Raises JobError where there is no job."""
+    """What job.json holds. Raises JobError where there is no job, or where it is damaged."""
     try:
-        return json.loads((Path(folder) / "job.json").read_text())
-    except (OSError, ValueError) as error:
+        said = parsed((Path(folder) / "job.json").read_text())
+        if said["job_id"] is None:  # then it is still to be submitted, or ran here
+            job_of(said)
+        else:
+            check("job_id", said["job_id"], NAME, "the number that sbatch said")
+        if not text(said["state"]):
+            raise TypeError
+        return said
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(f"{tidy(str(folder))} holds no job ({type(error).__name__}): write one first") from None
+
+
+def job_of(said: dict) -> Job:
+    """The job that job.json tells of. Raises JobError and the like if that is none."""
+    return Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
 
 
 def folder_of(folder: Path, task: str) -> Path:

@@ -5,17 +5,14 @@ from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.notebook import launch
-from ddp_helpers.notebook.slurm.files import folder_of, keep, log_path
-from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, Job
+from ddp_helpers.notebook.slurm.files import folder_of, job_of, keep, log_path
+from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
 from ddp_helpers.notebook.slurm.queue import State
-
-UNITS = (1, 60, 3600, 86400)
 
 
 def run_here(folder: Path, said: dict) -> None:
     """Run the job's ranks on this machine, and keep how it ended as Slurm would say it."""
-    job = Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
-    states = []
+    job, states = job_of(said), []
     for task, value in enumerate(job.array or [""]):
         number = str(task) if job.array else ""
         target, begin, state = folder_of(folder, number), datetime.now(), "COMPLETED"
@@ -38,12 +35,3 @@ def run_here(folder: Path, said: dict) -> None:
         states.append(state)
     if job.array:
         keep(folder, said | {"state": max(states)})  # FAILED, if one task did
-
-
-def seconds(limit: str) -> float:
-    """A time limit of Slurm's in seconds."""
-    days, _, rest = limit.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    # Without days a single number is minutes, two are minutes:seconds; behind days they are hours, and hours:minutes.
-    parts += [0] * ((3 if days or len(parts) == 3 else 2) - len(parts))
-    return sum(part * unit for part, unit in zip(reversed(parts), UNITS, strict=False)) + int(days or 0) * UNITS[3]

@@ -8,8 +8,9 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 MEMORY = re.compile(r"[1-9]\d*[KMGT]?", re.ASCII)
 VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 # The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds, and the same after days-.
-TIME = re.compile(r"(?=.*[1-9])(\d+(:[0-5]\d){0,2}|\d+-\d+(:[0-5]\d){0,2})", re.ASCII)
+TIME = re.compile(r"(?=.*[1-9])(\d{1,7}(:[0-5]\d){0,2}|\d{1,5}-\d{1,5}(:[0-5]\d){0,2})", re.ASCII)
 ODD = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # what no command line, or no file in UTF-8, can hold
+UNITS = (1, 60, 3600, 86400)
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
 
 
@@ -39,6 +40,8 @@ class Job:
     memory: str = ""  # per node, such as 32G; the site's or the partition's own without it
     launcher: Literal["srun", "torchrun"] = "srun"  # who starts the ranks: a srun task each, or torchrun on each node
     array: tuple[str, ...] = ()  # a task for each value, all running at once if there is room
+    requeue: bool = False  # whether the program can go on where it stopped, as mnist_ddp_resumable does
+    grace: int = 120  # seconds before the end at which such a program is told; Slurm may do so up to 60 s earlier
 
     @property
     def ranks(self) -> int:
@@ -56,12 +59,20 @@ class Job:
                 "each GPU, so make them equal (or gpus_per_node=0 to train on CPUs)"
             )
         check("time", self.time, TIME, "minutes, HH:MM:SS, or D-HH:MM:SS, more than 0, such as 00:30:00")
+        check_count("grace", self.grace, least=1)
+        if not isinstance(self.requeue, bool):
+            raise JobError(f"requeue={self.requeue!r} cannot be used: give True or False")
+        if self.requeue and seconds(self.time) <= self.grace + 60:
+            raise JobError(
+                f"time={self.time!r} is too short: the job is told to stop {self.grace} s before its end, and up "
+                f"to 60 s earlier: ask for more time, or give a smaller grace"
+            )
         if self.memory:
             check("memory", self.memory, MEMORY, "a number with K, M, G or T, such as 32G")
         if self.launcher not in ("srun", "torchrun"):
             raise JobError(f"launcher={self.launcher!r}: choose srun (a task per rank) or torchrun (a task per node)")
         check_program(self.program)
-        if isinstance(self.array, str):
+        if not isinstance(self.array, (tuple, list)):
             raise JobError(f"array={self.array!r} cannot be used: give a list of values")
         for value in self.array:
             check("array", value, VALUE, "values of letters, digits, dot, plus and dash")
@@ -88,3 +99,12 @@ def check_program(program: tuple[str, ...]) -> None:
     for word in program:
         if not isinstance(word, str) or ODD.search(word):
             raise JobError(f"program: the word {word!r} cannot be used: give text without line breaks and the like")
+
+
+def seconds(limit: str) -> float:
+    """A time limit of Slurm's in seconds."""
+    days, _, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    # Without days a single number is minutes, two are minutes:seconds; behind days they are hours, and hours:minutes.
+    parts += [0] * ((3 if days or len(parts) == 3 else 2) - len(parts))
+    return sum(part * unit for part, unit in zip(reversed(parts), UNITS, strict=False)) + int(days or 0) * UNITS[3]

@@ -99,6 +99,13 @@ def cancel(job_id: str) -> None:
         raise JobError(f"job {job_id} cannot be cancelled: {done.stderr.strip()}")
 
 
+def start_now(job_id: str) -> None:
+    """Have a requeued job start as soon as there is room: Slurm holds it back for two minutes."""
+    done = ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    if done.returncode:
+        raise JobError(f"job {job_id} cannot be started now: {(done.stderr or done.stdout).strip()}")
+
+
 def look(job_id: str) -> list[State]:
     """The state of a job, or of each task of an array, from the first that knows it. Raises JobError if none does.
 

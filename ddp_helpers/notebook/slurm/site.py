@@ -3,9 +3,11 @@
 import getpass
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import repr as short
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.slurm.job import MEMORY, NAME, JobError
@@ -56,7 +58,7 @@ class Site:
         for one in fields(self):
             pattern, allowed = ALLOWED.get(one.name, (NAME, "letters, digits, dot, dash and underscore"))
             value = getattr(self, one.name)
-            for word in value if isinstance(value, tuple) else [value] if value or one.name == "name" else []:
+            for word in value if isinstance(value, tuple) else [value] if value or one.name in ("name", "gpus") else []:
                 if not (isinstance(word, str) and pattern.fullmatch(word)):
                     raise JobError(f"site {self.name!r}: {one.name} = {word!r} cannot be used: give {allowed}")
 
@@ -64,12 +66,17 @@ class Site:
     def load(cls, name: str | Path) -> "Site":
         """A site by its name in slurm/sites, or by the path of its file."""
         path = Path(name) if str(name).endswith(".toml") else SITES / f"{name}.toml"
-        if not path.is_file():
+        found = False
+        with suppress(OSError):  # a name that no file can have
+            found = path.is_file()
+        if not found:
             known = ", ".join(sorted(found.stem for found in SITES.glob("[a-z]*.toml")))
             raise JobError(f"site {str(name)!r} is not known: choose one of {known}, or give the path of a .toml file")
         try:
             values = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise JobError(f"site file {path.name!r} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
             raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
         return cls(path.stem, **{key: typed(path.name, key, value) for key, value in values.items()})
 
@@ -89,7 +96,7 @@ def typed(file: str, key: str, value: object) -> str | tuple[str, ...]:
     words = value if many else [value]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         kind = "a list of texts" if many else "a text"
-        raise JobError(f"site file {file!r}: {key} = {value!r}: give {kind} in quotes")
+        raise JobError(f"site file {file!r}: {key} = {short(value)}: give {kind} in quotes")
     words = [word.replace("{user}", user()) if "{user}" in word else word for word in words]
     return tuple(words) if many else words[0]
 

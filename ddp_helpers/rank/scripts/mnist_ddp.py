@@ -13,7 +13,7 @@ from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.rank.arguments import parse_arguments
+from ddp_helpers.rank.arguments import make_parser, parse_arguments
 from ddp_helpers.rank.data import Batches, check_data, load_data
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
@@ -54,7 +54,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
 def main() -> None:
     """Find out where this process runs, check what it was given, and train."""
     me = Topology.from_env()
-    args = parse_arguments(me.world_size)
+    args = parse_arguments(make_parser(), me.world_size)
     device = me.device(cuda=not args.no_cuda)
     dataset = check_data(args.data)
     with process_group(me, device, args.timeout):

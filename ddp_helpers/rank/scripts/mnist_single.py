@@ -11,7 +11,7 @@ from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import RandomSampler
 
-from ddp_helpers.rank.arguments import parse_arguments
+from ddp_helpers.rank.arguments import make_parser, parse_arguments
 from ddp_helpers.rank.data import Batches, check_data, load_data
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import Record
@@ -51,7 +51,7 @@ def main() -> None:
     me = Topology.from_env()
     if me.world_size > 1:
         stop(f"mnist_single is one process, but {me.launcher} started {me.world_size}: use mnist_ddp")
-    args = parse_arguments(me.world_size)
+    args = parse_arguments(make_parser(), me.world_size)
     device = me.device(cuda=not args.no_cuda)
     dataset = check_data(args.data)
     train(args, me, device, dataset)

@@ -1,0 +1,65 @@
+"""The record of a run that takes several attempts, and the way back into Slurm's queue between them."""
+
+import os
+import signal
+import subprocess
+from typing import Any
+
+import torch.distributed as dist
+
+from ddp_helpers.rank.attempt import Attempt, Preempted
+from ddp_helpers.rank.record import Record
+from ddp_helpers.rank.topology import whole
+
+RESTARTS = 10  # times that a job puts itself back into the queue: more would hide that something is wrong
+
+
+def requeue(number: int) -> str:
+    """Put this job back into Slurm's queue, if its time is nearly up; one rank calls it. Says what came of it."""
+    job, restarts = os.environ.get("SLURM_JOB_ID"), whole(os.environ, "SLURM_RESTART_COUNT", 0)
+    if number != signal.SIGUSR2 or not job:
+        return "the same command goes on from here"
+    if restarts >= RESTARTS:
+        return f"job {job} was requeued {restarts} times, which is the limit: find out why, then submit it again"
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
+        said = done.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    return f"job {job} cannot be requeued ({said}): submit it again to go on" if said else f"job {job} is requeued"
+
+
+class AttemptRecord(Record):
+    """The record of a run in several attempts: one goes on where the last one left it."""
+
+    def __init__(self, attempt: Attempt, *args: Any) -> None:
+        self.attempt = attempt
+        super().__init__(*args)
+
+    def claim(self) -> None:
+        """Take the folder; of an earlier attempt's epochs, keep those that are not done again. Raises OSError."""
+        metrics = self.folder / "metrics.jsonl"
+        if not (self.attempt.goes_on and (self.folder / "attempts.jsonl").exists()):
+            return super().claim()
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = lines[: self.attempt.progress.epoch - 1]
+        part = self.folder / "metrics.part"
+        part.write_text("".join(f"{line}\n" for line in kept))
+        part.replace(metrics)
+
+    def __enter__(self) -> "AttemptRecord":
+        env = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
+        self.attempt.note("started", world_size=self.attempt.me.world_size, how=self.attempt.line, **env)
+        if self.prints:
+            print(self.attempt.line, flush=True)
+        return super().__enter__()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        event = "preempted" if kind is Preempted else "failed" if kind else "done"
+        self.attempt.note(event, **{"why": str(error)} if error else {})
+        if isinstance(error, Preempted):
+            self.write("status", {"state": "preempted", "why": error.why})
+            if self.prints:
+                print(f"{error.why}; {requeue(error.number)}", flush=True)
+            dist.barrier()  # nobody leaves before: srun ends all ranks when one has left with an error

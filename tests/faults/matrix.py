@@ -1,0 +1,116 @@
+"""What the rows of the fault matrix have in common: the run that is harmed, the golden run, and how they compare."""
+
+import json
+import shutil
+import time
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import nn
+
+from ddp_helpers.notebook import scripts
+from ddp_helpers.rank.checkpoint import checkpoints, content_of, unpack
+from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank.model import Net
+from faults.ranks import run
+
+T = 4  # seconds that a rank waits for another: --timeout
+NAME = "mnist_ddp_resumable"
+STEPS = 16  # optimizer steps in an epoch: 512 images, 32 for each step
+
+
+@dataclass
+class Matrix:
+    """A folder to work in, the data and the script; golden runs are made when they are first asked for."""
+
+    folder: Path
+    goldens: dict = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> Path:
+        return write_digits(self.folder / "digits", train=512, test=200)
+
+    @cached_property
+    def script(self) -> Path:
+        return scripts.write(NAME, self.folder / f"{NAME}.py")
+
+    def changed(self, *changes: tuple[str, str]) -> Path:
+        """The script with something in it changed, such as a part left out for a negative control."""
+        text = self.script.read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, f"not once in the script: {old!r}"
+            text = text.replace(old, new)
+        path = self.folder / f"changed_{zlib.crc32(repr(changes).encode()):x}.py"
+        path.write_text(text)
+        return path
+
+    def fresh(self, name: str) -> Path:
+        """A folder for one case, emptied."""
+        folder = self.folder / name.replace(":", "").replace(" ", "_")
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
+    def train(self, folder, *more, size=2, script=None, **options):
+        """Two epochs in folder/run, or what is left of them."""
+        batch = ["--global-batch-size", 32, "--test-batch-size", 50, "--epochs", 2, "--checkpoint-every", 5]
+        flags = ["--data", self.data, "--run-dir", folder / "run", "--timeout", T, "--log-interval", 1000, "--no-cuda"]
+        return run(script or self.script, *flags, *batch, *more, size=size, folder=folder, **options)
+
+    def golden(self, *more, size=2, script=None) -> str:
+        """The weights of the run that nobody harmed."""
+        key = (*more, size, script)
+        if key not in self.goldens:
+            folder = self.fresh(f"golden_{len(self.goldens)}")
+            ended = self.train(folder, *more, size=size, script=script)
+            assert ended.statuses == [0] * size, ended.said
+            self.goldens[key] = weights(folder)
+        return self.goldens[key]
+
+    def resumes(self, folder, *more, **options) -> str:
+        """Start it again with the same command: its weights at the end."""
+        ended = self.train(folder, *more, **options)
+        assert set(ended.statuses) == {0}, "\n".join(ended.said)
+        return weights(folder)
+
+    def must_resume_equal(self, folder, *more, **options) -> None:
+        """The resumed run's weights are the golden run's, bit for bit, and its metrics have each epoch once."""
+        assert self.resumes(folder, *more, **options) == self.golden(*more, **options), "the resumed run differs"
+        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        seen = [(line["epoch"], line["train_samples"]) for line in lines]
+        assert seen == [(1, 512), (2, 512)], f"epochs and samples in metrics.jsonl: {seen}"
+
+
+def events(folder: Path) -> list[dict]:
+    """What the run's attempts.jsonl says."""
+    path = folder / "run" / "attempts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def weights(folder: Path) -> str:
+    """The digest of the weights after the last epoch."""
+    return [event["weights"] for event in events(folder) if event["event"] == "epoch"][-1]
+
+
+def saved_model(folder: Path) -> nn.Module:
+    """The model in the newest checkpoint, which is whole, as are all others in the folder."""
+    found = checkpoints(folder / "run" / "checkpoints")
+    states = [unpack(content_of(path)) for path in found]
+    model = Net()
+    model.load_state_dict(states[0]["model"])
+    return model
+
+
+def within(seconds: float, limit: float) -> None:
+    """The time until everyone had left."""
+    assert seconds <= limit, f"left after {seconds:.1f} s, not within {limit} s"
+
+
+def until(condition, what: str, seconds: float):
+    """Wait until it is so, and give what the condition found."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+    return found

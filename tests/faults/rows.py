@@ -1,0 +1,255 @@
+"""The fault matrix on processes of this machine: each row harms a run, and says what must hold afterwards.
+
+A row's function returns the seconds until everyone had left; it fails where what must hold does not.
+"""
+
+import shutil
+import socket
+import time
+from functools import partial
+from itertools import product
+from random import Random
+
+from ddp_helpers.rank.checkpoint import checkpoints, content_of, unpack
+from ddp_helpers.rank.replicas import weight_digest
+from faults.matrix import T, saved_model, within
+from faults.ranks import run
+
+# A moment, and the how-manieth of its kind. Training counts one backward more than steps: DDP's sorting of buckets.
+PHASES = {
+    "init": ("init", 1),
+    "step 1": ("step", 2),
+    "mid-epoch": ("step", 13),
+    "epoch boundary": ("epoch boundary", 1),
+    "step": ("step", 13),
+    "evaluation": ("evaluation", 1),
+    "barrier": ("barrier", 1),
+    "save": ("save: before rename", 2),
+}
+
+
+def killed(matrix, rank, phase):
+    """Everyone leaves with an error, and the run goes on to the golden weights."""
+    folder = matrix.fresh(f"kill_{rank}_{phase}")
+    moment, number = PHASES.get(phase, (phase, 2))
+    ended = matrix.train(folder, fault=(rank, "SIGKILL", moment, number))
+    assert ended.statuses[rank] == -9 and all(ended.statuses), f"exit statuses {ended.statuses}"
+    within(ended.seconds, T + 5)
+    if phase.startswith("save"):
+        saved_model(folder)  # all that has a checkpoint's name is whole
+    matrix.must_resume_equal(folder)
+    return ended.seconds
+
+
+def stopped(matrix, phase):
+    """The survivor leaves with an error that names the rank that hangs."""
+    folder = matrix.fresh(f"stop_{phase}")
+    ended = matrix.train(folder, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
+    assert ended.statuses == [1, None], f"exit statuses {ended.statuses}"
+    assert "rank 1 of 2 does not answer" in ended.said[0], ended.said[0]
+    within(ended.seconds, T + 2)
+    return ended.seconds
+
+
+def signalled(matrix, rank, name, phase):
+    """All stop after the same step, the checkpoint loads, and the run goes on to the golden weights."""
+    folder = matrix.fresh(f"{name}_{phase}")
+    ended = matrix.train(folder, fault=(rank, name, *PHASES[phase]))
+    assert ended.statuses == [75, 75], f"exit statuses {ended.statuses}"
+    words = [said.rpartition("left: ")[2] for said in ended.said]
+    assert words[0] == words[1] and f"stopped by {name} after step" in words[0], words
+    saved_model(folder)
+    matrix.must_resume_equal(folder)
+    return ended.seconds
+
+
+def not_a_number(matrix, script=None):
+    """All leave together and name rank 1, and no weight was changed: they are those of the last checkpoint."""
+    folder = matrix.fresh("nan")
+    ended = matrix.train(folder, "--checkpoint-every", 1, fault=(1, "NaN", "step", 8), script=script)
+    assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
+    assert all("the loss of rank 1 is not finite" in said for said in ended.said), ended.said
+    assert all(said.strip().endswith(weight_digest(saved_model(folder))) for said in ended.said), "weights changed"
+    return ended.seconds
+
+
+def damaged(matrix, how):
+    """The newest checkpoint is refused by name, the one before is used, and leads to the golden weights."""
+    folder = matrix.fresh(f"damaged_{how}")
+    matrix.train(folder, fault=(1, "SIGUSR2", *PHASES["step"]))
+    newest, before = checkpoints(folder / "run" / "checkpoints")
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "empty": b""}[how])
+    ended = matrix.train(folder)
+    assert ended.statuses == [0, 0] and newest.name in ended.said[0], ended.said[0]
+    assert f"after step {int(before.name[5:13])}, to the bit" in ended.said[0], ended.said[0]
+    matrix.must_resume_equal(folder)
+    return ended.seconds
+
+
+def disk_full(matrix):
+    """The old checkpoint stays whole, every rank is told, and with room again the run goes on to the golden weights."""
+    folder = matrix.fresh("disk_full")
+    ended = matrix.train(folder, fault=(0, "disk full", "save: before", 2))
+    assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
+    assert all("no checkpoint of step 10" in said and "File too large" in said for said in ended.said), ended.said
+    saved_model(folder)
+    assert [int(path.name[5:13]) for path in checkpoints(folder / "run" / "checkpoints")] == [5]
+    assert not list(folder.rglob("*.part"))
+    matrix.must_resume_equal(folder)
+    return ended.seconds
+
+
+def refused(matrix, name, env=None, data=None, says=""):
+    """Exit status 2 within 10 s, and one line that names what is wrong."""
+    folder = matrix.fresh(f"refused_{name}")
+    flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", T, "--no-cuda"]
+    ended = run(matrix.script, *flags, size=1, folder=folder, env=env)
+    lines = [line for line in ended.said[0].splitlines() if line and not line.startswith("left: ")]
+    assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
+    assert (says or name) in lines[0], lines[0]
+    within(ended.seconds, 10)
+    assert not (folder / "run").exists()
+    return ended.seconds
+
+
+def bad_data(matrix, how):
+    """The same, for files that are not there or not whole."""
+    root, name = matrix.fresh(f"data_{how}"), "train-labels-idx1-ubyte"
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for path in (matrix.data / "MNIST" / "raw").iterdir():
+        (raw / path.name).write_bytes(path.read_bytes())
+    content = bytearray((raw / name).read_bytes())
+    content[100] ^= 1
+    (raw / name).unlink() if how == "missing" else (raw / name).write_bytes(content)
+    return refused(matrix, how, data=root, says=name)
+
+
+def port_busy(matrix):
+    """The same, for a port that another program holds."""
+    with socket.create_server(("0.0.0.0", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        return refused(matrix, "port", env={"MASTER_PORT": port, "WORLD_SIZE": 2}, says=f"MASTER_PORT={port}")
+
+
+def other_world(matrix, size):
+    """The same samples on another number of ranks, without dropout: weights that are close, and said to be no more.
+
+    One epoch: sums that are rounded otherwise move a ReLU's zero sooner or later, and from there the runs part.
+    """
+    plain = matrix.changed(("nn.Dropout(0.25)", "nn.Identity()"), ("nn.Dropout(0.5)", "nn.Identity()"))
+    folder, reference = matrix.fresh(f"world_{size}"), matrix.fresh("without_dropout")
+    matrix.train(reference, "--epochs", 1, script=plain)
+    ended = matrix.train(folder, "--epochs", 1, script=plain, fault=(1, "SIGUSR2", "step", 7))
+    assert ended.statuses == [75, 75], ended.said
+    again = matrix.train(folder, "--epochs", 1, script=plain, size=size)
+    assert "close to, not equal to, the uninterrupted run: other world_size" in again.said[0], again.said[0]
+    ours, theirs = (saved_model(one).state_dict() for one in (folder, reference))
+    worst = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+    assert worst < 1e-6, f"weights differ by {worst:.1e}"
+    return ended.seconds
+
+
+def killed_anywhere(matrix, times, seed=0):
+    """SIGKILL to a rank, or to all, at so many random moments: no folder is unreadable, each ends golden."""
+    random, golden = Random(seed), matrix.golden()
+    began = time.monotonic()
+    matrix.train(matrix.fresh("length"))
+    length, worst = time.monotonic() - began, 0.0
+    for number in range(times):
+        folder, moment, ranks = (
+            matrix.fresh(f"random_{number}"),
+            random.uniform(0, length),
+            random.choice([[0], [1], [0, 1]]),
+        )
+        case = f"seed {seed}, kill {number}: ranks {ranks} after {moment:.3f} s"
+        ended = matrix.train(folder, kill=(moment, ranks))
+        within(ended.seconds, T + 5)
+        for path in checkpoints(folder / "run" / "checkpoints"):
+            unpack(content_of(path))
+        assert matrix.resumes(folder) == golden, f"{case}: the resumed run differs"
+        worst = max(worst, ended.seconds)
+        shutil.rmtree(folder)
+    return worst
+
+
+# What is left out, and where it stands in the script; how the run is started; on how many ranks.
+CONTROLS = {
+    "optimizer": (
+        "part.load_state_dict(state[name])",
+        'name == "optimizer" or part.load_state_dict(state[name])',
+        (),
+        2,
+    ),
+    "random numbers": ('set_random_state(state["random"][self.me.rank], self.device)', "pass", (), 2),
+    "sampler": ("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]", (), 2),
+    "generator": ('kept["generator"] = torch.Generator()', "pass", ("--num-workers", 0), 2),
+    "bucket order": ("        self.settle(ddp_model)\n", "", (), 4),
+}
+
+
+def control(matrix, part):
+    """Without this part the resumed run must differ from one that nobody harmed; with it, it is equal."""
+    old, new, flags, size = CONTROLS[part]
+    script, folder = matrix.changed((old, new)), matrix.fresh(f"without_{part}")
+    ended = matrix.train(folder, *flags, size=size, script=script, fault=(1, "SIGUSR2", *PHASES["step"]))
+    assert set(ended.statuses) == {75}, ended.said
+    differs = matrix.resumes(folder, *flags, size=size, script=script) != matrix.golden(
+        *flags, size=size, script=script
+    )
+    assert differs, f"without {part} the resumed run is equal, so the comparison proves nothing"
+    if flags or size > 2:  # the rows above have the plain run on two ranks
+        matrix.train(whole := matrix.fresh(f"with_{part}"), *flags, size=size, fault=(1, "SIGUSR2", *PHASES["step"]))
+        matrix.must_resume_equal(whole, *flags, size=size)
+    return ended.seconds
+
+
+def control_vote(matrix):
+    """Without the vote the weights become NaN: the row above can fail."""
+    script = matrix.changed(("if rank or spoilt:", "if False:"))
+    try:
+        not_a_number(matrix, script)
+    except AssertionError:
+        return 0.0
+    raise AssertionError("without the vote all is well, so the row proves nothing")
+
+
+VARIABLES = {
+    "RANK=x": ({"RANK": "x"}, "RANK is 'x'"),
+    "RANK=7": ({"RANK": 7}, "rank 7 of 1"),
+    "WORLD_SIZE=two": ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+    "LOCAL_RANK=-1": ({"LOCAL_RANK": -1}, "LOCAL_RANK is '-1'"),
+    "LOCAL_RANK=3": ({"LOCAL_RANK": 3}, "local rank 3 of 1"),
+    "MASTER_PORT=99999": ({"MASTER_PORT": 99999}, "MASTER_PORT is 99999"),
+    "MASTER_PORT=http": ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}, "MASTER_ADDR is not set"),
+    "SLURM_NTASKS=3": ({"SLURM_NTASKS": 3}, "SLURM_NTASKS=3"),
+}
+
+ROWS = [
+    *(
+        ("SIGKILL rank", f"{phase}, rank {rank}", partial(killed, rank=rank, phase=phase))
+        for phase, rank in product(("init", "step 1", "mid-epoch", "epoch boundary"), (0, 1))
+    ),
+    *(
+        ("SIGKILL rank 0", phase, partial(killed, rank=0, phase=phase))
+        for phase in ("save: before", "save: mid-write", "save: before rename", "save: after")
+    ),
+    *(("SIGSTOP rank 1", phase, partial(stopped, phase=phase)) for phase in ("step", "evaluation", "barrier")),
+    *(
+        (f"{name} to rank {rank}", phase, partial(signalled, rank=rank, name=name, phase=phase))
+        for name, (phase, rank) in product(("SIGTERM", "SIGUSR2"), (("step", 1), ("evaluation", 1), ("save", 0)))
+    ),
+    ("SIGKILL, 5 random moments", "any", partial(killed_anywhere, times=5)),
+    ("NaN on rank 1", "step", not_a_number),
+    *((f"checkpoint {how}", "load", partial(damaged, how=how)) for how in ("cut", "flipped", "empty")),
+    ("disk full", "save", disk_full),
+    *((f"data {how}", "init", partial(bad_data, how=how)) for how in ("missing", "corrupt")),
+    *((name, "init", partial(refused, name=name, env=env, says=says)) for name, (env, says) in VARIABLES.items()),
+    ("port busy", "init", port_busy),
+    *((f"world 2 to {size}", "mid-epoch", partial(other_world, size=size)) for size in (1, 4)),
+    *((f"control: without {part}", "resume", partial(control, part=part)) for part in CONTROLS),
+    ("control: without the vote", "step", control_vote),
+]

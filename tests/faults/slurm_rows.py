@@ -1,0 +1,168 @@
+"""The rows of the fault matrix that need a real Slurm: a job is told to stop, cancelled, broken, or loses its node."""
+
+import os
+import signal
+import subprocess
+import time
+from functools import partial
+
+import psutil
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import scripts, slurm
+from ddp_helpers.notebook.slurm.queue import ask
+from faults.matrix import NAME, events, until, weights, within
+
+KILL_WAIT = 5  # seconds from scancel's SIGTERM to SIGKILL on the course's cluster
+# A job's program that arms one of its ranks and becomes the script.
+ARMED = """
+import os, runpy, sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from faults.inject import inject
+if os.environ["SLURM_PROCID"] == "1":
+    inject("exit 7", "step", 5, "harm.time")
+runpy.run_path("{name}.py", run_name="__main__")
+"""
+
+
+class Submitted:
+    """A resumable job on the course's cluster, in a folder of its own."""
+
+    def __init__(self, matrix, name, nodes=2, program=NAME, **job):
+        self.folder = matrix.fresh(f"job_{name}")
+        self.folder.mkdir(parents=True)
+        scripts.write(NAME, self.folder / f"{NAME}.py")
+        text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
+        (self.folder / "armed.py").write_text(text)
+        batch = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
+        flags = [
+            "--data",
+            str(matrix.data),
+            "--run-dir",
+            str(self.folder / "run"),
+            "--timeout",
+            "30",
+            "--no-cuda",
+            *batch,
+        ]
+        shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
+        job = slurm.Job(name, (f"{program}.py", *map(str, flags)), **shape)
+        slurm.write(job, slurm.Site.load("local"), self.folder)
+        self.number = slurm.submit(self.folder)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.state().active:
+            slurm.cancel(self.number)
+
+    def state(self):
+        return slurm.look(self.number)[0]
+
+    def processes(self):
+        """All processes of the job on this machine, which is all its nodes."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SLURM_JOB_ID") == self.number and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def reaches(self, step, seconds=60):
+        """Wait until it has saved at this step."""
+        until(lambda: any(event["step"] >= step for event in events(self.folder)), f"step {step}", seconds)
+
+    def goes_on(self):
+        """Wait until it is back in the queue, have it start, and wait for its end."""
+        until(lambda: self.state().state == "PENDING", "requeued", 60)
+        slurm.start_now(self.number)
+        until(lambda: not self.state().active, "the end", 90)
+        assert self.state().state == "COMPLETED", self.log()
+
+    def log(self):
+        return (self.folder / f"slurm-{self.number}.log").read_text(errors="replace")
+
+
+def told(matrix, launcher):
+    """Requeued once; both attempts in one log; the weights are those of a run that nobody told."""
+    with Submitted(matrix, f"told-{launcher}", launcher=launcher) as job:
+        job.reaches(5)
+        done = ask("scancel", "-s", "USR2", job.number)
+        assert done.returncode == 0, done.stderr
+        job.goes_on()
+        assert weights(job.folder) == matrix.golden(), "the requeued run differs"
+        begun = [event for event in events(job.folder) if event["event"] == "started"]
+        assert [event["slurm_restart_count"] for event in begun] == [None, "1"], begun
+        assert all(words in job.log() for words in ("stopped by SIGUSR2", "is requeued", "to the bit")), job.log()
+        stop = next(event for event in events(job.folder) if event["event"] == "preempted")
+        return begun[1]["time"] - stop["time"]
+
+
+def cancelled(matrix):
+    """No process of the job is left."""
+    with Submitted(matrix, "cancelled") as job:
+        job.reaches(5)
+        assert job.processes(), "the job's processes are not found, so that none is left proves nothing"
+        begin = time.time()
+        slurm.cancel(job.number)
+        until(lambda: not job.processes(), "no process of the job left", KILL_WAIT + 5)
+        until(lambda: job.state().state == "CANCELLED", "cancelled", 10)
+        return time.time() - begin
+
+
+def exits(matrix):
+    """A task that ends with 7 takes the job with it."""
+    with Submitted(matrix, "exits", program="armed", requeue=False) as job:
+        note = job.folder / "harm.time"
+        until(lambda: note.exists() and note.read_text(), "the harm", 60)
+        until(lambda: job.state().state == "FAILED", "FAILED", 10)
+        seconds = time.time() - float(note.read_text())
+        within(seconds, 10)
+        return seconds
+
+
+def node_killed(matrix):
+    """A node dies with all on it: the job is requeued onto another, and ends with the same weights."""
+    with Submitted(matrix, "node", nodes=1) as job:
+        job.reaches(5)
+        node, begin = job.state().nodes, time.time()
+        doomed = [process for process in psutil.process_iter() if is_of(process, node, job.number)] + job.processes()
+        for process in doomed:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            until(lambda: job.state().state == "PENDING", "requeued", 120)
+            seconds = time.time() - begin
+            job.goes_on()
+        finally:
+            up = subprocess.run([ROOT / "slurm" / "cluster", "up"], capture_output=True, check=False)
+        assert up.returncode == 0, up.stderr
+        assert job.state().nodes != node, f"{job.state().nodes} again"
+        assert weights(job.folder) == matrix.golden(), "the requeued run differs"
+        return seconds
+
+
+def is_of(process, node, number):
+    """Whether it is the node's slurmd, or a stepd of the job there."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    slurmd = "-N" in words and node in words and any(word.endswith("slurmd") for word in words[:1])
+    return slurmd or " ".join(words).startswith(f"slurmstepd: [{number}.")
+
+
+SLURM_ROWS = [
+    *(
+        ("Slurm scancel -s USR2", f"mid-epoch, {launcher}", partial(told, launcher=launcher))
+        for launcher in ("srun", "torchrun")
+    ),
+    ("Slurm scancel", "step", cancelled),
+    ("Slurm task exits 7", "step", exits),
+    ("Slurm node killed", "mid-epoch", node_killed),
+]

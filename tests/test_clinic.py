@@ -1,0 +1,199 @@
+"""The `%%clinic` magic, and notebook 10: each failure has its row, its section, its cells, and its true message."""
+
+import os
+import re
+import time
+import uuid
+
+import nbformat
+import pytest
+import test_diagrams
+from IPython.core.error import UsageError
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import clinic
+from ddp_helpers.notebook.cases import end
+from ddp_helpers.notebook.diagrams.failures import find_the_fault
+from ddp_helpers.notebook.launch import LaunchError
+
+NOTEBOOK = ROOT / "notebooks" / "10_break_it_and_fix_it.ipynb"
+NUMBERS = [str(number) for number in range(1, 26)]
+
+
+@pytest.fixture(autouse=True)
+def tag(monkeypatch):
+    """What this test starts bears a mark of its own, and none of it is left when the test ends."""
+    monkeypatch.setenv(clinic.TAG, uuid.uuid4().hex)
+    yield
+    there = clinic.left()
+    end(clinic.TAG, os.environ[clinic.TAG])
+    assert not there
+
+
+# ---- the magic
+
+DIES = """
+print("rank", rank, "begins with", os.environ["COLOUR"])
+if rank == 1 and not CURED:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(torch.ones(1))
+"""
+SLEEPS = "import time\nprint('begins')\nif not CURED: time.sleep(60)"
+EXITS = "import sys\nif not CURED: sys.exit(3)"
+DETACHED = """
+import os, subprocess
+env = {name: value for name, value in os.environ.items() if name != "DDP_COURSE_LAUNCH"}
+subprocess.Popen(["sleep", "30"], env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+"""
+
+
+def test_the_fault_and_its_cure_are_shown_with_each_ranks_lines_and_end(capsys):
+    clinic.clinic_magic("2 aborts COLOUR=blue", DIES)
+    broken, cured = capsys.readouterr().out.split("cured: ")
+    assert re.match(r"broken: torchrun exit status 1, rank 1 ended by SIGKILL; \d+ s\n", broken)
+    assert re.match(r"torchrun exit status 0; \d+ s\n", cured)
+    for text in (broken, cured):
+        assert "[rank 0]\x1b[0m rank 0 begins with blue\n" in text
+        assert "[rank 1]\x1b[0m rank 1 begins with blue\n" in text
+    assert "caused by a remote worker" in broken, "the survivor's own complaint"
+    assert not clinic.left()
+
+
+def test_a_hang_is_ended_at_its_limit(capsys):
+    begin = time.monotonic()
+    clinic.clinic_magic("1 hangs limit=1", SLEEPS)
+    assert time.monotonic() - begin < 20
+    assert "broken: Python still there at the time limit" in capsys.readouterr().out
+    assert not clinic.left()
+
+
+@pytest.mark.parametrize(("line", "cell"), [("1 fails", EXITS), ("1 lies", "print(1)"), ("1  fails ", EXITS)])
+def test_what_goes_as_said_passes(line, cell):
+    clinic.clinic_magic(line, cell)
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "message"),
+    [
+        ("1 fails", "print('sound')", "was to be one that fails, but: exit status 0"),
+        ("1 aborts", EXITS, "was to be one that aborts, but: exit status 3"),
+        ("1 lies", EXITS, "was to be one that lies, but: exit status 3"),
+        ("1 hangs limit=5", "print('sound')", "was to be one that hangs, but: exit status 0"),
+        ("1 fails", "raise SystemExit(4)", "the cured run is not cured: exit status 4"),
+        ("1 fails", EXITS + DETACHED, "1 processes are left: sleep"),
+    ],
+)
+def test_what_does_not_go_as_said_raises(line, cell, message):
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        clinic.clinic_magic(line, cell)
+    end(clinic.TAG, os.environ[clinic.TAG])
+
+
+@pytest.mark.parametrize(
+    "line", ["", "2", "fails", "0 fails", "2 breaks", "2 fails twice", "2 hangs", "-1 lies", "2 fails x=1"]
+)
+def test_a_line_that_cannot_be_read_says_what_to_give(line):
+    with pytest.raises(UsageError, match="give the ranks, then fails, aborts, lies or hangs limit=SECONDS"):
+        clinic.clinic_magic(line, "")
+
+
+def test_a_script_keeps_the_line_numbers_of_its_cell_and_runs_bare_where_that_is_said():
+    framed, bare = (clinic.written("one = 1\ntwo = 2", frame, True).read_text().splitlines() for frame in (1, 0))
+    assert bare == ["CURED = True", "one = 1", "two = 2"]
+    assert framed == ["; ".join(["CURED = True", *clinic.BEFORE]), "one = 1", "two = 2", *clinic.AFTER]
+    shown = [line for line in clinic.FRAME.splitlines() if line and not line.startswith("#")]
+    assert shown == [*clinic.BEFORE, *clinic.AFTER], "what the notebook shows is what is run"
+
+
+def test_frames_are_left_out_and_messages_are_kept():
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "./build/cells/clinic_1.py", line 3, in <module>',
+        "    raise ValueError(1)",
+        "ValueError: 1",
+        "ValueError: 1",
+        "frame #0: c10::Error + 0x9d",
+        "[E1121 07:52:25.874749411 socket.cpp:1028] [c10d] The client socket has timed out",
+        "  what():  no match",
+        '  File "./build/cells/clinic_1.py", line 12 in <module>',
+        '  File "./other.py", line 12 in <module>',
+        "x" * 1000,
+    ]
+    kept = ["ValueError: 1", "The client socket has timed out", "what():  no match", "in line 12 of the cell"]
+    assert clinic.telling(lines) == [*kept, "x" * clinic.WIDTH + " …"]
+    assert len(clinic.telling([f"line {number}" for number in range(99)])) == clinic.MOST
+
+
+# ---- the notebook
+
+
+def problems(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the 25 failures lack, a line each."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    rows = dict(re.findall(r"^\| \[(\d+)\]\(#fault-\1\) \| (.*?) \|.*\|.*\|$", text, re.M))
+    headings = re.findall(r'^<a id="fault-(\d+)"></a>\n### \1 · \w', text, re.M)
+    found = [] if list(rows) == NUMBERS else [f"rows of the table: {list(rows)}"]
+    found += [] if headings == NUMBERS else [f"headings: {headings}"]
+    said = spoken(notebook)
+    for number, row in rows.items():
+        if number not in said:
+            found.append(f"{number}: no cell that was run")
+        found += [f"{number}: no cell says {word}" for word in re.findall("`([^`]+)`", row) if word not in said[number]]
+    return found
+
+
+def spoken(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """What the executed cells of each failure's section print."""
+    said, number = {}, ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for started in re.findall(r'<a id="fault-(\d+)">|^## ()', cell.source, re.M):
+                number = started[0]
+        elif number and cell.execution_count:
+            shown = [str(output.get("text", "")) + str(output.get("data", "")) for output in cell.outputs]
+            said[number] = said.get(number, "") + "".join(shown)
+    return said
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def test_each_failure_has_a_row_a_section_and_its_true_message(notebook):
+    assert problems(notebook) == []
+    quoted = re.findall(r"^\| \[\d+\]\(#fault-\d+\) \| ([^|]*`)", "\n".join(c.source for c in notebook.cells), re.M)
+    assert len(quoted) >= 15, "failures that say something are found by their message"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("| [7](#fault-7) |", "| 7 |", "rows of the table"),
+        ("### 7 · A rank dies", "### A rank dies", "headings"),
+        ("`Unable to find address for`", "`Unable to find a pear`", "6: no cell says Unable to find a pear"),
+    ],
+)
+def test_what_a_failure_lacks_is_found(notebook, old, new, problem):
+    broken = nbformat.from_dict(notebook)
+    assert sum(old in cell.source for cell in broken.cells) == 1
+    for cell in broken.cells:
+        cell.source = cell.source.replace(old, new)
+    assert len(problems(broken)) == 1 and problem in problems(broken)[0]
+
+
+def test_a_cell_that_was_not_run_is_found(notebook):
+    broken = nbformat.from_dict(notebook)
+    [cell] = [cell for cell in broken.cells if cell.cell_type == "code" and "one rank loads what was" in cell.source]
+    cell.execution_count = None
+    assert problems(broken) == ["14: no cell that was run"]
+
+
+# ---- its figure
+
+
+def test_the_figure_leads_to_every_failure():
+    picture = find_the_fault()
+    assert set(re.findall(r"\d+", picture.alt)) == set(NUMBERS)
+    for check in ("texts_are_legible_and_on_the_page", "texts_do_not_overlap", "texts_do_not_cross_the_edges_of_boxes"):
+        getattr(test_diagrams, f"test_{check}")((picture, []))

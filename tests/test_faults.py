@@ -1,0 +1,26 @@
+"""The fault matrix, a test for each row; `make faults` prints it as a table."""
+
+import pytest
+from faults.matrix import Matrix
+from faults.rows import ROWS
+from faults.slurm_rows import SLURM_ROWS
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    """One folder for all rows: they share the data, the script and the golden runs."""
+    return Matrix(tmp_path_factory.mktemp("faults"))
+
+
+def named(rows):
+    return [pytest.param(check, id=f"{fault}, {phase}") for fault, phase, check in rows]
+
+
+@pytest.mark.parametrize("check", named(ROWS))
+def test_what_must_hold_after_a_fault_holds(check, matrix):
+    check(matrix)
+
+
+@pytest.mark.parametrize("check", named(SLURM_ROWS))
+def test_what_must_hold_after_a_fault_holds_under_slurm(check, matrix, cluster):
+    check(matrix)

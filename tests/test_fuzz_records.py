@@ -1,0 +1,187 @@
+"""Ten thousand odd run records: each is read, what is wrong is named, and nothing is invented."""
+
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+import pytest
+from fuzzing import flipped, fuzz, put, refused
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import keep as keeping
+from ddp_helpers.notebook import runs, scaling
+from ddp_helpers.notebook.launch import Launch, take
+from ddp_helpers.notebook.launchers import MARKS
+from ddp_helpers.notebook.screen import Screen
+from ddp_helpers.notebook.slurm.files import job_of, known
+from ddp_helpers.notebook.slurm.job import Job, JobError
+from ddp_helpers.notebook.slurm.watch import RANK
+
+REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
+WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}
+NESTED = b'{"a":' * 20_000
+SCALAR = (str, int, float, type(None))
+
+
+def altered(choices, content):
+    """A JSON value with another one somewhere in it, or with a name more, or without one."""
+    if isinstance(content, dict) and content and choices.below(4):
+        key = choices.one(sorted(content))
+        if not choices.below(8):
+            return {name: value for name, value in content.items() if name != key}
+        return content | {key: altered(choices, content[key]) if choices.below(3) else choices.value()}
+    if isinstance(content, list) and content and choices.below(3):
+        place = choices.below(len(content))
+        return [*content[:place], altered(choices, content[place]), *content[place + 1 :]]
+    return choices.value()
+
+
+def spoiled(choices, content):
+    """A file of a record with a value changed, or its bytes, or a line, or nested without an end."""
+    way = choices.below(8)
+    if way == 7:
+        return content[: choices.below(40)] + NESTED
+    if way > 4:
+        return choices.damaged(content)
+    lines = content.splitlines(keepends=True) if content.startswith(b'{"epoch"') else [content]
+    place = choices.below(len(lines))
+    lines[place] = json.dumps(altered(choices, json.loads(lines[place]))).encode() + b"\n"
+    return b"".join(lines)
+
+
+def record(choices):
+    """One or two of a real record's files, spoiled; None stands for one that is missing."""
+    names = {choices.one(sorted(WHOLE)) for _ in range(1 + choices.below(2))}
+    return {name: spoiled(choices, WHOLE[name]) if choices.below(12) else None for name in names}
+
+
+@pytest.fixture
+def folder_with(tmp_path):
+    """Makes the record in a folder that of the last input, whole but for these files."""
+    before = dict(WHOLE)
+    for name, content in WHOLE.items():
+        (tmp_path / name).write_bytes(content)
+
+    def write(files):
+        for name in {*before, *files}:
+            put(tmp_path / name, files.get(name, WHOLE[name]))
+        before.clear()
+        before.update(files)
+        return tmp_path
+
+    return write
+
+
+def test_every_record_is_read_and_gives_a_row(folder_with):
+    named, silent = [], []
+
+    def check(files):
+        run = runs.read(folder_with(files))
+        row = run.row()
+        assert all(isinstance(value, SCALAR) for value in row.values()) and isinstance(run.state, str)
+        assert row["machine"] == run.machine and row["nodes"] == run.nodes
+        assert all(isinstance(epoch, dict) and type(epoch["epoch"]) is int for epoch in run.epochs)
+        assert all(problem.isprintable() and problem.partition(".")[0] in NAMES for problem in run.problems)
+        for name, content in files.items():
+            told = any(problem.startswith(name) for problem in run.problems)
+            assert told or name == "job.json" if content is None else told or readable(content)
+            (named if told else silent).append(name)
+
+    fuzz(record, check)
+    assert set(named) == set(silent) == set(WHOLE), "each file is found wrong, and is not where it can be used"
+    assert runs.read(REAL).problems == []
+
+
+NAMES = {name.partition(".")[0] for name in WHOLE}
+
+
+def readable(content):
+    """Whether each line, or the whole, is a JSON object."""
+    text = content.decode(errors="replace")
+    try:
+        return all(isinstance(json.loads(part), dict) for part in text.splitlines()) or not text.strip()
+    except (ValueError, RecursionError):
+        try:
+            return isinstance(json.loads(content), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+def test_every_record_goes_into_the_table_and_the_study(folder_with):
+    def check(files):
+        folder = folder_with(files)
+        with redirect_stderr(StringIO()) as err:
+            table = runs.table(folder)
+        assert len(err.getvalue().splitlines()) == len(runs.read(folder).problems) or not len(table)
+        if len(table):
+            scaling.left_out(table)
+            refused(lambda: scaling.speedup(scaling.per_run(table)), scaling.ScalingError)
+
+    fuzz(record, check, least=300)
+
+
+def test_a_reader_that_takes_all_for_granted_is_found_out(folder_with):
+    def naive(files):
+        content = files.get("env.json", WHOLE["env.json"])
+        if content is not None:
+            sorted({one["chip"] for one in json.loads(content)["ranks"]})
+
+    with pytest.raises((ValueError, TypeError, KeyError, RecursionError)):
+        fuzz(record, naive)
+
+
+def test_a_flipped_bit_in_one_line_costs_one_epoch(folder_with):
+    bit = WHOLE["metrics.jsonl"].index(b"\n") * 8 + 7 + 8  # in the brace that begins the second line
+    run = runs.read(folder_with({"metrics.jsonl": flipped(WHOLE["metrics.jsonl"], bit)}))
+    assert [epoch["epoch"] for epoch in run.epochs] == [1, 3] and len(run.problems) == 1
+
+
+def test_a_record_with_a_damaged_file_is_kept_without_it(folder_with, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
+    folder_with({"env.json": WHOLE["env.json"][:99], "status.json": b'{"state": 3}'})
+    kept = keeping.keep(tmp_path, "here") / tmp_path.name
+    assert sorted(path.name for path in kept.iterdir()) == ["job.json", "metrics.jsonl", "spec.json"]
+
+
+def test_job_json_is_a_job_or_is_refused(folder_with):
+    taken, left = [], []
+
+    def check(content):
+        said, line = refused(known, JobError, folder_with({"job.json": content}))
+        (left if line else taken).append(content)
+        if line:
+            assert "holds no job" in line
+        else:
+            assert isinstance(said["state"], str) and (said["job_id"] is None or said["job_id"].isprintable())
+            assert said["job_id"] or isinstance(job_of(said), Job)
+
+    waiting = json.dumps(json.loads(WHOLE["job.json"]) | {"job_id": None}).encode()
+    fuzz(lambda choices: spoiled(choices, choices.one([waiting, WHOLE["job.json"]])), check)
+    assert min(len(taken), len(left)) > 1000
+
+
+WORDS = ["[rank0]:", "[rank", "]:", "[1,0]<stdout>:", "0: ", "rank", "[rank1]: ", "9" * 5000, "[##..] 3/9", str(ROOT)]
+WORDS += ["\x1b[31m", "\\1", "\\g<0>", "Traceback (most recent call last):"]
+
+
+def test_any_line_of_a_rank_is_kept_and_shown():
+    marks = [*MARKS, "log"]
+
+    def line(choices):
+        words = [choices.one(WORDS) if choices.below(2) else choices.text() for _ in range(choices.below(6))]
+        return choices.one(marks), "".join(words)
+
+    def check(case):
+        launcher, text = case
+        launch, screen = Launch([], 0.0), Screen()
+        with redirect_stdout(StringIO()) as shown:
+            if launcher == "log":
+                found = RANK.match(text)
+                screen.add(f"rank {found[1]}" if found else "", text)
+                return
+            take(text, launcher, launch, screen)
+        [(rank, said)] = launch.lines
+        assert rank == "" or rank.isdecimal()
+        assert said in shown.getvalue() or not screen.shown
+
+    fuzz(line, check)

@@ -1,0 +1,208 @@
+"""Ten thousand odd jobs and site files: JobError and one line, or a job file of the template's lines alone."""
+
+import random
+import re
+import shlex
+import subprocess
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fuzzing import TEXT, fuzz, put, refused
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.slurm import Job, JobError, Site, render
+from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
+from ddp_helpers.notebook.slurm.site import ALLOWED, SETUP, SITES
+
+# ---- what a rendered file may hold: the template's lines, with safe words where it has a value
+
+WORD = r"""(?:[\w./:,=+@%-]+|'[^'\n]*'(?:"'"'[^'\n]*')*)"""  # as shlex.quote writes one
+OURS = r"""(?:"\$run_dir"|"\$\{values\[\$SLURM_ARRAY_TASK_ID\]\}")"""
+
+
+def values(expression, line):
+    """What may stand in the place of an expression of the template."""
+    if line.startswith("#SBATCH"):
+        return r"""(?:[^\s"#]+|"[^"\n]*")"""  # a space would begin another option
+    if line.startswith("#"):
+        return r"[\w.-]*"
+    if expression == "line":
+        return f"(?:{SETUP.pattern})"
+    word = f"(?:{WORD}|{OURS})" if "word" in expression else WORD
+    return f"{word}(?: {word})*" if "quote" in expression or "word" in expression else r"[\w.+ -]*"
+
+
+def shape(line):
+    """A line of the template as a pattern; what it has only now and then may be missing."""
+    pieces = []
+    for piece in re.split(r"{%.*?%}", line):
+        parts = re.split(r"{{ *(.*?) *}}", piece)
+        parts[::2] = [re.escape(part) for part in parts[::2]]
+        parts[1::2] = [values(part, line) for part in parts[1::2]]
+        pieces.append("".join(parts).replace(r"\ \ \#", r"\ +\#"))  # comments stand in a column
+    goes_on = r"(?:\ \\)?" if line.startswith("  ") else ""  # the command, over several lines
+    return pieces[0] + "".join(f"(?:{piece})?" for piece in pieces[1:]) + goes_on
+
+
+TEMPLATE = (ROOT / "slurm" / "job.sbatch.jinja").read_text().splitlines()
+LINE = re.compile("|".join(f"(?:{shape(line)})" for line in TEMPLATE if not line.startswith("{%")), re.ASCII)
+
+
+def strange(text):
+    """The lines of a job file that are none of the template's."""
+    return [line for line in text.removesuffix("\n").split("\n") if not of_template(line)]
+
+
+@cache
+def of_template(line):
+    """Whether it is a line of the template."""
+    return LINE.fullmatch(line) is not None
+
+
+def words_of(text):
+    """The words of the program, as a shell reads the last line."""
+    means = {"$run_dir": RUN_DIR, "${values[$SLURM_ARRAY_TASK_ID]}": ARRAY}
+    return [means.get(word, word) for word in shlex.split(text.split("\n")[-2])]
+
+
+# ---- jobs
+
+GOOD = {"name": "try", "program": ("job.py", "--run-dir", RUN_DIR)}
+SOUND = {"nodes": [1, 2], "tasks_per_node": [1, 4], "gpus_per_node": [0, 4], "time": ["5", "1-0", "00:10:00"]}
+SOUND |= {"cpus_per_task": [1, 8], "memory": ["", "32G"], "launcher": ["srun", "torchrun"], "array": [(), ("1", "2")]}
+NAMES = [one.name for one in fields(Job)]
+
+
+def options(choices):
+    """What a job is made from: good values, and some that are not."""
+    made = GOOD | {name: choices.one(good) for name, good in SOUND.items()}
+    if made["array"]:
+        made["program"] += (ARRAY,)
+    for name in choices.some(NAMES, 2):
+        made[name] = choices.value()
+        if name in ("program", "array") and choices.below(3):
+            made[name] = tuple(choices.text() for _ in range(choices.below(4)))
+    return made
+
+
+def test_a_job_is_refused_or_reaches_the_file_word_for_word(tmp_path):
+    files = []
+
+    def check(made):
+        job, _ = refused(Job, JobError, **made)
+        if job:
+            text = render(job, Site("here"), tmp_path)
+            assert not strange(text) and 0 < seconds(job.time) < 10**12
+            words = words_of(text)
+            assert words[words.index("job.py") if "job.py" in words else -len(job.program) :] == list(job.program)
+            assert f"--job-name={job.name}\n" in text
+            files.append(text)
+
+    fuzz(options, check)
+    assert len(files) > 1000
+    sound_to_bash(files)
+
+
+def sound_to_bash(files, most=150):
+    """A sample of the files is parsed by bash."""
+    for text in random.Random(1).sample(files, min(most, len(files))):
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=20, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), text
+
+
+# ---- sites
+
+SHIPPED = [path.read_text() for path in sorted(SITES.glob("*.toml"))]
+SHIPPED = [*SHIPPED, re.sub(r"(?m)^# (?=[a-z_]+ = )", "", SHIPPED[0])]  # TEMPLATE's examples taken in
+ODD_TOML = ["[", "]", "[[a]]", "a.b.c = 1", "a = " + "[" * 3000, "x = 2026-99-99"]
+ODD_TOML += ["x = " + "9" * 5000, "account = 1e999", '"""', "'''", "\r", "\0", "\ufeff", "= =", 'name = "x"']
+ODD_TOML += ["account." + ".".join("a" * 1200) + " = 1"]
+KEYS = [one.name for one in fields(Site)]
+LISTS = [one.name for one in fields(Site) if "tuple" in str(one.type)]
+GOOD_WORDS = {
+    "mail_type": "ALL",
+    "mail_user": "a@b.c",
+    "memory": "7G",
+    "gpus": "--gres=gpu:{n}",
+    "setup": "module load a",
+}
+
+
+def quoted(text):
+    """A text as a TOML string."""
+    return (
+        '"'
+        + "".join(letter if " " <= letter < "\x7f" and letter not in '"\\' else escape(letter) for letter in text)
+        + '"'
+    )
+
+
+def escape(letter):
+    """A letter as TOML escapes it; what it cannot hold becomes a question mark."""
+    return f"\\U{ord(letter):08X}" if not "\ud800" <= letter <= "\udfff" else "?"
+
+
+def line_of(choices):
+    """One key with a value that is good, odd, or both."""
+    key, way = choices.one(KEYS), choices.below(4)
+    good = GOOD_WORDS.get(key, "a")
+    word = [good, good, choices.text(), good + choices.text()][way]
+    return f"{key} = [{quoted(word)}]" if (key in LISTS) == bool(choices.below(8)) else f"{key} = {quoted(word)}"
+
+
+def site_file(choices):
+    """The bytes of a site file: keys with odd values, a shipped one with lines changed, or anything."""
+    way = choices.below(8)
+    if way == 0:
+        return choices.damaged(choices.one(SHIPPED).encode())
+    lines = choices.one(SHIPPED).splitlines() if way < 4 else []
+    for _ in range(1 + choices.below(3)):
+        new = choices.one(ODD_TOML) if not choices.below(6) else line_of(choices)
+        key = new.partition(" ")[0]
+        lines = [line for line in lines if line.partition(" ")[0] != key] + [new]  # TOML takes no key twice
+    return "\n".join(lines).encode()
+
+
+def test_a_site_file_is_refused_or_what_it_says_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ab123")
+    path, files, keys = tmp_path / "mine.toml", [], set()
+    job = [Job("try", ("job.py",), 2, 4, gpus, launcher=by) for gpus, by in ((4, "srun"), (0, "torchrun"))]
+
+    def check(content):
+        put(path, content)
+        site, line = refused(Site.load, JobError, path)
+        if not site:
+            assert "site " in line
+            return
+        for key, (allowed, _) in ALLOWED.items():
+            value = getattr(site, key)
+            held = value if isinstance(value, tuple) else [value] if value else []
+            assert all(allowed.fullmatch(word) for word in held)
+            keys.update([key] if held else [])
+        text = render(job[len(files) % 2], site, Path("/run"))
+        assert not strange(text)
+        files.append(text)
+
+    fuzz(site_file, check)
+    assert len(files) > 1000 and keys == set(ALLOWED), "every key was filled in at least once"
+    sound_to_bash(files)
+
+
+def test_a_line_that_a_value_brought_in_would_be_found(monkeypatch):
+    text = render(Job("try", ("job.py",)), Site("here", account="physics", setup=("module purge",)), Path("/run"))
+    assert not strange(text)
+    for old, new in (("physics", "a\ntouch x"), ("module purge", "module purge; touch x"), ("=physics", "=a $(x)")):
+        assert strange(text.replace(old, new))
+    monkeypatch.setitem(ALLOWED, "account", (re.compile(r"[^`]*"), "anything"))
+    site = Site("here", account="a\n#SBATCH --wrap=x")
+    assert strange(render(Job("try", ("job.py",)), site, Path("/run"))) == ["#SBATCH --wrap=x"]
+
+
+@pytest.mark.parametrize(
+    "name", [*TEXT, "x" * 300, "x" * 300 + ".toml", "a\0.toml", "\udcff.toml", "/", "..", "/.toml"]
+)
+def test_any_name_of_a_site_is_known_or_refused(name):
+    _, line = refused(Site.load, JobError, name)
+    assert "is not known" in line or "cannot be used" in line

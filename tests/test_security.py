@@ -1,0 +1,216 @@
+"""What must never be: code run from a name or a file, a server open to the network, a secret in what is kept."""
+
+import ast
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from papermill.translators import PythonTranslator
+from real import IMPORT, until
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import keep as keeping
+from ddp_helpers.notebook import launch, runs, scripts, slurm
+from ddp_helpers.notebook.parameters import execute
+
+NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
+MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))
+
+
+def code_of(path):
+    """The Python in a module, or in each code cell of a notebook, magics left out."""
+    if path.suffix == ".py":
+        return [path.read_text()]
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell) for cell in cells]
+
+
+def unsafe(code):
+    """The calls in this code that run what they are given, as they stand there."""
+    return [ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and runs_input(node)]
+
+
+def runs_input(call):
+    """Whether the call hands text to a shell or to Python, or unpickles whatever a file holds."""
+    name = ast.unparse(call.func)
+    options = {option.arg: ast.unparse(option.value) for option in call.keywords}
+    if name.rpartition(".")[2] == "load" and name not in KNOWN:
+        return options.get("weights_only") != "True"
+    return options.get("shell", "False") != "False" or bool(UNSAFE.fullmatch(name))
+
+
+KNOWN = ["json.load", "tomllib.load", "Site.load", "slurm.Site.load", "dcp.load"]  # these do not unpickle
+LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, with a checkpoint that does no harm
+UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
+PLANTED = ["torch.load(path)", "torch.load(path, weights_only=False)", "load(path)", "pickle.load(file)", "eval(text)"]
+PLANTED += ["pickle.loads(content)", "subprocess.run(line, shell=True)", "os.system(line)", "os.popen(line)"]
+PLANTED += ["exec(text)", "subprocess.getoutput(line)", "numpy.load(path, allow_pickle=True)"]
+SOUND = "torch.load(f, weights_only=True); json.loads(t); model.eval(); subprocess.run(['a']); run(shell=False)"
+
+
+@pytest.mark.parametrize("path", MODULES + NOTEBOOKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_runs_what_it_is_given(path):
+    assert [call for code in code_of(path) for call in unsafe(code) if call not in LESSON] == []
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_such_a_call_would_be_found(code):
+    assert unsafe(f"def f():\n    return {code}") == [code]
+    assert not unsafe(SOUND)
+
+
+# ---- servers
+
+LAB = re.search(r"jupyter (lab .*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+
+
+TOKEN = uuid.uuid4().hex
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """JupyterLab, started as the Makefile does, and its port."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("JUPYTER_TOKEN", TOKEN)  # Jupyter makes one up otherwise; the Makefile may set neither
+    port = launch.free_port()
+    command = [sys.executable, "-m", "jupyter", *LAB, "--no-browser", "--allow-root", f"--port={port}"]
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, **silent)
+    try:
+        until(lambda: answers(port), "JupyterLab answers", IMPORT)
+        yield port
+    finally:
+        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+            child.kill()
+        process.wait(timeout=10)
+
+
+def answers(port):
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def status(port, query=""):
+    """The answer to somebody who asks for the files."""
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/api/contents{query}", timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
+    found = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == lab]
+    assert {each.laddr.ip for each in found} == {"127.0.0.1"}
+    assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={TOKEN}") == 200
+
+
+def test_the_lesson_on_the_store_says_where_it_may_be_used():
+    cells = nbformat.read(ROOT / "notebooks" / "02_form_a_process_group.ipynb", as_version=4).cells
+    assert any("no password: use it on trusted networks only" in cell.source.replace("\n", " ") for cell in cells)
+
+
+# ---- names and paths
+
+NAMES = [
+    "epoch",
+    "_x = 1\nimport os\n_y",
+    "_x; import os; _y",
+    "_x=1#",
+    "_ x",
+    "In = 1\nOut",
+    "",
+    " ",
+    "1",
+    "nodes=2;a",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_whose_name_is_code_is_refused_and_nothing_is_executed(name, tmp_path):
+    with pytest.raises(slurm.JobError, match="has no parameter") as error:
+        execute("slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1})
+    assert str(error.value).isprintable() and not list(tmp_path.iterdir())
+
+
+def test_papermill_itself_would_take_such_a_name():
+    assert "\nimport os\n" in PythonTranslator.codify({NAMES[1]: 1})
+
+
+ODD = ["a b", "it's", 'a "b"', "a; touch canary", "back\\slash", "two\nlines", "$(touch canary)", "%j", "-rf", "é → 中"]
+RECORD = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_record_in_an_odd_folder_is_read_and_kept(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
+    shutil.copytree(RECORD, Path("runs") / name)
+    run = runs.read(Path("runs") / name)
+    assert run.state == "done" and len(run.epochs) == 3 and not run.problems
+    assert set(runs.table("runs")["run"]) == {name}
+    assert [path.name for path in keeping.keep(Path("runs"), name).iterdir()] == [name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "runs"]
+
+
+# ---- secrets
+
+SECRET = "not-for-anybody-5f1c"
+ALL_ODD = '-it\'s; touch canary $(touch canary) `touch canary` "x" \\ \n%j é'
+
+
+def holding(folder, text):
+    """The files below a folder that hold this text."""
+    return [path for path in folder.rglob("*") if path.is_file() and text in path.read_text(errors="replace")]
+
+
+def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
+    monkeypatch.setenv("COURSE_TOKEN", SECRET)
+    script = scripts.write("mnist_single", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
+    arguments = ["--data", digits, "--dry-run", "--epochs", 1, "--run-dir", tmp_path / "runs" / ALL_ODD]
+    launch.run(script, *arguments, launcher="python", timeout=IMPORT)
+    run = runs.read(tmp_path / "runs" / ALL_ODD)
+    assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
+    keeping.keep(tmp_path / "runs", "here")
+    job = slurm.Job("try", ("mnist_single.py", "a $(touch canary)"))
+    slurm.write(job, slurm.Site("here", setup=("module purge",)), tmp_path / "job")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([ALL_ODD, "job", "kept", "runs"])
+    assert not holding(tmp_path, SECRET), "nothing that is kept is the environment"
+    says = tmp_path / "says.py"
+    says.write_text("import os\nopen('all', 'w').write(str(dict(os.environ)))")
+    launch.run(says, launcher="python", timeout=IMPORT)
+    assert holding(tmp_path, SECRET) == [tmp_path / "all"], "the control: it was there to be kept"
+
+
+SECRETS = re.compile(
+    r"gh[pousr]_\w{36}|github_pat_\w{20}|AKIA[0-9A-Z]{16}|\bhf_\w{30}|\bsk-[\w-]{20}|xox[baprs]-\w{10}"
+    r"|BEGIN [A-Z ]*PRIVATE|(?i:password|passwd|secret|api_?key|token)\\?[\"']?\s*[=:]\s*\\?[\"'][^\"'\\]{6,}"
+)
+PLANTED_SECRETS = ["ghp_" + "a1B2" * 9, "AKIA" + "A1B2" * 4, "hf_" + "a" * 30, "-----BEGIN RSA PRIVATE KEY-----"]
+PLANTED_SECRETS += ["password = 'hunter22'", 'API_KEY="abcdef123"', json.dumps({"token": "abcdef123"})]
+PLANTED_SECRETS += [json.dumps('token = "abcdef123"')]
+KEPT = [*NOTEBOOKS, *(ROOT / "notebooks" / "results").rglob("*.json*"), *(ROOT / "slurm").rglob("*.toml")]
+KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Makefile", "README.md", "pyproject.toml")]
+
+
+def test_no_file_that_is_handed_out_holds_a_secret():
+    found = {str(path.relative_to(ROOT)): SECRETS.findall(path.read_text()) for path in KEPT}
+    assert {name: what for name, what in found.items() if what} == {} and len(found) > 50
+
+
+@pytest.mark.parametrize("text", PLANTED_SECRETS)
+def test_a_secret_would_be_found(text):
+    assert SECRETS.search(f"x {text}")
