@@ -300,7 +300,7 @@ def test_what_is_missing_or_unreadable_is_named(tmp_path, capsys):
     (tmp_path / "runs" / "a" / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n\xff\xfe')
     run = runs.read(tmp_path / "runs" / "a")
     assert run.state == "unknown" and run.spec == {"batch_size": 64} and run.env == {}
-    assert [problem.split(":")[0] for problem in run.problems] == ["env.json", "status.json", "metrics.jsonl"]
+    assert [problem.split(":")[0] for problem in run.problems] == ["env.json", "status.json", "metrics.jsonl line 2"]
     rows = runs.table(tmp_path / "runs")
     assert len(rows) == 1 and rows["state"][0] == "unknown"
     assert capsys.readouterr().err.count("a: ") == 3

@@ -17,10 +17,10 @@ def keep(folder: Path, name: str) -> Path:
 
     Weights, logs and scripts stay behind; so do the names of hosts. Stops where there is no run, or the name is taken.
     """
-    found = [run for run in map(runs.read, runs.run_folders(Path(folder))) if run.epochs]
+    found = [run for run in map(runs.read, runs.run_folders(Path(folder))) if run.epochs and run.state == "done"]
     target = RESULTS / name
     if not found or target.exists():
-        stop(f"{folder} holds {len(found)} runs for {target.relative_to(ROOT)}: give a folder with runs and a new name")
+        stop(f"{folder} holds {len(found)} finished runs for {target.relative_to(ROOT)}: give others, and a new name")
     for run in found:
         (target / run.folder.name).mkdir(parents=True)
         for part in ("spec", "env", "status", "job"):

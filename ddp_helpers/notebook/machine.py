@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from ddp_helpers.rank.record import processor
+from ddp_helpers.rank.record import chip
 from ddp_helpers.rank.topology import Topology
 
 
@@ -13,4 +13,5 @@ def machine() -> str:
     cpus = Topology().cpus()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
-    return f"{processor()}, {cpus} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
+    processor = chip(torch.device("cpu"))
+    return f"{processor}, {cpus} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"

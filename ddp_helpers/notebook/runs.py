@@ -36,6 +36,8 @@ class Run:
     @property
     def state(self) -> str:
         """How the run ended: what its job came to, else what it said itself; unknown if it was killed too early."""
+        if self.status.get("state") == "preempted" and self.job.get("state") == "FAILED":
+            return "preempted"  # it left with an error so that it is started again
         early = "pending" if self.job.get("state") == "PENDING" else "unknown"
         return ENDS.get(self.job.get("state")) or self.status.get("state") or early
 

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_helpers.rank.checkpoint import save
 from ddp_helpers.rank.data import Batches
+from ddp_helpers.rank.lost import brief
 from ddp_helpers.rank.replicas import check_replicas
 from ddp_helpers.rank.resume import Progress, Rest, choose, random_state, set_random_state, setting
 from ddp_helpers.rank.topology import Topology, stop
@@ -89,9 +90,10 @@ class Attempt:
                 how = f"close to, not equal to, the uninterrupted run: other {', '.join(other)}"
             else:
                 how = "to the bit what the uninterrupted run does"
+            if not {"world_size", "device"} & {*other}:
                 set_random_state(state["random"][self.me.rank], self.device)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            stop(f"the checkpoint is of another script or model ({str(error).partition(chr(10))[0]}): --resume never")
+            stop(f"the checkpoint is of another script or model ({brief(error)}): take another --run-dir")
         self.sampler.done, left = divmod(self.progress.samples, self.me.world_size)
         if left:
             stop(f"{self.me.world_size} ranks cannot share {self.progress.samples} samples: take another number")

@@ -16,6 +16,11 @@ from ddp_helpers.rank.topology import Topology
 LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed? ?out")
 
 
+def brief(error: BaseException) -> str:
+    """The first line of an error, without the file names and the advice that gloo puts around it."""
+    return re.sub(r"^\[\S+\] *|\. This is .*", "", str(error).partition("\n")[0])
+
+
 @contextmanager
 def lost_ranks_named(me: Topology, store: dist.Store) -> Iterator[None]:
     """In this block, inside the group, a lost peer ends this rank with one line and status 1; every rank enters.
@@ -27,8 +32,7 @@ def lost_ranks_named(me: Topology, store: dist.Store) -> Iterator[None]:
         dist.barrier()  # a peer that is lost on the last stretch is named too
     except RuntimeError as error:
         if LOST.search(str(error)):
-            line = str(error).partition("\n")[0]
-            roll_call(me, store, re.sub(r"^\[\S+\] *|\. This is .*", "", line))  # without file names and advice
+            roll_call(me, store, brief(error))
         raise
 
 

@@ -18,8 +18,10 @@ from ddp_helpers.rank.topology import Topology, stop
 MADE_FROM = "ddp_helpers, imported"  # a script that was written out says here from which revision
 
 
-def processor() -> str:
-    """The processor's name, where the system tells it. Any process may call it."""
+def chip(device: torch.device) -> str:
+    """The name of the GPU, or of the processor where the system tells it. Any process may call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -43,8 +45,8 @@ class Record:
                 self.claim()
         except OSError as error:
             trouble = f"--run-dir {self.folder} cannot take a run ({error.strerror}): choose a new, writable folder"
-        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-        mine = {"rank": me.rank, "node": me.node, "host": platform.node(), "device": str(device), "chip": chip}
+        mine = {"rank": me.rank, "node": me.node, "host": platform.node(), "device": str(device)}
+        mine["chip"] = chip(device)
         said = [(mine, trouble)]
         if dist.is_initialized():
             said *= me.world_size

@@ -3,11 +3,13 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 
 from ddp_helpers.rank.attempt import Attempt, Preempted
+from ddp_helpers.rank.lost import brief
 from ddp_helpers.rank.record import Record
 from ddp_helpers.rank.topology import whole
 
@@ -55,11 +57,12 @@ class AttemptRecord(Record):
         return super().__enter__()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        event = "preempted" if kind is Preempted else "failed" if kind else "done"
-        self.attempt.note(event, **{"why": str(error)} if error else {})
+        state = "preempted" if kind is Preempted else "failed" if kind else "done"
+        why = {"why": brief(error) or kind.__name__} if error else {}
+        with suppress(OSError):  # on a full disk the error that led here is the one to be seen
+            self.write("status", {"state": state, **why})
+            self.attempt.note(state, **why)
         if isinstance(error, Preempted):
-            self.write("status", {"state": "preempted", "why": error.why})
             if self.prints:
                 print(f"{error.why}; {requeue(error.number)}", flush=True)
             dist.barrier()  # nobody leaves before: srun ends all ranks when one has left with an error

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
 
 from ddp_helpers.rank.checkpoint import CheckpointError, content_of, newest, unpack
+from ddp_helpers.rank.record import chip
 from ddp_helpers.rank.topology import Topology, stop
 
 
@@ -56,7 +57,12 @@ def setting(args: Namespace, me: Topology, device: torch.device, dataset: str) -
     """What must be the same for the run to go on, and what else must be for it to go on to the bit."""
     needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "bf16")} | {"dataset": dataset}
     exact = {"world_size": me.world_size, "batch_size": args.batch_size, "num_workers": args.num_workers}
-    exact |= {"device": device.type, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
+    exact |= {
+        "device": device.type,
+        "chip": chip(device),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
     return needed, exact
 
 

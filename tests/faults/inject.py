@@ -1,5 +1,6 @@
 """Harm this rank at a chosen moment: what it calls there is wrapped, and at the n-th call the harm is done."""
 
+import gc
 import io
 import os
 import resource
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
 PART = "saving.part"  # the name of a checkpoint that is being written
@@ -106,11 +108,17 @@ def poison(number):
     F.log_softmax = wrapped
 
 
+def models():
+    """What DDP has wrapped in this process."""
+    return [thing.module for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
+
+
 HARMS = {
     "SIGKILL": lambda: send(signal.SIGKILL),
     "SIGSTOP": lambda: send(signal.SIGSTOP),
     "SIGTERM": lambda: send(signal.SIGTERM),
     "SIGUSR2": lambda: send(signal.SIGUSR2),
+    "weights change": lambda: next(p for model in models() for p in model.parameters()).data.add_(1e-3),
     "exit 7": lambda: os._exit(7),
     # A disk that is full: no file of this process may grow beyond 1 MB.
     "disk full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY)),

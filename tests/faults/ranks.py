@@ -1,6 +1,5 @@
 """Ranks that start at once: forked from a process that has imported torch, then as real as any."""
 
-import gc
 import multiprocessing
 import os
 import runpy
@@ -11,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.rank.replicas import weight_digest
-from faults.inject import inject
+from faults.inject import inject, models
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
@@ -36,8 +34,7 @@ def rank_main(script, args, env, log, fault):
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:  # a rank that leaves by itself says why, and with which weights
-        models = [thing for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
-        print(f"\nleft: {end}; weights: {' '.join(weight_digest(model.module) for model in models)}", flush=True)
+        print(f"\nleft: {end}; weights: {' '.join(map(weight_digest, models()))}", flush=True)
         raise
 
 

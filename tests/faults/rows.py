@@ -73,6 +73,16 @@ def not_a_number(matrix, script=None):
     return ended.seconds
 
 
+def drifted(matrix):
+    """Weights that one rank alone changes are found at the end of the epoch, before they reach a checkpoint."""
+    folder = matrix.fresh("drift")
+    ended = matrix.train(folder, "--checkpoint-every", 1000, fault=(1, "weights change", "step", 5))
+    assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
+    assert all("after epoch 1: rank 1 has other weights than rank 0" in said for said in ended.said), ended.said
+    assert not (folder / "run" / "checkpoints").exists()
+    return ended.seconds
+
+
 def damaged(matrix, how):
     """The newest checkpoint is refused by name, the one before is used, and leads to the golden weights."""
     folder = matrix.fresh(f"damaged_{how}")
@@ -244,6 +254,7 @@ ROWS = [
     ),
     ("SIGKILL, 5 random moments", "any", partial(killed_anywhere, times=5)),
     ("NaN on rank 1", "step", not_a_number),
+    ("weights of rank 1 change", "step", drifted),
     *((f"checkpoint {how}", "load", partial(damaged, how=how)) for how in ("cut", "flipped", "empty")),
     ("disk full", "save", disk_full),
     *((f"data {how}", "init", partial(bad_data, how=how)) for how in ("missing", "corrupt")),

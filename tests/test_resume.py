@@ -1,0 +1,145 @@
+"""What --resume does, and what it refuses: with one line and exit status 2 on every rank, and nothing changed."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from faults.matrix import Matrix, events, weights
+from torch.utils.data import DistributedSampler
+
+from ddp_helpers.notebook import scripts
+from ddp_helpers.rank.checkpoint import CheckpointError, checkpoints, content_of, newest, save, unpack
+from ddp_helpers.rank.requeue import RESTARTS, requeue
+from ddp_helpers.rank.resume import Rest
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    return Matrix(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def told(matrix):
+    """The folder of a run that was told to stop in the middle of epoch 1: its checkpoints are of steps 10 and 12."""
+    folder = matrix.fresh("told")
+    ended = matrix.train(folder, fault=(1, "SIGUSR2", "step", 13))
+    assert ended.statuses == [75, 75]
+    return folder
+
+
+def refuses(matrix, folder, *flags, size=2, says, script=None):
+    """Every rank ends with 2 and the same one line, and the folder is as it was."""
+
+    def content():
+        return {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+
+    before = content()
+    ended = matrix.train(folder, *flags, size=size, script=script)
+    assert ended.statuses == [2] * size, ended.said
+    for said in ended.said:
+        lines = [line for line in said.splitlines() if line and not line.startswith("left: ")]
+        assert len(lines) == 1 and says in lines[0], said
+    assert content() == before
+
+
+def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
+    path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("named")
+    ended = matrix.train(folder, "--resume", path)
+    assert ended.statuses == [0, 0] and "goes on in epoch 1 after step 10, to the bit" in ended.said[0]
+    assert weights(folder) == matrix.golden()
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(matrix, told):
+    path = checkpoints(told / "run" / "checkpoints")[0]
+    copy = matrix.fresh("damaged") / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes()[:-1])
+    refuses(matrix, matrix.fresh("other"), "--resume", copy, says=f"{path.name} is cut short or damaged")
+    refuses(matrix, matrix.fresh("other"), "--resume", copy.with_name("mine.pt"), says="mine.pt is not named step-")
+    assert copy.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "size", "says"),
+    [
+        (("--seed", 2), 2, "with seed 1, not 2"),
+        (("--lr", 0.5), 2, "with lr 1.0, not 0.5"),
+        (("--resume", "never"), 2, "cannot take a run"),
+        (("--global-batch-size", 30), 5, "5 ranks cannot share 384 samples"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, tuple) else "",
+)
+def test_a_run_that_cannot_go_on_so_is_refused(matrix, told, flags, size, says):
+    refuses(matrix, told, *flags, size=size, says=says)
+
+
+def test_another_model_and_another_kind_of_run_are_refused(matrix, told):
+    smaller = matrix.changed(
+        ("nn.Linear(9216, 128)", "nn.Linear(9216, 64)"), ("nn.Linear(128, 10)", "nn.Linear(64, 10)")
+    )
+    refuses(matrix, told, script=smaller, says="of another script or model")
+    folder = matrix.fresh("plain")
+    plain = scripts.write("mnist_ddp", matrix.folder / "mnist_ddp.py")
+    flags = ["--data", matrix.data, "--run-dir", folder / "run", "--epochs", 1, "--no-cuda"]
+    from faults.ranks import run
+
+    assert run(plain, *flags, folder=folder).statuses == [0, 0]
+    refuses(matrix, folder, says="cannot take a run")
+
+
+def test_a_run_that_is_done_stays_done(matrix):
+    folder = matrix.fresh("done")
+    assert matrix.train(folder).statuses == [0, 0]
+    metrics = (folder / "run" / "metrics.jsonl").read_text()
+    again = matrix.train(folder)
+    assert again.statuses == [0, 0] and (folder / "run" / "metrics.jsonl").read_text() == metrics
+    assert json.loads((folder / "run" / "status.json").read_text()) == {"state": "done"}
+    assert [event["event"] for event in events(folder)][-2:] == ["started", "done"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2), (3, 2)])
+def test_the_rest_of_an_epoch_is_the_same_samples_on_another_number_of_ranks(before, after):
+    data, done = range(600), 240
+
+    def seen(size, start):
+        samplers = [Rest(DistributedSampler(data, size, rank, seed=1)) for rank in range(size)]
+        for sampler in samplers:
+            sampler.set_epoch(3)
+            sampler.done = start // size
+        shards = [list(sampler) for sampler in samplers]
+        assert [len(sampler) for sampler in samplers] == [len(shard) for shard in shards]
+        return [sample for together in zip(*shards, strict=True) for sample in together]  # in the epoch's order
+
+    first, rest = seen(before, 0)[:done], seen(after, done)
+    assert rest == seen(before, done) and sorted(first + rest) == list(data)
+    assert sorted(first + seen(after, done - 12)) != list(data)  # the control: 12 samples too early
+
+
+def test_the_last_two_are_kept_and_what_is_damaged_does_not_count(tmp_path):
+    paths = [save(tmp_path, step, {"step": step}) for step in (5, 10, 15)]
+    assert checkpoints(tmp_path) == [paths[2], paths[1]]
+    paths[2].write_bytes(b"")
+    content, refused = newest(tmp_path)
+    assert unpack(content) == {"step": 10} and len(refused) == 1 and paths[2].name in refused[0]
+    save(tmp_path, 12, {"step": 12})
+    assert [unpack(content_of(path))["step"] for path in checkpoints(tmp_path)] == [12, 10]
+
+
+def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(tmp_path):
+    path = save(tmp_path, 5, torch.ones(3))
+    with pytest.raises(CheckpointError, match="holds a Tensor"):
+        unpack(newest(tmp_path)[0])
+    assert path.exists()
+
+
+def test_a_job_is_requeued_only_when_its_time_is_up_and_not_for_ever(monkeypatch):
+    assert requeue(signal.SIGUSR2) == "the same command goes on from here"
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert requeue(signal.SIGTERM) == "the same command goes on from here"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(RESTARTS))
+    assert f"requeued {RESTARTS} times, which is the limit" in requeue(signal.SIGUSR2)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(RESTARTS - 1))
+    monkeypatch.setenv("PATH", str(Path("/nowhere")))
+    assert "job 1 cannot be requeued" in requeue(signal.SIGUSR2)
