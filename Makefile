@@ -32,7 +32,7 @@ cluster: system  ## start a real Slurm with two nodes on this machine, to stay; 
 	@slurm/cluster up
 
 clean:  ## remove what was made, but neither data nor runs
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build .hypothesis *.egg-info
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 1; }

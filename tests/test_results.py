@@ -62,5 +62,5 @@ def test_keep_copies_the_record_and_neither_paths_nor_hosts_nor_weights(made):
 def test_keep_refuses_a_folder_without_runs(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         main(["keep", str(tmp_path), "nothing"])
-    assert error.value.code == 2 and "holds 0 runs" in capsys.readouterr().err
+    assert error.value.code == 2 and "holds 0 finished runs" in capsys.readouterr().err
     assert not (ROOT / "notebooks" / "results" / "nothing").exists()

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from faults.matrix import Matrix, events, weights
+from faults.ranks import run
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.notebook import scripts
+from ddp_helpers.notebook import runs, scripts
 from ddp_helpers.rank.checkpoint import CheckpointError, checkpoints, content_of, newest, save, unpack
 from ddp_helpers.rank.requeue import RESTARTS, requeue
 from ddp_helpers.rank.resume import Rest
@@ -83,8 +84,6 @@ def test_another_model_and_another_kind_of_run_are_refused(matrix, told):
     folder = matrix.fresh("plain")
     plain = scripts.write("mnist_ddp", matrix.folder / "mnist_ddp.py")
     flags = ["--data", matrix.data, "--run-dir", folder / "run", "--epochs", 1, "--no-cuda"]
-    from faults.ranks import run
-
     assert run(plain, *flags, folder=folder).statuses == [0, 0]
     refuses(matrix, folder, says="cannot take a run")
 
@@ -143,3 +142,11 @@ def test_a_job_is_requeued_only_when_its_time_is_up_and_not_for_ever(monkeypatch
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(RESTARTS - 1))
     monkeypatch.setenv("PATH", str(Path("/nowhere")))
     assert "job 1 cannot be requeued" in requeue(signal.SIGUSR2)
+
+
+def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):
+    for name, content in {"job": {"state": "FAILED"}, "status": {"state": "preempted"}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert runs.read(tmp_path).state == "preempted"
+    (tmp_path / "status.json").write_text('{"state": "running"}')
+    assert runs.read(tmp_path).state == "failed"

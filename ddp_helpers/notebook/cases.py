@@ -15,7 +15,7 @@ import psutil
 
 from ddp_helpers.notebook.launch import Launch, LaunchError, take
 from ddp_helpers.notebook.launchers import commands, environment
-from ddp_helpers.notebook.processes import TimeLimit, lines_of
+from ddp_helpers.notebook.processes import TimeLimit, lines_of, marked
 
 MARK = "DDP_COURSE_CASE"  # an environment variable that the processes of one case have
 LIMIT = 90  # seconds for a run that is not meant to hang
@@ -81,19 +81,9 @@ def attend(script: Path, ranks: int, limit: float = LIMIT, extra: Mapping[str, s
     return case
 
 
-def bearing(name: str, value: str) -> list[psutil.Process]:
-    """Every process that was started with this environment variable, and is still there."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it is gone, or another user's
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def end(name: str, value: str) -> None:
     """End every process that bears this variable, and wait until it is gone."""
-    found = bearing(name, value)
+    found = marked(value, name)
     for process in found:
         with suppress(psutil.NoSuchProcess):
             process.kill()

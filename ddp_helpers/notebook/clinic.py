@@ -11,8 +11,9 @@ import psutil
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.cases import LIMIT, Case, attend, bearing, end, ended
+from ddp_helpers.notebook.cases import LIMIT, Case, attend, end, ended
 from ddp_helpers.notebook.launch import LaunchError
+from ddp_helpers.notebook.processes import marked
 from ddp_helpers.notebook.screen import coloured
 
 TAG = "DDP_COURSE_CLINIC"  # an environment variable that every process of this notebook inherits
@@ -43,7 +44,7 @@ STAMP = re.compile(r"\[[WE]\d+ [\d:.]+ \S+\] (\[c10d\] )?|\S+\.py:\d+: ")  # whe
 
 def left() -> list[psutil.Process]:
     """Every process that this notebook has started, by whatever way, and that is still there."""
-    return bearing(TAG, os.environ[TAG])
+    return marked(os.environ[TAG], TAG)
 
 
 def telling(lines: list[str]) -> list[str]:

@@ -19,12 +19,12 @@ class TimeLimit(Exception):
     """The launch took longer than it was given."""
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process of a launch, also those whose parent is gone."""
+def marked(mark: str, name: str = MARK) -> list[psutil.Process]:
+    """Every process of a launch, also those whose parent is gone: those with this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(name) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:  # it is gone, or another user's
             continue

@@ -12,6 +12,7 @@ from ddp_helpers.notebook.bench.training import (
     cost_of_ddp,
     imports,
     memory,
+    resumable_against_ddp,
     single_against_plain,
     two_against_one,
 )
@@ -35,6 +36,7 @@ def bench() -> None:
             row("mnist_single --bf16 / plain recipe: images/s", single_against_plain(folder, "--bf16"), ">=", 1.8),
             row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
             row("2 ranks / 1 rank, a thread each, batch 256: images/s", two_against_one(folder), ">=", 1.8),
+            row("votes, a checkpoint each 50 steps / none: images/s", resumable_against_ddp(folder), ">=", 0.9),
             row("from submit to the first step, 4 ranks on 2 nodes: s", submit_to_step(folder), "<=", 20),
             row("collect 1,000 run records: s", collecting(records(folder, 1000)), "<=", 2),
             row("plot them: s", plotting(records(folder, 1000)), "<=", 5),

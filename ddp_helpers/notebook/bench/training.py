@@ -86,9 +86,9 @@ def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
     return [100 * (a / b - 1) for a, b in pairs[1:]]
 
 
-def launched(folder: Path, data: Path, ranks: int, *flags: object) -> launch.Launch:
-    """mnist_ddp as it is written out, on so many ranks of one thread each, and each rank's peak memory."""
-    script = scripts.write("mnist_ddp", folder / "mnist_ddp.py")
+def launched(folder: Path, data: Path, ranks: int, *flags: object, name: str = "mnist_ddp") -> launch.Launch:
+    """A script as it is written out, on so many ranks of one thread each, and each rank's peak memory."""
+    script = scripts.write(name, folder / f"{name}.py")
     (folder / "peak.py").write_text(PEAK)
     args = [script, "--data", data, "--log-interval", 10**9, *flags]
     if torch.cuda.device_count() < ranks:
@@ -107,6 +107,19 @@ def two_against_one(folder: Path) -> list[float]:
         return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
 
     return [a / b for a, b in turns(45, lambda: speed_of(2), lambda: speed_of(1))]
+
+
+def resumable_against_ddp(folder: Path) -> list[float]:
+    """How many times as fast two ranks train that vote at each step and save every 50 as two that do neither."""
+    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
+
+    def speed_of(name: str, *flags: object) -> float:
+        run = folder / f"{name}{next(number)}"
+        launched(folder, data, 2, "--batch-size", 32, "--epochs", 2, "--run-dir", run, *flags, name=name)
+        return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
+
+    saving = ("mnist_ddp_resumable", "--checkpoint-every", 50)
+    return [a / b for a, b in turns(45, lambda: speed_of(*saving), lambda: speed_of("mnist_ddp"))]
 
 
 def memory(folder: Path, data: Path) -> list[float]:
