@@ -50,6 +50,12 @@ def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
     ended = matrix.train(folder, "--resume", path)
     assert ended.statuses == [0, 0] and "goes on in epoch 1 after step 10, to the bit" in ended.said[0]
     assert weights(folder) == matrix.golden()
+    # Told to stop in turn, it is started again by the same command: from its own checkpoint, not from the named one.
+    folder = matrix.fresh("named and told")
+    matrix.train(folder, "--resume", path, fault=(1, "SIGUSR2", "step", 5))
+    ended = matrix.train(folder, "--resume", path)
+    assert "goes on in epoch 1 after step 14, to the bit" in ended.said[0], ended.said[0]
+    assert weights(folder) == matrix.golden()
 
 
 def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(matrix, told):
@@ -86,6 +92,18 @@ def test_another_model_and_another_kind_of_run_are_refused(matrix, told):
     flags = ["--data", matrix.data, "--run-dir", folder / "run", "--epochs", 1, "--no-cuda"]
     assert run(plain, *flags, folder=folder).statuses == [0, 0]
     refuses(matrix, folder, says="cannot take a run")
+
+
+def test_of_an_epoch_that_is_done_again_the_first_line_goes(matrix):
+    first = matrix.fresh("first")
+    matrix.train(first, "--epochs", 1)
+    folder, metrics = matrix.fresh("again"), matrix.folder / "again" / "run" / "metrics.jsonl"
+    path = checkpoints(first / "run" / "checkpoints")[0]
+    matrix.train(folder, "--resume", path, fault=(1, "SIGUSR2", "step", 5))
+    assert metrics.read_text() == ""
+    metrics.write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')  # it died between the line of epoch 2 and its checkpoint
+    assert matrix.train(folder).statuses == [0, 0]
+    assert [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()] == [1, 2]
 
 
 def test_a_run_that_is_done_stays_done(matrix):

@@ -60,9 +60,10 @@ class Attempt:
         self.votes = Votes(ddp_model, optimizer, args.timeout)
         self.folder = args.run_dir / "checkpoints"
         self.needed, self.exact = setting(args, me, device, f"{dataset}, {len(sampler.whole.dataset)} images")
-        self.progress, self.goes_on = Progress(), args.resume == "auto"
-        self.line = "starts from the beginning"
-        if state := choose(args.resume, self.folder):
+        self.progress, self.line = Progress(), "starts from the beginning"
+        # A second attempt goes on from the first one's checkpoints, also where that one began from a named one.
+        self.goes_on = args.resume != "never" and (args.run_dir / "attempts.jsonl").exists()
+        if state := choose("auto" if self.goes_on else args.resume, self.folder):
             self.restore(state)
         check_replicas(ddp_model.module, "at the start")
 

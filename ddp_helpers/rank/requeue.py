@@ -1,5 +1,7 @@
 """The record of a run that takes several attempts, and the way back into Slurm's queue between them."""
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -31,6 +33,14 @@ def requeue(number: int) -> str:
     return f"job {job} cannot be requeued ({said}): submit it again to go on" if said else f"job {job} is requeued"
 
 
+def epoch_of(line: str) -> float:
+    """The epoch of a line of metrics.jsonl; of one that is half-written, one that never comes."""
+    try:
+        return json.loads(line)["epoch"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
 class AttemptRecord(Record):
     """The record of a run in several attempts: one goes on where the last one left it."""
 
@@ -41,10 +51,10 @@ class AttemptRecord(Record):
     def claim(self) -> None:
         """Take the folder; of an earlier attempt's epochs, keep those that are not done again. Raises OSError."""
         metrics = self.folder / "metrics.jsonl"
-        if not (self.attempt.goes_on and (self.folder / "attempts.jsonl").exists()):
+        if not self.attempt.goes_on:
             return super().claim()
         lines = metrics.read_text().splitlines() if metrics.exists() else []
-        kept = lines[: self.attempt.progress.epoch - 1]
+        kept = [line for line in lines if epoch_of(line) < self.attempt.progress.epoch]
         part = self.folder / "metrics.part"
         part.write_text("".join(f"{line}\n" for line in kept))
         part.replace(metrics)
