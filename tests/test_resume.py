@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.matrix import Matrix, events, weights
-from faults.ranks import run
+from faults.matrix import Matrix, events, until, weights
+from faults.ranks import Ranks, run
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts
@@ -49,6 +49,11 @@ def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
     path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("named")
     ended = matrix.train(folder, "--resume", path)
     assert ended.statuses == [0, 0] and "goes on in epoch 1 after step 10, to the bit" in ended.said[0]
+    assert weights(folder) == matrix.golden()
+    # Killed before its own first checkpoint, it starts from the named one again, and not from nothing.
+    folder = matrix.fresh("named and killed")
+    matrix.train(folder, "--resume", path, fault=(1, "SIGKILL", "step", 3))
+    assert "after step 10, to the bit" in matrix.train(folder, "--resume", path).said[0]
     assert weights(folder) == matrix.golden()
     # Told to stop in turn, it is started again by the same command: from its own checkpoint, not from the named one.
     folder = matrix.fresh("named and told")
@@ -104,6 +109,38 @@ def test_of_an_epoch_that_is_done_again_the_first_line_goes(matrix):
     metrics.write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')  # it died between the line of epoch 2 and its checkpoint
     assert matrix.train(folder).statuses == [0, 0]
     assert [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()] == [1, 2]
+
+
+def test_a_dry_run_leaves_nothing_to_go_on_from(matrix):
+    folder = matrix.fresh("dry")
+    assert matrix.train(folder, "--dry-run").statuses == [0, 0]
+    matrix.must_resume_equal(folder)
+
+
+def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
+    path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("inexact")
+    matrix.train(folder, "--resume", path, size=1, fault=(0, "SIGUSR2", "step", 4))
+    again = matrix.train(folder, "--resume", path, size=1)
+    assert "close to, not equal to, the uninterrupted run: other batch_size, places, world_size" in again.said[0]
+    ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--global-batch-size", 64)
+    assert "as another run: the global batch was 32, and is 64" in ended.said[0], ended.said[0]
+
+
+def test_two_attempts_at_once_are_refused(matrix):
+    folder = matrix.fresh("twice")
+    with Ranks(matrix.script, matrix.flags(folder), 2, folder, (1, "SIGSTOP", "step", 9)) as first:
+        until(first.note.exists, "the first attempt trains", 30)
+        second = matrix.train(folder)
+        assert second.statuses == [2, 2] and "another attempt runs there" in second.said[0], second.said
+    matrix.must_resume_equal(folder)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(tmp_path, monkeypatch):
+    path = save(tmp_path, 5, {"step": 5})
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        newest(tmp_path)
+    assert path.exists()
 
 
 def test_a_run_that_is_done_stays_done(matrix):

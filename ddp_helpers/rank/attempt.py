@@ -59,11 +59,13 @@ class Attempt:
         self.settle(ddp_model)
         self.votes = Votes(ddp_model, optimizer, args.timeout)
         self.folder = args.run_dir / "checkpoints"
-        self.needed, self.exact = setting(args, me, device, f"{dataset}, {len(sampler.whole.dataset)} images")
+        self.needed, self.exact = setting(args, me, device, sampler.whole.dataset)
+        self.inexact: set[str] = set()  # in what any resume of this run so far was not the uninterrupted one
+        self.tries = args.dry_run
         self.progress, self.line = Progress(), "starts from the beginning"
         # A second attempt goes on from the first one's checkpoints, also where that one began from a named one.
         self.goes_on = args.resume != "never" and (args.run_dir / "attempts.jsonl").exists()
-        if state := choose("auto" if self.goes_on else args.resume, self.folder):
+        if state := choose(args.resume, self.goes_on, self.folder):
             self.restore(state)
         check_replicas(ddp_model.module, "at the start")
 
@@ -87,18 +89,26 @@ class Attempt:
             self.progress = Progress(**state["progress"])
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
-            if other := [name for name, value in self.exact.items() if state["exact"][name] != value]:
-                how = f"close to, not equal to, the uninterrupted run: other {', '.join(other)}"
-            else:
-                how = "to the bit what the uninterrupted run does"
-            if not {"world_size", "device"} & {*other}:
+            other = {name for name, value in self.exact.items() if state["exact"][name] != value}
+            self.inexact = {*state["inexact"], *other}
+            if not {"world_size", "device"} & other:
                 set_random_state(state["random"][self.me.rank], self.device)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             stop(f"the checkpoint is of another script or model ({brief(error)}): take another --run-dir")
         self.sampler.done, left = divmod(self.progress.samples, self.me.world_size)
         if left:
             stop(f"{self.me.world_size} ranks cannot share {self.progress.samples} samples: take another number")
-        self.line = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}, {how}"
+        self.line = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}, {self.how(state)}"
+
+    def how(self, state: dict) -> str:
+        """What this resume is worth."""
+        was, now = (one["batch_size"] * one["world_size"] for one in (state["exact"], self.exact))
+        if was != now:
+            return f"as another run: the global batch was {was}, and is {now}"
+        if self.inexact:
+            return f"close to, not equal to, the uninterrupted run: other {', '.join(sorted(self.inexact))}"
+        kernels = ", as far as the GPU's kernels repeat their sums" if self.device.type == "cuda" else ""
+        return f"to the bit what the uninterrupted run does{kernels}"
 
     @property
     def earlier(self) -> Tensor:
@@ -112,6 +122,7 @@ class Attempt:
         if now.samples == total:
             return  # the end of the epoch has a checkpoint of its own
         if self.votes.stop or now.step % (self.every or now.step + 1) == 0:
+            check_replicas(self.parts["model"], f"after step {now.step}")  # what is kept is the same everywhere
             took = now.took + time.perf_counter() - batches.begin
             self.save(replace(now, took=took, waited=now.waited + batches.waited), batches.sums)
         if self.votes.stop:
@@ -129,6 +140,8 @@ class Attempt:
 
     def save(self, progress: Progress, sums: Tensor) -> None:
         """Write a checkpoint; every rank calls it, rank 0 writes. Stops on all ranks if it cannot be written."""
+        if self.tries:
+            return  # a dry run leaves nothing that a real one could go on from
         mine, trouble = (random_state(self.device), sums.tolist()), [""]
         everyones = [mine] * self.me.world_size if self.me.rank == 0 else None
         dist.gather_object(mine, everyones, group=self.votes.group)
@@ -136,8 +149,9 @@ class Attempt:
             totals = torch.tensor([progress.sums, *(sums for _, sums in everyones)], dtype=torch.float64).sum(dim=0)
             state = {"progress": asdict(replace(progress, sums=totals.tolist())), "random": [r for r, _ in everyones]}
             state |= {name: part.state_dict() for name, part in self.parts.items()}
+            setting = {"needed": self.needed, "exact": self.exact, "inexact": sorted(self.inexact)}
             try:
-                path = save(self.folder, progress.step, state | {"needed": self.needed, "exact": self.exact})
+                path = save(self.folder, progress.step, state | setting)
                 self.note("saved", checkpoint=path.name)
             except OSError as error:
                 where = f"no checkpoint of step {progress.step} in {self.folder} ({error.strerror})"

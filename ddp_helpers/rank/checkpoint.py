@@ -18,7 +18,8 @@ class CheckpointError(ValueError):
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first. Any process may call it."""
-    return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)
+    found = folder.iterdir() if folder.is_dir() else ()  # a folder that cannot be read is an OSError, not an empty one
+    return sorted((path for path in found if NAME.fullmatch(path.name)), reverse=True)
 
 
 def save(folder: Path, step: int, state: dict) -> Path:
@@ -58,14 +59,11 @@ def sync(folder: Path) -> None:
 
 
 def content_of(path: Path) -> bytes:
-    """The bytes of a checkpoint that is whole; one rank calls it. Raises CheckpointError."""
+    """The bytes of a checkpoint; one rank calls it. Raises CheckpointError if not whole, OSError if unreadable."""
     name = NAME.fullmatch(path.name)
     if not name:
         raise CheckpointError(f"{path} is not named step-STEP-DIGEST.pt, so nothing says whether it is whole")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
+    content = path.read_bytes()
     if hashlib.sha256(content).hexdigest()[:16] != name[2]:
         raise CheckpointError(f"{path} is cut short or damaged: its content has another SHA-256 than its name says")
     return content
@@ -87,7 +85,8 @@ def unpack(content: bytes) -> dict:
 def newest(folder: Path) -> tuple[bytes, list[str]]:
     """The newest whole checkpoint (b"" if there is none), and a line on each that was refused; one rank calls it.
 
-    What is damaged is renamed to .damaged, so that it does not count as one of the two that are kept.
+    What is damaged is renamed to .damaged, so that it does not count as one of the two that are kept. What cannot be
+    read now may be whole: that is an OSError, and stays.
     """
     refused = []
     for path in checkpoints(folder):

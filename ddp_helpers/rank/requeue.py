@@ -1,5 +1,7 @@
 """The record of a run that takes several attempts, and the way back into Slurm's queue between them."""
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -26,8 +28,10 @@ def requeue(number: int) -> str:
     if restarts >= RESTARTS:
         return f"job {job} was requeued {restarts} times, which is the limit: find out why, then submit it again"
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
-        said = done.stderr.strip()
+        # One task of an array has the array's own number, which would stand for all its tasks.
+        name = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if (task := os.environ.get("SLURM_ARRAY_TASK_ID")) else job
+        done = subprocess.run(["scontrol", "requeue", name], capture_output=True, text=True, timeout=20, check=False)
+        said = done.returncode and (done.stderr.strip() or f"exit status {done.returncode}")
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
     return f"job {job} cannot be requeued ({said}): submit it again to go on" if said else f"job {job} is requeued"
@@ -51,6 +55,10 @@ class AttemptRecord(Record):
     def claim(self) -> None:
         """Take the folder; of an earlier attempt's epochs, keep those that are not done again. Raises OSError."""
         metrics = self.folder / "metrics.jsonl"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.attempt.goes_on and metrics.exists():
+            return super().claim()  # which refuses it
+        self.lock()  # before anything else is there: a run that dies here can be started again
         if not self.attempt.goes_on:
             return super().claim()
         lines = metrics.read_text().splitlines() if metrics.exists() else []
@@ -58,6 +66,16 @@ class AttemptRecord(Record):
         part = self.folder / "metrics.part"
         part.write_text("".join(f"{line}\n" for line in kept))
         part.replace(metrics)
+
+    def lock(self) -> None:
+        """Hold the folder until this process ends. Raises OSError while another attempt does."""
+        self.held = (self.folder / "attempts.jsonl").open("a")
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another attempt runs there") from None
+        except OSError:
+            pass  # a file system without locks
 
     def __enter__(self) -> "AttemptRecord":
         env = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}

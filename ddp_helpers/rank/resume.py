@@ -1,5 +1,6 @@
 """Everything that a run needs to go on as if it had never stopped: gathered from all ranks, and put back."""
 
+import hashlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
+from torchvision.datasets import MNIST
 
 from ddp_helpers.rank.checkpoint import CheckpointError, content_of, newest, unpack
 from ddp_helpers.rank.record import chip
@@ -53,17 +55,16 @@ class Progress:
     waited: float = 0.0
 
 
-def setting(args: Namespace, me: Topology, device: torch.device, dataset: str) -> tuple[dict, dict]:
-    """What must be the same for the run to go on, and what else must be for it to go on to the bit."""
-    needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "bf16")} | {"dataset": dataset}
+def setting(args: Namespace, me: Topology, device: torch.device, data: MNIST) -> tuple[dict, dict]:
+    """What must be the same for the run to go on, and what else for it to go on to the bit; every rank calls it."""
+    content = hashlib.sha256(data.data.numpy()).hexdigest()[:16]
+    needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "bf16")} | {"training images": content}
     exact = {"world_size": me.world_size, "batch_size": args.batch_size, "num_workers": args.num_workers}
-    exact |= {
-        "device": device.type,
-        "chip": chip(device),
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-    }
-    return needed, exact
+    # NCCL may add up in another order where the ranks lie otherwise on the nodes.
+    place = f"{chip(device)}, {torch.get_num_threads()} threads, node {me.node if device.type == 'cuda' else 'any'}"
+    places = [place] * me.world_size
+    dist.all_gather_object(places, place)
+    return needed, exact | {"device": device.type, "places": places, "torch": str(torch.__version__)}
 
 
 def random_state(device: torch.device) -> dict:
@@ -79,20 +80,21 @@ def set_random_state(state: dict, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def choose(resume: str, folder: Path) -> dict:
+def choose(resume: str, again: bool, folder: Path) -> dict:
     """The state to go on from, the same on all ranks; {} for none. Every rank calls it, rank 0 chooses.
 
-    The bytes go to all ranks, so that all start from one file, and none needs to see rank 0's folder. Stops on all
-    ranks if the file that was asked for is not whole.
+    again: whether the run folder has had an attempt, whose own checkpoints in `folder` then come first. The bytes go to
+    all ranks, so that all start from one file, and none needs to see rank 0's folder. Stops on all ranks if the file
+    that was asked for is not whole.
     """
     said, content = "", b""
     if dist.get_rank() == 0:
         try:
-            if resume == "auto":
+            if resume == "auto" or again:
                 content, refused = newest(folder)
                 for line in refused:
                     print(line, flush=True)
-            elif resume != "never":
+            if not content and resume not in ("auto", "never"):
                 content = content_of(Path(resume))
             if content:
                 unpack(content)

@@ -24,7 +24,7 @@ class Votes:
     def __init__(self, ddp_model: nn.Module, optimizer: Optimizer, seconds: float) -> None:
         self.received = self.stop = 0
         self.output = torch.zeros(())
-        # On CPUs with gloo: the ballots need not queue behind a GPU's work, and a dead rank is noticed at once.
+        # On CPUs with gloo, where a dead rank is noticed at once.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
         self.parameters = [parameter for parameter in ddp_model.parameters() if parameter.requires_grad]
         for number in SIGNALS:
@@ -42,6 +42,10 @@ class Votes:
 
     def before_step(self, *_: object) -> None:
         """Vote; every rank calls it. Stops on all ranks if a loss is not finite, before any weight has changed."""
+        if self.output.is_cuda:
+            dist.barrier(
+                group=self.group
+            )  # the next line waits for the GPU, and so for NCCL, which notices nobody's end
         bad = not self.output.isfinite().all()
         gradients = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         _, rank, spoilt = self.count(dist.get_rank() + 1 if bad else 0, int(not gradients.isfinite()))

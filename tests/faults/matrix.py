@@ -54,9 +54,23 @@ class Matrix:
 
     def train(self, folder, *more, size=2, script=None, **options):
         """Two epochs in folder/run, or what is left of them."""
+        return run(script or self.script, *self.flags(folder), *more, size=size, folder=folder, **options)
+
+    def flags(self, folder):
+        """The command line of a run of two epochs, recorded in folder/run."""
         batch = ["--global-batch-size", 32, "--test-batch-size", 50, "--epochs", 2, "--checkpoint-every", 5]
-        flags = ["--data", self.data, "--run-dir", folder / "run", "--timeout", T, "--log-interval", 1000, "--no-cuda"]
-        return run(script or self.script, *flags, *batch, *more, size=size, folder=folder, **options)
+        return [
+            "--data",
+            self.data,
+            "--run-dir",
+            folder / "run",
+            "--timeout",
+            T,
+            "--log-interval",
+            1000,
+            *batch,
+            "--no-cuda",
+        ]
 
     def golden(self, *more, size=2, script=None) -> str:
         """The weights of the run that nobody harmed."""
