@@ -1,7 +1,6 @@
 """MNIST on disk, checked, and its batches: held on the device, or from a DataLoader."""
 
 import hashlib
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,12 +45,6 @@ def load_data(root: Path) -> tuple[MNIST, MNIST]:
     return MNIST(root, train=True, transform=transform), MNIST(root, train=False, transform=transform)
 
 
-def stay(_: int) -> None:
-    """A DataLoader's worker leaves when its rank tells it to, not when a launcher tells every process to stop."""
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
 class Batches:
     """Batches of images [b, 1, 28, 28] and labels [b] on the device, in the sampler's order.
 
@@ -68,7 +61,6 @@ class Batches:
             self.images, self.labels = data.data.to(device).unsqueeze(1), data.targets.to(device)
         else:
             kept = {"pin_memory": device.type == "cuda", "persistent_workers": bool(workers)}
-            kept["worker_init_fn"] = stay
             kept["generator"] = torch.Generator()  # or each pass takes a number that dropout would have had
             self.loader = DataLoader(data, size, sampler=sampler, num_workers=workers or 0, **kept)
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -115,19 +114,11 @@ def models():
     return [thing.module for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
 
 
-def family():
-    """This process, and all that it has started."""
-    me = psutil.Process()
-    return [*me.children(recursive=True), me]
-
-
 HARMS = {
     "SIGKILL": lambda: send(signal.SIGKILL),
     "SIGSTOP": lambda: send(signal.SIGSTOP),
     "SIGTERM": lambda: send(signal.SIGTERM),
     "SIGUSR2": lambda: send(signal.SIGUSR2),
-    # As torchrun passes it on: to all that a rank has started, too.
-    "SIGTERM to all": lambda: [process.send_signal(signal.SIGTERM) for process in family()],
     "weights change": lambda: next(p for model in models() for p in model.parameters()).data.add_(1e-3),
     "exit 7": lambda: os._exit(7),
     # A disk that is full: no file of this process may grow beyond 1 MB.
