@@ -138,9 +138,9 @@ def test_a_flipped_bit_in_one_line_costs_one_epoch(folder_with):
 
 def test_a_record_with_a_damaged_file_is_kept_without_it(folder_with, tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
-    folder_with({"env.json": WHOLE["env.json"][:99], "status.json": b'{"state": 3}'})
+    folder_with({"env.json": WHOLE["env.json"][:99], "job.json": b"[]"})
     kept = keeping.keep(tmp_path, "here") / tmp_path.name
-    assert sorted(path.name for path in kept.iterdir()) == ["job.json", "metrics.jsonl", "spec.json"]
+    assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl", "spec.json", "status.json"]
 
 
 def test_job_json_is_a_job_or_is_refused(folder_with):

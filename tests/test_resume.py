@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.matrix import Matrix, events, until, weights
+from faults.matrix import Matrix, events, weights
 from faults.ranks import Ranks, run
+from real import until
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts

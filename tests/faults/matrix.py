@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,12 +118,3 @@ def saved_model(folder: Path) -> nn.Module:
 def within(seconds: float, limit: float) -> None:
     """The time until everyone had left."""
     assert seconds <= limit, f"left after {seconds:.1f} s, not within {limit} s"
-
-
-def until(condition, what: str, seconds: float):
-    """Wait until it is so, and give what the condition found."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
-    return found

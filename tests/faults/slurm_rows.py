@@ -7,11 +7,13 @@ import time
 from functools import partial
 
 import psutil
+from real import until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import scripts, slurm
+from ddp_helpers.notebook.processes import marked
 from ddp_helpers.notebook.slurm.queue import ask
-from faults.matrix import NAME, events, until, weights, within
+from faults.matrix import NAME, events, weights, within
 
 KILL_WAIT = 5  # seconds from scancel's SIGTERM to SIGKILL on the course's cluster
 # A job's program that arms one of its ranks and becomes the script.
@@ -62,14 +64,7 @@ class Submitted:
 
     def processes(self):
         """All processes of the job on this machine, which is all its nodes."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SLURM_JOB_ID") == self.number and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return marked(self.number, "SLURM_JOB_ID")
 
     def reaches(self, step, seconds=60):
         """Wait until it has saved at this step."""
