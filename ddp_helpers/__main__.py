@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     site = commands.add_parser("site", help="check a site file, and show the file of a job there")
     site.add_argument("name", help="one of slurm/sites, or the path of a .toml file")
     commands.add_parser("bench", help="measure single against plain, DDP against none, two ranks against one")
+    accuracy = commands.add_parser("accuracy", help="train the plain and the fast recipe, five seeds, 14 epochs")
+    accuracy.add_argument("folder", type=Path, help="of the runs; those that are done stay")
     commands.add_parser("doctor", help="check what a job needs; under any launcher, on each rank", add_help=False)
     args, flags = parser.parse_known_args(argv)
     if flags and args.command != "doctor":  # which has a parser of its own, as its script has
@@ -61,6 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         from ddp_helpers.rank.doctor.examine import examine
 
         return examine(flags, f"{parser.prog} doctor")
+    elif args.command == "accuracy":
+        from ddp_helpers.notebook.accuracy import accuracy as compare
+        from ddp_helpers.rank.staging import stage
+
+        compare(stage(Path("data")), args.folder)
     else:
         from ddp_helpers.notebook.bench import bench
 

@@ -33,7 +33,7 @@ def single(here, monkeypatch, capfd, digits):
     """Run mnist_single in this process; give its exit status, stdout and stderr."""
 
     def run(*args, data=digits):
-        monkeypatch.setattr(sys, "argv", ["mnist_single.py", f"--data={data}", *map(str, args)])
+        monkeypatch.setattr(sys, "argv", ["mnist_single.py", f"--data={data}", "--precision=float32", *map(str, args)])
         try:
             mnist_single.main()
             status = 0

@@ -6,10 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from ddp_helpers.notebook.environment import clean
-from ddp_helpers.rank.topology import Topology
 
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
 MARKS = {
@@ -50,6 +47,10 @@ def free_port() -> int:
 
 def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
+    import torch  # here, since it takes seconds, and a notebook that hands its job to Slurm needs none of it
+
+    from ddp_helpers.rank.topology import Topology
+
     env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(Topology(local_world_size=sum(per_node)).cpus())}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
     # Two ranks cannot share a GPU under NCCL: with too few, or for several pretended nodes, all ranks use CPUs.

@@ -16,6 +16,14 @@ from scipy.optimize import nnls
 from ddp_helpers.notebook.scaling import ScalingError
 
 TERMS = {"work": "1/n", "bytes": "2(n-1)/n", "latency": "n-1"}  # each in seconds an epoch
+KEPT = {"strong": "strong, the same global batch", "weak": "weak, the same batch per rank"}
+ASSUMES = {  # what the terms take for granted where they are carried beyond what was measured
+    "work": "n ranks do 1/n of it each",
+    "data": "they keep up, for reading them is part of the work",
+    "bandwidth": "one for all sizes: a byte beyond the node costs what one inside it does",
+    "latency": "a ring: each further rank adds the same wait, to each step",
+    "overlap": "what few ranks hid behind computing, many hide as well",
+}
 DRAWS = 400
 NOISE = 0.05  # relative; how far a timing is off, as long as few rows tell otherwise
 
@@ -30,6 +38,11 @@ class Model:
     ranks: np.ndarray
     measured: np.ndarray
     scaling: str
+
+    @property
+    def assumes(self) -> dict[str, str]:
+        """What a prediction takes for granted, by what it is about."""
+        return {"scaling": KEPT[self.scaling], **ASSUMES}
 
     def seconds(self, n: ArrayLike) -> np.ndarray:
         """Seconds of an epoch on n ranks; n: a number or several."""

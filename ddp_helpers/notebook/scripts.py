@@ -8,10 +8,10 @@ from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.notebook.sources import Source, from_cell
-from ddp_helpers.rank.topology import stop
 
 PACKAGE = "ddp_helpers.rank.scripts"
 NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a-z]*.py"))
@@ -116,7 +116,7 @@ def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
     Stops at an unknown script and a path that cannot be written. Raises ValueError for a class without a place in it.
     """
     if name not in NAMES:
-        stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
+        refuse(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
     path, text = Path(path), Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
     part = path.parent / f"{path.name}.part"
     try:
@@ -126,5 +126,12 @@ def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        stop(f"{path} cannot be written ({error.strerror}): choose another path")
+        refuse(f"{path} cannot be written ({error.strerror}): choose another path")
     return path
+
+
+def refuse(line: str) -> NoReturn:
+    """Stop with one line. Only here is torch imported: a notebook that hands its job to Slurm needs none of it."""
+    from ddp_helpers.rank.topology import stop
+
+    stop(line)

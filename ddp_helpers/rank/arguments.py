@@ -24,11 +24,8 @@ def make_parser() -> ArgumentParser:
     add("--num-workers", type=int, help="DataLoader workers; without it the data is held on the device if it fits")
     add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="folder that holds MNIST/raw")
     add("--run-dir", type=Path, help="new folder for the run record")
-    add(
-        "--bf16",
-        action="store_true",
-        help="train in bfloat16 where it is safe: fast on GPUs and CPUs with units for it",
-    )
+    add("--precision", choices=("bf16", "float32"), help="of the arithmetic; bf16 where the device has units for it")
+    add("--compile", action="store_true", help="compile the optimizer, and on a GPU the model: pays after some epochs")
     add("--dry-run", action="store_true", help="one batch an epoch, to see whether it runs")
     add("--save-model", action="store_true", help="write mnist_cnn.pt at the end, into the run folder if there is one")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")

@@ -58,8 +58,9 @@ class Progress:
 def setting(args: Namespace, me: Topology, device: torch.device, data: MNIST) -> tuple[dict, dict]:
     """What must be the same for the run to go on, and what else for it to go on to the bit; every rank calls it."""
     content = hashlib.sha256(data.data.numpy()).hexdigest()[:16]
-    needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "bf16")} | {"training images": content}
+    needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")} | {"training images": content}
     exact = {"world_size": me.world_size, "batch_size": args.batch_size, "num_workers": args.num_workers}
+    exact["compile"] = args.compile
     # NCCL may add up in another order where the ranks lie otherwise on the nodes.
     place = f"{chip(device)}, {torch.get_num_threads()} threads, node {me.node if device.type == 'cuda' else 'any'}"
     places = [place] * me.world_size

@@ -165,7 +165,7 @@ class Topology:
                 if time.monotonic() > end:
                     absent = [str(r) for r in range(self.world_size) if not store.check([f"rank {r}"])]
                     stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
-                time.sleep(0.02)
+                time.sleep(0.02 + self.world_size / 50_000)  # one store answers all ranks
             return store
         except (dist.DistError, OSError) as error:
             why = str(error).partition("\n")[0]  # torch lists its C++ frames below

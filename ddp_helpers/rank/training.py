@@ -3,17 +3,10 @@
 from argparse import Namespace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_helpers.rank.data import Batches
-
-
-def count(output: Tensor, labels: Tensor) -> Tensor:
-    """[loss, correct, samples] of a batch, as sums: averages over unequal shards would not add up."""
-    loss = F.nll_loss(output, labels, reduction="sum")
-    return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), loss.new_tensor(len(labels))]).double()
+from ddp_helpers.rank.step import Step, count
 
 
 def exposed(model: nn.Module) -> float:
@@ -26,27 +19,22 @@ def exposed(model: nn.Module) -> float:
     return max(0, waits) / 1e9
 
 
-def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, args: Namespace, title: str) -> Tensor:
+def train_epoch(step: Step, batches: Batches, args: Namespace, title: str) -> Tensor:
     """One pass over this rank's batches; every rank calls it. Returns its [loss, correct, samples], as sums.
 
     A rank that has a title prints a progress bar under it every args.log_interval batches.
     """
-    model.train()
+    step.model.train()
     sums = batches.sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
-    for step, (images, labels) in enumerate(batches, 1):
-        optimizer.zero_grad()
-        with torch.autocast(batches.device.type, torch.bfloat16, enabled=args.bf16):
-            output = model(images)
-            loss = F.nll_loss(output, labels)
-        loss.backward()
-        optimizer.step()
-        sums += count(output.detach(), labels)
-        if title and (step % args.log_interval == 0 or step == len(batches)):
-            bar = "#" * (20 * step // len(batches))
-            print(f"{title} [{bar:.<20}] {step}/{len(batches)} loss {loss.item():.4f}", flush=True)
+    for number, (images, labels) in enumerate(batches, 1):
+        counted = step(images, labels)
+        sums += counted
+        if title and (number % args.log_interval == 0 or number == len(batches)):
+            bar, loss = "#" * (20 * number // len(batches)), counted[0] / counted[2]
+            print(f"{title} [{bar:.<20}] {number}/{len(batches)} loss {loss:.4f}", flush=True)
         if args.dry_run:
             break
-    batches.exposed = step * exposed(model)
+    batches.exposed = number * exposed(step.model)
     return sums
 
 

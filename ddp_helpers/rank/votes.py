@@ -40,6 +40,7 @@ class Votes:
         """Keep what the model said last."""
         self.output = output.detach()
 
+    @torch.compiler.disable
     def before_step(self, *_: object) -> None:
         """Vote; every rank calls it. Stops on all ranks if a loss is not finite, before any weight has changed."""
         if self.output.is_cuda:

@@ -69,6 +69,8 @@ class Matrix:
             1000,
             *batch,
             "--no-cuda",
+            "--precision",
+            "float32",
         ]
 
     def golden(self, *more, size=2, script=None) -> str:

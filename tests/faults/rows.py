@@ -117,6 +117,7 @@ def refused(matrix, name, env=None, data=None, says=""):
     """Exit status 2 within 10 s, and one line that names what is wrong."""
     folder = matrix.fresh(f"refused_{name}")
     flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", T, "--no-cuda"]
+    flags += ["--precision", "float32"]
     ended = run(matrix.script, *flags, size=1, folder=folder, env=env)
     lines = [line for line in ended.said[0].splitlines() if line and not line.startswith("left: ")]
     assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
@@ -151,7 +152,7 @@ def other_world(matrix, size):
 
     One epoch: sums that are rounded otherwise move a ReLU's zero sooner or later, and from there the runs part.
     """
-    plain = matrix.changed(("nn.Dropout(0.25)", "nn.Identity()"), ("nn.Dropout(0.5)", "nn.Identity()"))
+    plain = matrix.changed((" Dropout(0.25)", " nn.Identity()"), (" Dropout(0.5)", " nn.Identity()"))
     folder, reference = matrix.fresh(f"world_{size}"), matrix.fresh("without_dropout")
     matrix.train(reference, "--epochs", 1, script=plain)
     ended = matrix.train(folder, "--epochs", 1, script=plain, fault=(1, "SIGUSR2", "step", 7))

@@ -45,6 +45,8 @@ class Submitted:
             "--timeout",
             "30",
             "--no-cuda",
+            "--precision",
+            "float32",
             *batch,
         ]
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job

@@ -4,24 +4,25 @@ import io
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
 from ddp_helpers.notebook import launch, runs, scripts
 from ddp_helpers.notebook.bench.table import turns
+from ddp_helpers.notebook.ladder import QUIET
 from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.step import Step, has_bf16
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import train_epoch
 
-QUIET = Namespace(log_interval=1, dry_run=False, bf16=False)  # what train_epoch asks of the flags
 IMPORTS = """
 import time, torch, torchvision
 begin = time.perf_counter()
@@ -39,16 +40,19 @@ print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_
 """
 
 
-def speed(model: nn.Module, optimizer: Adadelta, batches: Batches) -> float:
-    """Images per second of one pass."""
-    train_epoch(model, optimizer, batches, QUIET, "")
-    return len(batches.sampler) / batches.took
+def trainee(batches: Batches, wrap: bool) -> Callable[[], float]:
+    """A function that trains a Net, in DDP as mnist_ddp wraps it or bare, for one pass: images per second."""
+    model = Net().to(batches.device, memory_format=torch.channels_last)
+    model = DDP(model, gradient_as_bucket_view=True) if wrap else model
+    precision = "bf16" if has_bf16(batches.device) else "float32"
+    flags = Namespace(precision=precision, compile=False, **QUIET)
+    step = Step(model, Adadelta(model.parameters()), flags)
 
+    def speed() -> float:
+        train_epoch(step, batches, flags, "")
+        return len(batches.sampler) / batches.took
 
-def trainee(device: torch.device, wrap: bool = False) -> tuple[nn.Module, Adadelta]:
-    """A Net, in DDP as mnist_ddp wraps it or bare, and its optimizer."""
-    model = Net().to(device)
-    return DDP(model, gradient_as_bucket_view=True) if wrap else model, Adadelta(model.parameters())
+    return speed
 
 
 def imports() -> list[float]:
@@ -81,8 +85,7 @@ def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
     some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
     batches = Batches(train_set, some, 64, device, None)
     with process_group(me, device, 60):
-        bare, wrapped = trainee(device), trainee(device, wrap=True)
-        pairs = turns(30, lambda: speed(*bare, batches), lambda: speed(*wrapped, batches))
+        pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
     return [100 * (a / b - 1) for a, b in pairs[1:]]
 
 
@@ -97,13 +100,13 @@ def launched(folder: Path, data: Path, ranks: int, *flags: object, name: str = "
         return launch.run(folder / "peak.py", *args, ranks=ranks, env={"OMP_NUM_THREADS": "1"})
 
 
-def two_against_one(folder: Path) -> list[float]:
+def two_against_one(folder: Path, batch: int) -> list[float]:
     """How many times faster two ranks of one thread train than one, at the same global batch."""
     data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
 
     def speed_of(ranks: int) -> float:
-        run = folder / f"run{next(number)}"
-        launched(folder, data, ranks, "--global-batch-size", 256, "--epochs", 2, "--run-dir", run)
+        run = folder / f"batch{batch}-{next(number)}"
+        launched(folder, data, ranks, "--global-batch-size", batch, "--epochs", 2, "--run-dir", run)
         return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
 
     return [a / b for a, b in turns(45, lambda: speed_of(2), lambda: speed_of(1))]

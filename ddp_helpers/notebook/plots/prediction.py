@@ -1,4 +1,4 @@
-"""A communication model, fitted on small runs, judged on larger ones, and carried far out with its uncertainty."""
+"""A communication model, fitted on small runs, judged on larger ones, carried far out; and one made of assumptions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from ddp_helpers.notebook import style
+from ddp_helpers.notebook.assumed import Step
 from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.plots.labels import caption, sizes
+from ddp_helpers.notebook.plots.labels import at_the_right, caption, sizes
 from ddp_helpers.notebook.predict import Model
 from ddp_helpers.notebook.scaling import many
 from ddp_helpers.notebook.shapes import MINUS
@@ -40,7 +41,8 @@ def prediction(
     reach = f"at {up_to:,} {unit}s the band goes from {low} to {high} of the ideal"
     other = "grey: published, of another model on another machine" if published else ""
     about = f"fitted on {fitted} {unit}s; band: 90% of resampled fits; {reach}"
-    caption(figure, about, model.superlinear, other, left_out)
+    assumed = "; ".join(f"{what}: {told}" for what, told in model.assumes.items())
+    caption(figure, about, model.superlinear, f"assumed, {assumed}", other, left_out)
     alt = f"A communication model fitted on {fitted} {unit}s, {where}. Held out: {told(model, ranks, seconds, unit)}."
     return described(figure, f"{alt} {sentence(reach)} {sentence(model.superlinear)}".strip())
 
@@ -98,6 +100,29 @@ def far(ax: Axes, model: Model, published: Sequence[Mapping], up_to: int, unit: 
     ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.set_title(f"efficiency against {many(int(base), unit)}", loc="left")
+
+
+def assumptions(steps: Mapping[str, Step], published: Sequence[Mapping] = (), up_to: int = 1536) -> Picture:
+    """The efficiency that follows from each set of assumptions, by its name; the first is drawn as the base."""
+    figure, ax = plt.subplots(figsize=(10.5, 5), layout="constrained")
+    n, labels = np.geomspace(1, up_to, 300), []
+    for place, (name, step) in enumerate(steps.items()):
+        colour, end = style.rank_colour(place), float(step.efficiency(up_to))
+        ax.plot(n, step.efficiency(n), color=colour, linewidth=2 if place else 4)
+        labels.append((up_to, end, f"{name}: {end:.0%}", colour))
+    for one in published:
+        ax.plot(one["ranks"], one["efficiency"], "s", color=style.GREY, markersize=8, zorder=3)
+        text = f"published, {one['name']}: {one['efficiency']:.0%}"
+        labels.append((one["ranks"], one["efficiency"], text, style.GREY))
+    sizes(ax, [1, *(count for count in (6, 24, 96, 384) if count < up_to), up_to], "GPU")
+    ax.set(ylim=(0, 1.08), ylabel="efficiency against one GPU")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    at_the_right(ax, labels)
+    figure.suptitle("The same step with an assumption changed", fontsize=12)
+    squares = "squares: published, of a model that is not named" if published else ""
+    caption(figure, "lines: computed, not measured", squares)
+    said = "; ".join(text for _, _, text, _ in labels)
+    return described(figure, f"Efficiency on {up_to:,} GPUs that follows from named assumptions: {said}.")
 
 
 def percent(error: float) -> str:

@@ -18,7 +18,7 @@ def seconds_of_an_epoch(runs: list[Run]) -> Picture:
         ax.barh(labels, seconds, left=begins, color=colour, label=part, height=0.6)
         begins = [begin + more for begin, more in zip(begins, seconds, strict=True)]
     for row, total in enumerate(begins):
-        ax.text(total, row, f" {total:.0f} s", va="center")
+        ax.text(total, row, f" {total:.1f} s", va="center")
     ax.margins(x=0.12)
     ax.set(title=f"Where an epoch's seconds went ({' and '.join(sorted({r.env['dataset'] for r in runs}))})")
     ax.set_xlabel("seconds")

@@ -31,7 +31,7 @@ def watch(folder: Path) -> None:
             if time.monotonic() > next_look:
                 states = look(number)
                 # Often at first, then at an interval that a busy controller does not mind.
-                next_look = time.monotonic() + min(10, 0.3 + (time.monotonic() - begin) / 20)
+                next_look = time.monotonic() + min(10, 0.3 + (time.monotonic() - begin) / 50)
             for state in states:
                 screen.put(state.job_id, line(state))
             for rank, text in follow:

@@ -18,6 +18,7 @@ from ddp_helpers.rank.data import Batches, check_data, load_data
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
 from ddp_helpers.rank.record import Record
+from ddp_helpers.rank.step import Step, choose_speed
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import evaluate, train_epoch
 
@@ -31,6 +32,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    step = Step(ddp_model, optimizer, args)
 
     sampler = DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed)
     train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
@@ -41,7 +43,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
         for epoch in range(1, args.epochs + 1):
             title = f"epoch {epoch}" if record.prints else ""
             sampler.set_epoch(epoch)  # a new order each epoch
-            trained = train_epoch(ddp_model, optimizer, train_batches, args, title)
+            trained = train_epoch(step, train_batches, args, title)
             tested = evaluate(model, test_batches)
             totals = torch.stack([trained, tested])
             dist.all_reduce(totals)
@@ -56,6 +58,7 @@ def main() -> None:
     me = Topology.from_env()
     args = parse_arguments(make_parser(), me.world_size)
     device = me.device(cuda=not args.no_cuda)
+    choose_speed(args, me, device)
     dataset = check_data(args.data)
     with process_group(me, device, args.timeout):
         train(args, me, device, dataset)

@@ -21,6 +21,7 @@ from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
 from ddp_helpers.rank.requeue import AttemptRecord
 from ddp_helpers.rank.resume import Rest, add_resume_flags
+from ddp_helpers.rank.step import Step, choose_speed
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import evaluate, train_epoch
 
@@ -34,6 +35,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    step = Step(ddp_model, optimizer, args)
 
     sampler = Rest(DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed))
     attempt = Attempt(args, me, device, dataset, ddp_model, optimizer, scheduler, sampler)
@@ -45,7 +47,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
         for epoch in range(attempt.progress.epoch, args.epochs + 1):
             title = f"epoch {epoch}" if record.prints else ""
             sampler.set_epoch(epoch)  # a new order each epoch
-            trained = attempt.earlier + train_epoch(ddp_model, optimizer, train_batches, args, title)
+            trained = attempt.earlier + train_epoch(step, train_batches, args, title)
             tested = evaluate(model, test_batches)
             totals = torch.stack([trained, tested])
             dist.all_reduce(totals)
@@ -61,6 +63,7 @@ def main() -> None:
     me = Topology.from_env()
     args = parse_arguments(add_resume_flags(make_parser()), me.world_size)
     device = me.device(cuda=not args.no_cuda)
+    choose_speed(args, me, device)
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU, the same sums in the same order each time
     dataset = check_data(args.data)
     with process_group(me, device, args.timeout) as store, lost_ranks_named(me, store):

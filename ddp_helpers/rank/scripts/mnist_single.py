@@ -15,6 +15,7 @@ from ddp_helpers.rank.arguments import make_parser, parse_arguments
 from ddp_helpers.rank.data import Batches, check_data, load_data
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import Record
+from ddp_helpers.rank.step import Step, choose_speed
 from ddp_helpers.rank.topology import Topology, stop
 from ddp_helpers.rank.training import evaluate, train_epoch
 
@@ -27,6 +28,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     torch.manual_seed(args.seed + me.rank)  # but each its own dropout
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    step = Step(model, optimizer, args)
 
     sampler = RandomSampler(train_set, generator=torch.Generator())
     train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
@@ -37,12 +39,12 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
         for epoch in range(1, args.epochs + 1):
             title = f"epoch {epoch}" if record.prints else ""
             sampler.generator.manual_seed(args.seed + epoch)  # a new order each epoch
-            trained = train_epoch(model, optimizer, train_batches, args, title)
+            trained = train_epoch(step, train_batches, args, title)
             tested = evaluate(model, test_batches)
             totals = torch.stack([trained, tested])
             record.epoch(epoch, totals, train_batches, test_batches)
             scheduler.step()
-        if args.save_model:
+        if args.save_model and me.rank == 0:
             torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
 
 
@@ -53,6 +55,7 @@ def main() -> None:
         stop(f"mnist_single is one process, but {me.launcher} started {me.world_size}: use mnist_ddp")
     args = parse_arguments(make_parser(), me.world_size)
     device = me.device(cuda=not args.no_cuda)
+    choose_speed(args, me, device)
     dataset = check_data(args.data)
     train(args, me, device, dataset)
 

@@ -1,0 +1,146 @@
+"""What a rank holds in memory, by kind, what it sends, and how long it takes: counted for several ways of training."""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
+
+BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
+
+Batch = tuple[Tensor, Tensor]
+Way = tuple[Callable[[], tuple[nn.Module, Optimizer]], Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]]
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes behind tensors on this rank: shared memory counts once, a sharded tensor with its shard; any rank."""
+    storages = [(t.to_local() if isinstance(t, DTensor) else t).untyped_storage() for t in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
+
+
+def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of what stays from step to step, by kind; any rank, after a step and before zero_grad()."""
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer keeps its share in .optim
+    return {
+        "parameters": nbytes(model.parameters()),
+        "gradients": nbytes(p.grad for p in model.parameters() if p.grad is not None),
+        "optimizer state": nbytes(t for slots in state.values() for t in slots.values() if isinstance(t, Tensor)),
+    }
+
+
+class Saved(torch.autograd.graph.saved_tensors_hooks):
+    """While active, counts what autograd saves in forward and what of it lives at most; any rank, around a step.
+
+    A saved tensor with the shape of a parameter, or its transpose, is a copy of a weight: choose another batch size.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.model, self.most = model, {"activations": 0, "copies": 0}
+        self._live: dict[int, tuple[str, int]] = {}
+        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in {p.untyped_storage().data_ptr() for p in self._whole()}:
+            kind = "copies" if tensor.dim() > 1 and tensor.shape in self._shapes else "activations"
+            self._live[memory.data_ptr()] = kind, memory.nbytes()
+        self._look()
+        return tensor
+
+    def _unpack(self, tensor: Tensor) -> Tensor:
+        self._look()
+        self._live.pop(tensor.untyped_storage().data_ptr(), None)
+        return tensor
+
+    def _whole(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+
+    def _look(self) -> None:
+        """FSDP replaces a shard by the whole parameter while a layer computes: that counts as a copy."""
+        now = {"activations": 0, "copies": 0}
+        for kind, size in self._live.values():
+            now[kind] += size
+        if len(self._whole()) < len(list(self.model.parameters())):
+            now["copies"] += nbytes(self._whole())
+        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
+
+
+def sent() -> int | None:
+    """Bytes that this rank has sent over gloo, says the kernel: all its open TCP connections; any rank.
+
+    None where it does not tell: not Linux, or another backend, which takes other roads.
+    """
+    if not dist.is_initialized() or dist.get_backend() != "gloo":
+        return None
+    total, folder = None, Path("/proc/self/fd")
+    for file in folder.iterdir() if folder.is_dir() else []:
+        try:
+            if not str(file.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(file.name))) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            total = (total or 0) + struct.unpack_from("Q", info, BYTES_SENT)[0]
+        except (OSError, struct.error):  # closed meanwhile, or not TCP, or an older kernel
+            continue
+    return total
+
+
+def whole(tensors: Iterable[Tensor]) -> Tensor:
+    """All of them as one vector on the CPU, shards put together; every rank must call it."""
+    return parameters_to_vector([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]).detach().cpu()
+
+
+def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
+    """Train each way on the same batches, turn by turn, and count; every rank must call it, with as many batches.
+
+    A way: a function that makes model and optimizer, and one that takes a step and gives the loss. The first step is
+    not timed: its memory is counted. Bytes, milliseconds; `sent` is None where the kernel does not tell.
+    """
+    results, made = {}, {}
+    for name, (make, step) in ways.items():
+        results[name], made[name] = counted_step(make, step, batches[0])
+    for batch in batches[1:]:
+        for name, (_, step) in ways.items():
+            timed_step(results[name], step, *made[name], batch)
+    for name, (model, _) in made.items():
+        results[name]["weights"] = whole(model.parameters())
+        results[name]["sent"] = None if None in results[name]["sent"] else median(results[name]["sent"])
+    return results
+
+
+def counted_step(make: Callable, step: Callable, batch: Batch) -> tuple[dict, tuple[nn.Module, Optimizer]]:
+    """Make a model and an optimizer, take one step, and count the memory; every rank must call it."""
+    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    model, optimizer = make()
+    saved = Saved(model)
+    with saved:
+        loss = step(model, optimizer, *batch).item()
+    allocated = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else None
+    memory = held(model, optimizer) | saved.most
+    gradient = whole(p.grad for p in model.parameters())
+    result = {"memory": memory, "allocated": allocated, "gradient": gradient, "loss": [loss], "ms": [], "sent": []}
+    return result, (model, optimizer)
+
+
+def timed_step(result: dict, step: Callable, model: nn.Module, optimizer: Optimizer, batch: Batch) -> None:
+    """One step; adds its loss, milliseconds and bytes sent to the result; every rank must call it."""
+    dist.barrier()
+    before, begin = sent(), time.perf_counter()
+    loss = step(model, optimizer, *batch).item()  # .item() waits for the GPU
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    result["ms"].append(1000 * (time.perf_counter() - begin))
+    result["sent"].append(None if before is None else sent() - before)
+    result["loss"].append(loss)

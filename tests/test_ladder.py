@@ -1,0 +1,194 @@
+"""The fast recipe does what the plain one does, what the device cannot do is refused, and memory that ends is named."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import Adadelta
+from torch.optim.lr_scheduler import StepLR
+
+from ddp_helpers.notebook import accuracy, ladder, plain
+from ddp_helpers.notebook.graph import as_graph
+from ddp_helpers.rank.data import Batches, load_data
+from ddp_helpers.rank.model import Dropout, Net
+from ddp_helpers.rank.step import Step, choose_speed, has_bf16
+from ddp_helpers.rank.topology import Topology
+
+CPU = torch.device("cpu")
+
+
+def nets(p=0.0):
+    """The example's network and the course's, with the same weights; without dropout, whose numbers differ."""
+    torch.manual_seed(1)
+    mine, theirs = Net().to(memory_format=torch.channels_last), plain.Net()
+    theirs.load_state_dict(mine.state_dict())
+    for net in (mine, theirs):
+        net.dropout1.p = net.dropout2.p = p
+    return mine, theirs
+
+
+def gradients(net, images, labels):
+    """The gradient of every parameter."""
+    net.zero_grad()
+    F.nll_loss(net(images), labels).backward()
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+def test_the_net_is_the_example_with_less_work():
+    mine, theirs = nets()
+    images, labels = torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
+    torch.testing.assert_close(mine(images), theirs(images), rtol=1e-5, atol=1e-5)
+    fast, slow = gradients(mine, images, labels), gradients(theirs, images, labels)
+    for name in slow:
+        torch.testing.assert_close(fast[name], slow[name], rtol=1e-4, atol=1e-6)
+    mine.conv2.bias.data[0] += 1e-2
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(mine(images), theirs(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5])
+@pytest.mark.parametrize("shape", [(64, 64, 12, 12), (7, 3, 5, 5)])
+def test_dropout_drops_its_share_scales_the_rest_and_its_gradient_alike(p, shape):
+    torch.manual_seed(1)
+    x = torch.ones(shape).to(memory_format=torch.channels_last).requires_grad_()
+    drop = Dropout(p)
+    y = drop(x)
+    assert y.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
+    assert abs((y == 0).double().mean() - p) < 5 * (p * (1 - p) / x.numel()) ** 0.5
+    y.sum().backward()
+    assert torch.equal(x.grad, y) and not torch.equal(y, drop(x)), "each call draws anew"
+    assert y.stride() == x.stride()
+    assert torch.equal(drop.eval()(x), x)
+
+
+def test_each_place_is_dropped_as_often_as_any():
+    torch.manual_seed(1)
+    drop, x = Dropout(0.25), torch.ones(1, 16)
+    share = torch.stack([drop(x) == 0 for _ in range(8000)]).double().mean(dim=(0, 1))
+    assert (share - 0.25).abs().max() < 5 * (0.25 * 0.75 / 8000) ** 0.5, "no byte of a random word is special"
+
+
+def test_the_same_seed_drops_the_same():
+    drop, x, seen = Dropout(0.5), torch.ones(100), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        seen.append(drop(x))
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+
+
+def flags(**given):
+    """What a Step asks for."""
+    return Namespace(**{"precision": "float32", "compile": False} | given)
+
+
+def trained(epochs=3, **given):
+    """The weights after a few steps, with a new learning rate after each."""
+    mine, _ = nets()
+    optimizer = Adadelta(mine.parameters(), lr=1.0)
+    scheduler, step = StepLR(optimizer, 1, 0.5), Step(mine, optimizer, flags(**given))
+    torch.manual_seed(2)
+    for _ in range(epochs):
+        step(torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))
+        scheduler.step()
+    return torch.cat([p.detach().flatten() for p in mine.parameters()])
+
+
+def test_a_compiled_update_is_the_update():
+    eager, compiled = trained(), trained(compile=True)
+    assert (eager - compiled).abs().max() < 1e-5
+    assert (eager - trained(epochs=2)).abs().max() > 1e-4, "a step more or less is seen"
+
+
+@pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no bfloat16 units")
+def test_bfloat16_is_close_and_not_equal():
+    off = (trained() - trained(precision="bf16")).abs().max()
+    assert 0 < off < 0.5
+
+
+def test_without_units_float32_is_taken_and_said_and_bf16_by_name_refused(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    me, args = Topology.from_env(), flags(precision=None)
+    choose_speed(args, me, CPU)
+    assert args.precision == "float32" and capsys.readouterr().out.count("\n") == 1
+    with pytest.raises(SystemExit) as stopped:
+        choose_speed(flags(precision="bf16"), me, CPU)
+    assert stopped.value.code == 2 and "--precision bf16: cpu has no units" in capsys.readouterr().err
+
+
+def test_compile_without_a_compiler_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SystemExit):
+        choose_speed(flags(compile=True), Topology.from_env(), CPU)
+    assert "--compile: no C++ compiler" in capsys.readouterr().err
+
+
+class Greedy(torch.nn.Linear):
+    """Takes four gigabytes of address space for each sample, and touches none of it."""
+
+    def forward(self, x):
+        """Scores; by its own batch the sample is heavy, as if its activations were."""
+        torch.empty(len(x), 2**30)
+        return F.log_softmax(super().forward(x), dim=1)
+
+
+def test_memory_that_ends_names_the_batch_and_one_that_fits(capsys):
+    model = Greedy(4, 10)
+    step = Step(model, Adadelta(model.parameters()), flags())
+    with pytest.raises(SystemExit) as stopped:
+        step(torch.randn(2**16, 4), torch.randint(10, (2**16,)))
+    line = capsys.readouterr().err
+    assert stopped.value.code == 2 and line.startswith("--batch-size 65536 does not fit into the memory of cpu; ")
+    fits = int(line.split("; ")[1].split()[0])
+    assert 0 < fits < 2**16
+    step = Step(model, Adadelta(model.parameters()), flags())
+    assert step(torch.randn(fits, 4), torch.randint(10, (fits,)))[2] == fits, "what is named does fit"
+
+
+def test_every_rung_of_the_ladder_trains(digits):
+    train_set, _ = load_data(digits)
+    found = {
+        name: rung.trainer(train_set, list(range(128)), CPU)
+        for name, rung in ladder.rungs(CPU, workers=1, large=64).items()
+    }
+    assert next(iter(found)) == "plain loader" and len(found) >= 7
+    rates = ladder.in_turns(found, 2)
+    assert all(len(seen) == 2 and min(seen) > 0 for seen in rates.values())
+
+
+def test_the_arithmetic_is_counted():
+    forward = 2 * (26 * 26 * 32 * 9 + 24 * 24 * 64 * 288 + 9216 * 128 + 1280)
+    assert ladder.operations() == 3 * forward - 2 * 26 * 26 * 32 * 9  # no gradient for the images themselves
+    assert ladder.matrix_rate("float32", CPU) > 1e8
+
+
+def test_accuracy_is_compared_from_run_records(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr(accuracy, "AFTER", (1, 2))
+    accuracy.train(digits, tmp_path / "runs", seeds=1)
+    table = accuracy.table(tmp_path / "runs")
+    assert list(table.index) == [1, 2] and (table["count"] == 1).all(axis=None)
+    assert (table["mean"] > 20).all(axis=None) and abs(table["difference"]).max() < 50
+    before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
+    accuracy.train(digits, tmp_path / "runs", seeds=1)
+    assert before == sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
+
+
+def test_a_graph_without_a_gpu_is_refused():
+    model = Net()
+    with pytest.raises(ValueError, match="needs a GPU"):
+        as_graph(Step(model, Adadelta(model.parameters()), flags()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_a_graph_plays_back_the_step(digits):
+    train_set, _ = load_data(digits)
+    device, weights = torch.device("cuda"), []
+    for graph in (False, True):
+        torch.manual_seed(1)
+        net = plain.Net().eval().to(device)  # no dropout: the two draw their numbers in another order
+        step = Step(net, Adadelta(net.parameters(), lr=1.0), flags())
+        take = as_graph(step) if graph else step
+        for images, labels in Batches(train_set, range(256), 64, device, None):
+            take(images, labels)
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert (weights[0] - weights[1]).abs().max() < 1e-4
