@@ -35,7 +35,6 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    step = Step(ddp_model, optimizer, args)
 
     sampler = Rest(DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed))
     attempt = Attempt(args, me, device, dataset, ddp_model, optimizer, scheduler, sampler)
@@ -44,6 +43,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
 
     with AttemptRecord(attempt, args, me, device, dataset) as record:
+        step = Step(ddp_model, optimizer, args)
         for epoch in range(attempt.progress.epoch, args.epochs + 1):
             title = f"epoch {epoch}" if record.prints else ""
             sampler.set_epoch(epoch)  # a new order each epoch

@@ -28,7 +28,6 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     torch.manual_seed(args.seed + me.rank)  # but each its own dropout
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    step = Step(model, optimizer, args)
 
     sampler = RandomSampler(train_set, generator=torch.Generator())
     train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
@@ -36,6 +35,7 @@ def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> 
     test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
 
     with Record(args, me, device, dataset) as record:
+        step = Step(model, optimizer, args)
         for epoch in range(1, args.epochs + 1):
             title = f"epoch {epoch}" if record.prints else ""
             sampler.generator.manual_seed(args.seed + epoch)  # a new order each epoch
