@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from ddp_helpers.rank.record import chip
+from ddp_helpers.rank.chip import chip
 from ddp_helpers.rank.topology import Topology
 
 

@@ -5,29 +5,17 @@ import os
 import platform
 import time
 from argparse import Namespace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torchvision
 from torch import Tensor
 
+from ddp_helpers.rank.chip import chip
 from ddp_helpers.rank.data import Batches
 from ddp_helpers.rank.topology import Topology, stop
 
 MADE_FROM = "ddp_helpers, imported"  # a script that was written out says here from which revision
-
-
-def chip(device: torch.device) -> str:
-    """The name of the GPU, or of the processor where the system tells it. Any process may call it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 class Record:

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from torchvision.datasets import MNIST
 
 from ddp_helpers.rank.checkpoint import CheckpointError, content_of, newest, unpack
-from ddp_helpers.rank.record import chip
+from ddp_helpers.rank.chip import chip
 from ddp_helpers.rank.topology import Topology, stop
 
 
