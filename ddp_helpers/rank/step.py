@@ -1,5 +1,6 @@
 """One training step, as fast as the device does it without losing accuracy, and what the device is asked for."""
 
+import logging
 import shutil
 from argparse import Namespace
 
@@ -57,6 +58,7 @@ class Step:
         self.forward = torch.compile(model) if args.compile and on_gpu else model
         self.update = torch.compile(optimizer.step) if args.compile else optimizer.step
         if args.compile:
+            torch._logging.set_logs(all=logging.ERROR)  # its warnings are about profiling and about extensions
             record_once(optimizer, next(model.parameters()).device)
         self.take = self.eager
 

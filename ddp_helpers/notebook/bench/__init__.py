@@ -16,6 +16,7 @@ from ddp_helpers.notebook.bench.training import (
     resumable_against_ddp,
     single_against_plain,
     two_against_one,
+    two_apart,
 )
 from ddp_helpers.notebook.machine import machine
 from ddp_helpers.rank.data import check_data
@@ -40,7 +41,9 @@ def bench() -> None:
             row("mnist_single --compile / plain recipe: images/s", single_against_plain(folder, "--compile"), ">=", 5),
             row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
             row("2 ranks / 1 rank, a thread each, batch 256: images/s", two_against_one(folder, 256), ">=", 1.9),
+            row("the same without any communication: images/s", two_apart(folder, 256)),
             row("2 ranks / 1 rank, a thread each, batch 64: images/s", two_against_one(folder, 64), ">=", 1.5),
+            row("the same without any communication: images/s", two_apart(folder, 64)),
             row("votes, a checkpoint each 50 steps / none: images/s", resumable_against_ddp(folder), ">=", 0.9),
             row("from submit to the first step, 4 ranks on 2 nodes: s", submit_to_step(folder), "<=", 20),
             row("collect 1,000 run records: s", collecting(records(folder, 1000)), "<=", 2),

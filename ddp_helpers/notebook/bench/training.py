@@ -1,6 +1,7 @@
 """How fast the scripts train: against the plain recipe, with DDP and without, on two ranks and on one."""
 
 import io
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -110,6 +111,22 @@ def two_against_one(folder: Path, batch: int) -> list[float]:
         return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
 
     return [a / b for a, b in turns(45, lambda: speed_of(2), lambda: speed_of(1))]
+
+
+def two_apart(folder: Path, batch: int) -> list[float]:
+    """How many times as much two processes do at half the batch that never talk: what two ranks cannot exceed."""
+    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
+    script = scripts.write("mnist_single", folder / "mnist_single.py")
+
+    def speed_of(processes: int) -> float:
+        folders = [folder / f"apart{batch}-{next(number)}" for _ in range(processes)]
+        flags = ["--data", data, "--no-cuda", "--epochs", "2", "--batch-size", str(batch // processes), "--run-dir"]
+        command, env = [sys.executable, script, *flags], os.environ | {"OMP_NUM_THREADS": "1"}
+        started = [subprocess.Popen([*command, run], env=env, stdout=subprocess.DEVNULL) for run in folders]
+        assert sum(process.wait() for process in started) == 0
+        return sum(runs.read(run).epochs[-1]["images_per_second"] for run in folders)
+
+    return [a / b for a, b in turns(30, lambda: speed_of(2), lambda: speed_of(1))]
 
 
 def resumable_against_ddp(folder: Path) -> list[float]:
