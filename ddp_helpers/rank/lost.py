@@ -59,7 +59,8 @@ def roll_call(me: Topology, store: dist.Store, why: str) -> None:
         while not store.check(names) and not store.check(["lost"]) and time.monotonic() < end:
             time.sleep(0.02 + me.world_size / 50_000)  # one store answers all ranks
         if not store.check(names) and store.add("lists", 1) == 1:
-            if lost := [str(rank) for rank, name in enumerate(names) if not store.check([name])]:
+            lost = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
+            if lost:
                 store.set("lost", f"rank {', '.join(lost)} of {me.world_size}")
         if not store.check(names) or store.check(["lost"]):
             leave(store.get("lost").decode())  # one rank has listed them for all, who lose that rank as well
