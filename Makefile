@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 # Many processes import torch here, faster with this.
-export PYTHONPATH := $(CURDIR)/ddp_helpers/startup
+export PYTHONPATH := $(CURDIR)/ddp_helpers/startup$(if $(PYTHONPATH),:$(PYTHONPATH))
 .DEFAULT_GOAL := help
 .PHONY: help run test lab notebooks bench faults cluster system staged clean
 
@@ -28,7 +28,7 @@ bench: .venv/installed system staged  ## measure, side by side: one device, DDP'
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench
 
 faults: .venv/installed system  ## the fault matrix: harm a run in every way, and see that nothing is lost
-	@$(SLURM) env PYTHONPATH=tests:$(PYTHONPATH) $(BIN)/python -m faults --times 3
+	@$(SLURM) env PYTHONPATH="tests:$$PYTHONPATH" $(BIN)/python -m faults --times 3
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up
