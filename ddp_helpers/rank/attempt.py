@@ -1,10 +1,8 @@
 """One attempt at a run that may take several: go on where the last one stopped, save, and stop together."""
 
 import json
-import signal
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,20 +19,7 @@ from ddp_helpers.rank.lost import brief
 from ddp_helpers.rank.replicas import check_replicas
 from ddp_helpers.rank.resume import Progress, Rest, choose, random_state, set_random_state, setting
 from ddp_helpers.rank.topology import Topology, stop
-from ddp_helpers.rank.votes import Votes
-
-AGAIN = 75  # the exit status of a run that is saved and wants to go on, EX_TEMPFAIL of sysexits.h
-
-
-class Preempted(SystemExit):
-    """Leave, all ranks at the same step: the state is saved, and another attempt will go on."""
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(AGAIN)
-        self.number, self.why = number, f"stopped by {signal.Signals(number).name} after step {step}, and saved"
-
-    def __str__(self) -> str:
-        return self.why
+from ddp_helpers.rank.votes import Preempted, Votes
 
 
 class Attempt:
@@ -115,7 +100,7 @@ class Attempt:
         """[loss, correct, samples] that earlier attempts have of this epoch, on rank 0; zeros on the others."""
         return torch.tensor(self.progress.sums, dtype=torch.float64, device=self.device) * (self.me.rank == 0)
 
-    def stepped(self, batches: "Steps") -> None:
+    def stepped(self, batches: Batches) -> None:
         """Count a step; save if it is time to, and leave if any rank was told to. Every rank calls it after each."""
         now, total = self.progress, len(self.sampler.whole) * self.me.world_size
         now.step, now.samples = now.step + 1, min(total, now.samples + batches.size * self.me.world_size)
@@ -166,18 +151,3 @@ class Attempt:
             line = {"time": round(time.time(), 3), "event": event, "step": self.progress.step, **more}
             with (self.folder.parent / "attempts.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-class Steps(Batches):
-    """Training batches; after the step with each, the attempt counts it."""
-
-    def __init__(self, attempt: Attempt, *args: Any) -> None:
-        super().__init__(*args)
-        self.attempt = attempt
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.begin, earlier = time.perf_counter(), self.attempt.progress
-        for batch in super().__iter__():
-            yield batch
-            self.attempt.stepped(self)
-        self.took, self.waited = self.took + earlier.took, self.waited + earlier.waited

@@ -76,7 +76,7 @@ class Batches:
                 yield self.images[index].float().div_(255).sub_(MEAN).div_(STD), self.labels[index]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        begin = asked = time.perf_counter()
+        self.begin = asked = time.perf_counter()
         self.took = self.waited = 0.0
         try:
             for batch in self.source():
@@ -86,4 +86,4 @@ class Batches:
         finally:  # also where the caller breaks off, as in a dry run
             if self.device.type == "cuda":
                 torch.cuda.synchronize()  # until here the work was queued, not done
-            self.took = time.perf_counter() - begin
+            self.took = time.perf_counter() - self.begin

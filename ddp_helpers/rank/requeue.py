@@ -12,10 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_helpers.rank.attempt import Attempt, Preempted
+from ddp_helpers.rank.attempt import Attempt
 from ddp_helpers.rank.lost import brief
 from ddp_helpers.rank.record import Record
 from ddp_helpers.rank.topology import whole
+from ddp_helpers.rank.votes import Preempted
 
 RESTARTS = 10  # times that a job puts itself back into the queue: more would hide that something is wrong
 

@@ -27,6 +27,8 @@ def choose_speed(args: Namespace, me: Topology, device: torch.device) -> None:
         stop(f"--precision bf16: {device.type} has no units for it here, and would be slower: leave the flag out")
     if args.compile and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         stop("--compile: no C++ compiler is on the PATH (g++): install one, or leave the flag out")
+    if args.compile:
+        torch._logging.set_logs(all=logging.ERROR)  # its warnings are about profiling and about extensions
     if not args.precision:
         args.precision = "bf16" if has_bf16(device) else "float32"
         if args.precision == "float32" and me.rank == 0:
@@ -58,7 +60,6 @@ class Step:
         self.forward = torch.compile(model) if args.compile and on_gpu else model
         self.update = torch.compile(optimizer.step) if args.compile else optimizer.step
         if args.compile:
-            torch._logging.set_logs(all=logging.ERROR)  # its warnings are about profiling and about extensions
             record_once(optimizer, next(model.parameters()).device)
         self.take = self.eager
 

@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_helpers.rank.data import Batches
@@ -12,9 +13,11 @@ from ddp_helpers.rank.step import Step, count
 def exposed(model: nn.Module) -> float:
     """Seconds of an average step in which backward had nothing left to do but wait for other ranks' gradients.
 
-    DDP measures it itself, at some of its steps. Without DDP nothing waits.
+    DDP measures it itself, at some of its steps. A single rank waits for nobody.
     """
-    measured = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 0.0
+    measured = model._get_ddp_logging_data()
     waits = measured.get("avg_backward_comm_time", 0) - measured.get("avg_backward_compute_comm_overlap_time", 0)
     return max(0, waits) / 1e9
 

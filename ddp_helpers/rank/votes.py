@@ -15,6 +15,20 @@ from ddp_helpers.rank.topology import stop
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
+AGAIN = 75  # the exit status of a run that is saved and wants to go on, EX_TEMPFAIL of sysexits.h
+
+
+class Preempted(SystemExit):
+    """Leave, all ranks at the same step: the state is saved, and another attempt will go on."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(AGAIN)
+        self.number, self.why = number, f"stopped by {signal.Signals(number).name} after step {step}, and saved"
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class Votes:
     """The ranks' common decisions; every rank makes one after DDP has wrapped the model.
 

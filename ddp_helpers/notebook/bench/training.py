@@ -62,22 +62,35 @@ def imports() -> list[float]:
     return [float(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(5)]
 
 
+def digits(folder: Path) -> Path:
+    """The images that all these runs train on."""
+    return write_digits(folder / "digits", train=3072, test=256)
+
+
+def rate(run: Path) -> float:
+    """Images per second in the last epoch of a run; the first one warmed up."""
+    return runs.read(run).epochs[-1]["images_per_second"]
+
+
+def single(folder: Path, *flags: object, processes: int = 1, threads: str | None = None) -> float:
+    """Images per second of mnist_single; of several processes that never talk, together."""
+    script, run = scripts.write("mnist_single", folder / "mnist_single.py"), runs.fresh(folder, "single")
+    command = [sys.executable, script, "--data", digits(folder), "--epochs", "2", *map(str, flags), "--run-dir"]
+    env = os.environ | ({"OMP_NUM_THREADS": threads} if threads else {})
+    apart = [run / str(number) for number in range(processes)]
+    started = [subprocess.Popen([*command, one], env=env, stdout=subprocess.DEVNULL) for one in apart]
+    assert sum(process.wait() for process in started) == 0
+    return sum(map(rate, apart))
+
+
 def single_against_plain(folder: Path, *flags: str) -> list[float]:
     """How many times faster mnist_single is, which holds the data on the device, than the plain recipe."""
-    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
-    script = scripts.write("mnist_single", folder / "mnist_single.py")
-    plain_recipe = [sys.executable, "-m", "ddp_helpers.notebook.plain", str(data)]
-
-    def single() -> float:
-        run = folder / f"single{''.join(flags)}{next(number)}"
-        command = [sys.executable, script, "--data", data, "--epochs", "2", "--run-dir", run, *flags]
-        subprocess.run(command, capture_output=True, check=True)
-        return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
+    plain_recipe = [sys.executable, "-m", "ddp_helpers.notebook.plain", str(digits(folder))]
 
     def plain() -> float:
         return float(subprocess.run(plain_recipe, capture_output=True, check=True).stdout)
 
-    return [a / b for a, b in turns(45, single, plain)]
+    return [a / b for a, b in turns(45, lambda: single(folder, *flags), plain)]
 
 
 def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
@@ -101,45 +114,37 @@ def launched(folder: Path, data: Path, ranks: int, *flags: object, name: str = "
         return launch.run(folder / "peak.py", *args, ranks=ranks, env={"OMP_NUM_THREADS": "1"})
 
 
+def together(folder: Path, ranks: int, *flags: object, name: str = "mnist_ddp") -> float:
+    """Images per second of a script on so many ranks of one thread each."""
+    run = runs.fresh(folder, name)
+    launched(folder, digits(folder), ranks, "--epochs", 2, "--run-dir", run, *flags, name=name)
+    return rate(run)
+
+
 def two_against_one(folder: Path, batch: int) -> list[float]:
     """How many times faster two ranks of one thread train than one, at the same global batch."""
-    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
-
-    def speed_of(ranks: int) -> float:
-        run = folder / f"batch{batch}-{next(number)}"
-        launched(folder, data, ranks, "--global-batch-size", batch, "--epochs", 2, "--run-dir", run)
-        return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
-
-    return [a / b for a, b in turns(45, lambda: speed_of(2), lambda: speed_of(1))]
+    flags = "--global-batch-size", batch
+    return [a / b for a, b in turns(45, lambda: together(folder, 2, *flags), lambda: together(folder, 1, *flags))]
 
 
 def two_apart(folder: Path, batch: int) -> list[float]:
     """How many times as much two processes do at half the batch that never talk: what two ranks cannot exceed."""
-    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
-    script = scripts.write("mnist_single", folder / "mnist_single.py")
 
     def speed_of(processes: int) -> float:
-        folders = [folder / f"apart{batch}-{next(number)}" for _ in range(processes)]
-        flags = ["--data", data, "--no-cuda", "--epochs", "2", "--batch-size", str(batch // processes), "--run-dir"]
-        command, env = [sys.executable, script, *flags], os.environ | {"OMP_NUM_THREADS": "1"}
-        started = [subprocess.Popen([*command, run], env=env, stdout=subprocess.DEVNULL) for run in folders]
-        assert sum(process.wait() for process in started) == 0
-        return sum(runs.read(run).epochs[-1]["images_per_second"] for run in folders)
+        flags = "--no-cuda", "--batch-size", batch // processes
+        return single(folder, *flags, processes=processes, threads="1")
 
     return [a / b for a, b in turns(30, lambda: speed_of(2), lambda: speed_of(1))]
 
 
 def resumable_against_ddp(folder: Path) -> list[float]:
     """How many times as fast two ranks train that vote at each step and save every 50 as two that do neither."""
-    data, number = write_digits(folder / "digits", train=3072, test=256), iter(range(99))
 
-    def speed_of(name: str, *flags: object) -> float:
-        run = folder / f"{name}{next(number)}"
-        launched(folder, data, 2, "--batch-size", 32, "--epochs", 2, "--run-dir", run, *flags, name=name)
-        return runs.read(run).epochs[-1]["images_per_second"]  # the first epoch warms up
+    def saving() -> float:
+        flags = "--batch-size", 32, "--checkpoint-every", 50
+        return together(folder, 2, *flags, name="mnist_ddp_resumable")
 
-    saving = ("mnist_ddp_resumable", "--checkpoint-every", 50)
-    return [a / b for a, b in turns(45, lambda: speed_of(*saving), lambda: speed_of("mnist_ddp"))]
+    return [a / b for a, b in turns(45, saving, lambda: together(folder, 2, "--batch-size", 32))]
 
 
 def memory(folder: Path, data: Path) -> list[float]:

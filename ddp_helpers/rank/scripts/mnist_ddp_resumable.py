@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.rank.arguments import make_parser, parse_arguments
-from ddp_helpers.rank.attempt import Attempt, Steps
+from ddp_helpers.rank.attempt import Attempt
 from ddp_helpers.rank.data import Batches, check_data, load_data
 from ddp_helpers.rank.lost import lost_ranks_named
 from ddp_helpers.rank.model import Net
@@ -22,6 +22,7 @@ from ddp_helpers.rank.process_group import process_group
 from ddp_helpers.rank.requeue import AttemptRecord
 from ddp_helpers.rank.resume import Rest, add_resume_flags
 from ddp_helpers.rank.step import Step, choose_speed
+from ddp_helpers.rank.steps import Steps
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import evaluate, train_epoch
 
