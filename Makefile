@@ -6,7 +6,7 @@ SLURM := slurm/cluster with
 # Many processes import torch here, faster with this.
 export PYTHONPATH := $(CURDIR)/ddp_helpers/startup$(if $(PYTHONPATH),:$(PYTHONPATH))
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks bench faults cluster system staged clean
+.PHONY: help run test lab notebooks site bench faults browser cluster system staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -23,12 +23,21 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
+	@$(BIN)/python -m ddp_helpers.notebook.headline
+
+site: .venv/installed  ## build the reading edition, pages to read without a network, from the notebooks as they are
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -c docs -d build/doctrees . build/site
+	@echo "The site is in build/site: open build/site/index.html"
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench
 
 faults: .venv/installed system  ## the fault matrix: harm a run in every way, and see that nothing is lost
 	@$(SLURM) env PYTHONPATH="tests:$$PYTHONPATH" $(BIN)/python -m faults --times 3
+
+browser: .venv/installed system staged  ## open every notebook in JupyterLab in a browser, and run all of it; pictures in build/browser
+	@$(SLURM) env BROWSER_RUNS_ALL=1 $(BIN)/python -m pytest tests/test_browser.py
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up
@@ -41,17 +50,18 @@ clean:  ## remove what was made, but neither data nor runs
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(APT) python3-venv
 	@echo "Installing into .venv: torch with CUDA is 5 GB, a few minutes"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebook,test]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebook,test,site]'
 	@touch $@
 
 staged: .venv/installed
 	@$(BIN)/python -m ddp_helpers data data
 
-# Debian's packages that the course uses where they are: mpirun, a compiler for torch.compile, Slurm, and a checker of
-# the job files for the tests.
+# Debian's packages that the course uses where they are: mpirun, a compiler for torch.compile, Slurm, and for the tests a
+# checker of the job files and a browser.
 APT := sh -c 'SUDO=$$(test $$(id -u) = 0 || echo "sudo -n"); $$SUDO apt-get update -qq >/dev/null 2>&1; $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null 2>&1 || { echo "install these yourself: apt-get install $$*"; false; }' apt
 system:
 	@command -v mpirun >/dev/null || $(APT) openmpi-bin || test -z "$$CI"
 	@command -v g++ >/dev/null || $(APT) g++ python3-dev || test -z "$$CI"
 	@command -v sbatch >/dev/null || $(APT) slurmctld slurmd slurm-client munge || test -z "$$CI"
 	@command -v shellcheck >/dev/null || $(APT) shellcheck || test -z "$$CI"
+	@command -v chromium >/dev/null || $(APT) chromium || test -z "$$CI"

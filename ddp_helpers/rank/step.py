@@ -3,6 +3,7 @@
 import logging
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +28,6 @@ def choose_speed(args: Namespace, me: Topology, device: torch.device) -> None:
         stop(f"--precision bf16: {device.type} has no units for it here, and would be slower: leave the flag out")
     if args.compile and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         stop("--compile: no C++ compiler is on the PATH (g++): install one, or leave the flag out")
-    if args.compile:
-        torch._logging.set_logs(all=logging.ERROR)  # its warnings are about profiling and about extensions
     if not args.precision:
         args.precision = "bf16" if has_bf16(device) else "float32"
         if args.precision == "float32" and me.rank == 0:
@@ -39,6 +38,12 @@ def count(output: Tensor, labels: Tensor) -> Tensor:
     """[loss, correct, samples] of a batch, as sums: averages over unequal shards would not add up."""
     loss = F.nll_loss(output, labels, reduction="sum")
     return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), loss.new_tensor(len(labels))]).double()
+
+
+def compiled(function: Callable) -> Callable:
+    """Compile a function at its first call, without the compiler's remarks about profiling and extensions."""
+    torch._logging.set_logs(all=logging.ERROR)
+    return torch.compile(function)
 
 
 def record_once(optimizer: Optimizer, device: torch.device) -> None:
@@ -57,8 +62,8 @@ class Step:
     def __init__(self, model: nn.Module, optimizer: Optimizer, args: Namespace) -> None:
         self.model, self.optimizer, self.bf16 = model, optimizer, args.precision == "bf16"
         on_gpu = next(model.parameters()).is_cuda
-        self.forward = torch.compile(model) if args.compile and on_gpu else model
-        self.update = torch.compile(optimizer.step) if args.compile else optimizer.step
+        self.forward = compiled(model) if args.compile and on_gpu else model
+        self.update = compiled(optimizer.step) if args.compile else optimizer.step
         if args.compile:
             record_once(optimizer, next(model.parameters()).device)
         self.take = self.eager

@@ -1,0 +1,131 @@
+"""A notebook that is open in JupyterLab: what a person does with it, and what they see."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from playwright.sync_api import Locator, Page
+
+from browser.server import Lab
+
+# One entry a code cell. JupyterLab shows an error as it shows what goes to stderr: in a red box.
+LOOK = """notebook => [...notebook.querySelectorAll('.jp-CodeCell')].map(cell => {
+    const outputs = [...cell.querySelectorAll('.jp-OutputArea-output')];
+    const red = output => output.dataset.mimeType === 'application/vnd.jupyter.stderr';
+    return {
+        prompt: cell.querySelector('.jp-InputPrompt').textContent.replace(/[^0-9*]/g, ''),
+        text: outputs.map(output => output.textContent).join('\\n'),
+        red: outputs.filter(red).map(output => output.textContent),
+        figures: [...cell.querySelectorAll('.jp-OutputArea-output img')].map(
+            image => image.complete && image.naturalWidth > 0 && image.getBoundingClientRect().width > 0),
+    };
+})"""
+MEANT = "Passed unknown parameter: epoch\n"  # papermill's answer to a typing error, which is the lesson in 08
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a code cell shows: its prompt ('' if it has not run, '*' while it runs), what it put out."""
+
+    prompt: str
+    text: str
+    red: list[str]  # the boxes of errors and stderr
+    figures: list[bool]  # whether each shows
+
+
+class Notebook:
+    """A notebook, opened by a double-click in the folder view."""
+
+    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+        self.page = page
+        cells = nbformat.read(lab.course / "notebooks" / name, as_version=4).cells
+        self.sources = [cell.source for cell in cells if cell.cell_type == "code"]
+        page.goto(f"{lab.url}/lab/workspaces/{time.monotonic_ns()}?token={lab.token}")
+        page.locator(".jp-DirListing-itemText", has_text=name).dblclick()
+        self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+        self.status = self.panel.locator(".jp-Notebook-ExecutionIndicator")
+        self.panel.locator(".jp-CodeCell").first.wait_for()
+        self.wait(lambda: len(self.cells()) == len(self.sources), "all cells are there", 120)
+        self.wait(self.idle, "the kernel is up", 120)
+
+    def idle(self) -> bool:
+        """Whether the kernel waits for something to do, as the circle at the top right says."""
+        return self.status.get_attribute("data-status") == "idle"
+
+    def menu(self, name: str, entry: str) -> None:
+        """Choose an entry of a menu."""
+        self.page.locator(".lm-MenuBar-itemLabel").get_by_text(name, exact=True).click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
+
+    def restart(self, entry: str = "Restart Kernel and Clear Outputs of All Cells…") -> None:
+        """Restart the kernel, and say yes when asked."""
+        self.menu("Kernel", entry)
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+
+    def cells(self) -> list[Cell]:
+        """The code cells as they are now."""
+        return [Cell(**cell) for cell in self.panel.locator(".jp-Notebook").evaluate(LOOK)]
+
+    def code(self, number: int) -> Locator:
+        """A code cell, counted from 0."""
+        return self.panel.locator(".jp-CodeCell").nth(number)
+
+    def run(self, number: int) -> None:
+        """Click into a cell, and press Shift-Enter."""
+        self.code(number).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def run_all(self, seconds: float, above: int | None = None) -> list[str]:
+        """Restart, clear, run all cells, or those above a code cell; what went wrong, a line each."""
+        self.restart()
+        self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared", 120)
+        if above is None:
+            self.menu("Run", "Run All Cells")
+        else:
+            self.code(above).locator(".jp-InputPrompt").click()
+            self.menu("Run", "Run All Above Selected Cell")
+        return self.finish(seconds, above)
+
+    def finish(self, seconds: float, above: int | None = None) -> list[str]:
+        """Wait for the cells that were started; what went wrong, a line each."""
+
+        def over() -> bool:
+            cells = self.cells()[:above]
+            ran = [cell.prompt.isdigit() for cell in cells]
+            return self.idle() and any(ran) and not any(cell.prompt == "*" for cell in cells)
+
+        self.wait(over, "no cell is running any more", seconds)
+        return self.problems(above)
+
+    def problems(self, above: int | None = None) -> list[str]:
+        """Cells that did not run, and what `bad` finds."""
+        idle = [i for i, cell in enumerate(self.cells()[:above]) if not cell.prompt.isdigit()]
+        return self.bad() + [f"code cell {number} did not run" for number in idle]
+
+    def bad(self) -> list[str]:
+        """Errors and other red boxes, and figures that do not show."""
+        found = []
+        for number, cell in enumerate(self.cells()):
+            found += [f"code cell {number}: {box.strip().splitlines()[-1]}" for box in cell.red if box != MEANT]
+            if not all(cell.figures):
+                found.append(f"code cell {number}: a figure does not show")
+        return found
+
+    def figures(self) -> int:
+        """How many figures there are; `bad` says whether they show."""
+        return sum(len(cell.figures) for cell in self.cells())
+
+    def wait(self, condition: Callable[[], object], what: str, seconds: float) -> None:
+        """Wait until it is so; the browser goes on meanwhile."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"not within {seconds} s: {what}"
+            self.page.wait_for_timeout(500)
+
+    def picture(self, path: Path, of: Locator | None = None) -> None:
+        """Keep a screenshot, scrolled to what is asked for."""
+        (of or self.code(0)).scroll_into_view_if_needed()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)

@@ -1,0 +1,127 @@
+"""`make lab` on a copy of the course: the server, its kernels and the browser are ended, whatever happens."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from playwright.sync_api import Browser, sync_playwright
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.environment import clean
+from ddp_helpers.notebook.launch import free_port
+from ddp_helpers.notebook.processes import MARK, guarded
+
+NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
+QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
+UP = 120  # seconds that a busy machine may need to start JupyterLab
+# Asked on a first start, it opens a prompt that swallows clicks.
+NEWS = {"fetchNews": "false", "checkForUpdates": False}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A JupyterLab that is up."""
+
+    course: Path
+    url: str
+    token: str = field(repr=False)  # or a failing test prints it
+
+    def ask(self, path: str, method: str = "GET") -> object:
+        """What the server's own interface answers."""
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read() or "null")
+
+    def end_kernels(self) -> None:
+        """End every kernel."""
+        for kernel in self.ask("kernels"):
+            self.ask(f"kernels/{kernel['id']}", "DELETE")
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes that run a `%%ranks` cell now: the launcher and its ranks."""
+        cells, found = str(self.course / "build" / "cells"), []
+        for process in psutil.process_iter():
+            try:
+                if any(word.startswith(cells) for word in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def copy_of_the_course(folder: Path) -> Path:
+    """A copy that is its own checkout, so that no committed file is touched; the data are shared."""
+    (ROOT / "data").mkdir(exist_ok=True)
+    course = shutil.copytree(ROOT, folder / "course", ignore=shutil.ignore_patterns(*NOT_COPIED))
+    (course / "data").symlink_to(ROOT / "data", target_is_directory=True)
+    return course
+
+
+def environment(course: Path, state: Path, token: str) -> dict[str, str]:
+    """Nobody's settings but the defaults, and `ddp_helpers` from the copy: its ROOT is the copy."""
+    settings = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps(NEWS))
+    own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
+    own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share", "JUPYTER_RUNTIME_DIR": "runtime"}
+    folders = {name: str(state / folder) for name, folder in own.items()}
+    return clean() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": f"{course}:{course / 'ddp_helpers' / 'startup'}"}
+
+
+@contextmanager
+def jupyter(course: Path, state: Path) -> Iterator[Lab]:
+    """JupyterLab in the course's notebooks, on this machine only, as `make lab` starts it."""
+    mark, token = uuid.uuid4().hex, secrets.token_urlsafe()
+    lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
+    command = [sys.executable, "-m", "jupyter", "lab", "--ip=127.0.0.1", "--no-browser", "--ServerApp.port_retries=0"]
+    command += [f"--port={lab.url.rpartition(':')[2]}", *(["--allow-root"] if os.geteuid() == 0 else []), "notebooks"]
+    with guarded(mark), (state / "jupyter.log").open("w") as log:
+        env = environment(course, state, token) | {MARK: mark}
+        server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        end = time.monotonic() + UP
+        while not answers(lab):
+            said = (state / "jupyter.log").read_text()
+            assert server.poll() is None and time.monotonic() < end, f"no JupyterLab within {UP} s:\n{said[-2000:]}"
+            time.sleep(0.2)
+        yield lab
+    server.wait(timeout=10)
+
+
+def answers(lab: Lab) -> bool:
+    """Whether the server is up."""
+    try:
+        return bool(lab.ask("status"))
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def chromium_path() -> str | None:
+    """Where the browser is, if it is on this machine."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, without a window. Root, as in a container, has no sandbox."""
+    arguments = [f"--{word}" for word in (*QUIET, "disable-sync")]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), args=arguments, chromium_sandbox=os.geteuid() != 0, timeout=60_000
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()

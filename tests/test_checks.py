@@ -1,0 +1,118 @@
+"""The exercises: each checker accepts the worked solution and refuses each plausible mistake, with a word about it."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.checks import check, exercises
+from ddp_helpers.notebook.checks.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
+from ddp_helpers.notebook.projects.project import Project
+
+EVERY = exercises()
+EXERCISES = {
+    name: one for name, one in EVERY.items() if not isinstance(one, Project)
+}  # tests/test_projects.py has those
+PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exercise.traps]
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    """The sources of a notebook's cells of a kind."""
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def asked(path: Path) -> list[str]:
+    """The exercises that a notebook checks, in order."""
+    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_oracle_is_right_and_the_stub_not_attempted(name: str) -> None:
+    def stub(*_: object) -> None:
+        raise NotImplementedError
+
+    exercise = EXERCISES[name]
+    assert exercise.verdict(exercise.oracle) == RIGHT
+    assert exercise.verdict(stub) == NOT_ATTEMPTED
+    assert exercise.traps, "no plausible mistake is known"
+    assert len(exercise.cases) >= 2, "one case can be met by a constant"
+
+
+@pytest.mark.parametrize(("name", "told"), TRAPS)
+def test_a_plausible_mistake_is_refused_with_a_word_about_it(name: str, told: str) -> None:
+    exercise = EXERCISES[name]
+    verdict = exercise.verdict(exercise.traps[told])
+    assert verdict.startswith("not yet: ") and verdict.endswith(told) and len(told) > 20
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_notebook_has_three_exercises_with_hints_and_without_their_answers(path: Path) -> None:
+    names = asked(path)
+    assert len(names) >= 3 and set(names) <= EVERY.keys()
+    text = "\n".join(cells(path, "markdown"))
+    assert text.count("<details>") == text.count("</details>") >= len(names)
+    stubs = [source for source in cells(path, "code") if "NotImplementedError" in source]
+    for name in names:
+        assert any(f"def {name}(" in source for source in stubs), (
+            f"{name} has no stub, or its answer is in the notebook"
+        )
+
+
+def test_each_exercise_is_asked_once() -> None:
+    assert sorted(name for path in PATHS for name in asked(path)) == sorted(EVERY)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PATHS if set(asked(path)) <= EXERCISES.keys()], ids=lambda path: path.stem
+)
+def test_the_worked_solutions_are_right(path: Path, capsys: pytest.CaptureFixture) -> None:
+    solution = path.parent / "solutions" / path.name
+    assert asked(solution) == asked(path)
+    scope: dict = {}
+    for source in cells(solution, "code"):
+        exec(source, scope)
+    assert capsys.readouterr().out.splitlines().count(RIGHT) == len(asked(path))
+
+
+def test_an_answer_by_another_name_is_told_so() -> None:
+    with pytest.raises(ValueError, match="keep the name"):
+        check(lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "equal"),
+    [
+        (0.1 + 0.2, 0.3, True),
+        (1, True, True),
+        (True, 1, False),
+        (range(3), [0, 1, 2], True),
+        ((1, 2), [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ([1], [1, 1], False),
+        ("12", [1, 2], False),
+        ({"a": 1.0}, {"a": 1}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (None, 0, False),
+        (float("nan"), 1.0, False),
+    ],
+)
+def test_equality_forgives_rounding_and_nothing_else(found: object, expected: object, equal: bool) -> None:
+    assert same(found, expected) == equal
+
+
+def test_an_answer_that_breaks_is_quoted() -> None:
+    def half(x: float) -> float:
+        return x / 2
+
+    verdict = Exercise(half, [(1,)], {}).verdict(lambda x: x / 0)
+    assert verdict == "not yet: half(1) ends with ZeroDivisionError: division by zero"
+
+
+def test_an_answer_cannot_spoil_its_own_cases() -> None:
+    def largest(values: list) -> int:
+        return max(values)
+
+    assert Exercise(largest, [([1, 2],)], {}).verdict(lambda values: values.pop()) == RIGHT

@@ -1,0 +1,374 @@
+"""README and docs/: what they say of notebooks, messages and commands is so. Each check has one that must fail."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import tomllib
+from functools import cache
+from itertools import pairwise, product
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from real import python
+
+from ddp_helpers import ROOT, __version__
+from ddp_helpers.notebook.headline import PICTURE, headline
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
+    path.read_text()
+    for path in (
+        ROOT / "README.md",
+        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
+    )
+)
+NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
+
+
+def rows(text: str, *header: str) -> list[list[str]]:
+    """The rows of every table with this header, a list of cells each."""
+    found, inside = [], False
+    for line in text.splitlines():
+        cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if cells == list(header):
+            inside = True
+        elif not cells:
+            inside = False
+        elif inside and set("".join(cells)) - set("- "):
+            found.append(cells)
+    return found
+
+
+@cache
+def headings(number: str) -> set[str]:
+    """The headings of a notebook, its title among them."""
+    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return {title.strip() for title in re.findall(r"^#+ +(.+)$", text, re.M)}
+
+
+@cache
+def minutes(number: str) -> int:
+    """What a notebook's own Time line says: reading, and waiting if it says so."""
+    first = nbformat.read(NOTEBOOKS[number], as_version=4).cells[0].source
+    return sum(map(int, re.findall(r"\d+", re.search(r"\*\*Time\*\* ([^.]*)", first)[1])))
+
+
+def test_a_table_is_read_to_its_end_and_no_further() -> None:
+    assert rows("| a | b |\n| --- | --- |\n| 1 | `x\\|y` |\n\n| 3 | 4 |", "a", "b") == [["1", "`x|y`"]]
+
+
+# ---- the front page
+
+
+def test_the_headline_figure_is_that_of_the_committed_notebook() -> None:
+    assert PICTURE.read_bytes() == headline(), "run: python -m ddp_helpers.notebook.headline"
+
+
+def test_without_outputs_there_is_no_headline(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOKS["09"], as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    nbformat.write(notebook, tmp_path / "bare.ipynb")
+    with pytest.raises(ValueError, match="make notebooks"):
+        headline(tmp_path / "bare.ipynb")
+
+
+def wrong_in_map(text: str) -> list[str]:
+    """What the map of the course says that the notebooks do not."""
+    found, listed = [], []
+    for where, _, said, _ in rows(text, "notebook", "question", "minutes", "you need"):
+        number, path = LINK.match(where).groups()
+        listed.append(number)
+        if not (ROOT / path).is_file() or f"# {where[1:].split(']')[0][3:]}" not in (ROOT / path).read_text():
+            found.append(f"{number}: no notebook of this name and title")
+        elif int(said) != minutes(number):
+            found.append(f"{number}: {said} minutes, but its Time line says {minutes(number)}")
+    return found if listed == list(NOTEBOOKS) else [*found, f"listed are {listed}"]
+
+
+def wrong_in_tracks(text: str) -> list[str]:
+    """Tracks whose minutes are not those of their notebooks."""
+    found = []
+    for track, words, said, _ in rows(text, "track", "notebooks", "minutes", "what to change"):
+        numbers = re.findall(r"\d\d", words)
+        if " to " in words:
+            numbers = [number for number in NOTEBOOKS if numbers[0] <= number <= numbers[1]]
+        if int(said) != (total := sum(map(minutes, numbers))):
+            found.append(f"{track}: {said} minutes, but its notebooks take {total}")
+    return found
+
+
+def test_the_map_and_the_tracks_say_what_the_notebooks_say() -> None:
+    assert len(rows(README, "track", "notebooks", "minutes", "what to change")) == 3
+    assert wrong_in_map(README) + wrong_in_tracks(README) == []
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (f"| {minutes('01')} |", "| 7 |", "01: 7 minutes"),
+        ("02_form_a_process_group.ipynb", "02_form.ipynb", "02: no notebook"),
+        ("[03 Find your local rank]", "[03 Find it]", "03: no notebook"),
+    ],
+)
+def test_what_is_wrong_in_the_map_is_found(old: str, new: str, problem: str) -> None:
+    assert any(problem in found for found in wrong_in_map(README.replace(old, new, 1)))
+
+
+def test_a_wrong_sum_of_a_track_is_found() -> None:
+    assert len(wrong_in_tracks(re.sub(r"(\| laptop \| [^|]*\| )\d+", r"\g<1>7", README))) == 1
+
+
+# ---- seeds and glossary: where a thing is taught
+
+TABLES = {
+    "seeds": (SEEDS, ("point", "notebook", "heading")),
+    "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading")),
+    "glossary": (GLOSSARY, ("word", "what it is", "notebook", "heading")),
+}
+
+
+def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
+    """Rows with an empty cell, or whose heading is not in the notebook that they name."""
+    found = []
+    for cells in rows(text, *header):
+        link = LINK.fullmatch(cells[-2]) if len(cells) == len(header) and all(cells) else None
+        if not link:
+            found.append(f"no notebook or heading: {' | '.join(cells)}")
+        elif NOTEBOOKS.get(link[1]) != ROOT / link[2] or cells[-1] not in headings(link[1]):
+            found.append(f"{link[1]} has no heading {cells[-1]}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50)])
+def test_each_row_names_a_heading_that_is_there(name: str, least: int) -> None:
+    text, header = TABLES[name]
+    assert wrong_places(text, header) == []
+    assert len(rows(text, *header)) >= least
+
+
+def test_each_seed_has_points_and_mistakes() -> None:
+    seeds = re.findall(r"^- \*\*([\w-]+)\*\*:", SEEDS, re.M)
+    assert len(seeds) == 5
+    sections = dict(re.findall(r"^## (.+)\n([^#]*)", SEEDS, re.M))
+    blamed = {seed for row in rows(*TABLES["mistakes"][:1], *TABLES["mistakes"][1]) for seed in row[0].split(", ")}
+    for seed in seeds:
+        assert rows(sections[seed], "point", "notebook", "heading") and seed in blamed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("| Two processes |", "| Three processes |", "02 has no heading Three processes"),
+        ("| Two processes |", "|  |", "no notebook or heading"),
+        ("[02](../notebooks/02_form_a_process_group.ipynb)", "02", "no notebook or heading"),
+    ],
+)
+def test_a_row_without_its_place_is_found(old: str, new: str, problem: str) -> None:
+    text, header = TABLES["seeds"]
+    assert old in text
+    assert problem in wrong_places(text.replace(old, new, 1), header)[0]
+
+
+def test_a_word_stands_once_in_the_glossary() -> None:
+    words = [row[0] for row in rows(GLOSSARY, *TABLES["glossary"][1])]
+    assert len(words) == len(set(words))
+
+
+# ---- troubleshooting: every message is one that the source has
+
+HOLE = "\0"
+
+
+def ways(part: ast.expr) -> list[str]:
+    """What a part of a text can be: itself, either branch of `a if … else b`, or a hole."""
+    if isinstance(part, ast.FormattedValue):
+        part = part.value
+        branches = [part.body, part.orelse] if isinstance(part, ast.IfExp) else [None]
+        return [one.value if isinstance(one, ast.Constant) else HOLE for one in branches]
+    return [part.value]
+
+
+@cache
+def messages() -> tuple[str, ...]:
+    """All texts of the helpers, with a hole for each value, and the files that are not Python; notebook 10 whole."""
+    found = []
+    for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found += map("".join, product(*map(ways, node.values)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    found += [
+        re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text()) for name in ("Makefile", "slurm/cluster")
+    ]
+    ten = nbformat.read(NOTEBOOKS["10"], as_version=4)
+    return (
+        *found,
+        "\n".join([cell.source for cell in ten.cells] + [json.dumps(cell.get("outputs", "")) for cell in ten.cells]),
+    )
+
+
+def unknown_messages(text: str) -> list[str]:
+    """Quoted messages that no source has, and rows that quote none."""
+    found = []
+    for first, *_ in rows(text, "message", "cause", "cure"):
+        quoted = re.findall(r"`([^`]+)`", first)
+        if not any(len(re.sub(r"\W", "", quote)) > 10 for quote in quoted):
+            found.append(f"no message: {first}")
+        for quote in quoted:
+            pattern = re.compile("[^\n]*?".join(map(re.escape, quote.split("…"))))
+            if not any(pattern.search(source) for source in messages()):
+                found.append(quote)
+    return found
+
+
+def test_every_quoted_message_is_in_the_source() -> None:
+    assert unknown_messages(TROUBLE) == []
+    assert len(rows(TROUBLE, "message", "cause", "cure")) >= 50
+
+
+@pytest.mark.parametrize("quote", ["`rank … of … has gone fishing`", "nothing quoted"])
+def test_a_message_that_nobody_says_is_found(quote: str) -> None:
+    table = f"| message | cause | cure |\n| --- | --- | --- |\n| {quote} | x | y |"
+    assert len(unknown_messages(table)) == 1
+
+
+# ---- the trainer's page
+
+
+def wrong_in_plans(text: str) -> list[str]:
+    """Rows whose minutes are not their notebook's, or that do not begin where the one before them ends."""
+    found, plan = [], ("from", "what", "minutes", "machine, seconds")
+    for section in re.split(r"^## ", text, flags=re.M):
+        table = rows(section, *plan)
+        for (start, what, length, _), (after, *_) in pairwise([*table, ["", "", "", ""]]):
+            if (link := LINK.match(what)) and int(length.split()[-1]) != minutes(link[1]):
+                found.append(f"{start} {what}: {length} minutes, but its Time line says {minutes(link[1])}")
+            if after and clock(after) - clock(start) != int(length.split()[0]):
+                found.append(f"{start} {what}: {length} minutes, but the next is at {after}")
+    return found
+
+
+def clock(text: str) -> int:
+    hours, rest = text.split(":")
+    return 60 * int(hours) + int(rest)
+
+
+def test_the_plans_add_up() -> None:
+    assert len(re.findall(r"^\| from \|", TRAINERS, re.M)) == 2
+    assert wrong_in_plans(TRAINERS) == []
+
+
+def test_a_plan_that_does_not_add_up_is_found() -> None:
+    row = re.search(rf"\| \[07 [^|]*\| {minutes('07')} \|", TRAINERS)[0]
+    assert len(wrong_in_plans(TRAINERS.replace(row, row.replace(f"| {minutes('07')} |", "| 7 |"), 1))) == 2
+
+
+def commands(text: str, heading: str) -> str:
+    """The first block of commands below a heading, as it stands there."""
+    return re.search(rf"^## {re.escape(heading)}\n.*?^```bash\n(.*?)^```", text, re.M | re.S)[1]
+
+
+def in_bash(script: str) -> subprocess.CompletedProcess:
+    """Run commands as a person does who stands in the repository, and who stops at the first that fails."""
+    command = ["bash", "-eo", "pipefail", "-c", script]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False, env=os.environ)
+
+
+def test_the_check_of_a_site_works_as_it_stands_on_the_page(cluster) -> None:
+    done = in_bash(commands(TRAINERS, "Is the site ready?"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "checks green" in done.stdout and "is sound" in done.stderr and "to start at" in done.stderr
+    assert "4 ranks, meeting at" in (ROOT / "build" / "ready.ipynb").read_text()
+
+
+def test_a_site_that_is_not_ready_fails_the_check(cluster) -> None:
+    block = commands(TRAINERS, "Is the site ready?")
+    broken = block.replace("site=local", "site=nowhere", 1)
+    assert broken != block
+    done = in_bash(broken)
+    assert done.returncode == 2 and "site 'nowhere' is not known" in done.stderr
+
+
+def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: Path) -> None:
+    """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
+    site = tmp_path / "hopeful.toml"
+    site.write_text('partition = "course"\n')
+    done = python("-m", "ddp_helpers.notebook.ready", site, cwd=ROOT, limit=200)
+    assert done.returncode == 1 and "RED" in done.stdout and "checks RED" in done.stdout
+
+
+# ---- commands and paths that the pages name
+
+
+def wrong_names(text: str) -> list[str]:
+    """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "ddp_helpers" / "__main__.py").read_text()))
+    code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
+    found = [
+        f"make {name}"
+        for name in re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z]+)\b", code, re.M)
+        if name not in targets
+    ]
+    found += [f"ddp_helpers {name}" for name in re.findall(r"-m ddp_helpers (\w+)", code) if name not in known]
+    paths = re.findall(r"(?<![\w./-])((?:ddp_helpers|tests|slurm|docs|notebooks)/[\w./-]+\w)", code)
+    made = ("notebooks/NN", "slurm/sites/NAME", "slurm/sites/ours")  # names that stand for others
+    return found + [path for path in paths if not path.startswith(made) and not list(ROOT.glob(f"{path}*"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_what_a_page_names_is_there(path: Path) -> None:
+    assert wrong_names(path.read_text()) == []
+
+
+@pytest.mark.parametrize("text", ["`make tea`", "`python -m ddp_helpers brew`", "`tests/test_kettle.py`"])
+def test_what_is_not_there_is_found(text: str) -> None:
+    assert len(wrong_names(text)) == 1
+
+
+# ---- housekeeping
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert project["version"] == __version__ == citation["version"]
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys() and citation["cff-version"] == "1.2.0"
+    assert citation["license"] == project["license"]
+    assert re.search(rf"^## \[(Unreleased|{re.escape(__version__)})\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def within_bounds(tag: str) -> bool:
+    """Whether a tag of ruff's lies in the bounds of pyproject.toml."""
+    test = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
+    [bounds] = [line for line in test if line.startswith("ruff")]
+    low, high = (tuple(map(int, part.split("."))) for part in re.findall(r"[\d.]+", bounds))
+    return low <= tuple(map(int, tag.removeprefix("v").split("."))) < high
+
+
+def test_commits_are_checked_by_the_ruff_of_the_tests() -> None:
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    tags = {repo["repo"].rpartition("/")[2]: repo["rev"] for repo in repos}
+    assert within_bounds(tags["ruff-pre-commit"]) and not within_bounds("v0.18.0") and not within_bounds("v0.8.9")
+    hooks = {hook["id"]: hook for repo in repos for hook in repo["hooks"]}
+    assert "jupyter" in hooks["ruff-check"]["types_or"] and "jupyter" in hooks["ruff-format"]["types_or"]
+    assert {"end-of-file-fixer", "check-yaml", "check-toml"} <= hooks.keys()
+
+
+def test_once_a_week_the_newest_torch_is_tried() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["newest-torch"]["steps"]]
+    assert workflow[True]["schedule"] and workflow["permissions"] == {"contents": "read"}  # YAML takes `on` for true
+    upgrade = next(number for number, step in enumerate(steps) if "--upgrade" in step and "torch torchvision" in step)
+    assert "<" not in steps[upgrade] and steps.index("make test") > upgrade > steps.index("make .venv/installed")

@@ -1,0 +1,208 @@
+"""The two projects of notebook 13: right answers pass, and whatever is missing or still wrong is told in one line."""
+
+import json
+import re
+import shutil
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.checks import do_it_yourself, exercises
+from ddp_helpers.notebook.checks.exercise import NOT_ATTEMPTED, RIGHT
+from ddp_helpers.notebook.projects import faults, mending
+from ddp_helpers.notebook.projects.own_net import missing
+from ddp_helpers.notebook.projects.project import SEPARATOR
+from ddp_helpers.notebook.scripts import Script
+
+SOLUTION = ROOT / "notebooks" / "solutions" / "13_do_it_yourself.ipynb"
+MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
+RIGHT_ONE = do_it_yourself.mend
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
+    """Execute the worked solutions; what they print, and the folder of the run that they make."""
+    before = set((ROOT / "runs").glob("13_my_net-*"))
+    notebook = nbformat.read(SOLUTION, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(SOLUTION.parent)}}).execute()
+    printed = [out.text for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "stream"]
+    [folder] = set((ROOT / "runs").glob("13_my_net-*")) - before
+    kept = shutil.move(folder, tmp_path_factory.mktemp("solved") / folder.name)
+    return "".join(printed), kept
+
+
+def asked(path):
+    """The exercises that a notebook checks, in order."""
+    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(sources), re.M)
+
+
+def test_the_solutions_are_those_of_the_notebook():
+    assert asked(SOLUTION) == asked(SOLUTION.parents[1] / SOLUTION.name) == ["how_tested", "my_run", "mend"]
+
+
+def test_the_worked_solutions_are_right(solved):
+    lines = solved[0].splitlines()
+    assert lines.count(RIGHT) == 3
+    assert len([line for line in lines if line.startswith("found: ")]) == 2 + len(faults.FAULTS) + 1
+
+
+# ---- a net of one's own
+
+
+def test_the_record_of_a_right_run_lacks_nothing(solved):
+    assert missing(solved[1], 2, 2) == []
+
+
+def change(name, **values):
+    """Change values in one JSON file of a run folder, or in the last line of metrics.jsonl."""
+
+    def doctor(folder):
+        text = (folder / name).read_text()
+        *lines, last = text.splitlines() if name == "metrics.jsonl" else [text]
+        (folder / name).write_text("\n".join([*lines, json.dumps(json.loads(last) | values)]) + "\n")
+
+    return doctor
+
+
+def without_record(folder):
+    for name in ("spec.json", "env.json", "status.json", "metrics.jsonl"):
+        (folder / name).unlink()
+
+
+DOCTORED = {
+    "no job": (lambda folder: (folder / "job.json").unlink(), "slurm.write(job, place, folder)"),
+    "only written": (change("job.json", state="WRITTEN", job_id=None), "slurm.submit(folder)"),
+    "not collected": (change("job.json", state="PENDING", job_id="7"), "slurm.collect(folder)"),
+    "no record": (without_record, "--run-dir {run_dir}"),
+    "failed": (change("status.json", state="failed", why="NotImplementedError: "), "'failed': NotImplementedError"),
+    "too few ranks": (change("env.json", world_size=2), "the world size is 2 on 2 nodes, but"),
+    "the course's net": (
+        lambda folder: (folder / "mnist_ddp.py").write_text(Script("mnist_ddp").text()),
+        "replace=[Net]",
+    ),
+    "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "has no class Net"),
+    "no script": (lambda folder: (folder / "mnist_ddp.py").unlink(), "no script that can be read as mnist_ddp.py"),
+    "padded test": (change("metrics.jsonl", test_samples=514), "514 test images were counted, and there are 512"),
+    "guesses": (change("metrics.jsonl", test_accuracy=0.1), "10.0% of the test images are right"),
+}
+
+
+@pytest.mark.parametrize("what", DOCTORED)
+def test_what_a_record_lacks_is_told_in_one_line(what, solved, tmp_path):
+    doctor, told = DOCTORED[what]
+    folder = shutil.copytree(solved[1], tmp_path / "run")
+    doctor(folder)
+    [line] = missing(folder, 2, 2)
+    assert told in line and "\n" not in line
+
+
+def test_several_things_are_told_at_once(solved, tmp_path):
+    folder = shutil.copytree(solved[1], tmp_path / "run")
+    for what in ("the course's net", "padded test", "guesses"):
+        DOCTORED[what][0](folder)
+    assert len(missing(folder, 2, 2)) == 3
+
+
+def test_a_run_is_asked_for_the_shape_of_the_notebooks_parameters(solved):
+    [line] = missing(solved[1], 1, 3)
+    assert line.startswith("the world size is 4 on 2 nodes, but 1 nodes with 3 GPUs each make world size 3")
+
+
+def test_a_function_that_makes_no_run_is_told_so():
+    assert MY_RUN.verdict(lambda folder: None).startswith("not yet: the folder holds no job")
+    assert MY_RUN.verdict(lambda folder: 1 / 0) == "not yet: my_run ends with ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("project", [MY_RUN, MEND], ids=["my_run", "mend"])
+def test_a_stub_is_not_attempted(project):
+    def stub(_):
+        raise NotImplementedError
+
+    assert project.verdict(stub) == NOT_ATTEMPTED
+
+
+# ---- the faulty script
+
+
+def test_the_faulty_script_is_the_courses_own_but_for_its_faults(tmp_path, monkeypatch):
+    text = faults.write(tmp_path / "folder" / "faulty.py").read_text()
+    compile(text, "faulty", "exec")
+    assert text != Script("mnist_ddp").text() == RIGHT_ONE(text)
+    nowhere = faults.Fault("a line that is not there", "", faults.equal, "", "")
+    monkeypatch.setattr(faults, "FAULTS", (nowhere,))
+    with pytest.raises(ValueError, match="stands 0 times in mnist_ddp"):
+        faults.planted()
+
+
+@pytest.mark.parametrize("left", faults.FAULTS, ids=lambda fault: fault.mended.__name__)
+def test_a_fault_that_is_left_is_found_alone(left, capsys):
+    verdict = MEND.verdict(lambda text: RIGHT_ONE(text).replace(left.right, left.wrong))
+    assert verdict == f"not yet: still there: {left.still}"
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
+    assert found == [f"found: {fault.found}" for fault in faults.FAULTS if fault is not left]
+
+
+@pytest.mark.parametrize(
+    ("dealt", "right"),
+    [
+        ([[0, 2, 4], [1, 3]], True),
+        ([[4, 0], [3, 2, 1]], True),
+        ([[0, 2, 4], [1, 3, 0]], False),
+        ([[0, 2, 4], [0, 2, 4]], False),
+        ([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], False),
+        ([[0, 2], [1, 3]], False),
+    ],
+)
+def test_a_test_is_right_if_each_image_is_seen_once(dealt, right):
+    alone, good = {"test": [[0, 1, 2, 3, 4]] * 2}, ([0, 2, 4], [1, 3])
+    twice = [{"test": [shard, shard]} for shard in dealt]
+    second = [{"test": [first, shard]} for first, shard in zip(good, dealt, strict=True)]
+    assert faults.tested(twice, alone) == faults.tested(second, alone) == right
+
+
+EXACT = "range(me.rank, len(test_set), me.world_size)"
+PADDED = "DistributedSampler(test_set, me.world_size, me.rank, shuffle=False)"
+END = "        if args.save_model and"  # before it: the weights of the ranks are averaged, which is too late
+LATE = "        for p in model.parameters():\n            dist.all_reduce(p.data.div_(me.world_size))\n"
+WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
+    "the same epoch every time, and a padded test": (
+        [("set_epoch(epoch)", "set_epoch(args.epochs)"), (EXACT, PADDED)],
+        [f"still there: {fault.still}" for fault in faults.FAULTS[:2]],
+    ),
+    "the weights of the end are averaged": (
+        [(faults.FAULTS[2].right, faults.FAULTS[2].wrong), (END, LATE + END)],
+        [mending.OTHER],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_bad_mending_is_found(what):
+    changes, told = WRONG[what]
+
+    def mend(text):
+        text = RIGHT_ONE(text)
+        for old, new in changes:
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        return text
+
+    assert MEND.verdict(mend).removeprefix("not yet: ").split(SEPARATOR) == told
+
+
+@pytest.mark.parametrize(
+    ("mend", "told"),
+    [
+        (lambda text: text, "mend changes nothing"),
+        (lambda text: None, "mend gives NoneType"),
+        (lambda text: text.replace("    def __call__", "  def __call__"), "no Python any more: line"),
+        (lambda text: text.replace("range(0, len", "rang(0, len"), "name 'rang' is not defined"),
+    ],
+    ids=["nothing", "no text", "no Python", "no run"],
+)
+def test_a_text_that_cannot_be_run_is_told_so(mend, told):
+    verdict = MEND.verdict(mend)
+    assert verdict.startswith("not yet: ") and told in verdict

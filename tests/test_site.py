@@ -1,0 +1,171 @@
+"""The reading edition: built without a warning, read without a network, and every link leads somewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from browser.server import chromium, chromium_path
+from links import dead, loaded_from_elsewhere, read
+from sphinx.search.en import SearchEnglish
+
+from ddp_helpers import ROOT
+
+COURSE = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+NOTEBOOKS = [*COURSE, *sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb")), ROOT / "slurm" / "job.ipynb"]
+PHONE = {"width": 390, "height": 844}
+# What an article shows beyond the right edge of the screen, and not inside something that scrolls.
+TOO_WIDE = """() => [...document.querySelectorAll('article *')].filter(part => {
+    if (part.getBoundingClientRect().right <= innerWidth + 1) return false;
+    for (let around = part.parentElement; around.tagName != 'ARTICLE'; around = around.parentElement)
+        if (getComputedStyle(around).overflowX != 'visible') return false;
+    return true;
+}).map(part => part.outerHTML.slice(0, 80))"""
+
+
+def stem(path: object) -> str:
+    return f"{path.parent.name}-{path.stem}" if isinstance(path, Path) else ""
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built by the command of `make site`, which ends with an error at a warning."""
+    build = tmp_path_factory.mktemp("build")
+    options = re.search(r"-m (sphinx .*) build/site$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    command = [*options.replace("build/", f"{build}/").split(), str(build / "site")]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return build / "site"
+
+
+def page(site: Path, notebook: Path) -> Path:
+    return (site / notebook.relative_to(ROOT)).with_suffix(".html")
+
+
+def test_the_first_page_leads_into_every_page(site: Path) -> None:
+    assert "url=README.html" in (site / "index.html").read_text()
+    links = set(read(site / "README.html").links)
+    assert {page(site, path).relative_to(site).as_posix() for path in NOTEBOOKS} <= links
+    assert {f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= links
+
+
+def test_a_page_has_its_neighbours(site: Path) -> None:
+    for before, after in pairwise(COURSE):
+        assert f'class="next-page" href="{after.stem}.html"' in page(site, before).read_text()
+        assert f'class="prev-page" href="{before.stem}.html"' in page(site, after).read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_each_figure_has_its_alt_text(site: Path, path: Path) -> None:
+    outputs = [output for cell in json.loads(path.read_text())["cells"] for output in cell.get("outputs", [])]
+    kept = [output["metadata"]["image/png"]["alt"] for output in outputs if "image/png" in output.get("data", {})]
+    shown = [alt for source, alt in read(page(site, path)).figures if "_images/" in source]
+    assert shown == kept
+
+
+def test_no_picture_of_any_page_is_without_words(site: Path) -> None:
+    pictures = [(path.name, *figure) for path in site.rglob("*.html") for figure in read(path).figures]
+    assert len(pictures) > 20
+    assert [picture for picture in pictures if len(picture[-1]) < 20] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_cells_of_magics_are_highlighted_as_python(site: Path, path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    magics = sum(bool(re.match(r"%%(ranks|clinic|writefile)", "".join(cell["source"]))) for cell in cells)
+    blocks = re.findall(r"<span></span><span class=\"o\">%%</span>.*?</pre>", page(site, path).read_text(), re.DOTALL)
+    assert len(blocks) == magics
+    assert all('<span class="k' in block.split("\n", 1)[1] for block in blocks if "import" in block)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
+def test_the_search_knows_a_word_of_each_notebook(site: Path, path: Path) -> None:
+    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    number = index["docnames"].index(path.relative_to(ROOT).with_suffix("").as_posix())
+    prose = re.sub(r"\]\(.*?\)", "", "".join(json.loads(path.read_text())["cells"][0]["source"]))
+    word = SearchEnglish({}).stem(max(re.findall(r"\b[a-z]+\b", prose), key=len))
+    places = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
+    assert number in [place for some in places for place in (some if isinstance(some, list) else [some])], word
+
+
+def test_no_link_is_dead_in_what_is_built(site: Path) -> None:
+    assert dead(site.rglob("*.html")) == []
+
+
+def test_nothing_comes_from_another_host(site: Path) -> None:
+    assert loaded_from_elsewhere(site) == []
+
+
+def brightness(colour: str) -> float:
+    """WCAG's relative luminance."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast of two colours: 1 for the same, 21 for black on white; text needs 4.5."""
+    darker, lighter = sorted((brightness(one), brightness(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_the_labels_of_ranks_can_be_read_on_light_and_on_dark(site: Path) -> None:
+    grounds = re.findall(
+        r"^(?:body.*)?\.highlight { background: (#\w{6})", (site / "_static/pygments.css").read_text(), re.M
+    )
+    labels = re.findall(
+        r"-Color.*\(--light, (#\w{6})\) var\(--dark, (#\w{6})\)", (site / "_static/course.css").read_text()
+    )
+    assert len(grounds) == 3 and len(labels) == 6
+    for light, dark in labels:
+        assert contrast(light, grounds[0]) >= 4.5 and min(contrast(dark, ground) for ground in grounds[1:]) >= 4.5
+    assert contrast("#DDB62B", grounds[0]) < 2, "the yellow that MyST-NB has for both"
+
+
+@pytest.fixture(scope="module")
+def tab(site: Path) -> Iterator:
+    """A page of the browser, as wide as a phone, that keeps what was asked of other hosts."""
+    if not chromium_path():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
+    with chromium() as browser:
+        tab = browser.new_page(viewport=PHONE)
+        tab.asked = []
+        tab.on("request", lambda request: request.url.startswith("file:") or tab.asked.append(request.url))
+        yield tab
+
+
+def test_pages_fit_a_phone_and_ask_no_other_host(site: Path, tab) -> None:
+    for path in sorted({*site.rglob("*.html")} - {site / "index.html"}):  # that one leads elsewhere at once
+        tab.goto(path.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path.name
+        assert tab.evaluate(TOO_WIDE) == [], path.name
+    assert tab.asked == []
+    tab.evaluate("document.querySelector('article').innerHTML += `<p style='width: 500px'>wide</p>`")
+    assert len(tab.evaluate(TOO_WIDE)) == 1
+
+
+def test_the_search_works_from_a_folder(site: Path, tab) -> None:
+    tab.goto(f"{(site / 'search.html').as_uri()}?q=monitored_barrier")
+    tab.locator("#search-results li a", has_text="Break it and fix it").first.wait_for()
+
+
+def test_light_and_dark_by_the_system_and_by_choice(site: Path, tab) -> None:
+    parts = ["body", ".highlight", ".highlight [class*=-Color-Blue]", ".cell_output img"]
+    look = "parts => parts.map(part => getComputedStyle(document.querySelector(part)))"
+    look += ".map(style => [style.color, style.backgroundColor, style.filter].join(' '))"
+    looks = {}
+    for system in ("light", "dark"):
+        tab.emulate_media(color_scheme=system)
+        tab.goto(page(site, COURSE[1]).as_uri())
+        for chosen in ("auto", "light", "dark"):
+            tab.evaluate("theme => document.body.dataset.theme = theme", chosen)
+            looks[system, chosen] = tab.evaluate(look, parts)
+    light, dark = looks["light", "auto"], looks["dark", "auto"]
+    assert all(one != other for one, other in zip(light, dark, strict=True))
+    assert looks["light", "light"] == looks["dark", "light"] == light
+    assert looks["light", "dark"] == looks["dark", "dark"] == dark
