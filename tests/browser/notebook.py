@@ -125,7 +125,9 @@ class Notebook:
             self.page.wait_for_timeout(500)
 
     def picture(self, path: Path, of: Locator | None = None) -> None:
-        """Keep a screenshot, scrolled to what is asked for."""
-        (of or self.code(0)).scroll_into_view_if_needed()
+        """Keep a screenshot, with what is asked for in its middle."""
+        for _ in range(2):  # what is above gets its true height only as it comes into view
+            (of or self.code(0)).evaluate("element => element.scrollIntoView({block: 'center'})")
+            self.page.wait_for_timeout(300)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=path)
