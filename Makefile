@@ -19,7 +19,7 @@ test: .venv/installed system staged  ## all tests: helpers, scripts, and every n
 	@$(SLURM) $(BIN)/python -m pytest
 
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
-	@$(SLURM) $(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+	@$(SLURM) $(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place

@@ -304,7 +304,7 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
     """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
     site = tmp_path / "hopeful.toml"
     site.write_text('partition = "course"\n')
-    done = python("-m", "ddp_helpers.notebook.ready", site, cwd=ROOT, limit=200)
+    done = python("-m", "ddp_helpers", "ready", site, cwd=ROOT, limit=200)
     assert done.returncode == 1 and "RED" in done.stdout and "checks RED" in done.stdout
 
 
@@ -314,7 +314,7 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 def wrong_names(text: str) -> list[str]:
     """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "ddp_helpers" / "__main__.py").read_text()))
+    known = set(re.findall(r"^def (\w+)\(args: Namespace", (ROOT / "ddp_helpers" / "__main__.py").read_text(), re.M))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
     found = [
         f"make {name}"

@@ -19,8 +19,11 @@ from ddp_helpers.notebook.screen import Screen, tidy
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
 
-class LaunchError(RuntimeError):
-    """A launch that failed or took too long; the message names the rank and holds its last lines."""
+class LaunchError(UsageError, RuntimeError):
+    """A launch that failed or took too long; the message names the rank and holds its last lines.
+
+    A UsageError, of which IPython shows the message alone: the traceback would be this module's, and helps nobody.
+    """
 
 
 @dataclass
@@ -51,6 +54,7 @@ def run(
     per_node = [ranks] if isinstance(ranks, int) else list(ranks)
     screen, begin, launch = Screen(), time.monotonic(), Launch([], 0.0)
     statuses: list[int] = []
+    screen.wait(f"starting {sum(per_node)} {'rank' if sum(per_node) == 1 else 'ranks'} with {launcher} …")
     with tempfile.TemporaryDirectory() as logs:
         try:
             start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
@@ -101,7 +105,9 @@ def ranks_magic(line: str, cell: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(cell)
     try:
-        run(path, ranks=numbers, timeout=120)
+        run(path, ranks=numbers)
+    except KeyboardInterrupt:
+        raise LaunchError("stopped: all ranks of this cell are ended") from None
     except LaunchError as error:
         if "fails" not in line.split():
             raise

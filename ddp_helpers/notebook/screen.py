@@ -36,7 +36,7 @@ class Screen:
     def __init__(self) -> None:
         self.shown: list[str] = []
         self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
-        self.handle, self.drawn, self.time = None, 0, 0.0
+        self.handle, self.waits, self.time = None, False, 0.0
         try:
             from IPython import get_ipython
             from IPython.display import DisplayHandle
@@ -45,6 +45,12 @@ class Screen:
                 self.handle = DisplayHandle()
         except ImportError:
             pass
+
+    def wait(self, text: str) -> None:
+        """In a notebook, say what is being waited for, until there is a line: an import of torch takes seconds."""
+        if self.handle is not None:
+            self.handle.display({"text/plain": text}, raw=True)
+            self.waits = True
 
     def add(self, label: str, line: str) -> None:
         """Show one more line; a progress bar takes the place of the one before it."""
@@ -69,8 +75,8 @@ class Screen:
 
     def draw(self) -> None:
         """Bring the output up to date."""
-        if self.handle is None or not self.shown:
+        if self.handle is None or not (self.shown or self.waits):
             return
         text = {"text/plain": "\n".join(self.shown)}
-        (self.handle.update if self.drawn else self.handle.display)(text, raw=True)
-        self.drawn, self.time = len(self.shown), time.monotonic()
+        (self.handle.update if self.time or self.waits else self.handle.display)(text, raw=True)
+        self.time = time.monotonic()

@@ -13,7 +13,9 @@ from ddp_helpers.notebook import scripts
 from ddp_helpers.notebook.screen import tidy
 
 # Colours in the text itself: a code host and a static page have no style sheet of ours. Dark on light in any theme.
-LOOK = "background:#f6f6f6;color:#222;padding:0.5em;line-height:1.35;overflow-x:auto;font-family:monospace"
+LOOK = (
+    "background:#f6f6f6;color:#222;padding:0.5em;line-height:1.35;overflow-x:auto;white-space:pre;font-family:monospace"
+)
 
 
 class Code:
