@@ -8,6 +8,7 @@ import pytest
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import predict, runs, scaling
+from ddp_helpers.notebook.advice import recommend
 from ddp_helpers.notebook.plots.curves import curves
 from ddp_helpers.notebook.plots.prediction import prediction
 from ddp_helpers.notebook.plots.shares import shares
@@ -167,28 +168,58 @@ def test_nothing_to_compare_is_refused(tmp_path):
 
 
 def test_recommend_the_largest_that_is_efficient_enough(study):
-    told = scaling.recommend(speedups(study))
-    assert told.startswith("Ask for 2 GPUs with 2 CPUs each (1.8 times the speed of 1 GPU, efficiency 90%, ")
-    assert "the next step, 4 GPUs, gave 2.0 times the speed of 1 GPU, efficiency 50%" in told
-    assert told.count("GPU-hours") == 2
+    first, rests_on = recommend(speedups(study)).splitlines()
+    assert first.startswith("Ask for 2 GPUs (1.8 times the speed of 1 GPU, efficiency 90%, ")
+    assert "). 4 GPUs gave 2.0 times the speed of 1 GPU, efficiency 50%, " in first
+    assert first.endswith("GPU-hours a run: below your bar of 80%.")
+    assert first.count("GPU-hours") == 2
+    assert rests_on == "Compared: strong runs with 2 CPUs a rank, on 1, 2 and 4 GPUs, 3 runs of each."
 
 
 def test_recommend_the_fewest_if_none_is_efficient_enough(study):
-    told = scaling.recommend(speedups(study), least=0.95)
-    assert told.startswith("Ask for 1 GPU with")
-    assert "no larger number reached 95% efficiency; 2 GPUs gave 1.8 times" in told
+    told = recommend(speedups(study), least=0.95)
+    assert told.startswith("Ask for 1 GPU (")
+    assert "2 GPUs gave 1.8 times" in told and "4 GPUs gave 2.0 times" in told
+    assert told.count("below your bar of 95%") == 2
+
+
+def test_recommend_says_that_more_ranks_were_no_faster(study):
+    write(study / "n8", 8, 700)
+    told = recommend(speedups(study), least=0.01)  # a bar that the slow run passes
+    assert told.startswith("Ask for 4 GPUs (")
+    assert ". 8 GPUs were no faster, for " in told
 
 
 def test_recommend_with_one_number_of_ranks_or_none_larger(tmp_path):
     write(tmp_path / "a", 2, chip="Intel Xeon")
-    told = scaling.recommend(speedups(tmp_path))
-    assert told.startswith("Ask for 2 ranks with 2 CPUs each (")
+    told = recommend(speedups(tmp_path))
+    assert told.startswith("Ask for 2 ranks (")
     assert "device-hours" in told
-    assert "no run used more" in told
+    assert "No run like it used more" in told
+    assert told.endswith("Compared: strong runs with 2 CPUs a rank, on 2 ranks, 1 run of each.")
     write(tmp_path / "b", 4, 1900, chip="Intel Xeon")
-    told = scaling.recommend(speedups(tmp_path))
+    told = recommend(speedups(tmp_path))
     assert "Ask for 4 ranks" in told
-    assert "no run used more" in told
+    assert "No run like it used more" in told
+
+
+def test_recommend_mixes_neither_cpus_nor_kinds_of_scaling_and_says_so(study):
+    alone = recommend(speedups(study)).splitlines()
+    write(study / "c1", 1, 9000, cpus=8)  # the fastest of all, but no more ranks were measured with 8 CPUs
+    for ranks in (1, 2, 4):
+        write(study / f"w{ranks}", ranks, 1500 * ranks, scaling="weak")  # an ideal line, above any bar
+    *told, left_out = recommend(speedups(study)).splitlines()
+    assert told == alone
+    assert "1 strong run with 8 CPUs a rank (another base)" in left_out
+    assert "3 weak runs with 2 CPUs a rank (more ranks train another model)" in left_out
+
+
+def test_recommend_from_weak_runs_where_there_are_no_others(tmp_path):
+    for ranks in (1, 2):
+        write(tmp_path / f"w{ranks}", ranks, 1000 * ranks, scaling="weak", cpus=None)
+    told = recommend(speedups(tmp_path))
+    assert told.startswith("Ask for 2 GPUs (2.0 times")
+    assert told.endswith("Compared: weak runs, on 1 and 2 GPUs, 1 run of each.")
 
 
 # ---- the communication model

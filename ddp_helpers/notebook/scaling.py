@@ -116,31 +116,3 @@ def where(runs: pd.DataFrame) -> str:
 def many(count: int, unit: str) -> str:
     """A count with its unit, as in 1 GPU, 4 GPUs."""
     return f"{count} {unit}{'' if count == 1 else 's'}"
-
-
-def recommend(speedups: pd.DataFrame, least: float = 0.8) -> str:
-    """One sentence: how many GPUs to ask for, what the next step would give, and what both cost.
-
-    It takes the fastest setting whose efficiency is at least `least`; among runs that keep the global batch, if any do.
-    """
-    rows = speedups[speedups["scaling"] == "strong"] if "strong" in set(speedups["scaling"]) else speedups
-    good = rows[(rows["efficiency"] >= least) | (rows["world_size"] == rows["base"])]
-    best = good.loc[good["images_per_second"].idxmax()]
-    cpus = "" if pd.isna(best["cpus_per_task"]) else f" with {many(int(best['cpus_per_task']), 'CPU')} each"
-    asked = f"Ask for {many(best['world_size'], best['unit'])}{cpus} ({gain(best)})"
-    same = rows["cpus_per_task"].eq(best["cpus_per_task"]) | rows["cpus_per_task"].isna()
-    larger = rows[same & rows["world_size"].gt(best["world_size"])].sort_values("world_size")
-    if larger.empty:
-        return f"{asked}: no run used more, so measure the next size before you ask for it."
-    step, short = larger.iloc[0], best["world_size"] == best["base"]
-    why = f"no larger number reached {least:.0%} efficiency;" if short else "the next step,"
-    return f"{asked}: {why} {many(step['world_size'], step['unit'])}{'' if short else ','} gave {gain(step)}."
-
-
-def gain(row: pd.Series) -> str:
-    """What this setting gave over the fewest ranks, and what it cost."""
-    cost = f"{row['device_hours']:.2g} {row['unit'].replace('rank', 'device')}-hours a run"
-    if row["world_size"] == row["base"]:
-        return cost
-    speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"
-    return f"{speed}, efficiency {row['efficiency']:.0%}, {cost}"

@@ -1,0 +1,75 @@
+"""How many GPUs to ask for, from the table of scaling.speedup: the advice, what it rests on, and what is left out."""
+
+import pandas as pd
+
+from ddp_helpers.notebook.scaling import many
+
+WEAK, CPUS = "more ranks train another model", "another base"  # why runs are left out
+
+
+def recommend(speedups: pd.DataFrame, least: float = 0.8) -> str:
+    """Three lines or two: how many GPUs to ask for, and what more of them gave; the runs compared; those left out.
+
+    It compares runs that differ in the number of ranks alone: of one scaling, strong if any is, and with the same CPUs
+    for each rank. Of these it takes the fastest setting whose efficiency is at least `least`.
+    """
+    rows = comparable(speedups)
+    good = rows[(rows["efficiency"] >= least) | (rows["world_size"] == rows["base"])]
+    best = good.loc[good["images_per_second"].idxmax()]
+    larger = rows[rows["world_size"] > best["world_size"]]
+    told = f"Ask for {many(best['world_size'], best['unit'])} ({gain(best)}). "
+    told += " ".join(verdict(row, best, least) for _, row in larger.iterrows())
+    if larger.empty:
+        told += "No run like it used more, so measure the next size before you ask for it."
+    others = left_out(speedups.drop(rows.index), best)
+    return "\n".join([told, rests_on(rows), *([f"Left out: {others}."] if others else [])])
+
+
+def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
+    """The settings that differ in ranks alone: the CPUs with most sizes measured, then most runs, then the fastest."""
+    rows = speedups[speedups["scaling"] == "strong"] if "strong" in set(speedups["scaling"]) else speedups
+    alike = [group for _, group in rows.groupby("cpus_per_task", dropna=False)]
+    return max(alike, key=lambda one: (len(one), one["repeats"].sum(), one["images_per_second"].max()))
+
+
+def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
+    """Why not this larger setting: it was no faster, or it is not efficient enough."""
+    if row["images_per_second"] <= best["images_per_second"]:
+        return f"{many(row['world_size'], row['unit'])} were no faster, for {cost(row)}."
+    return f"{many(row['world_size'], row['unit'])} gave {gain(row)}: below your bar of {least:.0%}."
+
+
+def rests_on(rows: pd.DataFrame) -> str:
+    """Which runs were compared, and how often each size was measured."""
+    *fewer, most = rows["world_size"]
+    sizes = f"{', '.join(map(str, fewer))}{' and ' if fewer else ''}{many(most, rows['unit'].iloc[0])}"
+    counts = " and ".join(map(str, sorted(set(rows["repeats"]))))
+    noun = "run" if counts == "1" else "runs"
+    return f"Compared: {rows['scaling'].iloc[0]} runs{cpus(rows.iloc[0])}, on {sizes}, {counts} {noun} of each."
+
+
+def left_out(others: pd.DataFrame, best: pd.Series) -> str:
+    """The runs that are in no comparison, and why; '' if there are none."""
+    told = []
+    for (scaling, _), group in others.groupby(["scaling", "cpus_per_task"], dropna=False):
+        why = CPUS if scaling == best["scaling"] else WEAK
+        told.append(f"{many(int(group['repeats'].sum()), f'{scaling} run')}{cpus(group.iloc[0])} ({why})")
+    return ", ".join(told)
+
+
+def cpus(row: pd.Series) -> str:
+    """The CPUs of each rank, as in ` with 2 CPUs a rank`; '' where no record says."""
+    return "" if pd.isna(row["cpus_per_task"]) else f" with {many(int(row['cpus_per_task']), 'CPU')} a rank"
+
+
+def cost(row: pd.Series) -> str:
+    """The device-hours of a run."""
+    return f"{row['device_hours']:.2g} {row['unit'].replace('rank', 'device')}-hours a run"
+
+
+def gain(row: pd.Series) -> str:
+    """What this setting gave over the fewest ranks, and what it cost."""
+    if row["world_size"] == row["base"]:
+        return cost(row)
+    speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"
+    return f"{speed}, efficiency {row['efficiency']:.0%}, {cost(row)}"
