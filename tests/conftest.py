@@ -47,3 +47,14 @@ def cluster():
     """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
     if not available() or not ask("sinfo", "--noheader", "--partition=course").stdout.strip():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Slurm answers: slurm/cluster with pytest")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The test needs Chromium: it fails in CI without one, and is skipped elsewhere."""
+    from browser.server import chromium, chromium_path  # here: no other test needs Playwright
+
+    if not chromium_path():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
+    with chromium() as started:
+        yield started

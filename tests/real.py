@@ -1,11 +1,15 @@
 """Real processes for the tests, each with a time limit, each ended at the end."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+
+from ddp_helpers import ROOT
 
 # Run a file as a script where ddp_helpers cannot be imported. It says "up" when torch is in, and then waits for a
 # line: what is timed is the script, not the import, and several processes start at the same moment.
@@ -83,6 +87,14 @@ def python(*args, limit=IMPORT, **options):
     """Run Python with these arguments to its end."""
     command = [sys.executable, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
+
+
+@cache
+def make_lab():
+    """The command of `make lab`, from `jupyter` on, for who runs the tests; nothing is installed or started."""
+    done = [word for target in (".venv/installed", "system", "staged") for word in ("-o", target)]
+    said = subprocess.run(["make", "-n", *done, "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return ["jupyter", *re.search(r"jupyter (lab .*)$", said, re.M)[1].split()]
 
 
 def until(condition, what, seconds):

@@ -11,7 +11,7 @@ import time
 import nbformat
 import pytest
 from browser.notebook import Notebook
-from browser.server import chromium, chromium_path, copy_of_the_course, jupyter
+from browser.server import copy_of_the_course, jupyter
 from nbformat.v4 import new_code_cell, new_notebook
 
 from ddp_helpers import ROOT
@@ -33,15 +33,6 @@ FIRST = {
     "12_go_beyond_ddp": 21,
 }
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """The test needs Chromium: it fails in CI without one, and is skipped elsewhere."""
-    if not chromium_path():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """The exercises: each checker accepts the worked solution and refuses each plausible mistake, with a word about it."""
 
-import re
 from pathlib import Path
 
-import nbformat
 import pytest
+from asked import asked, cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.checks import check, exercises
@@ -17,16 +16,6 @@ EXERCISES = {
 }  # tests/test_projects.py has those
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exercise.traps]
-
-
-def cells(path: Path, kind: str) -> list[str]:
-    """The sources of a notebook's cells of a kind."""
-    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
-
-
-def asked(path: Path) -> list[str]:
-    """The exercises that a notebook checks, in order."""
-    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -9,6 +9,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from colours import XYZ, linear
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import style
@@ -26,8 +27,6 @@ SEEN_BY = {
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
     ),
 }
-# sRGB to CIE XYZ (IEC 61966-2-1).
-XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 NAMES = {name: getattr(style, name) for name in ("BLUE", "ORANGE", "GREEN", "PURPLE", "SKY", "RED", "GREY")}
 
 # Nearer than APART to some reader. In each of these places a word beside the colour says the same.
@@ -37,11 +36,6 @@ KNOWN = {
     frozenset((style.PURPLE, "#999999")): "diagrams of eight ranks: each box has its rank's number",
     frozenset((style.GREY, "#999999")): "diagrams of eight ranks: each box has its rank's number",
 }
-
-
-def linear(colour: str) -> np.ndarray:
-    share = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
-    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
 """The two projects of notebook 13: right answers pass, and whatever is missing or still wrong is told in one line."""
 
 import json
-import re
 import shutil
 
 import nbformat
 import pytest
+from asked import asked
 from nbclient import NotebookClient
 
 from ddp_helpers import ROOT
@@ -31,12 +31,6 @@ def solved(tmp_path_factory):
     [folder] = set((ROOT / "runs").glob("13_my_net-*")) - before
     kept = shutil.move(folder, tmp_path_factory.mktemp("solved") / folder.name)
     return "".join(printed), kept
-
-
-def asked(path):
-    """The exercises that a notebook checks, in order."""
-    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(sources), re.M)
 
 
 def test_the_solutions_are_those_of_the_notebook():

@@ -16,7 +16,7 @@ import nbformat
 import psutil
 import pytest
 from papermill.translators import PythonTranslator
-from real import IMPORT, until
+from real import IMPORT, make_lab, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import keep as keeping
@@ -71,9 +71,6 @@ def test_such_a_call_would_be_found(code):
 
 # ---- servers
 
-DONE = [word for target in (".venv/installed", "system", "staged") for word in ("-o", target)]  # nothing is installed
-SAID = subprocess.run(["make", "-n", *DONE, "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-LAB = re.search(r"jupyter (lab .*)$", SAID, re.M)[1].split()
 TOKEN = uuid.uuid4().hex
 
 
@@ -84,7 +81,7 @@ def lab(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("JUPYTER_TOKEN", TOKEN)  # Jupyter makes one up otherwise; the Makefile may set neither
     port = launch.free_port()
-    command = [sys.executable, "-m", "jupyter", *LAB, "--no-browser", f"--port={port}"]
+    command = [sys.executable, "-m", *make_lab(), "--no-browser", f"--port={port}"]
     silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(command, cwd=ROOT, **silent)
     try:

@@ -1,16 +1,14 @@
 """The reading edition: built without a warning, read without a network, and every link leads somewhere."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser.server import chromium, chromium_path
+from colours import XYZ, linear
 from links import dead, loaded_from_elsewhere, read
 from sphinx.search.en import SearchEnglish
 
@@ -103,9 +101,7 @@ def test_nothing_comes_from_another_host(site: Path) -> None:
 
 def brightness(colour: str) -> float:
     """WCAG's relative luminance."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return float(XYZ[1] @ linear(colour))
 
 
 def contrast(one: str, other: str) -> float:
@@ -128,15 +124,12 @@ def test_the_labels_of_ranks_can_be_read_on_light_and_on_dark(site: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def tab(site: Path) -> Iterator:
+def tab(browser):
     """A page of the browser, as wide as a phone, that keeps what was asked of other hosts."""
-    if not chromium_path():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
-    with chromium() as browser:
-        tab = browser.new_page(viewport=PHONE)
-        tab.asked = []
-        tab.on("request", lambda request: request.url.startswith("file:") or tab.asked.append(request.url))
-        yield tab
+    tab = browser.new_page(viewport=PHONE)
+    tab.asked = []
+    tab.on("request", lambda request: request.url.startswith("file:") or tab.asked.append(request.url))
+    return tab
 
 
 def test_pages_fit_a_phone_and_ask_no_other_host(site: Path, tab) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 from playwright.sync_api import Browser, sync_playwright
+from real import make_lab
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.environment import clean
@@ -86,8 +87,8 @@ def jupyter(course: Path, state: Path) -> Iterator[Lab]:
     """JupyterLab in the course's notebooks, on this machine only, as `make lab` starts it."""
     mark, token = uuid.uuid4().hex, secrets.token_urlsafe()
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
-    command = [sys.executable, "-m", "jupyter", "lab", "--ip=127.0.0.1", "--no-browser", "--ServerApp.port_retries=0"]
-    command += [f"--port={lab.url.rpartition(':')[2]}", *(["--allow-root"] if os.geteuid() == 0 else []), "notebooks"]
+    command = [sys.executable, "-m", *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
+    command.append(f"--port={lab.url.rpartition(':')[2]}")
     with guarded(mark), (state / "jupyter.log").open("w") as log:
         env = environment(course, state, token) | {MARK: mark}
         server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

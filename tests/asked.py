@@ -1,0 +1,16 @@
+"""What stands in a notebook, for the tests of the exercises."""
+
+import re
+from pathlib import Path
+
+import nbformat
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    """The sources of a notebook's cells of a kind."""
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def asked(path: Path) -> list[str]:
+    """The exercises that a notebook checks, in order."""
+    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)
