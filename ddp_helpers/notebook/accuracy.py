@@ -34,7 +34,7 @@ def table(folder: Path) -> pd.DataFrame:
     score, recipe = 100 * epochs["test_accuracy"], epochs["run"].str.partition("-")[0].rename("recipe")
     found = score.groupby([epochs["epoch"].astype(int), recipe]).agg(["mean", "std", "count"]).unstack()
     error = (found["std"] ** 2 / found["count"]).sum(axis="columns") ** 0.5
-    found["difference"], found["error"] = found["mean"]["fast"] - found["mean"]["plain"], error
+    found["difference", ""], found["error", ""] = found["mean"]["fast"] - found["mean"]["plain"], error
     return found
 
 

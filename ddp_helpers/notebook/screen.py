@@ -9,6 +9,7 @@ from ddp_helpers import ROOT
 
 # ANSI colours that a terminal, JupyterLab and a code host all show; no two neighbours look alike.
 COLOURS = [34, 33, 32, 35, 36, 31, 90, 94]
+REDRAW = 0.2  # seconds from one to the next: a notebook is slow at it
 PROGRESS = re.compile(r"\[#*\.*\] \d+/\d+")
 PATHS = {str(ROOT): ".", sys.prefix: "<python>", sys.base_prefix: "<python>", str(Path.home()): "~"}
 
@@ -36,7 +37,7 @@ class Screen:
     def __init__(self) -> None:
         self.shown: list[str] = []
         self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
-        self.handle, self.waits, self.time = None, False, 0.0
+        self.handle, self.drawn = None, 0.0  # drawn: when, 0 for never
         try:
             from IPython import get_ipython
             from IPython.display import DisplayHandle
@@ -50,7 +51,7 @@ class Screen:
         """In a notebook, say what is being waited for, until there is a line: an import of torch takes seconds."""
         if self.handle is not None:
             self.handle.display({"text/plain": text}, raw=True)
-            self.waits = True
+            self.drawn = time.monotonic() - REDRAW  # the first line need not wait
 
     def add(self, label: str, line: str) -> None:
         """Show one more line; a progress bar takes the place of the one before it."""
@@ -70,13 +71,13 @@ class Screen:
         if self.handle is None:  # a terminal keeps every line, so one that only counts on is left out
             if not before or re.sub(r"\d+", "", before) != re.sub(r"\d+", "", text):
                 print(text, flush=True)
-        elif time.monotonic() - self.time > 0.2:  # a notebook redraws slowly
+        elif time.monotonic() - self.drawn > REDRAW:
             self.draw()
 
     def draw(self) -> None:
         """Bring the output up to date."""
-        if self.handle is None or not (self.shown or self.waits):
+        if self.handle is None or not (self.shown or self.drawn):
             return
         text = {"text/plain": "\n".join(self.shown)}
-        (self.handle.update if self.time or self.waits else self.handle.display)(text, raw=True)
-        self.time = time.monotonic()
+        (self.handle.update if self.drawn else self.handle.display)(text, raw=True)
+        self.drawn = time.monotonic()

@@ -13,7 +13,7 @@ def seconds_of_an_epoch(runs: list[Run]) -> Picture:
     figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.7 * len(runs)), layout="constrained")
     labels = [f"{run.folder.name}\nworld size {run.env['world_size']}, {run.env['launcher']}" for run in runs]
     begins = [0.0] * len(runs)
-    for part, colour in (("data", style.RED), ("steps", style.BLUE), ("test", style.GREY)):
+    for part, colour in (("data", style.ORANGE), ("steps", style.BLUE), ("test", style.GREY)):
         seconds = [parts(run)[part] for run in runs]
         ax.barh(labels, seconds, left=begins, color=colour, label=part, height=0.6)
         begins = [begin + more for begin, more in zip(begins, seconds, strict=True)]
