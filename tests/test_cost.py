@@ -15,7 +15,7 @@ from ddp_helpers.notebook.plots.cost import cost_of_steps
 from ddp_helpers.rank import cost
 from ddp_helpers.rank.step import Step
 
-FLAGS = Namespace(precision="float32", compile=False, graphs=False)
+FLAGS = Namespace(precision="float32", compile=False)
 DELAY = 0.1  # seconds: far more than a step of the small model takes
 
 

@@ -20,11 +20,11 @@ from ddp_helpers.notebook.headline import PICTURE, headline
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
+README, SEEDS, GLOSSARY, TROUBLE, TRAINERS, STUMBLES = (
     path.read_text()
     for path in (
         ROOT / "README.md",
-        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
+        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers", "stumbles")),
     )
 )
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
@@ -46,11 +46,30 @@ def rows(text: str, *header: str) -> list[list[str]]:
 
 
 @cache
+def prose(number: str) -> str:
+    """The markdown cells of a notebook."""
+    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
 def headings(number: str) -> set[str]:
     """The headings of a notebook, its title among them."""
-    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    return {title.strip() for title in re.findall(r"^#+ +(.+)$", text, re.M)}
+    return {title.strip() for title in re.findall(r"^#+ +(.+)$", prose(number), re.M)}
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, down to the next of its level or of a higher one; '' if the heading is not there."""
+    found, level, fenced = [], 0, False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        title = None if fenced else re.match(r"(#+) +(.+)", line)
+        if level and title and len(title[1]) <= level:
+            break
+        if level:
+            found.append(line)
+        elif title and title[2].strip() == heading:
+            level = len(title[1])
+    return "\n".join(found)
 
 
 @cache
@@ -134,6 +153,7 @@ TABLES = {
     "seeds": (SEEDS, ("point", "notebook", "heading")),
     "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading")),
     "glossary": (GLOSSARY, ("word", "what it is", "notebook", "heading")),
+    "stumbles": (STUMBLES, ("stumble", "what was done", "notebook", "heading")),
 }
 
 
@@ -149,7 +169,7 @@ def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50)])
+@pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50), ("stumbles", 50)])
 def test_each_row_names_a_heading_that_is_there(name: str, least: int) -> None:
     text, header = TABLES[name]
     assert wrong_places(text, header) == []
@@ -182,6 +202,49 @@ def test_a_row_without_its_place_is_found(old: str, new: str, problem: str) -> N
 def test_a_word_stands_once_in_the_glossary() -> None:
     words = [row[0] for row in rows(GLOSSARY, *TABLES["glossary"][1])]
     assert len(words) == len(set(words))
+
+
+def says(text: str, word: str) -> bool:
+    """Whether a text has a word of the glossary, also as the beginning of a longer one; what is in brackets is left out."""
+    stems, words = (re.findall(r"[a-z\d]+", part.lower()) for part in (re.sub(r" *\(.*\)", "", word), text))
+    starts = range(len(words) - len(stems) + 1)
+    return any(all(map(str.startswith, words[start:], stems)) for start in starts)
+
+
+def unexplained(text: str) -> list[str]:
+    """Words of the glossary that do not occur in the section in which they are said to be explained."""
+    table = rows(text, *TABLES["glossary"][1])
+    places = [(word, LINK.match(link)[1], heading) for word, _, link, heading in table]
+    return [f"{word}: {number}, {heading}" for word, number, heading in places if not says(section(prose(number), heading), word)]
+
+
+def test_each_word_occurs_where_it_is_said_to_be_explained() -> None:
+    assert unexplained(GLOSSARY) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "right", "wrong"),
+    [
+        ("store", "Where processes meet", "A group of one"),
+        ("barrier", "What a group can do", "Where processes meet"),
+        ("shard", "One program, many processes", "A group of one"),
+    ],
+)
+def test_a_word_that_its_section_does_not_have_is_found(word: str, right: str, wrong: str) -> None:
+    [row] = [line for line in GLOSSARY.splitlines() if line.startswith(f"| {word} |")]
+    assert unexplained(GLOSSARY.replace(row, row.replace(f"| {right} |", f"| {wrong} |"))) == [f"{word}: 02, {wrong}"]
+
+
+def test_a_section_ends_where_the_next_one_begins() -> None:
+    text = "# T\n## A\na ring\n### B\nwords\n```bash\n# no heading\n```\nmore words\n## C\nc"
+    assert section(text, "A").split("\n") == ["a ring", "### B", *section(text, "B").split("\n")]
+    assert section(text, "B").endswith("more words") and section(text, "C") == "c"
+    assert section(text, "no heading") == section(text, "D") == ""
+
+
+@pytest.mark.parametrize(("word", "text"), [("ring", "a string"), ("local rank", "local: rank"), ("local rank", "rank, local")])
+def test_a_word_is_told_from_others(word: str, text: str) -> None:
+    assert says(text, word) == (text == "local: rank") and says("An all_reduce of ranks", "all-reduce (of a group)")
 
 
 # ---- troubleshooting: every message is one that the source has
@@ -372,3 +435,4 @@ def test_once_a_week_the_newest_torch_is_tried() -> None:
     assert workflow[True]["schedule"] and workflow["permissions"] == {"contents": "read"}  # YAML takes `on` for true
     upgrade = next(number for number, step in enumerate(steps) if "--upgrade" in step and "torch torchvision" in step)
     assert "<" not in steps[upgrade] and steps.index("make test") > upgrade > steps.index("make .venv/installed")
+    assert "make browser" in [step.get("run") for step in workflow["jobs"]["browser"]["steps"]]

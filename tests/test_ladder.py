@@ -1,5 +1,6 @@
 """The fast recipe does what the plain one does, what the device cannot do is refused, and memory that ends is named."""
 
+import re
 from argparse import Namespace
 
 import pytest
@@ -14,6 +15,7 @@ from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.model import Dropout, Net
 from ddp_helpers.rank.step import Step, choose_speed, has_bf16
 from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.training import evaluate
 
 CPU = torch.device("cpu")
 
@@ -143,6 +145,37 @@ def test_memory_that_ends_names_the_batch_and_one_that_fits(capsys):
     assert 0 < fits < 2**16
     step = Step(model, Adadelta(model.parameters()), flags())
     assert step(torch.randn(fits, 4), torch.randint(10, (fits,)))[2] == fits, "what is named does fit"
+
+
+def test_memory_that_ends_in_the_test_names_its_flag(digits, capsys):
+    _, test_set = load_data(digits)
+    batches = Batches(test_set, range(len(test_set)), len(test_set), CPU, None)
+
+    class Net(Greedy):
+        """Takes as much for each image."""
+
+        def forward(self, x):
+            return super().forward(x.flatten(1)[:, :4].repeat(2**16 // len(test_set) if len(x) > 9 else 1, 1))[: len(x)]
+
+    with pytest.raises(SystemExit):
+        evaluate(Net(4, 10), batches)
+    size, fits = re.findall(
+        r"^--test-batch-size (\d+) does not fit into the memory of cpu; (\d+) does$", capsys.readouterr().err, re.M
+    )[0]
+    assert int(size) == len(test_set) > int(fits) > 0
+
+
+def test_where_no_image_fits_none_is_promised(capsys):
+    class Net(Greedy):
+        """Takes too much for one."""
+
+        def forward(self, x):
+            return super().forward(x.repeat(2**16, 1))[: len(x)]
+
+    model = Net(4, 10)
+    with pytest.raises(SystemExit):
+        Step(model, Adadelta(model.parameters()), flags())(torch.randn(4, 4), torch.randint(10, (4,)))
+    assert "--batch-size 4 does not fit into the memory of cpu; not even one image does" in capsys.readouterr().err
 
 
 def test_every_rung_of_the_ladder_trains(digits):

@@ -31,6 +31,7 @@ class Rung:
     layout: torch.memory_format = torch.contiguous_format
     precision: str = "float32"
     net: type[nn.Module] = plain.Net
+    foreach: bool | None = None  # all tensors in one call of the optimizer; None is torch's choice: on a GPU
     compile: bool = False
     graph: bool = False
     batch_size: int = 64
@@ -41,7 +42,7 @@ class Rung:
         torch.manual_seed(1)
         model = self.net().to(device, memory_format=self.layout)
         flags = Namespace(precision=self.precision, compile=self.compile, **QUIET)
-        step = Step(model, Adadelta(model.parameters(), lr=self.lr), flags)
+        step = Step(model, Adadelta(model.parameters(), lr=self.lr, foreach=self.foreach), flags)
         step = as_graph(step) if self.graph else step
         batches = Batches(data, order, self.batch_size, device, self.workers)
 
@@ -62,6 +63,8 @@ def rungs(device: torch.device, workers: int = 2, large: int = 256) -> dict[str,
     ladder.append(replace(ladder[-1], name="the same with less work", net=Net))
     if gpu:
         ladder.append(replace(ladder[-1], name="CUDA graph", graph=True))
+    else:
+        ladder.append(replace(ladder[-1], name="foreach optimizer", foreach=True))
     ladder.append(replace(ladder[-1], name="compiled" if gpu else "compiled optimizer", compile=True))
     ladder.append(replace(ladder[-1], name=f"batch size {large}", batch_size=large))
     return {rung.name: rung for rung in ladder}

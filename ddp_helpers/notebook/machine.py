@@ -1,9 +1,12 @@
 """What hardware the outputs of a notebook came from."""
 
 import platform
+import time
 
 import torch
 
+from ddp_helpers import __version__
+from ddp_helpers.notebook.scripts import revision
 from ddp_helpers.rank.chip import chip
 from ddp_helpers.rank.topology import Topology
 
@@ -15,3 +18,9 @@ def machine() -> str:
     found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
     processor = chip(torch.device("cpu"))
     return f"{processor}, {cpus} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def provenance() -> dict[str, str]:
+    """Where, when and from which revision something is measured: what its record begins with."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"machine": machine(), "made_from": f"ddp_helpers {__version__}{revision()}", "started": started}

@@ -4,6 +4,7 @@ import logging
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from ddp_helpers.rank.topology import Topology, stop
 
+Work = Callable[[Tensor, Tensor], Tensor | None]  # what is done with images and labels
 UNITS = ("amx_bf16", "avx512_bf16", "arm_bf16")  # of a processor, as torch names them
 
 
@@ -38,6 +40,22 @@ def count(output: Tensor, labels: Tensor) -> Tensor:
     """[loss, correct, samples] of a batch, as sums: averages over unequal shards would not add up."""
     loss = F.nll_loss(output, labels, reduction="sum")
     return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), loss.new_tensor(len(labels))]).double()
+
+
+def in_memory(flag: str, work: Work, attempt: Work, images: Tensor, labels: Tensor) -> Tensor:
+    """work(images, labels); where the memory does not hold them, stop with the flag, the batch and a size that fits."""
+    size, left = len(images), len(images)
+    try:
+        return work(images, labels)
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        if "memory" not in str(error):
+            raise
+    while left := left // 2:  # after the except: its error held what the batch has allocated
+        with suppress(RuntimeError):
+            attempt(images[:left], labels[:left])
+            break
+    fits = f"{left} does" if left else "not even one image does: use another device, or a smaller model"
+    stop(f"{flag} {size} does not fit into the memory of {images.device}; {fits}")
 
 
 def compiled(function: Callable) -> Callable:
@@ -70,13 +88,7 @@ class Step:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """[loss, correct, samples] of the batch before the update."""
-        try:
-            return self.take(images, labels)
-        except RuntimeError as error:  # of which torch.OutOfMemoryError is one
-            if "memory" not in str(error):
-                raise
-            fits = self.size_that_fits(images, labels)
-        stop(f"--batch-size {len(images)} does not fit into the memory of {images.device}; {fits} does")
+        return in_memory("--batch-size", self.take, self.attempt, images, labels)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's loss, averaged, and the scores."""
@@ -92,15 +104,8 @@ class Step:
         self.update()
         return count(output, labels)
 
-    def size_that_fits(self, images: Tensor, labels: Tensor) -> int:
-        """The largest half, quarter and so on of the batch that can be trained; this rank tries alone."""
-        self.forward = getattr(self.model, "module", self.model)  # without DDP, which would wait for the others
-        while len(images) > 1:
-            images, labels = images[::2], labels[::2]
-            self.optimizer.zero_grad()
-            try:
-                self.loss(images, labels)[0].backward()
-                break
-            except RuntimeError:
-                continue
-        return len(images)
+    def attempt(self, images: Tensor, labels: Tensor) -> None:
+        """All of a step that takes memory, on this rank alone: DDP would wait for the others."""
+        self.forward = getattr(self.model, "module", self.model)
+        self.optimizer.zero_grad()
+        self.loss(images, labels)[0].backward()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_helpers.rank.data import Batches
-from ddp_helpers.rank.step import Step, count
+from ddp_helpers.rank.step import Step, count, in_memory
 
 
 def exposed(model: nn.Module) -> float:
@@ -46,6 +46,10 @@ def evaluate(model: nn.Module, batches: Batches) -> Tensor:
     """[loss, correct, samples] over this rank's test batches; the ranks may hold different numbers of them."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
+
+    def counted(images: Tensor, labels: Tensor) -> Tensor:
+        return count(model(images), labels)
+
     for images, labels in batches:
-        sums += count(model(images), labels)
+        sums += in_memory("--test-batch-size", counted, counted, images, labels)
     return sums

@@ -7,7 +7,7 @@ from statistics import quantiles
 
 def row(name: str, values: list[float], sign: str = "<=", goal: float | None = None) -> dict:
     """Print a row of the table: the median, the middle half of the values, the goal if there is one; return the row."""
-    asked, verdict, met = "no goal: a limit of the machine", "", None
+    asked, verdict, met = "no goal", "", None
     if not values:
         print(f"{name:<55} not measured: it needs what this machine lacks", flush=True)
         return {"name": name, "median": None, "values": [], "goal": goal and f"{sign} {goal}", "met": None}

@@ -121,10 +121,10 @@ def together(folder: Path, ranks: int, *flags: object, name: str = "mnist_ddp") 
     return rate(run)
 
 
-def two_against_one(folder: Path, batch: int) -> list[float]:
-    """How many times faster two ranks of one thread train than one, at the same global batch."""
+def two_and_one(folder: Path, batch: int) -> list[tuple[float, float]]:
+    """Images per second of two ranks of one thread and of one, in turns, at the same global batch."""
     flags = "--global-batch-size", batch
-    return [a / b for a, b in turns(45, lambda: together(folder, 2, *flags), lambda: together(folder, 1, *flags))]
+    return turns(45, lambda: together(folder, 2, *flags), lambda: together(folder, 1, *flags))
 
 
 def two_apart(folder: Path, batch: int) -> list[float]:

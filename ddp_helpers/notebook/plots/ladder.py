@@ -27,18 +27,33 @@ def samples(data: MNIST, name: str, count: int = 10) -> Picture:
     return described(figure, f"The first {count} images of {name}; their labels are {', '.join(map(str, labels))}.")
 
 
-def ladder(rates: Mapping[str, float], limits: Mapping[str, float], where: str) -> Picture:
-    """Images per second of each recipe, its ratio to the first, and its share of the device's arithmetic limit."""
+def ladder(
+    rates: Mapping[str, float],
+    limits: Mapping[str, float],
+    where: str,
+    halves: Mapping[str, tuple[float, float]] | None = None,
+) -> Picture:
+    """Images per second of each recipe, its ratio to the first, and its share of the device's arithmetic limit.
+
+    halves: between which two speeds the middle half of the passes of a recipe lies, where that was measured.
+    """
     names, plain = list(rates), next(iter(rates.values()))
     figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.5 * len(rates)), layout="constrained")
-    bars = ax.barh(names, list(rates.values()), color=[style.GREY] + [style.BLUE] * (len(rates) - 1), height=0.65)
+    colours = [style.GREY] + [style.BLUE] * (len(rates) - 1)
+    bars = ax.barh(names, list(rates.values()), color=colours, height=0.65)
+    if halves:
+        spread = [[rate - halves[name][0], halves[name][1] - rate] for name, rate in rates.items()]
+        bars = ax.barh(
+            names, list(rates.values()), xerr=list(zip(*spread, strict=True)), color="none", ecolor=style.INK
+        )
     ax.bar_label(bars, [f"{rate:,.0f}  ({rate / plain:.1f}{TIMES})" for rate in rates.values()], padding=5)
-    ax.set_xlim(0, 1.25 * max(rates.values()))
+    ax.set_xlim(0, 1.35 * max(rates.values()))
     for row, (name, rate) in enumerate(rates.items()):
         ax.text(1.02, row, f"{rate / limits[name]:.0%}", transform=ax.get_yaxis_transform(), va="center")
     ax.text(1.02, -0.75, "of the limit", transform=ax.get_yaxis_transform(), va="center", weight="bold")
     ax.invert_yaxis()
-    ax.set(xlabel="training speed in images per second (ratio to the plain loader)", ylabel="")
+    lines = "; a line is the middle half of the passes" if halves else ""
+    ax.set(xlabel=f"training speed in images per second (ratio to the plain loader){lines}", ylabel="")
     ax.tick_params(axis="y", length=0)
     figure.suptitle(f"One device, rung by rung: {where}", fontsize=12)
     told = "; ".join(f"{name} {rate:,.0f} ({rate / plain:.1f} times)" for name, rate in rates.items())

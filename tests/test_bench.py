@@ -1,0 +1,89 @@
+"""The bench measures what it says: fair turns, goals met and missed, rows that a record can hold."""
+
+import json
+
+import pytest
+import torch
+
+from ddp_helpers.notebook import ladder, messages
+from ddp_helpers.notebook.bench import table, training, whole
+from ddp_helpers.notebook.bench.climb import climb, on_ranks, picture
+from ddp_helpers.rank.digits import write_digits
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("values", "sign", "goal", "verdict"),
+    [
+        ([1.0, 2.0, 3.0], "<=", 2, "met"),
+        ([1.0, 2.0, 3.0], "<=", 1.9, "MISSED"),
+        ([5.0], ">=", 5, "met"),
+        ([4.9], ">=", 5, "MISSED"),
+        ([4.9], "<=", None, "no goal"),
+        ([], "<=", 1, "not measured"),
+    ],
+)
+def test_a_row_says_whether_its_goal_is_met(values, sign, goal, verdict, capsys):
+    row = table.row("what", values, sign, goal)
+    assert verdict in capsys.readouterr().out
+    assert row["met"] is {"met": True, "MISSED": False}.get(verdict)
+    assert row["median"] == (sorted(values)[len(values) // 2] if values else None)
+    json.dumps(row, allow_nan=False)
+
+
+def test_what_is_compared_takes_turns():
+    called = []
+    pairs = table.turns(0, lambda: called.append("a") or 1, lambda: called.append("b") or 2)
+    assert pairs == [(1, 2)] * 3 and "".join(called) == "abbaab"
+
+
+def test_rungs_ranks_and_their_picture(digits, tmp_path, monkeypatch, capsys):
+    some = {
+        name: rung for name, rung in ladder.rungs(CPU).items() if name in ("plain loader", "the same with less work")
+    }
+    monkeypatch.setattr(ladder, "rungs", lambda device: some)
+    rows, said = climb(digits, CPU, passes=2), capsys.readouterr().out
+    assert [row["name"] for row in rows] == list(some) and rows[0]["ratio"] == 1
+    for row in rows:
+        assert row["middle_half"][0] <= row["median"] <= row["middle_half"][1]
+        assert 0 < row["share_of_limit"] < 1.5 and row["peak_megabytes"] > 100 and "CPUs busy" in row["busy"]
+        assert row["name"] in said
+    beside = on_ranks("DDP, 2 ranks", [row * 2 for row in rows[1]["images_per_second"]], rows, CPU)
+    assert beside["ratio"] == pytest.approx(2 * rows[1]["ratio"])
+    assert beside["share_of_limit"] == pytest.approx(2 * rows[1]["share_of_limit"]), "both in the same precision"
+    picture([*rows, beside], "digits", tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 10_000
+    json.dumps([*rows, beside], allow_nan=False)
+
+
+def test_the_scripts_are_measured_as_they_are_written_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "digits", lambda folder: write_digits(folder / "digits", train=256, test=64))
+    assert training.together(tmp_path, 2, "--global-batch-size", 64) > 0
+    assert training.single(tmp_path, "--no-cuda", processes=2, threads="1") > 0
+    assert all(100 < held < 20_000 for held in training.memory(tmp_path, training.digits(tmp_path)))
+
+
+def test_seconds_to_an_accuracy_are_those_of_training(digits, tmp_path):
+    lines = whole.epochs(tmp_path, digits, 2)
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert whole.seconds_to(lines, 0) == [lines[0]["seconds"]]
+    assert whole.seconds_to([line | {"test_accuracy": line["epoch"] / 2} for line in lines], 1) == [
+        lines[0]["seconds"] + lines[1]["seconds"]
+    ]
+    assert whole.seconds_to(lines, 1.1) == []
+
+
+def test_a_message_is_the_error_without_its_frames():
+    assert messages.message("def f(): raise ValueError('one\\ntwo')\nf()") == "ValueError: one\ntwo"
+    assert messages.message("pass") == ""
+    sound = [code for code in messages.CAUSES.values() if compile(code, "cause", "exec")]
+    assert len(sound) == len(messages.CAUSES)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record")
+def test_without_a_gpu_no_message_is_recorded(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        messages.record()
+    assert stopped.value.code == 2 and "no GPU can be seen here" in capsys.readouterr().err
+    assert not messages.FILE.exists()
