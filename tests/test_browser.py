@@ -158,8 +158,9 @@ def test_the_bar_of_a_training_grows_in_its_place(page, lab, write):
     assert notebook.finish(240, above=1) == []  # the last cell run, there is a new empty one below
 
 
-def test_after_a_restart_and_when_run_twice(page, lab):
-    notebook = Notebook(page, lab, "09_plot_the_scaling.ipynb")
+@pytest.mark.parametrize("name", ["03_find_your_local_rank", "09_plot_the_scaling"])
+def test_after_a_restart_and_when_run_twice(name, page, lab):
+    notebook = Notebook(page, lab, f"{name}.ipynb")
     notebook.restart("Restart Kernel and Run All Cells…")
     notebook.wait(lambda: any(cell.prompt == "*" for cell in notebook.cells()), "it has begun", 60)
     assert notebook.finish(240) == []
