@@ -79,7 +79,7 @@ def bench(args: Namespace, flags: list[str]) -> None:
 
 
 def accuracy(args: Namespace, flags: list[str]) -> None:
-    """Train the plain and the fast recipe, five seeds, 14 epochs."""
+    """Train the plain recipe, the fast one and a large batch, five seeds, 14 epochs."""
     from ddp_helpers.notebook.accuracy import accuracy as compare
     from ddp_helpers.rank.staging import stage
 
