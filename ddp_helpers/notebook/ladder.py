@@ -65,7 +65,7 @@ def rungs(device: torch.device, workers: int = 2, large: int = 256) -> dict[str,
         ladder.append(replace(ladder[-1], name="CUDA graph", graph=True))
     else:
         ladder.append(replace(ladder[-1], name="foreach optimizer", foreach=True))
-    ladder.append(replace(ladder[-1], name="compiled" if gpu else "compiled optimizer", compile=True))
+    ladder.append(replace(ladder[-1], name="compiled" if gpu else "compiled optimizer", foreach=None, compile=True))
     # Fewer steps, each longer by the square root: what that is worth is recorded in notebooks/results/accuracy.
     ladder.append(replace(ladder[-1], name=f"batch size {large}", batch_size=large, lr=(large / 64) ** 0.5))
     return {rung.name: rung for rung in ladder}
