@@ -77,8 +77,8 @@ def test_seconds_to_an_accuracy_are_those_of_training(digits, tmp_path):
 def test_a_message_is_the_error_without_its_frames():
     assert messages.message("def f(): raise ValueError('one\\ntwo')\nf()") == "ValueError: one\ntwo"
     assert messages.message("pass") == ""
-    sound = [code for code in messages.CAUSES.values() if compile(code, "cause", "exec")]
-    assert len(sound) == len(messages.CAUSES)
+    for code in messages.CAUSES.values():
+        compile(code, "cause", "exec")  # they run on a GPU alone: at least they are Python
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record")

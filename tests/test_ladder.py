@@ -200,7 +200,9 @@ def test_accuracy_is_compared_from_run_records(tmp_path, digits, monkeypatch):
     accuracy.train(digits, tmp_path / "runs", seeds=1)
     table = accuracy.table(tmp_path / "runs")
     assert list(table.index) == [1, 2] and (table["count"] == 1).all(axis=None)
-    assert table["mean"].stack().between(1, 100).all() and table["difference"].abs().max(axis=None) < 50
+    learned = table["mean"].drop(columns="large")  # which takes two steps of these few images in an epoch
+    assert (learned > 20).all(axis=None) and (table["mean"]["large"] > 1).all()
+    assert table["difference"]["fast"].abs().max() < 50
     assert list(table["difference"]) == [name for name in accuracy.RECIPES if name != "plain"]
     before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
     accuracy.train(digits, tmp_path / "runs", seeds=1)
