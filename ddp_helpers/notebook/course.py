@@ -1,7 +1,6 @@
 """Execute the notebooks of the course in order: into build/, or in place, which makes the committed outputs."""
 
 import base64
-import hashlib
 import sys
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook.stale import digest
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
@@ -26,17 +26,6 @@ class Outcome:
     seconds: float
     figures: list[Path]
     error: str = ""
-
-
-def digest(notebook: NotebookNode) -> str:
-    """A digest of all that outputs are made from: the code cells, and every helper."""
-    made_from = hashlib.sha256()
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            made_from.update(cell.source.encode() + b"\0")
-    for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
-        made_from.update(path.read_bytes() + b"\0")
-    return made_from.hexdigest()
 
 
 def progress(name: str, done: int, cells: int, seconds: float, last: bool) -> None:

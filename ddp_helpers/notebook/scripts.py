@@ -71,7 +71,7 @@ class Script:
                 sections["main" if module == main else about] = spaced(parts)
         if len(sections) == 1:
             return f"{top}\n\n{sections['main']}\n"
-        body = "\n\n\n".join(f"# ---- {about}\n{source}" for about, source in sections.items())
+        body = "\n\n\n".join(sections.values())
         gap = "\n\n" if re.match(r"(#.*\n)*(@|def |class )", body) else "\n"
         return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}{gap}{body}\n", flags=re.M)
 

@@ -1,36 +1,37 @@
-"""Everything that a run needs to go on as if it had never stopped: gathered from all ranks, and put back."""
+"""Save everything that a run needs to go on as if it had never stopped, and put it back."""
 
+import fcntl
 import hashlib
-from argparse import ArgumentParser, Namespace
+import json
+import os
+import time
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.utils.data import DistributedSampler, Sampler
-from torchvision.datasets import MNIST
 
-from ddp_helpers.rank.checkpoint import CheckpointError, content_of, newest, unpack
-from ddp_helpers.rank.chip import chip
-from ddp_helpers.rank.topology import Topology, stop
-
-
-def add_resume_flags(parser: ArgumentParser) -> ArgumentParser:
-    """The flags of a script that can go on where it stopped; every rank calls it."""
-    parser.add_argument("--checkpoint-every", type=int, help="steps from one checkpoint to the next; else each epoch")
-    parser.add_argument(
-        "--resume", default="auto", help="auto: from the run folder; the path of a checkpoint; or never"
-    )
-    next(action for action in parser._actions if action.dest == "run_dir").required = True
-    return parser
+from ddp_helpers.rank.checkpoint import newest, read, save, unpack
+from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.record import Record, write
 
 
 class Rest(Sampler):
-    """What is left of a sampler's epoch: its first `done` samples were trained on before the run was interrupted."""
+    """What is left of a sampler's epoch: its first `done` samples were trained on before."""
 
     def __init__(self, whole: DistributedSampler) -> None:
         self.whole, self.done = whole, 0
+
+    def set_epoch(self, epoch: int, samples: int) -> None:
+        """Take another order for another epoch, of which all ranks together have done so many samples."""
+        self.whole.set_epoch(epoch)
+        self.done = samples // self.whole.num_replicas
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self.whole)[self.done :])
@@ -38,71 +39,143 @@ class Rest(Sampler):
     def __len__(self) -> int:
         return len(self.whole) - self.done
 
-    def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler has it."""
-        self.whole.set_epoch(epoch)
+
+def weight_digest(model: nn.Module) -> str:
+    """Compute the SHA-256 of all parameters; not of buffers: BatchNorm's differ between ranks until the next step."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
-@dataclass
-class Progress:
-    """How far a run is: the epoch it is in, and what it has of that already."""
+class Run:
+    """A run in several attempts: how far it is, and its checkpoints. Every rank makes one, rank 0 writes.
 
-    epoch: int = 1
-    samples: int = 0  # of this epoch, over all ranks, in the epoch's order
-    step: int = 0  # optimizer steps since the run began
-    sums: list[float] = field(default_factory=lambda: [0.0] * 3)  # loss, correct, samples of this epoch, over all ranks
-    took: float = 0.0  # seconds of training in this epoch, and of waiting for data
-    waited: float = 0.0
-
-
-def setting(args: Namespace, me: Topology, device: torch.device, data: MNIST) -> tuple[dict, dict]:
-    """What must be the same for the run to go on, and what else for it to go on to the bit; every rank calls it."""
-    content = hashlib.sha256(data.data.numpy()).hexdigest()[:16]
-    needed = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")} | {"training images": content}
-    exact = {"world_size": me.world_size, "batch_size": args.batch_size, "num_workers": args.num_workers}
-    exact["compile"] = args.compile
-    # NCCL may add up in another order where the ranks lie otherwise on the nodes.
-    place = f"{chip(device)}, {torch.get_num_threads()} threads, node {me.node if device.type == 'cuda' else 'any'}"
-    places = [place] * me.world_size
-    dist.all_gather_object(places, place)
-    return needed, exact | {"device": device.type, "places": places, "torch": str(torch.__version__)}
-
-
-def random_state(device: torch.device) -> dict:
-    """Where this rank's random numbers are, from which dropout draws."""
-    state = {"cpu": torch.get_rng_state()}
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def set_random_state(state: dict, device: torch.device) -> None:
-    """Go on with random numbers from there."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def choose(resume: str, again: bool, folder: Path) -> dict:
-    """The state to go on from, the same on all ranks; {} for none. Every rank calls it, rank 0 chooses.
-
-    again: whether the run folder has had an attempt, whose own checkpoints in `folder` then come first. The bytes go to
-    all ranks, so that all start from one file, and none needs to see rank 0's folder. Stops on all ranks if the file
-    that was asked for is not whole.
+    progress: the epoch, steps since the run began, and of this epoch samples and sums over all ranks, and seconds.
     """
-    said, content = "", b""
-    if dist.get_rank() == 0:
+
+    def __init__(self, args: Namespace, device: torch.device, group: dist.ProcessGroup) -> None:
+        self.args, self.device, self.group, self.parts, self.begin = args, device, group, {}, time.perf_counter()
+        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": [0.0] * 4, "took": 0.0}
+        self.setting = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")}
+        self.shape = {"world_size": dist.get_world_size(), "batch_size": args.batch_size, "device": device.type}
+
+    def log(self, event: str, **more: object) -> None:
+        """Add a line to attempts.jsonl: what happened, when and after which step; rank 0 writes."""
+        if dist.get_rank() == 0:
+            line = {"time": round(time.time(), 3), "event": event, "step": self.progress["step"], **more}
+            with (self.args.run_dir / "attempts.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def save(self, sums: Tensor) -> str:
+        """Write a checkpoint; every rank calls it. Stops all if their weights differ, or if it cannot be written."""
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        mine = [torch.get_rng_state(), *cuda], sums.tolist(), weight_digest(self.parts["model"])
+        everyone, step = [mine] * dist.get_world_size(), self.progress["step"]
+        dist.all_gather_object(everyone, mine, group=self.group)
+        random, counts, digests = zip(*everyone, strict=True)
+        self.progress["took"] = time.perf_counter() - self.begin
+        self.progress["sums"] = torch.tensor(counts, dtype=torch.float64).sum(dim=0).tolist()
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        trouble = [f"after step {step}: rank {odd} has other weights than rank 0: find what changes them there"]
+        if not odd and dist.get_rank() == 0:
+            state = {"progress": self.progress, "setting": self.setting, "shape": self.shape, "random": random}
+            state |= {name: part.state_dict() for name, part in self.parts.items()}
+            try:
+                self.log("saved", checkpoint=save(self.args.run_dir / "checkpoints", step, state).name)
+                trouble = [""]
+            except OSError as error:
+                trouble = [f"no checkpoint of step {step} ({error}): the one before is whole; make room, start again"]
+        dist.broadcast_object_list(trouble, group=self.group)
+        if trouble[0]:
+            stop(trouble[0])
+        return digests[0]
+
+    def choose(self) -> tuple[bytes, str]:
+        """Read the checkpoint to go on from, and claim the folder; rank 0 calls it. Says what is wrong, or nothing."""
+        folder, resume = self.args.run_dir, self.args.resume
+        again = (folder / "attempts.jsonl").exists()
+        if (resume == "never" and again) or ((folder / "metrics.jsonl").exists() and not again):
+            return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
         try:
-            if resume == "auto" or again:
-                content, refused = newest(folder)
-                for line in refused:
-                    print(line, flush=True)
-            if not content and resume not in ("auto", "never"):
-                content = content_of(Path(resume))
-            if content:
-                unpack(content)
-        except (CheckpointError, OSError) as error:
-            said = f"--resume {resume}: {error}"
-    chosen = [said, content]
-    dist.broadcast_object_list(chosen)
-    if chosen[0]:
-        stop(chosen[0])
-    return unpack(chosen[1]) if chosen[1] else {}
+            content = newest(folder / "checkpoints") if again or resume == "auto" else b""
+            content = content or (b"" if resume in ("auto", "never") else read(Path(resume)))
+            folder.mkdir(parents=True, exist_ok=True)
+            self.held = (folder / "attempts.jsonl").open("a")
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+            return content, ""
+        except BlockingIOError:
+            return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
+        except (OSError, ValueError) as error:
+            return b"", f"--resume {resume}: {error}"
+
+    def epoch_done(self, epoch: int) -> None:
+        """Save the end of an epoch, from which the next begins; every rank calls it. Not in a dry run."""
+        self.log("epoch", epoch=epoch, weights=weight_digest(self.parts["model"]))
+        self.progress |= {"epoch": epoch + 1, "samples": 0}
+        self.begin = time.perf_counter()
+        if not self.args.dry_run:
+            self.save(torch.zeros(4))
+
+    def restore(self, **parts: Any) -> str:
+        """Go on from a checkpoint if there is one; every rank calls it. Says what that is worth.
+
+        parts: the model, without its wrapper, and what else has a state_dict.
+        """
+        self.parts = parts
+        chosen = list(self.choose() if dist.get_rank() == 0 else (b"", ""))
+        dist.broadcast_object_list(chosen, group=self.group)  # one file for all ranks
+        if chosen[1]:
+            stop(chosen[1])
+        if not chosen[0]:
+            return "starts from the beginning"
+        try:
+            state = unpack(chosen[0])
+            for name, part in self.parts.items():
+                part.load_state_dict(state[name])
+            self.progress, setting, shape, random = (state[n] for n in ("progress", "setting", "shape", "random"))
+        except Exception as error:  # of many kinds: whatever it is, nothing can go on from here
+            why = str(error).partition("\n")[0]
+            stop(f"the checkpoint is of another script or model ({why}): take another --run-dir")
+        if setting != self.setting:
+            stop(f"the checkpoint is of a run with {setting}, not {self.setting}: change it back")
+        if self.progress["samples"] % dist.get_world_size():
+            stop(f"{dist.get_world_size()} ranks cannot share {self.progress['samples']} samples: take another number")
+        line = f"goes on in epoch {self.progress['epoch']} after step {self.progress['step']}"
+        if shape != self.shape:
+            line = f"{line}, close to, not equal to, the uninterrupted run: {shape} became {self.shape}"
+            self.shape["once"] = shape  # never called exact again
+            return line
+        torch.set_rng_state(random[dist.get_rank()][0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(random[dist.get_rank()][1], self.device)
+        return f"{line}, to the bit what the uninterrupted run does"
+
+
+class AttemptRecord(Record):
+    """The record of a run in several attempts; every rank makes one, rank 0 writes."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(None)
+        self.run, self.folder = run, run.args.run_dir if dist.get_rank() == 0 else None
+
+    def go_on(self, how: str, **files: dict) -> None:
+        """Write files of the record, and keep the lines of the epochs that are not done again."""
+        slurm = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
+        self.run.log("started", how=how, world_size=dist.get_world_size(), **slurm)
+        self.note(**files)
+        print(how if self.folder else "", end="\n" if self.folder else "", flush=True)
+        if self.folder and (self.folder / "metrics.jsonl").exists():
+            for line in (self.folder / "metrics.jsonl").read_bytes().splitlines(keepends=True):
+                with suppress(ValueError, KeyError, TypeError):  # what is no line of ours
+                    self.lines += line if json.loads(line)["epoch"] < self.run.progress["epoch"] else b""
+            write(self.folder / "metrics.jsonl", self.lines)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(OSError):
+            self.run.log(getattr(error, "state", "failed") if error else "done", why=str(error or ""))
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            if kind is None or getattr(error, "state", ""):
+                dist.barrier(group=self.run.group)  # srun ends all ranks when one has left: rank 0 has written first

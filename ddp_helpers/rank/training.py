@@ -1,55 +1,63 @@
-"""One epoch of training, and one exact evaluation. Both return sums, so that ranks can add theirs up."""
+"""Settle how to train, and train or test with each batch once."""
 
+import os
+import time
 from argparse import Namespace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
-from ddp_helpers.rank.data import Batches
-from ddp_helpers.rank.step import Step, count, in_memory
+from ddp_helpers.rank.model import loss_and_right
 
-
-def exposed(model: nn.Module) -> float:
-    """Seconds of an average step in which backward had nothing left to do but wait for other ranks' gradients.
-
-    DDP measures it itself, at some of its steps. A single rank waits for nobody.
-    """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return 0.0
-    measured = model._get_ddp_logging_data()
-    waits = measured.get("avg_backward_comm_time", 0) - measured.get("avg_backward_compute_comm_overlap_time", 0)
-    return max(0, waits) / 1e9
+MADE_FROM = "ddp_helpers, imported"  # a script that was written out says here from which revision
 
 
-def train_epoch(step: Step, batches: Batches, args: Namespace, title: str) -> Tensor:
-    """One pass over this rank's batches; every rank calls it. Returns its [loss, correct, samples], as sums.
+def settle(args: Namespace, device: torch.device, sharing: int = 1) -> dict:
+    """Settle precision and workers where no flag does; so many processes share the CPUs. Returns what the device is."""
+    found = torch.cpu.get_capabilities()  # without units for bfloat16 a processor emulates it, and is slower
+    chip, bf16 = found.get("cpu_name"), any(map(found.get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
+    if device.type == "cuda":
+        chip, bf16 = torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported(including_emulation=False)
+    args.precision = args.precision or ("bf16" if bf16 else "float32")
+    cpus = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) // sharing
+    cpus = max(1, min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus))))
+    args.num_workers = cpus - 1 if args.num_workers is None else args.num_workers
+    return {"device": str(device), "chip": chip, "cpus": cpus, "torch": torch.__version__, "made_from": MADE_FROM}
 
-    A rank that has a title prints a progress bar under it every args.log_interval batches.
-    """
-    step.model.train()
-    sums = batches.sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
-    for number, (images, labels) in enumerate(batches, 1):
-        counted = step(images, labels)
-        sums += counted
-        if title and (number % args.log_interval == 0 or number == len(batches)):
-            bar, loss = "#" * (20 * number // len(batches)), counted[0] / counted[2]
-            print(f"{title} [{bar:.<20}] {number}/{len(batches)} loss {loss:.4f}", flush=True)
+
+def one_pass(
+    model: nn.Module, batches: DataLoader, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+) -> Tensor:
+    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds without data]."""
+    device, asked = next(model.parameters()).device, time.perf_counter()
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    for step, (inputs, target) in enumerate(batches, 1):
+        waited = time.perf_counter() - asked
+        inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+            loss, right = loss_and_right(model(inputs), target)
+        if optimizer:
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)
+            optimizer.step()
+        n = torch.full_like(loss, len(target))  # not loss.new_tensor(), which would wait for the GPU
+        sums += torch.stack([loss.detach() * n, right, n, torch.full_like(loss, waited)])
+        if title and step % args.log_interval == 0:
+            print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:
             break
-    batches.exposed = number * exposed(step.model)
+        asked = time.perf_counter()
+    sums.tolist()  # waits for the GPU
     return sums
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches) -> Tensor:
-    """[loss, correct, samples] over this rank's test batches; the ranks may hold different numbers of them."""
-    model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
-
-    def counted(images: Tensor, labels: Tensor) -> Tensor:
-        return count(model(images), labels)
-
-    for images, labels in batches:
-        sums += in_memory("--test-batch-size", counted, counted, images, labels)
-    return sums
+def metrics(trained: Tensor, tested: Tensor, begin: float, middle: float) -> dict[str, float]:
+    """Compute an epoch's numbers from the sums of its two passes, and when it began and was trained."""
+    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
+    line = {"train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
+    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
+    line |= {"seconds": middle - begin, "images_per_second": n / (middle - begin), "data_seconds": waited}
+    return line | {"test_seconds": time.perf_counter() - middle}

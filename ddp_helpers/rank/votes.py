@@ -1,76 +1,65 @@
-"""Before each optimizer step all ranks vote: is every loss finite, and was anyone told to stop?"""
+"""Have all ranks decide together whether to stop: was any of them told to, and is every loss finite?"""
 
 import signal
+import time
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from ddp_helpers.rank.topology import stop
+from ddp_helpers.rank.launchers import stop
 
-# Slurm's warning that the time is nearly up (--signal=USR2@120), and the request to end that scancel, a preemption and
-# torchrun send.
+# Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
-AGAIN = 75  # the exit status of a run that is saved and wants to go on, EX_TEMPFAIL of sysexits.h
+def ignore_signals(worker: int) -> None:
+    """Have a DataLoader worker live on while its rank saves; each worker calls it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Preempted(SystemExit):
-    """Leave, all ranks at the same step: the state is saved, and another attempt will go on."""
+    """Leave, all ranks after the same step, with exit status 75: all is saved, and the same command goes on."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(AGAIN)
-        self.number, self.why = number, f"stopped by {signal.Signals(number).name} after step {step}, and saved"
+    state = "preempted"
 
-    def __str__(self) -> str:
-        return self.why
+    def __init__(self, told: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(told).name} after step {step}, and saved")
+        self.code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class Votes:
-    """The ranks' common decisions; every rank makes one after DDP has wrapped the model.
+    """The ranks' common decisions; every rank makes one, and votes after the same steps."""
 
-    `stop` is the signal that any rank has received, 0 if none has: the same on all ranks at the same step.
-    """
-
-    def __init__(self, ddp_model: nn.Module, optimizer: Optimizer, seconds: float) -> None:
-        self.received = self.stop = 0
-        self.output = torch.zeros(())
-        # On CPUs with gloo, where a dead rank is noticed at once.
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-        self.parameters = [parameter for parameter in ddp_model.parameters() if parameter.requires_grad]
+    def __init__(self, timeout: float, every: int | None) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))  # CPUs talk: the GPU works on
+        self.told, self.every, self.steps, self.left, self.since = 0, every, 1, 1, time.monotonic()
         for number in SIGNALS:
-            signal.signal(number, self.receive)
-        ddp_model.register_forward_hook(self.look)
-        optimizer.register_step_pre_hook(self.before_step)
+            signal.signal(number, self.hear)
 
-    def receive(self, number: int, _: object) -> None:
-        """The handler: no more than a note, since a signal comes at any moment."""
-        self.received = self.received or number
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: only note it, since it may come at any moment."""
+        self.told = self.told or number
 
-    def look(self, model: nn.Module, inputs: tuple, output: Tensor) -> None:
-        """Keep what the model said last."""
-        self.output = output.detach()
+    def due(self) -> bool:
+        """Count a step, and say whether to vote after it: about once a second, or as often as was asked for."""
+        self.left -= 1
+        return self.left <= 0
 
-    @torch.compiler.disable
-    def before_step(self, *_: object) -> None:
-        """Vote; every rank calls it. Stops on all ranks if a loss is not finite, before any weight has changed."""
-        if self.output.is_cuda:
-            dist.barrier(
-                group=self.group
-            )  # the next line waits for the GPU, and so for NCCL, which notices nobody's end
-        bad = not self.output.isfinite().all()
-        gradients = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        _, rank, spoilt = self.count(dist.get_rank() + 1 if bad else 0, int(not gradients.isfinite()))
-        if rank or spoilt:
-            who = f"the loss of rank {rank - 1}" if rank else "a gradient"
-            stop(f"{who} is not finite; no weight was changed, and all ranks stop: check its data, or lower --lr")
-
-    def count(self, *more: int) -> list[int]:
-        """The highest ballot of any rank: the signal, and what else is asked; every rank calls it."""
-        ballots = torch.tensor([self.received, *more])
+    def count(self, bad: Tensor) -> int:
+        """Vote; returns the signal that any rank was told, or 0. Stops all ranks where a loss was not finite."""
+        rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
+        loss, gradient = bad.tolist()
+        mine = [self.told, loss * (rank + 1), gradient, 0 if rank else int((self.steps - self.left) / took)]
+        ballots = torch.tensor(mine)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
-        self.stop = int(ballots[0])
-        return ballots.tolist()
+        told, who, spoilt, pace = ballots.tolist()
+        if who or spoilt:
+            what = f"the loss of rank {who - 1}" if who else "a gradient"
+            stop(f"{what} is not finite; no weight was changed since, and nothing saved: check its data, or lower --lr")
+        self.steps = self.left = self.every or max(1, pace)
+        self.since = time.monotonic()
+        return told

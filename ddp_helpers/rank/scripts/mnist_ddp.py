@@ -1,9 +1,13 @@
-"""Train the Net on MNIST with one process for each GPU, on any number of nodes.
+"""Train a network on MNIST with one process for each GPU, on any number of nodes.
 
 torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data   # after: export MASTER_ADDR MASTER_PORT
+mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # likewise
 """
 
+import time
 from argparse import Namespace
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -11,57 +15,67 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import make_parser, parse_arguments
-from ddp_helpers.rank.data import Batches, check_data, load_data
+from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.group import GROUP_FLAGS, join
+from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.record import Record
-from ddp_helpers.rank.step import Step, choose_speed
-from ddp_helpers.rank.topology import Topology
-from ddp_helpers.rank.training import evaluate, train_epoch
+from ddp_helpers.rank.record import Record, write
+from ddp_helpers.rank.training import metrics, one_pass
 
 
-def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> None:
-    """Train for args.epochs epochs, and test after each."""
-    train_set, test_set = load_data(args.data)
-    torch.manual_seed(args.seed)  # the same first weights in every process
-    model = Net().to(device, memory_format=torch.channels_last)
-    torch.manual_seed(args.seed + me.rank)  # but each its own dropout
+def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
+    """Train for args.epochs epochs, and test after each; every rank calls it."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
+    more = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
+    more |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
+    test_batches = DataLoader(share, args.test_batch_size, **more)
+
+    torch.manual_seed(args.seed)  # the same first weights each time
+    model = Net().to(device)
+    torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-
-    sampler = DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed)
-    train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
-    test_order = range(me.rank, len(test_set), me.world_size)  # each sample once, none repeated
-    test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
-
-    with Record(args, me, device, dataset) as record:
-        step = Step(ddp_model, optimizer, args)
-        for epoch in range(1, args.epochs + 1):
-            title = f"epoch {epoch}" if record.prints else ""
-            sampler.set_epoch(epoch)  # a new order each epoch
-            trained = train_epoch(step, train_batches, args, title)
-            tested = evaluate(model, test_batches)
-            totals = torch.stack([trained, tested])
-            dist.all_reduce(totals)
-            record.epoch(epoch, totals, train_batches, test_batches)
-            scheduler.step()
-        if args.save_model and me.rank == 0:
-            torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
+    for epoch in range(1, args.epochs + 1):
+        begin = time.perf_counter()
+        sampler.set_epoch(epoch)  # a new order each epoch
+        model.train()
+        trained = one_pass(ddp_model, train_batches, args, optimizer, title=f"epoch {epoch}" if rank == 0 else "")
+        dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
+        trained[3] /= world_size  # but for the seconds
+        middle = time.perf_counter()
+        model.eval()
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
+        with torch.no_grad():
+            tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
+        dist.all_reduce(tested)
+        scheduler.step()
+        if rank == 0:
+            record.epoch(epoch, **metrics(trained, tested, begin, middle))
+    dist.barrier()  # no rank leaves while another still needs it
+    dist.destroy_process_group()
+    if args.save_model and rank == 0:
+        torch.save(model.state_dict(), content := BytesIO())
+        write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
 
 
 def main() -> None:
-    """Find out where this process runs, check what it was given, and train."""
-    me = Topology.from_env()
-    args = parse_arguments(make_parser(), me.world_size)
-    device = me.device(cuda=not args.no_cuda)
-    choose_speed(args, me, device)
-    dataset = check_data(args.data)
-    with process_group(me, device, args.timeout):
-        train(args, me, device, dataset)
+    """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
+    me = who_am_i()
+    args = read_flags(**GROUP_FLAGS)
+    dataset, *sets = open_datasets(args.data)
+    record = Record(args.run_dir if me[1] == 0 else None)
+    device, env = join(args, *me)
+    with record:
+        record.note(spec=vars(args), env=env | {"dataset": dataset}, status={"state": "running"})
+        train(args, device, *sets, record)
 
 
 if __name__ == "__main__":

@@ -1,74 +1,162 @@
-"""Train the Net on MNIST with one process for each GPU, and survive: stop, start again, and end with the same weights.
+"""Train a network on MNIST with one process for each GPU; stopped and started again, it ends with the same weights.
 
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 mnist_ddp_resumable.py --data data --run-dir runs/mine
 """
 
+import sys
+import time
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from io import BytesIO
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Adadelta
+from torch.optim import Adadelta, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import make_parser, parse_arguments
-from ddp_helpers.rank.attempt import Attempt
-from ddp_helpers.rank.data import Batches, check_data, load_data
-from ddp_helpers.rank.lost import lost_ranks_named
-from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.requeue import AttemptRecord
-from ddp_helpers.rank.resume import Rest, add_resume_flags
-from ddp_helpers.rank.step import Step, choose_speed
-from ddp_helpers.rank.steps import Steps
-from ddp_helpers.rank.topology import Topology
-from ddp_helpers.rank.training import evaluate, train_epoch
+from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.group import GROUP_FLAGS, join
+from ddp_helpers.rank.launchers import stop, who_am_i
+from ddp_helpers.rank.model import Net, loss_and_right
+from ddp_helpers.rank.record import write
+from ddp_helpers.rank.resume import AttemptRecord, Rest, Run
+from ddp_helpers.rank.training import metrics, one_pass
+from ddp_helpers.rank.votes import Preempted, Votes, ignore_signals
 
 
-def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> None:
-    """Train for args.epochs epochs, and test after each."""
-    train_set, test_set = load_data(args.data)
-    torch.manual_seed(args.seed)  # the same first weights in every process
-    model = Net().to(device, memory_format=torch.channels_last)
-    torch.manual_seed(args.seed + me.rank)  # but each its own dropout
+def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
+    """Train on what is left of an epoch; every rank calls it. Returns sums as one_pass does, with earlier attempts'.
+
+    Saves each args.checkpoint_every steps, and leaves, with all saved, if any rank was told to.
+    """
+    now, args, device, asked = run.progress, run.args, run.device, time.perf_counter()
+    sums = torch.tensor(now["sums"], dtype=torch.float64, device=device) * (dist.get_rank() == 0)
+    bad = torch.zeros(2, dtype=torch.bool, device=device)  # whether a loss, or a gradient, was not finite
+    for inputs, target in batches:
+        waited = time.perf_counter() - asked
+        inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+            loss, right = loss_and_right(ddp_model(inputs), target)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm=10)
+        bad |= ~torch.stack([loss.detach(), norm]).isfinite()
+        for gradient in (p.grad for p in ddp_model.parameters() if p.grad is not None):
+            gradient.masked_fill_(bad[1], 0)  # from there on no weight changes, until the vote finds out
+        optimizer.step()
+        n = torch.full_like(loss, len(target))
+        sums += torch.stack([loss.detach() * n, right, n, torch.full_like(loss, waited)])
+        now["step"], now["samples"] = now["step"] + 1, now["samples"] + len(target) * dist.get_world_size()
+        if args.dry_run or now["samples"] == len(batches.sampler.whole) * dist.get_world_size():
+            break  # the end of the epoch has a vote and a checkpoint of its own
+        save = now["step"] % (args.checkpoint_every or now["step"] + 1) == 0
+        told = votes.count(bad) if votes.due() or save else 0
+        if save or told:
+            run.save(sums)
+        if told:
+            raise Preempted(told, now["step"])
+        asked = time.perf_counter()
+    votes.count(bad)
+    return sums
+
+
+@contextmanager
+def lost_ranks_named(group: dist.ProcessGroup) -> Iterator[None]:
+    """End this rank with a line that names the ranks that do not answer, if any is lost in the block; every rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        try:
+            dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
+        except RuntimeError as missing:
+            print(f"rank {dist.get_rank()}: {str(missing).splitlines()[0]} ({why})", file=sys.stderr, flush=True)
+            sys.exit(1)
+        raise
+
+
+def prepare(args: Namespace, device: torch.device, batches: DataLoader) -> tuple[nn.Module, DDP]:
+    """Make the network, and wrap it; every rank calls it."""
+    torch.manual_seed(args.seed)  # the same first weights each time
+    model = Net().to(device)
+    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ddp_model = DDP(model, gradient_as_bucket_view=True)
+    # DDP sorts its buckets anew after its first backward, and rounds sums otherwise from then on: have it done now, in
+    # every attempt, or with three ranks or more a resumed run differs in its first step.
+    inputs, target = next(iter(batches))
+    loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()
+    model.load_state_dict(first)
+    torch.manual_seed(args.seed + dist.get_rank())  # but each rank its own dropout
+    return model, ddp_model
+
+
+def train(run: Run, votes: Votes, env: dict, train_set: Dataset, test_set: Dataset) -> None:
+    """Train for args.epochs epochs, and test after each; every rank calls it."""
+    args, rank, world_size = run.args, dist.get_rank(), dist.get_world_size()
+    sampler = Rest(DistributedSampler(train_set, world_size, rank, seed=args.seed))
+    share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
+    more = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
+    more |= {"pin_memory": run.device.type == "cuda"}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
+    test_batches = DataLoader(share, args.test_batch_size, **more)
+
+    model, ddp_model = prepare(args, run.device, DataLoader(train_set, args.batch_size, generator=torch.Generator()))
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-
-    sampler = Rest(DistributedSampler(train_set, me.world_size, me.rank, seed=args.seed))
-    attempt = Attempt(args, me, device, dataset, ddp_model, optimizer, scheduler, sampler)
-    train_batches = Steps(attempt, train_set, sampler, args.batch_size, device, args.num_workers)
-    test_order = range(me.rank, len(test_set), me.world_size)  # each sample once, none repeated
-    test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
-
-    with AttemptRecord(attempt, args, me, device, dataset) as record:
-        step = Step(ddp_model, optimizer, args)
-        for epoch in range(attempt.progress.epoch, args.epochs + 1):
-            title = f"epoch {epoch}" if record.prints else ""
-            sampler.set_epoch(epoch)  # a new order each epoch
-            trained = attempt.earlier + train_epoch(step, train_batches, args, title)
-            tested = evaluate(model, test_batches)
-            totals = torch.stack([trained, tested])
-            dist.all_reduce(totals)
-            record.epoch(epoch, totals, train_batches, test_batches)
+    how = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+    with AttemptRecord(run) as record:
+        record.go_on(how, spec=vars(args), env=env, status={"state": "running"})
+        for epoch in range(run.progress["epoch"], args.epochs + 1):
+            run.begin = time.perf_counter() - run.progress["took"]
+            sampler.set_epoch(epoch, run.progress["samples"])  # a new order each epoch
+            train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
+            model.train()
+            trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
+            dist.all_reduce(trained)
+            trained[3] /= world_size
+            middle = time.perf_counter()
+            model.eval()
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
+            with torch.no_grad():
+                tested = one_pass(model, test_batches, args)
+            dist.all_reduce(tested)
             scheduler.step()
-            attempt.epoch_done(epoch, last=epoch == args.epochs)
-        if args.save_model and me.rank == 0:
-            torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
+            if rank == 0:
+                record.epoch(epoch, **metrics(trained, tested, run.begin, middle))
+            run.epoch_done(epoch)
+            if (told := votes.count(torch.zeros(2))) and epoch < args.epochs:
+                raise Preempted(told, run.progress["step"])
+        if args.save_model and rank == 0:
+            torch.save(model.state_dict(), content := BytesIO())
+            write(args.run_dir / "mnist_cnn.pt", content.getvalue())
 
 
 def main() -> None:
-    """Find out where this process runs, check what it was given, and train."""
-    me = Topology.from_env()
-    args = parse_arguments(add_resume_flags(make_parser()), me.world_size)
-    device = me.device(cuda=not args.no_cuda)
-    choose_speed(args, me, device)
-    torch.backends.cudnn.deterministic = True  # convolutions on a GPU, the same sums in the same order each time
-    dataset = check_data(args.data)
-    with process_group(me, device, args.timeout) as store, lost_ranks_named(me, store):
-        train(args, me, device, dataset)
+    """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
+    me = who_am_i()
+    args = read_flags(
+        **GROUP_FLAGS,
+        checkpoint_every={"type": int, "help": "steps from one checkpoint to the next; else one after each epoch"},
+        vote_every={"type": int, "help": "steps from one vote on stopping to the next; else about a second"},
+        resume={"default": "auto", "help": "auto: go on in the run folder; never; or the path of a checkpoint"},
+    )
+    if not args.run_dir:
+        stop("--run-dir is missing: give a folder for the record and the checkpoints")
+    dataset, *sets = open_datasets(args.data)
+    device, env = join(args, *me)
+    torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
+    votes = Votes(args.timeout, args.vote_every)
+    with lost_ranks_named(votes.group):
+        train(Run(args, device, votes.group), votes, env | {"dataset": dataset}, *sets)
+        dist.barrier()  # no rank leaves while another still needs it
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,63 +1,62 @@
-"""Train the Net on MNIST with one process, on one GPU or on the CPU.
+"""Train a network on MNIST, on one GPU or on the CPU.
 
 python mnist_single.py --data data --epochs 1
 """
 
+import time
 from argparse import Namespace
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from ddp_helpers.rank.arguments import make_parser, parse_arguments
-from ddp_helpers.rank.data import Batches, check_data, load_data
+from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.data import open_datasets
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.record import Record
-from ddp_helpers.rank.step import Step, choose_speed
-from ddp_helpers.rank.topology import Topology, stop
-from ddp_helpers.rank.training import evaluate, train_epoch
+from ddp_helpers.rank.record import Record, write
+from ddp_helpers.rank.training import metrics, one_pass, settle
 
 
-def train(args: Namespace, me: Topology, device: torch.device, dataset: str) -> None:
+def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
     """Train for args.epochs epochs, and test after each."""
-    train_set, test_set = load_data(args.data)
-    torch.manual_seed(args.seed)  # the same first weights in every process
-    model = Net().to(device, memory_format=torch.channels_last)
-    torch.manual_seed(args.seed + me.rank)  # but each its own dropout
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    more = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
+    more |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed)}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
+    test_batches = DataLoader(test_set, args.test_batch_size, **more)
+
+    torch.manual_seed(args.seed)  # the same first weights each time
+    model = Net().to(device)
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-
-    sampler = RandomSampler(train_set, generator=torch.Generator())
-    train_batches = Batches(train_set, sampler, args.batch_size, device, args.num_workers)
-    test_order = range(len(test_set))
-    test_batches = Batches(test_set, test_order, args.test_batch_size, device, args.num_workers)
-
-    with Record(args, me, device, dataset) as record:
-        step = Step(model, optimizer, args)
-        for epoch in range(1, args.epochs + 1):
-            title = f"epoch {epoch}" if record.prints else ""
-            sampler.generator.manual_seed(args.seed + epoch)  # a new order each epoch
-            trained = train_epoch(step, train_batches, args, title)
-            tested = evaluate(model, test_batches)
-            totals = torch.stack([trained, tested])
-            record.epoch(epoch, totals, train_batches, test_batches)
-            scheduler.step()
-        if args.save_model and me.rank == 0:
-            torch.save(model.state_dict(), (args.run_dir or Path()) / "mnist_cnn.pt")
+    for epoch in range(1, args.epochs + 1):
+        begin = time.perf_counter()
+        sampler.generator.manual_seed(args.seed + epoch)  # a new order each epoch
+        model.train()
+        trained = one_pass(model, train_batches, args, optimizer, title=f"epoch {epoch}")
+        middle = time.perf_counter()
+        model.eval()
+        with torch.no_grad():
+            tested = one_pass(model, test_batches, args)
+        scheduler.step()
+        record.epoch(epoch, **metrics(trained, tested, begin, middle))
+    if args.save_model:
+        torch.save(model.state_dict(), content := BytesIO())
+        write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
 
 
 def main() -> None:
-    """Find out where this process runs, check what it was given, and train."""
-    me = Topology.from_env()
-    if me.world_size > 1:
-        stop(f"mnist_single is one process, but {me.launcher} started {me.world_size}: use mnist_ddp")
-    args = parse_arguments(make_parser(), me.world_size)
-    device = me.device(cuda=not args.no_cuda)
-    choose_speed(args, me, device)
-    dataset = check_data(args.data)
-    train(args, me, device, dataset)
+    """Check what was given, and train."""
+    args = read_flags()
+    dataset, *sets = open_datasets(args.data)
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
+    env = settle(args, device) | {"dataset": dataset}
+    with Record(args.run_dir) as record:
+        record.note(spec=vars(args), env=env, status={"state": "running"})
+        train(args, device, *sets, record)
 
 
 if __name__ == "__main__":
