@@ -1,6 +1,5 @@
-"""MNIST on disk, checked, and its batches: held on the device, or from a DataLoader."""
+"""The batches of MNIST that the notebooks measure: held on the device, or from a DataLoader."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,32 +10,7 @@ from torch.utils.data import DataLoader, Sampler
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from ddp_helpers.rank.topology import stop
-
 MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels, where 0 is black and 1 is white
-MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
-
-
-def check_data(root: Path) -> str:
-    """Name the dataset under root, MNIST or digits; every rank calls it. Stops unless all four files are whole."""
-    raw = Path(root) / "MNIST" / "raw"
-    try:
-        sums = (raw / "MD5SUMS").read_text(errors="replace").splitlines() if (raw / "MD5SUMS").is_file() else []
-        expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
-        for name in MNIST_MD5:
-            if not (raw / name).is_file():
-                cure = f"get it once, before any rank: download_data.py --data {root}"
-                stop(f"--data {root}: {raw / name} is missing; {cure}")
-            if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
-                stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
-    except OSError as error:
-        stop(f"--data {root}: {error.filename} cannot be read ({error.strerror}): choose another folder")
-    return "MNIST" if expected == MNIST_MD5 else "digits"
 
 
 def load_data(root: Path) -> tuple[MNIST, MNIST]:

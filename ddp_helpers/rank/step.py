@@ -1,61 +1,23 @@
-"""One training step, as fast as the device does it without losing accuracy, and what the device is asked for."""
+"""The training step whose parts the notebooks time and change one by one: 01's ladder, 05's cost."""
 
 import logging
-import shutil
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_helpers.rank.topology import Topology, stop
+from ddp_helpers.rank.batches import Batches
 
 Work = Callable[[Tensor, Tensor], Tensor | None]  # what is done with images and labels
-UNITS = ("amx_bf16", "avx512_bf16", "arm_bf16")  # of a processor, as torch names them
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device has units for bfloat16. Without them it is emulated, slower than float32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(torch.cpu.get_capabilities().get(unit) for unit in UNITS)
-
-
-def choose_speed(args: Namespace, me: Topology, device: torch.device) -> None:
-    """Settle args.precision, and stop at what was asked for by name and cannot be had; every rank calls it."""
-    if args.precision == "bf16" and not has_bf16(device):
-        stop(f"--precision bf16: {device.type} has no units for it here, and would be slower: leave the flag out")
-    if args.compile and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        stop("--compile: no C++ compiler is on the PATH (g++): install one, or leave the flag out")
-    if not args.precision:
-        args.precision = "bf16" if has_bf16(device) else "float32"
-        if args.precision == "float32" and me.rank == 0:
-            print(f"training in float32: {device.type} has no bfloat16 units here", flush=True)
 
 
 def count(output: Tensor, labels: Tensor) -> Tensor:
     """[loss, correct, samples] of a batch, as sums: averages over unequal shards would not add up."""
     loss = F.nll_loss(output, labels, reduction="sum")
-    return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), loss.new_tensor(len(labels))]).double()
-
-
-def in_memory(flag: str, work: Work, attempt: Work, images: Tensor, labels: Tensor) -> Tensor:
-    """work(images, labels); where the memory does not hold them, stop with the flag, the batch and a size that fits."""
-    size, left = len(images), len(images)
-    try:
-        return work(images, labels)
-    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
-        if "memory" not in str(error):
-            raise
-    while left := left // 2:  # after the except: its error held what the batch has allocated
-        with suppress(RuntimeError):
-            attempt(images[:left], labels[:left])
-            break
-    fits = f"{left} does" if left else "not even one image does: use another device, or a smaller model"
-    stop(f"{flag} {size} does not fit into the memory of {images.device}; {fits}")
+    return torch.stack([loss, (output.argmax(dim=1) == labels).sum(), torch.full_like(loss, len(labels))]).double()
 
 
 def compiled(function: Callable) -> Callable:
@@ -88,7 +50,7 @@ class Step:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """[loss, correct, samples] of the batch before the update."""
-        return in_memory("--batch-size", self.take, self.attempt, images, labels)
+        return self.take(images, labels)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's loss, averaged, and the scores."""
@@ -104,8 +66,31 @@ class Step:
         self.update()
         return count(output, labels)
 
-    def attempt(self, images: Tensor, labels: Tensor) -> None:
-        """All of a step that takes memory, on this rank alone: DDP would wait for the others."""
-        self.forward = getattr(self.model, "module", self.model)
-        self.optimizer.zero_grad()
-        self.loss(images, labels)[0].backward()
+
+def train_epoch(step: Step, batches: Batches, args: Namespace, title: str) -> Tensor:
+    """One pass over this rank's batches; every rank calls it. Returns its [loss, correct, samples], as sums.
+
+    A rank that has a title prints a progress bar under it every args.log_interval batches.
+    """
+    step.model.train()
+    sums = batches.sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
+    for number, (images, labels) in enumerate(batches, 1):
+        counted = step(images, labels)
+        sums += counted
+        if title and (number % args.log_interval == 0 or number == len(batches)):
+            bar, loss = "#" * (20 * number // len(batches)), counted[0] / counted[2]
+            print(f"{title} [{bar:.<20}] {number}/{len(batches)} loss {loss:.4f}", flush=True)
+        if args.dry_run:
+            break
+    return sums
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Batches) -> Tensor:
+    """[loss, correct, samples] over this rank's test batches; the ranks may hold different numbers of them."""
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
+
+    for images, labels in batches:
+        sums += count(model(images), labels)
+    return sums

@@ -1,6 +1,5 @@
 """Who am I? Rank, local rank, world size, node and meeting point, as the launcher tells them."""
 
-import ctypes
 import os
 import socket
 import sys
@@ -9,38 +8,21 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Timer
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-# A variable that only this launcher sets, then its names for rank, local rank, world size, ranks on this node and
-# node. The first launcher whose variable is there wins: torchrun under srun is torchrun. Not SLURM_JOB_ID, which an
-# interactive allocation has, nor SLURM_PROCID, which the batch script has. Open MPI does not number its nodes.
-LAUNCHERS = {
-    "torchrun": "TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK",
-    "openmpi": "{0}SIZE {0}RANK {0}LOCAL_RANK {0}SIZE {0}LOCAL_SIZE {0}NODE".format("OMPI_COMM_WORLD_"),
-    "slurm": "SLURM_STEP_ID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURM_GTIDS SLURM_NODEID",
-    "env": "WORLD_SIZE RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK",
+from ddp_helpers.rank.launchers import stop, who_am_i
+
+# For each launcher its names for the number of ranks on this node, and for the node. Slurm's lists this node's ranks.
+ON_NODE = {
+    "torchrun": ("LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    "openmpi": ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE"),
+    "mpich": ("MPI_LOCALNRANKS", ""),
+    "pals": ("PMI_LOCAL_SIZE", ""),
+    "slurm": ("SLURM_GTIDS", "SLURM_NODEID"),
+    "env": ("LOCAL_WORLD_SIZE", "GROUP_RANK"),
 }
-
-
-class Stop(SystemExit):
-    """The end of a process for a reason that its line has told."""
-
-    def __init__(self, line: str) -> None:
-        super().__init__(2)
-        self.line = line
-
-    def __str__(self) -> str:
-        return self.line
-
-
-def stop(message: str) -> NoReturn:
-    """End this process with one line for the person who reads it, and exit status 2. Any rank may call it."""
-    line = " ".join(message.splitlines())
-    print(line, file=sys.stderr, flush=True)
-    raise Stop(line)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -70,36 +52,24 @@ class Topology:
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Topology":
         """Read what the launcher says; every rank calls it. Stops where variables contradict each other."""
-        table = {name: names.split() for name, names in LAUNCHERS.items()}
-        launcher = next((name for name in table if table[name][0] in env), "env" if "RANK" in env else "")
-        if not launcher:
+        launcher, rank, local_rank, size = who_am_i(env)
+        if launcher == "single":
             return cls()
-        rank, local_rank, world_size, local_size, node = table[launcher][1:]
-        size = whole(env, world_size)
+        local_size, node = ON_NODE[launcher]
         # SLURM_GTIDS lists this node's ranks, as in 4,5,6,7; nodes may hold different numbers of them.
         here = env.get(local_size, "").count(",") + 1 if launcher == "slurm" else whole(env, local_size, size)
         address = env.get("MASTER_ADDR") or ("127.0.0.1" if here == size else "")
         # One port for all ranks of a job, another for the next job, below those that the system hands out.
         job = whole(env, "SLURM_JOB_ID", zlib.crc32(env.get("PMIX_NAMESPACE", "").encode(errors="replace")))
         port = whole(env, "MASTER_PORT", 10_000 + job % 20_000)
-        me = cls(whole(env, rank), whole(env, local_rank), size, here, whole(env, node, 0), launcher, address, port)
+        me = cls(rank, local_rank, size, here, whole(env, node, 0), launcher, address, port)
         me.check(env)
         return me
 
     def check(self, env: Mapping[str, str]) -> None:
         """Stop at the first contradiction between what was read and what else the environment says."""
-        if self.rank >= self.world_size:
-            stop(
-                f"rank {self.rank} of {self.world_size}: RANK (SLURM_PROCID) must be below WORLD_SIZE (or SLURM_NTASKS)"
-            )
         if self.local_rank >= self.local_world_size:
             stop(f"local rank {self.local_rank} of {self.local_world_size} on its node: start all with one launcher")
-        said = {"WORLD_SIZE": self.world_size, "RANK": self.rank}
-        if self.launcher == "env":
-            said["SLURM_NTASKS"] = self.world_size
-        for name, value in said.items():
-            if whole(env, name, value) != value:
-                stop(f"{name}={env[name]} but {self.launcher} says {value}: export neither, let the launcher set both")
         if not 0 < self.master_port < 2**16:
             stop(f"MASTER_PORT is {self.master_port}: choose one from 1024 to 65535, or leave it out")
         if not (self.master_addr.isascii() and self.master_addr.isprintable()):
@@ -122,10 +92,6 @@ class Topology:
         if not gpus:
             if "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.cpus())
-            # Freed memory goes back to the system at each step, and a quarter of the time with it: have glibc keep it.
-            mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
-            mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-            mallopt(-1, 2**28)  # M_TRIM_THRESHOLD
             return torch.device("cpu")
         # Each task may be shown one GPU of its own (--gpus-per-task=1, or by a wrapper): then it is cuda:0 for all.
         hidden = asked != "1" if asked else "CUDA_VISIBLE_DEVICES" in os.environ
@@ -137,9 +103,15 @@ class Topology:
 
     def answers(self) -> bool:
         """Whether someone listens where rank 0 should be; a name that nobody knows is an OSError."""
-        with socket.socket() as probe:
-            probe.settimeout(1)  # a firewall may swallow the call
-            return probe.connect_ex((self.master_addr, self.master_port)) == 0
+        try:
+            socket.create_connection(
+                (self.master_addr, self.master_port), timeout=1
+            ).close()  # a firewall may be silent
+        except socket.gaierror:
+            raise
+        except OSError:
+            return False
+        return True
 
     def meet(self, seconds: float) -> dist.Store:
         """A store where all ranks have signed in; every rank calls it. Stops after `seconds`, the missing named."""

@@ -14,13 +14,18 @@ from ddp_helpers.rank.model import loss_and_right
 MADE_FROM = "ddp_helpers, imported"  # a script that was written out says here from which revision
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Say whether the device has units for bfloat16; a processor without emulates it, and is slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
+
+
 def settle(args: Namespace, device: torch.device, sharing: int = 1) -> dict:
     """Settle precision and workers where no flag does; so many processes share the CPUs. Returns what the device is."""
-    found = torch.cpu.get_capabilities()  # without units for bfloat16 a processor emulates it, and is slower
-    chip, bf16 = found.get("cpu_name"), any(map(found.get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
-    if device.type == "cuda":
-        chip, bf16 = torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported(including_emulation=False)
-    args.precision = args.precision or ("bf16" if bf16 else "float32")
+    on_gpu = device.type == "cuda"
+    chip = torch.cuda.get_device_name(device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name")
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
     cpus = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) // sharing
     cpus = max(1, min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus))))
     args.num_workers = cpus - 1 if args.num_workers is None else args.num_workers

@@ -1,4 +1,4 @@
-"""Put MNIST (or, without a network, digits made here) into a folder, once, before any rank starts.
+"""Put MNIST into a folder, once, before any run starts: compute nodes have no network.
 
 python download_data.py --data data
 """
@@ -6,19 +6,24 @@ python download_data.py --data data
 import argparse
 from pathlib import Path
 
-from ddp_helpers.rank.staging import stage
-from ddp_helpers.rank.topology import stop
+from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.staging import check_data, download, is_there
 
 
 def main() -> None:
-    """Compute nodes have no network: run this on the login node, not on every rank."""
+    """Download what is missing, and check what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that will hold MNIST/raw")
-    args = parser.parse_args()
+    folder = parser.parse_args().data
     try:
-        print(f"use it with: --data {stage(args.data)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not is_there(folder) and not download(folder, seconds=600):
+            stop(
+                f"--data {folder}: MNIST cannot be downloaded here; on a machine with a network, or copy MNIST/raw there"
+            )
     except OSError as error:
-        stop(f"--data {args.data} cannot be written ({error.strerror}): choose another folder")
+        stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
+    print(f"{check_data(folder)} is whole; use it with: --data {folder}")
 
 
 if __name__ == "__main__":
