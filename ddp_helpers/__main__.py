@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_helpers.rank.topology import stop
+from ddp_helpers.rank.launchers import stop
 
 # What a command needs is imported when it is called, so that writing a script needs no Jupyter.
 

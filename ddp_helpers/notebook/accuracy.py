@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddp_helpers.notebook import launch, plain, runs, scripts
+from ddp_helpers.notebook import launch, runs, scripts
 
-# The flags of mnist_single. A batch four times as large takes twice the learning rate, as the ladder's last rung does.
-RECIPES = {"plain": ["--precision", "float32"], "fast": [], "large": ["--batch-size", "256", "--lr", "2"]}
+# A script and its flags. A batch four times as large takes twice the learning rate, as the ladder's last rung does.
+RECIPES = {
+    "plain": ("mnist_single", ["--precision", "float32"]),
+    "fast": ("mnist_fast", []),
+    "large": ("mnist_fast", ["--batch-size", "256", "--lr", "2"]),
+}
 AFTER = (1, 3, 14)  # epochs
 
 
@@ -15,12 +19,11 @@ def train(data: Path, folder: Path, seeds: int) -> None:
     """Train each recipe with each seed, 14 epochs each; runs that are done stay. The learner's process calls it."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed in range(1, seeds + 1):
-        for recipe, flags in RECIPES.items():
+        for recipe, (name, flags) in RECIPES.items():
             run = folder / f"{recipe}-seed{seed}"
             if run.exists() and runs.read(run).state == "done":
                 continue
-            own = [plain.Net] if recipe == "plain" else []
-            script = scripts.write("mnist_single", folder / f"{recipe}.py", replace=own)
+            script = scripts.write(name, folder / f"{name}.py")
             arguments = ["--data", data, "--epochs", max(AFTER), "--seed", seed, "--run-dir", run, *flags]
             launch.run(script, *arguments, "--log-interval", 10**9, launcher="python", timeout=36_000)
 

@@ -31,8 +31,8 @@ def ranks(value: object) -> bool:
 
 
 def sound_rank(one: dict) -> bool:
-    """Whether it says on which node and device a rank ran."""
-    return whole(one.get("node")) and text(one.get("device")) and text(one.get("chip"))
+    """Whether it says which rank of its node this was, or of which node, and its device."""
+    return whole(one.get("local_rank", one.get("node"))) and text(one.get("device")) and text(one.get("chip", ""))
 
 
 def asked(value: object) -> bool:
@@ -44,8 +44,8 @@ def asked(value: object) -> bool:
 
 FIELDS = {
     "spec.json": dict.fromkeys(("batch_size", "global_batch_size", "seed", "epochs"), whole),
-    "env.json": dict.fromkeys(("world_size", "cpus_per_rank"), whole)
-    | dict.fromkeys(("launcher", "job_id", "dataset"), text)
+    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank"), whole)
+    | dict.fromkeys(("launcher", "job_id", "dataset", "chip", "device"), text)
     | {"ranks": ranks},
     "status.json": {"state": text},
     "job.json": dict.fromkeys(("state", "site", "task", "job_id"), text) | {"seconds": finite, "job": asked},

@@ -7,7 +7,7 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.rank.topology import stop
+from ddp_helpers.rank.launchers import stop
 
 RESULTS = ROOT / "notebooks" / "results"
 

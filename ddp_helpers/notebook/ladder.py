@@ -11,12 +11,12 @@ from torch.optim import Adadelta
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.datasets import MNIST
 
-from ddp_helpers.notebook import plain
 from ddp_helpers.notebook.graph import as_graph
-from ddp_helpers.rank.data import Batches
+from ddp_helpers.rank.batches import Batches
+from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.step import Step, has_bf16
-from ddp_helpers.rank.training import train_epoch
+from ddp_helpers.rank.step import Step, train_epoch
+from ddp_helpers.rank.training import has_bf16
 
 QUIET = {"log_interval": 1, "dry_run": False}  # what train_epoch asks of the flags, besides the speed
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -30,7 +30,7 @@ class Rung:
     workers: int | None = 0  # DataLoader processes; None holds the data on the device
     layout: torch.memory_format = torch.contiguous_format
     precision: str = "float32"
-    net: type[nn.Module] = plain.Net
+    net: type[nn.Module] = Net
     foreach: bool | None = None  # all tensors in one call of the optimizer; None is torch's choice: on a GPU
     compile: bool = False
     graph: bool = False
@@ -60,12 +60,14 @@ def rungs(device: torch.device, workers: int = 2, large: int = 256) -> dict[str,
     ladder.append(replace(ladder[-1], name="channels last", layout=torch.channels_last))
     if has_bf16(device):
         ladder.append(replace(ladder[-1], name="bfloat16", precision="bf16"))
-    ladder.append(replace(ladder[-1], name="the same with less work", net=Net))
+    ladder.append(replace(ladder[-1], name="the same with less work", net=FastNet))
     if gpu:
         ladder.append(replace(ladder[-1], name="CUDA graph", graph=True))
     else:
         ladder.append(replace(ladder[-1], name="foreach optimizer", foreach=True))
-    ladder.append(replace(ladder[-1], name="compiled" if gpu else "compiled optimizer", foreach=None, compile=True))
+    ladder.append(
+        replace(ladder[-1], name="compiled" if gpu else "compiled optimizer", foreach=None, compile=True, graph=False)
+    )
     # Fewer steps, each longer by the square root: what that is worth is recorded in notebooks/results/accuracy.
     ladder.append(replace(ladder[-1], name=f"batch size {large}", batch_size=large, lr=(large / 64) ** 0.5))
     return {rung.name: rung for rung in ladder}

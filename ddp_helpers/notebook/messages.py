@@ -9,7 +9,7 @@ import torch
 from ddp_helpers.notebook.keep import RESULTS
 from ddp_helpers.notebook.machine import provenance
 from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.rank.topology import stop
+from ddp_helpers.rank.launchers import stop
 
 FILE = RESULTS / "cuda_messages.json"
 CAUSES = {

@@ -44,11 +44,11 @@ class Run:
     def row(self) -> dict:
         """What was asked, and where it ran, as one row."""
         spec, env, asked = self.spec, self.env, self.job.get("job") or {}
-        ranks, batch = env.get("world_size"), spec.get("batch_size")
+        ranks, batch = env.get("world_size", 1 if env else None), spec.get("batch_size")
         row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
         row |= {"machine": self.machine, "site": self.job.get("site"), "job_id": env.get("job_id")}
-        row |= {"launcher": env.get("launcher"), "world_size": ranks, "nodes": self.nodes}
-        row |= {"cpus_per_task": asked.get("cpus_per_task", env.get("cpus_per_rank"))}
+        row |= {"launcher": env.get("launcher", "single"), "world_size": ranks, "nodes": self.nodes}
+        row |= {"cpus_per_task": asked.get("cpus_per_task", env.get("cpus", env.get("cpus_per_rank")))}
         row |= {"batch_size": batch, "global_batch": batch * ranks if batch and ranks else None}
         row |= {"scaling": "strong" if spec.get("global_batch_size") else "weak"}
         return row | {"seed": spec.get("seed"), "job_seconds": self.job.get("seconds")}
@@ -56,16 +56,18 @@ class Run:
     @property
     def machine(self) -> str | None:
         """The chips that made the run, as in 4 x NVIDIA A100; or 2 ranks on a processor."""
-        ranks = self.env.get("ranks") or []
-        chips = sorted({one["chip"] for one in ranks})
+        ranks = self.env.get("ranks") or [self.env]
+        chips = sorted({one["chip"] for one in [self.env, *ranks] if one.get("chip")})
         if not chips:
             return None
-        return ", ".join(chips) if ranks[0]["device"] != "cpu" else f"CPU ({', '.join(chips)})"
+        return ", ".join(chips) if ranks[0].get("device") != "cpu" else f"CPU ({', '.join(chips)})"
 
     @property
     def nodes(self) -> int | None:
         """On how many nodes it ran; what the launcher pretends to be several counts as such."""
-        return len({one["node"] for one in self.env["ranks"]}) if self.env.get("ranks") else None
+        ranks = self.env.get("ranks") or []
+        numbered = {one["node"] for one in ranks if "node" in one}  # by runs of the first edition
+        return len(numbered) or sum(one["local_rank"] == 0 for one in ranks) or (1 if self.env else None)
 
 
 def read(folder: str | Path) -> Run:

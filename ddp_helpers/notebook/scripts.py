@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
@@ -20,8 +20,8 @@ NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a
 class Script:
     """The parts of one script, gathered from its main module through everything that it uses."""
 
-    def __init__(self, name: str, replace: Sequence[type] = ()) -> None:
-        self.replaced = {thing.__name__: from_cell(thing) for thing in replace}
+    def __init__(self, name: str, replace: Sequence[type | Callable] = ()) -> None:
+        self.replaced = {thing.__name__: from_cell(thing, {one.__name__ for one in replace}) for thing in replace}
         self.sources: dict[str, Source] = {}  # by module, those that are imported first
         self.picked: set[tuple[str, str]] = set()  # (module, name)
         self.imports: set[tuple[str, str, str]] = set()  # (module, name in it or "", name here)
@@ -52,26 +52,32 @@ class Script:
                 self.pick(home, original)
             elif home:
                 self.imports.add((home, original, used))
+            elif used in self.replaced and not any(used in one.parts for one in self.sources.values()):
+                self.join(module, name, used)  # a learner's class that another of theirs needs
             else:
                 for part in self.sources[module].parts:
                     if used in part.split(", "):
                         self.pick(module, part)
 
+    def join(self, module: str, name: str, used: str) -> None:
+        """Put a part that the script does not have in front of the learner's part that uses it."""
+        if (module, used) not in self.picked:
+            own = self.replaced[name].parts
+            own[name] = f"{self.replaced[used].parts[used]}\n\n\n{own[name]}"
+            self.pick(module, used)
+
     def text(self, made: str = f"ddp_helpers {__version__}") -> str:
         """The whole file, which says what it was made from."""
         *helpers, main = self.sources
         title, _, launch = self.sources[main].doc.partition("\n")
-        top = f'"""{title}\n\nWritten out from {made}. Launch:\n{launch.strip()}\n"""\n\n{import_lines(self.imports)}\n'
-        sections = {}
+        about = f"Written out from {made}, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:"
+        top = f'"""{title}\n\n{about}\n{launch.strip()}\n"""\n\n{import_lines(self.imports)}\n'
+        sections = []
         for module in [*helpers, main]:
             names = [name for name in self.sources[module].parts if (module, name) in self.picked]
-            parts = [self.replaced.get(name, self.sources[module]).parts[name] for name in names]
-            about = f"{module.rpartition('.')[2]}: {self.sources[module].doc.splitlines()[0]}"
-            if parts:
-                sections["main" if module == main else about] = spaced(parts)
-        if len(sections) == 1:
-            return f"{top}\n\n{sections['main']}\n"
-        body = "\n\n\n".join(sections.values())
+            if parts := [self.replaced.get(name, self.sources[module]).parts[name] for name in names]:
+                sections.append(spaced(parts))
+        body = "\n\n\n".join(sections)
         gap = "\n\n" if re.match(r"(#.*\n)*(@|def |class )", body) else "\n"
         return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}{gap}{body}\n", flags=re.M)
 
@@ -110,10 +116,11 @@ def revision() -> str:
     return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
 
 
-def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
-    """Write the script `name` to `path`, with the classes in `replace` in it; the learner's process calls it.
+def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) -> Path:
+    """Write the script `name` to `path`; the learner's process calls it.
 
-    Stops at an unknown script and a path that cannot be written. Raises ValueError for a class without a place in it.
+    replace: one's own Net, datasets or loss_and_right in the place of the script's, and classes that these need.
+    Stops at an unknown script and a path that cannot be written. Raises ValueError for a thing without a place in it.
     """
     if name not in NAMES:
         refuse(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
@@ -132,6 +139,6 @@ def write(name: str, path: str | Path, replace: Sequence[type] = ()) -> Path:
 
 def refuse(line: str) -> NoReturn:
     """Stop with one line. Only here is torch imported: a notebook that hands its job to Slurm needs none of it."""
-    from ddp_helpers.rank.topology import stop
+    from ddp_helpers.rank.launchers import stop
 
     stop(line)

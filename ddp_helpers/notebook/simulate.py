@@ -1,30 +1,19 @@
-"""A job of many ranks in one process: its real topologies, samplers and run records are made rank after rank.
+"""A job of many ranks in one process: its real topologies and samplers are made rank after rank.
 
-Nothing is trained and nobody waits: it says what a job of that size is handed and what it writes, not how fast it is.
+Nothing is trained and nobody waits: it says what a job of that size is handed, not how fast it is.
 """
 
-import io
-import pickle
 import time
 import tracemalloc
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.rank import record
-from ddp_helpers.rank.arguments import make_parser
-from ddp_helpers.rank.resume import random_state
 from ddp_helpers.rank.topology import Topology
-
-CPU = torch.device("cpu")
 
 
 def topologies(nodes: int, per_node: int) -> list[Topology]:
@@ -37,7 +26,7 @@ def variables(nodes: int, per_node: int) -> Iterator[dict[str, str]]:
     for node in range(nodes):
         here = range(node * per_node, (node + 1) * per_node)
         for local_rank, rank in enumerate(here):
-            env = {"SLURM_STEP_ID": 0, "SLURM_JOB_ID": 1, "SLURM_NTASKS": nodes * per_node, "SLURM_PROCID": rank}
+            env = {"SLURM_JOB_ID": 1, "SLURM_STEP_NUM_TASKS": nodes * per_node, "SLURM_PROCID": rank}
             env |= {"SLURM_LOCALID": local_rank, "SLURM_NODEID": node, "SLURM_GTIDS": ",".join(map(str, here))}
             yield {name: str(value) for name, value in env.items()} | {"MASTER_ADDR": "node0000"}
 
@@ -101,46 +90,3 @@ def sampler_cost(length: int, me: Topology, times: int = 3) -> tuple[float, int]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return min(took), peak + 8 * length  # torch's permutation of 64-bit numbers, which Python does not see
-
-
-class Gathering:
-    """Stands for torch.distributed while ranks take turns: the last one is handed what all have said, by rank."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple] = []
-
-    def is_initialized(self) -> bool:
-        """As in a job of several ranks."""
-        return True
-
-    def all_gather_object(self, everyones: list, mine: tuple) -> None:
-        """Keep what this rank says; fill the list of the last one."""
-        self.said.append(mine)
-        if len(self.said) == len(everyones):
-            everyones[:] = sorted(self.said, key=lambda said: said[0]["rank"])
-
-
-def volumes(job: Sequence[Topology], folder: Path, epochs: int = 1) -> dict[str, int]:
-    """Have every rank of a job make its real Record and write so many epochs: bytes by what they are.
-
-    folder: a new run folder; Stop is raised if it holds another run. `printed` is what all ranks print together,
-    `gathered` what each rank receives to make the record, `random states` their part of a resumable run's checkpoint.
-    """
-    args: Namespace = make_parser().parse_args(["--run-dir", str(folder), "--epochs", str(epochs)])
-    took = Namespace(took=12.3456789012345, waited=0.123456789012345, exposed=0.123456789012345)
-    totals = torch.tensor([[12345.678901, 59000, 60000], [345.67890123, 9900, 10000]], dtype=torch.float64)
-    gathering, said, records = Gathering(), io.StringIO(), []
-    # The chip is asked for once: on a node of many cores, its answer is long.
-    with patch.object(record, "dist", gathering), patch.object(record, "chip", cache(record.chip)):
-        for me in (*job[1:], job[0]):  # rank 0 comes last, and writes
-            records.append(record.Record(args, me, CPU, "MNIST"))
-    with redirect_stdout(said):
-        for one in records:
-            with one:
-                for epoch in range(1, epochs + 1):
-                    one.epoch(epoch, totals, took, took)
-    states = io.BytesIO()
-    torch.save([random_state(CPU)["cpu"].clone() for _ in job], states)
-    longest = max(len(pickle.dumps(mine)) for mine in gathering.said)  # all are filled up to the longest
-    found = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    return found | {"printed": len(said.getvalue()), "gathered": longest * len(job), "random states": states.tell()}

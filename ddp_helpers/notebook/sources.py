@@ -5,6 +5,7 @@ import inspect
 import symtable
 import sys
 import textwrap
+from collections.abc import Callable, Set
 from types import ModuleType
 
 
@@ -35,8 +36,10 @@ def defined(node: ast.stmt) -> str:
     return getattr(node, "name", "")
 
 
-def source_of(thing: type) -> str:
-    """The source of a class. Of one from a cell, only the methods know where it is. Raises ValueError."""
+def source_of(thing: type | Callable) -> str:
+    """The source of a function or class. Of a class from a cell, only its methods know where. Raises ValueError."""
+    if inspect.isfunction(thing):
+        return textwrap.dedent(inspect.getsource(thing))
     for method in vars(thing).values():
         if inspect.isfunction(method) and method.__qualname__.startswith(f"{thing.__qualname__}."):
             try:
@@ -70,12 +73,15 @@ def home_of(name: str, value: object) -> tuple[str, str]:
     return "", ""
 
 
-def from_cell(thing: type) -> Source:
-    """What a learner defined in a cell, as a Source. Raises ValueError if it needs what a script does not have."""
+def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
+    """What a learner defined in a cell, as a Source. Raises ValueError if it needs what a script does not have.
+
+    others: the names of what else goes into the script, and may be needed.
+    """
     text, name = source_of(thing), thing.__name__
     source, scope = Source(text), vars(sys.modules[thing.__module__])
     source.uses[name] = global_names(symtable.symtable(text, name, "exec"))
-    for used in sorted(source.uses[name] & scope.keys() - {name}):
+    for used in sorted(source.uses[name] & scope.keys() - {name, *others}):
         home = home_of(used, scope[used])
         if home[0] in ("", thing.__module__) or home[0].startswith("ddp_helpers"):
             raise ValueError(f"{name} uses {used}, which the script does not have: define it inside {name}")

@@ -22,8 +22,7 @@ from ddp_helpers.notebook.bench.training import (
     two_apart,
 )
 from ddp_helpers.notebook.machine import provenance
-from ddp_helpers.rank.data import check_data
-from ddp_helpers.rank.staging import stage
+from ddp_helpers.rank.staging import check_data, stage
 from ddp_helpers.rank.topology import Topology
 
 

@@ -10,16 +10,16 @@ import torch
 from ddp_helpers.notebook import ladder
 from ddp_helpers.notebook.busy import busy
 from ddp_helpers.notebook.plots.ladder import ladder as draw
-from ddp_helpers.rank.data import load_data
-from ddp_helpers.rank.step import has_bf16
+from ddp_helpers.rank.batches import load_data
 from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.training import has_bf16
 
 # The most memory that one rung needs: of the GPU where there is one, else of the process (on Linux).
 PEAK = """
 import re, sys, torch
 from pathlib import Path
 from ddp_helpers.notebook import ladder
-from ddp_helpers.rank.data import load_data
+from ddp_helpers.rank.batches import load_data
 from ddp_helpers.rank.topology import Topology
 device = Topology.from_env().device()
 train_set, _ = load_data(Path(sys.argv[1]))

@@ -16,13 +16,13 @@ from torch.optim import Adadelta
 from ddp_helpers.notebook import launch, runs, scripts
 from ddp_helpers.notebook.bench.table import turns
 from ddp_helpers.notebook.ladder import QUIET
-from ddp_helpers.rank.data import Batches, load_data
+from ddp_helpers.rank.batches import Batches, load_data
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.step import Step, has_bf16
+from ddp_helpers.rank.step import Step, train_epoch
 from ddp_helpers.rank.topology import Topology
-from ddp_helpers.rank.training import train_epoch
+from ddp_helpers.rank.training import has_bf16
 
 IMPORTS = """
 import time, torch, torchvision

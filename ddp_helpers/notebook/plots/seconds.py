@@ -11,7 +11,7 @@ def seconds_of_an_epoch(runs: list[Run]) -> Picture:
     """A bar a run: the seconds of its last epoch spent waiting for data, in steps, and in the test."""
     style.use()
     figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.7 * len(runs)), layout="constrained")
-    labels = [f"{run.folder.name}\nworld size {run.env['world_size']}, {run.env['launcher']}" for run in runs]
+    labels = [f"{run.folder.name}\nworld size {run.row()['world_size']}, {run.row()['launcher']}" for run in runs]
     begins = [0.0] * len(runs)
     for part, colour in (("data", style.ORANGE), ("steps", style.BLUE), ("test", style.GREY)):
         seconds = [parts(run)[part] for run in runs]

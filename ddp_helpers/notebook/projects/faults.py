@@ -47,23 +47,22 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "            sampler.set_epoch(epoch)  # a new order each epoch\n            trained = ",
-        "            trained = ",
+        "        sampler.set_epoch(epoch)  # a new order each epoch\n",
+        "",
         ordered,
         "each epoch has an order of its own",
         "the second epoch repeats the order of the first, on every rank: who tells the sampler which epoch it is?",
     ),
     Fault(
-        "test_order = range(me.rank, len(test_set), me.world_size)  # each sample once, none repeated",
-        "test_order = range(0, len(test_set), me.world_size)  # a share for each rank",
+        "range(rank, len(test_set), world_size))  # each sample on one rank, once",
+        "range(0, len(test_set), world_size))  # a share for each rank",
         tested,
         "the ranks test each image once",
         "the ranks together do not test each image once: print which images each of them takes",
     ),
     Fault(
-        "            output = self.forward(images)",
-        '            inner = getattr(self.forward, "module", self.forward)  # saves a call\n'
-        "            output = inner(images)",
+        "one_pass(ddp_model, train_batches, args, optimizer",
+        "one_pass(model, train_batches, args, optimizer",
         equal,
         "the ranks end with the same weights",
         "the ranks end with different weights, so nobody averages gradients: which object do the images go through?",

@@ -17,11 +17,9 @@ WITNESS = ROOT / "ddp_helpers" / "rank" / "witness.py"
 TRAIN, TEST = 512, 201
 FLAGS = [
     "--epochs=2",
-    "--global-batch-size=64",
     "--no-cuda",
     "--precision=float32",
     "--log-interval=1000",
-    "--timeout=30",
 ]
 OTHER = "no fault is left, but the weights are not those of one process: what else did mend change?"
 
@@ -37,7 +35,18 @@ def seen(text: str, ranks: int, name: str) -> list[dict]:
     script = folder / f"{name}.py"
     script.write_text(text)
     launcher = "torchrun" if ranks > 1 else "python"
-    launch.run(WITNESS, script, folder, "--data", data, *FLAGS, ranks=ranks, launcher=launcher, timeout=180)
+    launch.run(
+        WITNESS,
+        script,
+        folder,
+        "--data",
+        data,
+        f"--batch-size={64 // ranks}",
+        *FLAGS,
+        ranks=ranks,
+        launcher=launcher,
+        timeout=180,
+    )
     return [json.loads(Path(folder, f"rank_{rank}.json").read_text()) for rank in range(ranks)]
 
 

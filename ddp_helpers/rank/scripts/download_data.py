@@ -18,9 +18,7 @@ def main() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not is_there(folder) and not download(folder, seconds=600):
-            stop(
-                f"--data {folder}: MNIST cannot be downloaded here; on a machine with a network, or copy MNIST/raw there"
-            )
+            stop(f"--data {folder}: no network, so no download: copy MNIST/raw there from a machine that has one")
     except OSError as error:
         stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
     print(f"{check_data(folder)} is whole; use it with: --data {folder}")

@@ -1,44 +1,31 @@
 """Form a process group, wrap a small model in DDP, and see that all ranks hold the same one.
 
 torchrun --standalone --nproc-per-node 2 simple_ddp.py
-srun --ntasks-per-node=2 python simple_ddp.py
-mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python simple_ddp.py
+mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
+srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
 """
 
-import os
-import sys
-import time
 from datetime import timedelta
-from socket import gethostname
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-
-def read(*names: str) -> int:
-    """The first of these variables that the launcher has set."""
-    for name in names:
-        if name in os.environ:
-            return int(os.environ[name])
-    sys.exit(f"none of {', '.join(names)} is set: start this script with torchrun, srun or mpirun")
+from ddp_helpers.rank.launchers import who_am_i
 
 
 def main() -> None:
-    """What every rank does."""
-    rank = read("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    local_rank = read("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-    world_size = read("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-    print(f"Hello from rank {rank} of {world_size} on {gethostname()}, local rank {local_rank}", flush=True)
-
+    """Do what every rank does."""
+    launcher, rank, local_rank, world_size = who_am_i()
+    print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
+    backend, device = "gloo", torch.device("cpu")
     if torch.cuda.is_available():
-        backend, device = "nccl", torch.device("cuda", local_rank)
+        backend, device = "nccl", torch.device("cuda", local_rank % torch.cuda.device_count())  # one visible: cuda:0
         torch.cuda.set_device(device)
-    else:
-        backend, device = "gloo", torch.device("cpu")
+    own = {"device_id": device} if backend == "nccl" else {}
     # Blocks until all ranks have come to this line. MASTER_ADDR and MASTER_PORT say where they meet.
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=60), **own)
 
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
@@ -52,7 +39,6 @@ def main() -> None:
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)
     dist.barrier()  # nobody leaves while a peer still needs an answer
-    time.sleep(0.1)  # gloo's threads must let go of the last tensors before Python ends, or the process aborts
     dist.destroy_process_group()
 
 
