@@ -14,8 +14,9 @@ from ddp_helpers.rank.topology import Topology
 @contextmanager
 def process_group(me: Topology, device: torch.device, seconds: float) -> Iterator[dist.Store]:
     """Be in the group for the length of the block; every rank must enter. Waits for peers at most `seconds`."""
-    backend, store = "nccl" if device.type == "cuda" else "gloo", me.meet(seconds)
-    dist.init_process_group(backend, None, timedelta(seconds=seconds), me.world_size, me.rank, store)
+    cuda, store = device.type == "cuda", me.meet(seconds)
+    ranks = {"rank": me.rank, "world_size": me.world_size, "timeout": timedelta(seconds=seconds)}
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, device_id=device if cuda else None, **ranks)
     try:
         yield store
         dist.barrier()  # nobody leaves while a peer still needs an answer

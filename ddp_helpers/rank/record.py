@@ -10,8 +10,12 @@ from ddp_helpers.rank.launchers import stop
 def write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: it gets its name when all of it is there. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_name("part").write_bytes(content)
-    path.with_name("part").replace(path)
+    part = path.with_name("part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class Record:

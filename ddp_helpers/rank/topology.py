@@ -2,12 +2,11 @@
 
 import os
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Timer
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -17,23 +16,32 @@ from ddp_helpers.rank.launchers import stop, who_am_i
 # For each launcher its names for the number of ranks on this node, and for the node. Slurm's lists this node's ranks.
 ON_NODE = {
     "torchrun": ("LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    "openmpi": ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE"),
+    "openmpi": ("OMPI_COMM_WORLD_LOCAL_SIZE", ""),
     "mpich": ("MPI_LOCALNRANKS", ""),
-    "pals": ("PMI_LOCAL_SIZE", ""),
+    "pals": ("PMI_LOCAL_SIZE", "PALS_NODEID"),
     "slurm": ("SLURM_GTIDS", "SLURM_NODEID"),
     "env": ("LOCAL_WORLD_SIZE", "GROUP_RANK"),
 }
 
 
-def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A variable that holds a whole number, 0 or more. Stops where it is missing or holds something else."""
-    value = env.get(name, default)
-    if value is None:
-        stop(f"{name} is missing, where others of its kind are set: start with torchrun, srun or mpirun")
-    value = str(value)
+def whole(env: Mapping[str, str], name: str, default: int) -> int:
+    """A variable that holds a whole number, 0 or more. Stops where it holds something else."""
+    value = env.get(name, str(default))
     if not (value.isascii() and value.isdecimal() and len(value) < 19):  # more digits do not fit torch's integers
         stop(f"{name} is {value!r}, not a whole number: start with torchrun, srun or mpirun, and let them set it")
     return int(value)
+
+
+def sign_in(store: dist.Store, name: str, rank: int, size: int, seconds: float, value: str = "") -> list[str]:
+    """Leave a value under this name, and wait for all ranks; who has not come after `seconds`. Every rank calls it."""
+    store.set(f"{name} {rank}", value)
+    store.add(name, 1)
+    end = time.monotonic() + seconds
+    while store.add(name, 0) < size:
+        if time.monotonic() > end:
+            return [str(peer) for peer in range(size) if not store.check([f"{name} {peer}"])]
+        time.sleep(0.01 + size / 50_000)  # one store answers all ranks
+    return []
 
 
 @dataclass(frozen=True)
@@ -58,24 +66,18 @@ class Topology:
         local_size, node = ON_NODE[launcher]
         # SLURM_GTIDS lists this node's ranks, as in 4,5,6,7; nodes may hold different numbers of them.
         here = env.get(local_size, "").count(",") + 1 if launcher == "slurm" else whole(env, local_size, size)
+        if local_rank >= here:
+            stop(f"local rank {local_rank} of {here} on its node: start all with one launcher")
         address = env.get("MASTER_ADDR") or ("127.0.0.1" if here == size else "")
+        if not (address and address.isascii() and address.isprintable()):
+            stop(f"MASTER_ADDR is {address!r}, and there are several nodes: export the name of the first before srun")
         # One port for all ranks of a job, another for the next job, below those that the system hands out.
-        job = whole(env, "SLURM_JOB_ID", zlib.crc32(env.get("PMIX_NAMESPACE", "").encode(errors="replace")))
+        name = env.get("PMIX_NAMESPACE") or env.get("PBS_JOBID", "")
+        job = whole(env, "SLURM_JOB_ID", zlib.crc32(name.encode(errors="replace")))
         port = whole(env, "MASTER_PORT", 10_000 + job % 20_000)
-        me = cls(rank, local_rank, size, here, whole(env, node, 0), launcher, address, port)
-        me.check(env)
-        return me
-
-    def check(self, env: Mapping[str, str]) -> None:
-        """Stop at the first contradiction between what was read and what else the environment says."""
-        if self.local_rank >= self.local_world_size:
-            stop(f"local rank {self.local_rank} of {self.local_world_size} on its node: start all with one launcher")
-        if not 0 < self.master_port < 2**16:
-            stop(f"MASTER_PORT is {self.master_port}: choose one from 1024 to 65535, or leave it out")
-        if not (self.master_addr.isascii() and self.master_addr.isprintable()):
-            stop(f"MASTER_ADDR is {self.master_addr!r}, which is no address: export the name of the first node")
-        if not self.master_addr:
-            stop("MASTER_ADDR is not set, and there are several nodes: export the name of the first node before srun")
+        if not 0 < port < 2**16:
+            stop(f"MASTER_PORT is {port}: choose one from 1024 to 65535, or leave it out")
+        return cls(rank, local_rank, size, here, whole(env, node, 0), launcher, address, port)
 
     def cpus(self) -> int:
         """CPUs that this rank has to itself: under Slurm those of its task, elsewhere its share of the node's."""
@@ -88,7 +90,8 @@ class Topology:
         """Claim this rank's device: cuda:local_rank where there are GPUs, else its CPUs. Every rank calls it."""
         gpus, asked = torch.cuda.device_count() if cuda else 0, os.environ.get("SLURM_GPUS_ON_NODE", "")
         if cuda and asked not in ("", "0") and not gpus:
-            stop(f"SLURM_GPUS_ON_NODE={asked} but torch {torch.__version__} sees none: a CUDA build, or --no-cuda")
+            why = f"torch {torch.__version__} for CUDA {torch.version.cuda} sees none"
+            stop(f"SLURM_GPUS_ON_NODE={asked} but {why}: does nvidia-smi show a driver for that CUDA? Or --no-cuda")
         if not gpus:
             if "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.cpus())
@@ -103,10 +106,8 @@ class Topology:
 
     def answers(self) -> bool:
         """Whether someone listens where rank 0 should be; a name that nobody knows is an OSError."""
-        try:
-            socket.create_connection(
-                (self.master_addr, self.master_port), timeout=1
-            ).close()  # a firewall may be silent
+        try:  # a firewall may be silent
+            socket.create_connection((self.master_addr, self.master_port), timeout=1).close()
         except socket.gaierror:
             raise
         except OSError:
@@ -119,28 +120,32 @@ class Topology:
             return dist.HashStore()
         place = f"MASTER_ADDR={self.master_addr} MASTER_PORT={self.master_port}"
         hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        end = time.monotonic() + seconds + hosts  # rank 0 goes last: the others ask its store who is missing
-        # A stranger that holds the port and never answers would keep TCPStore waiting for ever.
-        alarm = Timer(seconds, lambda: (print(f"{place}: held by a stranger", file=sys.stderr), os._exit(2)))
+        end, found = time.monotonic() + seconds + hosts, []  # rank 0 goes last: the others ask its store who is missing
+
+        def connect() -> None:
+            try:
+                found.append(dist.TCPStore(self.master_addr, self.master_port, None, hosts, wait_for_workers=False))
+            except dist.DistError as error:
+                found.append(error)
+
         try:
             while not hosts and not self.answers():
                 if time.monotonic() > end:
                     stop(f"{place}: rank 0 is not there after {seconds:g} s: is it running, and is this its address?")
                 time.sleep(0.1)
-            alarm.start()
-            tcp = dist.TCPStore(self.master_addr, self.master_port, None, hosts, wait_for_workers=False)
-            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), tcp)
-            store.set(f"rank {self.rank}", "here")
-            store.add("present", 1)
-            alarm.cancel()
-            while store.add("present", 0) < self.world_size:
-                if time.monotonic() > end:
-                    absent = [str(r) for r in range(self.world_size) if not store.check([f"rank {r}"])]
-                    stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
-                time.sleep(0.02 + self.world_size / 50_000)  # one store answers all ranks
-            return store
-        except (dist.DistError, OSError) as error:
+            # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
+            thread = Thread(target=connect, daemon=True)
+            thread.start()
+            thread.join(seconds)
+            if not found:
+                stop(f"{place}: held by a stranger")
+            if isinstance(found[0], Exception):
+                raise found[0]
+            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found[0])
+            absent = sign_in(store, "meet", self.rank, self.world_size, end - time.monotonic())
+        except (dist.DistError, OSError, UnicodeError) as error:
             why = str(error).partition("\n")[0]  # torch lists its C++ frames below
             stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({why})")
-        finally:
-            alarm.cancel()
+        if absent:
+            stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
+        return store

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
-PART = "saving.part"  # the name of a checkpoint that is being written
+PART = "checkpoints/part"  # the end of the path of a checkpoint that is being written
 
 
 def on_call(owner, name, number, harm, after=False, only=lambda *args, **kwargs: True):
@@ -70,7 +70,7 @@ def half_written(number, harm):
 
 
 def is_checkpoint(path, *_, **__):
-    return path.name == PART
+    return str(path).endswith(PART)
 
 
 def is_state(state, *_, **__):
@@ -85,7 +85,7 @@ MOMENTS = {
     # StepLR takes one step of its own when it is made.
     "epoch boundary": lambda n, harm: on_call(StepLR, "step", n + 1, harm, after=True),
     "barrier": lambda n, harm: on_call(dist, "barrier", n, harm),
-    "record": lambda n, harm: on_call(Path, "replace", n, harm, only=lambda path, *_, **__: path.name == "spec.part"),
+    "record": lambda n, harm: on_call(Path, "replace", n, harm, only=lambda path, target: target.name == "spec.json"),
     "save: before": lambda n, harm: on_call(torch, "save", n, harm, only=is_state),
     "save: mid-write": half_written,
     "save: before rename": lambda n, harm: on_call(Path, "replace", n, harm, only=is_checkpoint),

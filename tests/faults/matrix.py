@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from ddp_helpers.notebook import scripts
-from ddp_helpers.rank.checkpoint import checkpoints, content_of, unpack
+from ddp_helpers.rank.checkpoint import checkpoints, read, unpack
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from faults.ranks import run
@@ -111,7 +111,7 @@ def weights(folder: Path) -> str:
 def saved_model(folder: Path) -> nn.Module:
     """The model in the newest checkpoint, which is whole, as are all others in the folder."""
     found = checkpoints(folder / "run" / "checkpoints")
-    states = [unpack(content_of(path)) for path in found]
+    states = [unpack(read(path)) for path in found]
     model = Net()
     model.load_state_dict(states[0]["model"])
     return model

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ddp_helpers.notebook.launchers import free_port
-from ddp_helpers.rank.replicas import weight_digest
+from ddp_helpers.rank.resume import weight_digest
 from faults.inject import inject, models
 
 FORK = multiprocessing.get_context("forkserver")
@@ -66,7 +66,8 @@ class Ranks:
         for rank in range(self.size):
             mine = (*self.fault[1:], str(self.note)) if self.fault and self.fault[0] in (rank, "all") else None
             env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-            env = {name: str(value) for name, value in (env | self.env).items()}
+            env["MASTER_ADDR"] = "127.0.0.1"
+            env = {name: str(value) for name, value in (env | self.env).items() if value is not None}
             log = self.folder / f"rank{rank}.log"
             log.write_text("")
             process = FORK.Process(target=rank_main, args=(self.script, self.args, env, log, mine))

@@ -3,6 +3,7 @@
 A row's function returns the seconds until everyone had left; it fails where what must hold does not.
 """
 
+import re
 import shutil
 import socket
 import time
@@ -10,8 +11,8 @@ from functools import partial
 from itertools import product
 from random import Random
 
-from ddp_helpers.rank.checkpoint import checkpoints, content_of, unpack
-from ddp_helpers.rank.replicas import weight_digest
+from ddp_helpers.rank.checkpoint import checkpoints, read, unpack
+from ddp_helpers.rank.resume import weight_digest
 from faults.matrix import T, saved_model, within
 from faults.ranks import run
 
@@ -47,7 +48,7 @@ def stopped(matrix, phase):
     folder = matrix.fresh(f"stop_{phase}")
     ended = matrix.train(folder, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
     assert ended.statuses == [1, None], f"exit statuses {ended.statuses}"
-    assert "rank 1 of 2 does not answer" in ended.said[0], ended.said[0]
+    assert "rank 0 lost its peers: [Rank 0]: Ranks 1 failed to pass" in ended.said[0], ended.said[0]
     within(ended.seconds, T + 2)
     return ended.seconds
 
@@ -79,7 +80,7 @@ def drifted(matrix):
     folder = matrix.fresh("drift")
     ended = matrix.train(folder, fault=(1, "weights change", "step", 5))
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
-    assert all("after step 5: rank 1 has other weights than rank 0" in said for said in ended.said), ended.said
+    assert all("after step 5: rank [1] has other weights than rank 0" in said for said in ended.said), ended.said
     assert not (folder / "run" / "checkpoints").exists()
     matrix.must_resume_equal(folder)
     return ended.seconds
@@ -108,7 +109,7 @@ def disk_full(matrix):
     assert all("no checkpoint of step 10" in said and "File too large" in said for said in ended.said), ended.said
     saved_model(folder)
     assert [int(path.name[5:13]) for path in checkpoints(folder / "run" / "checkpoints")] == [5]
-    assert not list(folder.rglob("*.part"))
+    assert not list(folder.rglob("part"))
     matrix.must_resume_equal(folder)
     return ended.seconds
 
@@ -119,7 +120,8 @@ def refused(matrix, name, env=None, data=None, says=""):
     flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", T, "--no-cuda"]
     flags += ["--precision", "float32"]
     ended = run(matrix.script, *flags, size=1, folder=folder, env=env)
-    lines = [line for line in ended.said[0].splitlines() if line and not line.startswith("left: ")]
+    own = re.compile(r"left: |\[W|\[E|Exception raised|frame #|<omit")  # of this test's, and torch's remarks
+    lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
     assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
     assert (says or name) in lines[0], lines[0]
     within(ended.seconds, 10)
@@ -134,17 +136,16 @@ def bad_data(matrix, how):
     raw.mkdir(parents=True)
     for path in (matrix.data / "MNIST" / "raw").iterdir():
         (raw / path.name).write_bytes(path.read_bytes())
-    content = bytearray((raw / name).read_bytes())
-    content[100] ^= 1
-    (raw / name).unlink() if how == "missing" else (raw / name).write_bytes(content)
-    return refused(matrix, how, data=root, says=name)
+    content = (raw / name).read_bytes()
+    (raw / name).unlink() if how == "missing" else (raw / name).write_bytes(content[:100])
+    return refused(matrix, how, data=root, says=f"--data {root}: ")
 
 
 def port_busy(matrix):
     """The same, for a port that another program holds."""
     with socket.create_server(("0.0.0.0", 0)) as stranger:
         port = stranger.getsockname()[1]
-        return refused(matrix, "port", env={"MASTER_PORT": port, "WORLD_SIZE": 2}, says=f"MASTER_PORT={port}")
+        return refused(matrix, "port", env={"MASTER_PORT": port, "WORLD_SIZE": 2}, says="EADDRINUSE")
 
 
 def other_world(matrix, size):
@@ -152,13 +153,13 @@ def other_world(matrix, size):
 
     One epoch: sums that are rounded otherwise move a ReLU's zero sooner or later, and from there the runs part.
     """
-    plain = matrix.changed((" Dropout(0.25)", " nn.Identity()"), (" Dropout(0.5)", " nn.Identity()"))
+    plain = matrix.changed(("nn.Dropout(0.25)", "nn.Identity()"), ("nn.Dropout(0.5)", "nn.Identity()"))
     folder, reference = matrix.fresh(f"world_{size}"), matrix.fresh("without_dropout")
     matrix.train(reference, "--epochs", 1, script=plain)
     ended = matrix.train(folder, "--epochs", 1, script=plain, fault=(1, "SIGUSR2", "step", 7))
     assert ended.statuses == [75, 75], ended.said
     again = matrix.train(folder, "--epochs", 1, script=plain, size=size)
-    assert "close to, not equal to, the uninterrupted run: other" in again.said[0], again.said[0]
+    assert "close to, not equal to, the uninterrupted run" in again.said[0], again.said[0]
     ours, theirs = (saved_model(one).state_dict() for one in (folder, reference))
     worst = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     assert worst < 1e-6, f"weights differ by {worst:.1e}"
@@ -181,32 +182,42 @@ def killed_anywhere(matrix, times, seed=0):
         ended = matrix.train(folder, kill=(moment, ranks))
         within(ended.seconds, T + 5)
         for path in checkpoints(folder / "run" / "checkpoints"):
-            unpack(content_of(path))
+            unpack(read(path))
         assert matrix.resumes(folder) == golden, f"{case}: the resumed run differs"
         worst = max(worst, ended.seconds)
         shutil.rmtree(folder)
     return worst
 
 
-# What is left out, and where it stands in the script; how the run is started; on how many ranks.
+# What is left out: the pieces of the script and what takes their places; how the run is started; on how many ranks.
 CONTROLS = {
     "optimizer": (
-        "part.load_state_dict(state[name])",
-        'name == "optimizer" or part.load_state_dict(state[name])',
+        [("part.load_state_dict(state[name])", 'name == "optimizer" or part.load_state_dict(state[name])')],
         (),
         2,
     ),
-    "random numbers": ('set_random_state(state["random"][self.me.rank], self.device)', "pass", (), 2),
-    "sampler": ("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]", (), 2),
-    "generator": ('kept["generator"] = torch.Generator()', "pass", ("--num-workers", 0), 2),
-    "bucket order": ("        self.settle(ddp_model)\n", "", (), 4),
+    "random numbers": ([("torch.set_rng_state(random[dist.get_rank()][0])", "pass")], (), 2),
+    "sampler": ([("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]")], (), 2),
+    "generator": (
+        [
+            ('"generator": torch.Generator()}', '"generator": None}'),
+            ("train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)", "pass"),
+        ],
+        ("--num-workers", 0),
+        2,
+    ),
+    "bucket order": (
+        [("loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()", "pass")],
+        (),
+        4,
+    ),
 }
 
 
 def control(matrix, part):
     """Without this part the resumed run must differ from one that nobody harmed; with it, it is equal."""
-    old, new, flags, size = CONTROLS[part]
-    script, folder = matrix.changed((old, new)), matrix.fresh(f"without_{part}")
+    changes, flags, size = CONTROLS[part]
+    script, folder = matrix.changed(*changes), matrix.fresh(f"without_{part}")
     ended = matrix.train(folder, *flags, size=size, script=script, fault=(1, "SIGUSR2", *PHASES["step"]))
     assert set(ended.statuses) == {75}, ended.said
     differs = matrix.resumes(folder, *flags, size=size, script=script) != matrix.golden(
@@ -221,7 +232,8 @@ def control(matrix, part):
 
 def control_vote(matrix):
     """Without the vote the weights become NaN: the row above can fail."""
-    folder, script = matrix.fresh("no_vote"), matrix.changed(("if rank or spoilt:", "if False:"))
+    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(bad[1], 0)", "pass")
+    folder, script = matrix.fresh("no_vote"), matrix.changed(*without)
     ended = matrix.train(folder, fault=(1, "NaN", "step", 8), script=script)
     assert ended.statuses == [0, 0], ended.said
     spoilt = any(not weight.isfinite().all() for weight in saved_model(folder).parameters())
@@ -230,15 +242,15 @@ def control_vote(matrix):
 
 
 VARIABLES = {
-    "RANK=x": ({"RANK": "x"}, "RANK is 'x'"),
-    "RANK=7": ({"RANK": 7}, "rank 7 of 1"),
-    "WORLD_SIZE=two": ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
-    "LOCAL_RANK=-1": ({"LOCAL_RANK": -1}, "LOCAL_RANK is '-1'"),
-    "LOCAL_RANK=3": ({"LOCAL_RANK": 3}, "local rank 3 of 1"),
-    "MASTER_PORT=99999": ({"MASTER_PORT": 99999}, "MASTER_PORT is 99999"),
-    "MASTER_PORT=http": ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
-    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}, "MASTER_ADDR is not set"),
-    "SLURM_NTASKS=3": ({"SLURM_NTASKS": 3}, "SLURM_NTASKS=3"),
+    "RANK=x": ({"RANK": "x"}, "['x', '0', '1']"),
+    "RANK=7": ({"RANK": 7}, "['7', '0', '1']"),
+    "WORLD_SIZE=two": ({"WORLD_SIZE": "two"}, "['0', '0', 'two']"),
+    "LOCAL_RANK=-1": ({"LOCAL_RANK": -1}, "['0', '-1', '1']"),
+    "LOCAL_RANK=3": ({"LOCAL_RANK": 3}, "['0', '3', '1']"),
+    "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "but was 99999"),
+    "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "'http'"),
+    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "environment variable MASTER_ADDR expected"),
+    "Slurm says another": ({"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}, "say ['0', '0', '1']"),
 }
 
 ROWS = [
@@ -260,7 +272,7 @@ ROWS = [
     ("weights of rank 1 change", "step", drifted),
     *((f"checkpoint {how}", "load", partial(damaged, how=how)) for how in ("cut", "flipped", "empty")),
     ("disk full", "save", disk_full),
-    *((f"data {how}", "init", partial(bad_data, how=how)) for how in ("missing", "corrupt")),
+    *((f"data {how}", "init", partial(bad_data, how=how)) for how in ("missing", "cut")),
     *((name, "init", partial(refused, name=name, env=env, says=says)) for name, (env, says) in VARIABLES.items()),
     ("port busy", "init", port_busy),
     *((f"world 2 to {size}", "mid-epoch", partial(other_world, size=size)) for size in (1, 4)),

@@ -1,88 +1,152 @@
-"""Judge what the ranks are: complete, of one version, each with a device and CPUs. A row for each check."""
+"""The checks that need nobody's help: each gives what was seen, or raises Red."""
 
-from ddp_helpers.rank.doctor.facts import Facts, Fault, Row, judge
+import hashlib
+import ipaddress
+import os
+import platform
+import re
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
 
+import torch
+import torchvision
 
-def check_ranks(everyone: list[Facts]) -> Row:
-    """Ranks 0 .. world_size - 1, each once, from one launcher, and local ranks unique on a node."""
+from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.staging import check_data
+from ddp_helpers.rank.topology import Topology, whole
 
-    def fault(one: Facts) -> Fault:
-        if one.tasks > 1:
-            return f"alone, but the job has SLURM_NTASKS={one.tasks}", "start it with srun, torchrun or mpirun"
-        same = [o.rank for o in everyone if (o.host, o.node, o.local_rank) == (one.host, one.node, one.local_rank)]
-        if len(same) > 1:
-            return f"local rank {one.local_rank} on {one.host} twice", "let one launcher number all ranks: export none"
-        if (one.launcher, one.world_size) != (first.launcher, first.world_size):
-            return f"{one.launcher} says {one.world_size} ranks", "start all ranks with one launcher"
-        return None
-
-    first, hosts = everyone[0], {one.host for one in everyone}
-    if sorted(one.rank for one in everyone) != list(range(first.world_size)):
-        numbers = ", ".join(str(one.rank) for one in everyone)
-        return Row("ranks", False, f"of {first.world_size} there are {numbers}", "let one launcher number all ranks")
-    by = "no launcher" if first.launcher == "single" else first.launcher
-    plural = "s" if len(everyone) > 1 else ""
-    fine = f"{len(everyone)} rank{plural} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, started by {by}"
-    return judge("ranks", everyone, fault, fine)
+SHARED = 64 * 2**20  # bytes of /dev/shm, which is what a container gives without being asked
 
 
-def check_devices(everyone: list[Facts]) -> Row:
-    """Every rank has a GPU of its own, or none has one."""
-
-    def fault(one: Facts) -> Fault:
-        if one.device_error:
-            return "no device", one.device_error
-        if not one.gpu and any(o.gpu for o in everyone):
-            return "no GPU, where others have one", "ask for as many GPUs as tasks on each node, or --no-cuda"
-        if one.gpu and sum((o.host, o.gpu) == (one.host, one.gpu) for o in everyone) > 1:
-            return f"GPU {one.gpu} on {one.host} is shared", "as many GPUs as tasks on each node: one rank for each GPU"
-        return None
-
-    names = ", ".join(sorted({one.device for one in everyone}))
-    return judge("devices", everyone, fault, f"a GPU for each rank: {names}" if "cuda" in names else "CPU on each rank")
+def plural(number: int, thing: str) -> str:
+    """A number of things in words."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def check_versions(everyone: list[Facts]) -> Row:
+def check_ranks(case: Case) -> str:
+    """Ranks from one launcher, each with a local rank of its own; who did not answer is added by rank 0."""
+    me, tasks = case.me, whole(os.environ, "SLURM_NTASKS", 1)
+    if me.world_size == 1 < tasks and me.launcher in ("single", "slurm"):
+        raise Red(f"alone, but the job has SLURM_NTASKS={tasks}", "start it with srun, torchrun or mpirun")
+    by = f"started by {me.launcher.replace('single', 'no launcher')}"
+    said = f"{plural(me.world_size, 'rank')} on {plural(case.count('hosts'), 'host')}, {by}"
+    if (first := case.first("ranks", said)) != said:
+        raise Red(f"{said}, where rank 0 says {first}")
+    if case.count(f"local rank {case.place} {me.local_rank}") > 1:
+        raise Red(f"local rank {me.local_rank} on {case.host} twice")
+    return said
+
+
+def check_versions(case: Case) -> str:
     """Python, torch, torchvision, CUDA and NCCL are the same on all ranks."""
-
-    def fault(one: Facts) -> Fault:
-        other = [f"{name} {version}" for name, version in one.versions.items() if first.get(name) != version]
-        return (f"{', '.join(other)}", f"use one environment on all nodes; rank 0 has {fine}") if other else None
-
-    first = everyone[0].versions
-    fine = ", ".join(f"{name} {version}" for name, version in first.items())
-    return judge("versions", everyone, fault, fine)
+    said = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    if torch.cuda.is_available():
+        said += f", CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    if (first := case.first("versions", said)) != said:
+        raise Red(said, f"use one environment on all nodes; rank 0 has {first}")
+    return said
 
 
-def check_cpus(everyone: list[Facts]) -> Row:
+def claim(me: Topology, cuda: bool) -> tuple[str, str]:
+    """This rank's device, and the GPU's own number. Raises Red where this torch has no code for the GPU."""
+    device = me.device(cuda)
+    if device.type == "cpu":
+        return "cpu", ""
+    its, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+    if not runs_on(its, built):
+        raise Red(f"{device} is sm_{its[0]}{its[1]}; torch {torch.__version__} is built for {' '.join(built)}")
+    return str(device), str(torch.cuda.get_device_properties(device).uuid)
+
+
+def runs_on(its: tuple[int, int], built: list[str]) -> bool:
+    """Whether code that was built for these runs there: sm_ on the same major number, compute_ on any later one."""
+    known = [match.groups() for name in built if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)", name))]
+    fits = [kind == "compute" or int(a) == its[0] for kind, a, b in known if (int(a), int(b)) <= its]
+    return any(fits) or not known  # not NVIDIA's
+
+
+def check_devices(case: Case) -> str:
+    """Every rank has a GPU of its own that this torch can use, or none has one."""
+    if case.device_error:
+        raise Red(case.device_error)
+    if not case.gpu and case.count("gpus"):
+        raise Red("no GPU, where others have one")
+    if case.gpu and case.count(f"gpu {case.host} {case.gpu}") > 1:
+        raise Red(f"GPU {case.gpu} on {case.host} is shared")
+    return case.device
+
+
+def check_cpus(case: Case) -> str:
     """Each rank has the CPUs that its task asked for, one for itself and each worker, and one for each thread."""
-
-    def fault(one: Facts) -> Fault:
-        own = own_cpus(one, everyone)
-        if len(one.cpus) < one.asked:
-            cure = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"'
-            small = f"ask for at most --cpus-per-task={one.machine}: the machine has no more"
-            cure = cure if one.machine >= one.asked else small
-            return f"{cpus(len(one.cpus))}, but --cpus-per-task={one.asked}", cure
-        if own < one.workers + 1:
-            more = f"--num-workers {own - 1}, or" if own else "fewer ranks on a node, or"
-            return f"{cpus(own)} of its own for itself and --num-workers {one.workers}", f"{more} more --cpus-per-task"
-        if own < one.threads:
-            return f"{cpus(own)} of its own for OMP_NUM_THREADS={one.threads}", f"export OMP_NUM_THREADS={own}"
-        return None
-
-    least = min(own_cpus(one, everyone) for one in everyone)
-    return judge("cpus", everyone, fault, f"each rank has {cpus(least)} or more of its own")
+    here, asked, machine = len(case.cpus), whole(os.environ, "SLURM_CPUS_PER_TASK", 1), os.cpu_count() or 1
+    if here < asked:
+        cure = f"ask for at most --cpus-per-task={machine}: the machine has no more" if machine < asked else ""
+        raise Red(f"{plural(here, 'CPU')}, but --cpus-per-task={asked}", *([cure] if cure else []))
+    shares = [1 / case.count(f"cpu {case.place} {cpu}") for cpu in case.cpus]
+    own, workers = asked if case.me.launcher == "slurm" else int(sum(shares) + 1e-9), case.args.num_workers
+    if own <= workers:
+        more = f"--num-workers {own - 1}" if own else "fewer ranks on a node"
+        seen = f"{plural(own, 'CPU')} of its own for itself and --num-workers {workers}"
+        raise Red(seen, f"{more}, or more --cpus-per-task")
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if threads.isdecimal() and own < int(threads):
+        raise Red(f"{plural(own, 'CPU')} of its own for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={own}")
+    return f"each rank has {plural(own, 'CPU')} of its own"
 
 
-def own_cpus(one: Facts, everyone: list[Facts]) -> int:
-    """CPUs that a rank has to itself: under Slurm those of its task, elsewhere its share of those that it may use."""
-    if one.launcher == "slurm":
-        return min(len(one.cpus), one.asked)
-    near = [other for other in everyone if (other.host, other.node) == (one.host, one.node)]
-    return len(one.cpus) // max(1, sum(not set(one.cpus).isdisjoint(other.cpus) for other in near))
+def check_network(case: Case) -> str:
+    """Where gloo listens on this host, ranks on another one can reach it."""
+    names, named = [name for _, name in socket.if_nameindex()], os.environ.get("GLOO_SOCKET_IFNAME")
+    if named:
+        if unknown := set(named.split(",")) - set(names):
+            raise Red(f"GLOO_SOCKET_IFNAME={named}: {', '.join(sorted(unknown))} is not among {', '.join(names)}")
+        place, loopback = f"GLOO_SOCKET_IFNAME={named}", "lo" in named.split(",")
+    else:
+        address = "127.0.0.1"  # which gloo takes where nobody knows the host's name
+        with suppress(OSError):
+            address = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0]
+        place = f"{address} ({socket.gethostname()})"
+        loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if loopback and case.count("hosts") > 1:
+        raise Red(f"gloo listens on {place}, which does not leave {case.host}")
+    return f"gloo listens on {place}"
 
 
-def cpus(number: int) -> str:
-    """A number of CPUs in words."""
-    return f"{number} CPU{'' if number == 1 else 's'}"
+def check_dataset(case: Case) -> str:
+    """All ranks have the same data, and it is whole; two generated sets can differ, and are told by their digests."""
+    root = case.args.data
+    name, trouble = overhear(lambda: check_data(root))
+    with suppress(OSError):
+        name = f"{name} {hashlib.md5((root / 'MNIST/raw/MD5SUMS').read_bytes()).hexdigest()[:8]}"
+    first = case.first("data", "" if trouble else name)
+    if trouble:
+        raise Red("no whole data", trouble[0])
+    if first not in ("", name):
+        raise Red(f"{name}, where rank 0 has {first}")
+    return f"{name}, whole on each rank"
+
+
+def free(path: Path) -> int:
+    """Bytes free where this path is, or would be."""
+    for place in (path, *path.parents):
+        with suppress(OSError):
+            return shutil.disk_usage(place).free
+    return 0
+
+
+def check_space(case: Case) -> str:
+    """There is room for records and checkpoints."""
+    room = free(case.args.run_dir.absolute())
+    if room < 1e9:
+        raise Red(f"{room / 1e9:.2f} GB free for {case.args.run_dir}")
+    return f"{room / 1e9:.0f} GB free for the run folder"
+
+
+def check_shm(case: Case) -> str:
+    """There is room for the batches of DataLoader workers, and for NCCL on one host: more than Docker's default."""
+    room, workers = free(Path("/dev/shm")), case.args.num_workers
+    if room <= SHARED and Path("/dev/shm").exists() and (workers or (case.gpu and case.me.world_size > 1)):
+        raise Red(f"{room / 2**20:.0f} MB for {plural(workers, 'worker') if workers else 'NCCL'}")
+    return f"{room / 2**20:,.0f} MB free"

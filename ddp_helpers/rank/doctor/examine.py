@@ -1,41 +1,53 @@
 """The preflight: the ranks of a job come together, look at what it needs, and rank 0 prints one table."""
 
+import json
 import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from ddp_helpers.rank.doctor.checks import check_cpus, check_devices, check_ranks, check_versions
-from ddp_helpers.rank.doctor.exchange import compare_clocks, share_file, try_reduce
-from ddp_helpers.rank.doctor.facts import Facts, Row
-from ddp_helpers.rank.doctor.probes import look, overhear
-from ddp_helpers.rank.doctor.shared_checks import (
-    check_clocks,
+from ddp_helpers.rank.doctor.case import Case, overhear
+from ddp_helpers.rank.doctor.checks import (
+    check_cpus,
     check_dataset,
-    check_folder,
+    check_devices,
     check_network,
-    check_reduce,
+    check_ranks,
     check_shm,
     check_space,
+    check_versions,
+    claim,
 )
-from ddp_helpers.rank.lost import lost_ranks_named
-from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.topology import Topology, stop
+from ddp_helpers.rank.doctor.exchange import check_clocks, check_folder, check_reduce
+from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.topology import Topology, sign_in
 
-EACH = (check_versions, check_devices, check_cpus, check_network)
-FILES = (check_dataset, check_space, check_shm)
-ALONE = (*EACH, *FILES)  # what a rank can say without the others
-TOGETHER = (check_ranks, *EACH, check_reduce, check_clocks, check_folder, *FILES)
+CHECKS = {  # each row of the table: its check, and the usual cure
+    "ranks": (check_ranks, "let one launcher number all ranks, export none; read the missing one's own output"),
+    "versions": (check_versions, "use one environment on all nodes"),
+    "devices": (
+        check_devices,
+        "one GPU for each rank, as many GPUs as tasks on a node, a torch for them; or --no-cuda",
+    ),
+    "cpus": (check_cpus, 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"'),
+    "network": (check_network, "export GLOO_SOCKET_IFNAME= the interface between the nodes: ip -brief address"),
+    "all-reduce": (check_reduce, "the same code on all nodes, and no red row above; --no-cuda, NCCL_DEBUG=INFO"),
+    "clocks": (check_clocks, "have the clocks of the nodes set (chronyc makestep, as root)"),
+    "run folder": (check_folder, "a --run-dir on a file system that all nodes share, and that you may write to"),
+    "data": (check_dataset, "one --data for all ranks, on a shared file system"),
+    "space": (check_space, "make room for 1 GB, or another --run-dir"),
+    "/dev/shm": (check_shm, "docker run --shm-size=1g, or --ipc=host; or --num-workers 0"),
+}
+ALONE = ("versions", "devices", "cpus", "network", "data", "space", "/dev/shm")  # what a rank can say by itself
 CURES = {  # a word of the line with which a meeting fails, and what to do
     "missing": "start all ranks, each with the same MASTER_ADDR and MASTER_PORT, and read the missing one's own output",
     "cannot listen": "export MASTER_PORT= another number from 1024 to 32767, the same for all ranks",
+    "": "read the other ranks' output: is MASTER_ADDR right, and is the port open to all nodes?",
 }
-OTHER = "read the other ranks' output; are MASTER_ADDR and GLOO_SOCKET_IFNAME right, and is the port open to all nodes?"
+Row = tuple[str, str, str]  # what the check is called, what was seen, and the cure, or '' if all is well
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
@@ -49,31 +61,43 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
     args = parser.parse_args(argv)
-    for flag, lowest in {"num_workers": 0, "timeout": 1}.items():
-        if not lowest <= (value := getattr(args, flag)) < 2**20:
-            parser.error(f"--{flag.replace('_', '-')} {value} is out of range: give {lowest} or more")
+    if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
+        parser.error(f"--num-workers {args.num_workers} or --timeout {args.timeout} is out of range")
     return args
 
 
-def table(rows: list[Row]) -> str:
-    """The rows below each other, a cure below each red one; green and red in colour on a terminal only."""
-    # mpirun gives its ranks a terminal, also where its own output goes into a file.
-    terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
-    colour = {True: "\033[32m", False: "\033[31m"} if terminal else {True: "", False: ""}
+def visit(case: Case, name: str) -> list[str]:
+    """What a check says of this rank: what was seen, and the cure, or '' if all is well."""
+    check, cure = CHECKS[name]
+    seen, trouble = overhear(lambda: check(case))
+    return [*trouble, cure][:2] if trouble else [seen, ""]
+
+
+def judge(name: str, told: dict[int, list[str]]) -> Row:
+    """The row of a check, from what it said of each rank: red with the ranks at fault, or what is fine. Any process."""
+    reds: dict[str, list[str]] = {}
+    for rank, (seen, cure) in told.items():
+        if cure:
+            reds.setdefault(seen, []).append(str(rank))
+    if not reds:
+        return name, "; ".join(list(dict.fromkeys(seen for seen, _ in told.values() if seen))[:4]), ""
+    who = {seen: f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" for seen, ranks in reds.items()}
+    who |= {seen: "all ranks" for seen, ranks in reds.items() if len(ranks) == len(told) > 1}
+    cures = dict.fromkeys(cure for _, cure in told.values() if cure)
+    return name, "; ".join(f"{ranks}: {seen}" for seen, ranks in who.items()), "; ".join(cures)
+
+
+def show(rows: list[Row]) -> int:
+    """Print the rows below each other, a cure below each red one, and give the exit status; rank 0 calls it."""
     lines = [f"{'check':<11} {'':<3} what was seen"]
-    for row in rows:
-        state = f"{colour[row.ok]}{'ok' if row.ok else 'RED':<3}{chr(27) + '[0m' if colour[row.ok] else ''}"
-        lines.append(f"{row.check:<11} {state} {plain(row.seen)}")
-        if not row.ok:
-            lines.append(f"{'':<15} cure: {plain(row.cure)}")
-    red = sum(not row.ok for row in rows)
-    return "\n".join([*lines, f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green"])
-
-
-def show(rows: list[Row]) -> None:
-    """Print the table; rank 0 calls it."""
-    sys.stdout.write(f"{table(rows)}\n")  # at once: print() would send the last line's end by itself, to be marked
+    for name, seen, cure in rows:
+        lines.append(f"{name:<11} {'RED' if cure else 'ok':<3} {plain(seen)}")
+        lines += [f"{'':<15} cure: {plain(cure)}"] if cure else []
+    red = sum(bool(cure) for *_, cure in rows)
+    lines.append(f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green")
+    sys.stdout.write("\n".join(lines) + "\n")  # at once: print() would send the last line's end by itself, to be marked
     sys.stdout.flush()
+    return min(red, 1)
 
 
 def plain(text: str) -> str:
@@ -81,32 +105,36 @@ def plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def consult(me: Topology, args: Namespace, facts: Facts) -> list[Row]:
-    """The rows of all checks; every rank calls it, and each gets the same. Rank 0 prints them before any rank leaves.
-
-    Raises RuntimeError if a rank is lost on the way.
-    """
-    _, trouble = overhear(lambda: try_reduce(facts, args.timeout))
-    facts.reduce_error = trouble or facts.reduce_error
-    compare_clocks(facts)
-    share_file(facts)
-    everyone = [facts] * me.world_size
-    dist.all_gather_object(everyone, facts)
-    rows = [check(everyone) for check in TOGETHER]
+def consult(case: Case) -> int:
+    """Make all checks, and have rank 0 print the table before any rank leaves; every rank calls it."""
+    me, store, seconds = case.me, case.store, case.args.timeout
+    store.set_timeout(timedelta(seconds=seconds))
+    case.arrive()
+    _, lost = overhear(lambda: case.come("arrive"))
+    told = json.dumps({name: visit(case, name) for name in ([] if lost else CHECKS)})
+    store.set_timeout(timedelta(seconds=3 * seconds + 10))
+    # Some notice only after `seconds` that a peer is lost.
+    absent = sign_in(store, "told", me.rank, me.world_size, 0 if me.rank else seconds + 5, told)
     if me.rank == 0:
-        show(rows)
-    return rows
+        every = {r: json.loads(store.get(f"told {r}")) for r in range(me.world_size) if str(r) not in absent}
+        rows = [judge(name, {rank: said[name] for rank, said in every.items() if name in said}) for name in CHECKS]
+        if absent:
+            rows[0] = ("ranks", f"rank {', '.join(absent)} of {me.world_size} did not answer", CHECKS["ranks"][1])
+        store.set("status", str(show(rows)))
+    status = int(store.get("status"))
+    sign_in(store, "end", me.rank, me.world_size, 1)  # rank 0 may keep the store
+    return status
 
 
-def alone(me: Topology, facts: Facts, trouble: str) -> int:
+def alone(case: Case, trouble: str) -> int:
     """What a rank says when the ranks did not come together: rank 0 a table, the others one line. The exit status."""
-    if me.rank == 0:
-        cure = next((cure for word, cure in CURES.items() if word in trouble), OTHER)
-        show([Row("ranks", False, trouble, cure), *(check([facts]) for check in ALONE)])
-        return 1
+    if case.me.rank == 0:
+        case.arrive()
+        cure = next(cure for word, cure in CURES.items() if word in trouble)
+        return show([("ranks", trouble, cure), *(judge(name, {0: visit(case, name)}) for name in ALONE)])
     print(trouble, file=sys.stderr, flush=True)
-    with suppress(OSError):
-        if me.answers():  # rank 0 is there, and goes last: launchers end all ranks as soon as one has failed
+    with suppress(OSError, UnicodeError):
+        if case.me.answers():  # rank 0 is there, and goes last: launchers end all ranks as soon as one has failed
             time.sleep(2)
             return 1
     return 2
@@ -119,15 +147,15 @@ def examine(argv: list[str] | None = None, prog: str | None = None) -> int:
     """
     args = parse_flags(argv, prog)
     me = Topology.from_env()
-    facts = look(me, args)
-    group = process_group(me, torch.device("cpu"), args.timeout)  # gloo, which can say what is wrong with a GPU
-    try:
-        with ExitStack() as stack:
-            store, trouble = overhear(lambda: stack.enter_context(group))
-            if trouble:
-                return alone(me, facts, trouble)
-            stack.enter_context(lost_ranks_named(me, store))
-            rows = consult(me, args, facts)
-    except RuntimeError as error:
-        return alone(me, facts, str(error).partition("\n")[0])
-    return 0 if all(row.ok for row in rows) else 1
+    case = Case(me, args)
+    found, trouble = overhear(lambda: claim(me, not args.no_cuda))
+    (case.device, case.gpu), case.device_error = found or ("none", ""), "".join(trouble)
+    store, trouble = overhear(lambda: me.meet(args.timeout))
+    if trouble:
+        return alone(case, trouble[0])
+    case.store = store
+    status, trouble = overhear(lambda: consult(case))
+    if trouble:
+        print(f"rank 0, which prints the table, is lost: {trouble[0]}", file=sys.stderr)
+        return 1
+    return status

@@ -1,21 +1,19 @@
-"""What the doctor tries with all ranks together: a sum, its speed, the clocks, and a file that all see."""
+"""The checks that all ranks make together: the clocks, a file that all see, a sum and its speed."""
 
 import os
-import secrets
-import statistics
 import time
-import zlib
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_helpers.rank.doctor.facts import Facts
+from ddp_helpers.rank.doctor.case import Case, Red
 
-LARGE = 2**22  # float32 numbers: 16 MB
+SIZES = {"gloo": 2**22, "nccl": 2**26}  # float32 numbers of the large sum: 16 MB, 256 MB
 PATIENCE = 2.0  # seconds until a file written on one host must be seen on another
 
 
@@ -29,118 +27,86 @@ def now() -> float:
     return time.time()
 
 
-def fast_group(facts: Facts, seconds: float) -> dist.ProcessGroup | None:
-    """A group over NCCL if each rank has a GPU of its own, else None, which means gloo; every rank calls it.
-
-    NCCL can hang or abort where two ranks hold one GPU, or one rank holds none: so all ask first, over gloo.
-    """
-    mine = torch.tensor([zlib.crc32(f"{facts.host} {facts.gpu}".encode()) if facts.gpu else -1])
-    claims = [torch.zeros_like(mine) for _ in range(facts.world_size)]
-    dist.all_gather(claims, mine)
-    numbers = {claim.item() for claim in claims}
-    if -1 in numbers or len(numbers) < facts.world_size:
-        return None
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # an error that can be caught, in place of an abort
-    return dist.new_group(backend="nccl", timeout=timedelta(seconds=seconds))
+def check_clocks(case: Case) -> str:
+    """The hosts' clocks agree, when all ranks look at them."""
+    case.come("clocks")
+    mine = now()
+    skew = mine - float(case.first("clock", str(mine)))
+    if abs(skew) > 1:
+        raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
+    return "within a second of rank 0's"
 
 
-def seconds_of(total: Tensor, group: dist.ProcessGroup | None, times: int) -> float:
-    """The median time of an all-reduce of this tensor; every rank calls it."""
-    took = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        dist.all_reduce(total, group=group)
-        if total.is_cuda:
-            torch.cuda.synchronize()  # until here it was queued, not done
-        took.append(time.perf_counter() - begin)
-    return statistics.median(took)
-
-
-def try_reduce(facts: Facts, seconds: float) -> None:
-    """Sum over all ranks, compare with the sum that must come out, and time it; every rank calls it."""
-    group, size = fast_group(facts, seconds), facts.world_size
-    facts.backend = "nccl" if group else "gloo"
-    large = torch.full((LARGE,), contribution(facts.rank), device=facts.device if group else "cpu")
-    small, right = large[:1].clone(), size * (size + 1) / 2
-    for total in (small, large):
-        dist.all_reduce(total, group=group)
-        wrong = total[total != right]  # also what is not a number
-        if len(wrong) and not facts.reduce_error:
-            facts.reduce_error = f"the sum of {size} ranks is {wrong[0].item():g}, not {right:g}"
-        total.zero_()  # sums of sums would overflow below
-    facts.latency = seconds_of(small, group, 20)
-    facts.bandwidth = large.nbytes / seconds_of(large, group, 3) * 2 * (size - 1) / size
-
-
-def compare_clocks(facts: Facts) -> None:
-    """Ask rank 0 for its time, there and back, several times, and believe the fastest; every rank calls it."""
-    said = torch.zeros(1, dtype=torch.float64)
-    if facts.rank == 0:
-        for peer in range(1, facts.world_size):
-            for _ in range(8):
-                dist.recv(said, peer)
-                said[0] = now()
-                dist.send(said, peer)
-        return
-    trips = []
-    for _ in range(8):
-        begin = now()
-        dist.send(said, 0)
-        dist.recv(said, 0)
-        end = now()
-        trips.append((end - begin, (begin + end) / 2 - said.item()))
-    facts.skew = min(trips)[1]
-
-
-def share_file(facts: Facts) -> None:
-    """Rank 0 writes a number that nobody can guess, the others must read it; every rank calls it. Nothing is left."""
-    folder, nonce, trouble = Path(facts.folder).absolute(), secrets.token_hex(8), ""
-    new = [path for path in (folder, *folder.parents) if is_new(path)]
-    said = [nonce, trouble]
-    try:
-        if facts.rank == 0:
-            said[1] = write_nonce(folder, nonce)
-        dist.broadcast_object_list(said, 0)
-        nonce, trouble = said
-        if trouble:
-            facts.folder_error = trouble if facts.rank == 0 else ""
-        elif not sees(folder, nonce):
-            facts.folder_error = f"not in {folder}: the file that rank 0 wrote"
-        dist.barrier()  # nobody still looks for it
-    finally:
-        if facts.rank == 0:
-            with suppress(OSError):  # it was never there
-                (folder / f".doctor-{nonce}").unlink()
-            for path in new:
-                with suppress(OSError):  # another run is there by now
-                    path.rmdir()
-
-
-def is_new(folder: Path) -> bool:
-    """Whether this folder would have to be made."""
-    try:
-        return not folder.exists()
-    except OSError:  # a name that is too long, a folder that may not be entered
-        return True
-
-
-def write_nonce(folder: Path, nonce: str) -> str:
-    """Write the file, and the folder if need be; what went wrong, or ''."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f".doctor-{nonce}").write_text(nonce)
+def check_folder(case: Case) -> str:
+    """What rank 0 writes into the run folder, all ranks see. Nothing is left."""
+    folder = case.args.run_dir.absolute()
+    if case.me.rank:
+        file = case.first("file", "")
+        seen = not file or sees(Path(file))
+        case.come("file")
+        if not seen or folder != Path(case.first("folder", "")):
+            raise Red(f"not in {folder}: the file that rank 0 wrote")
+        return ""
+    case.first("folder", str(folder))
+    try:  # a folder that is not there yet would be made in one that is
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        with NamedTemporaryFile(dir=place, prefix=".doctor-") as file:
+            case.first("file", file.name)
+            case.come("file")
     except OSError as error:
-        return f"{folder} cannot be written ({error.strerror})"
-    return ""
+        case.first("file", "")
+        raise Red(f"{folder} cannot be written ({error.strerror})") from error
+    return f"all ranks see what rank 0 wrote for {folder}"
 
 
-def sees(folder: Path, nonce: str) -> bool:
-    """Whether the file is there, with this number in it, before patience ends."""
+def sees(file: Path) -> bool:
+    """Whether the file is there before patience ends."""
     end = time.monotonic() + PATIENCE
-    while True:
+    while time.monotonic() < end:
         with suppress(OSError):
-            if (folder / f".doctor-{nonce}").read_text() == nonce:
-                return True
-        if time.monotonic() > end:
-            return False
+            file.stat()
+            return True
         time.sleep(0.1)
+    return False
+
+
+def check_reduce(case: Case) -> str:
+    """An all-reduce gives the right sum on every rank; how fast it was."""
+    size, limit = case.me.world_size, timedelta(seconds=case.args.timeout)
+    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
+    backend = "nccl" if case.count("gpus") == size else "gloo"
+    device = torch.device(case.device if backend == "nccl" else "cpu")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
+    group = {"store": dist.PrefixStore("group", case.store), "rank": case.me.rank, "world_size": size, "timeout": limit}
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
+    try:
+        large = torch.full((SIZES[backend],), contribution(case.me.rank), device=device)
+        small, right, wrong = large[:1].clone(), size * (size + 1) / 2, []
+        for total in (small, large):
+            dist.all_reduce(total, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
+            wrong += total[total != right][:1].tolist()  # also what is not a number
+            total.zero_()  # sums of sums would overflow below
+        latency, bandwidth = seconds_of(small, 100), large.nbytes / seconds_of(large, 5) * 2 * (size - 1) / size
+        case.come("sums")  # nobody leaves while a peer still needs an answer
+    finally:
+        dist.destroy_process_group()
+    if wrong:
+        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {right:g}")
+    speed = f"; {bandwidth / 1e9:.2f} GB/s for {large.nbytes >> 20} MB (busbw: bytes / seconds * 2(W-1)/W, W={size})"
+    said = f"right sums over {backend}; {latency * 1e6:.0f} µs for 4 bytes{speed if size > 1 else ''}"
+    return "" if case.me.rank else said
+
+
+def seconds_of(total: Tensor, times: int) -> float:
+    """The mean time of so many all-reduces of this tensor, on a GPU by its own clock; every rank calls it."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if total.is_cuda else []
+    begin = time.perf_counter()
+    for event in events[:1]:
+        event.record()
+    for _ in range(times):
+        dist.all_reduce(total)
+    for event in events[1:]:
+        event.record()
+        event.synchronize()
+    took = events[0].elapsed_time(events[1]) / 1e3 if events else time.perf_counter() - begin
+    return took / times

@@ -76,7 +76,8 @@ def lost_ranks_named(group: dist.ProcessGroup) -> Iterator[None]:
         try:
             dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
         except RuntimeError as missing:
-            print(f"rank {dist.get_rank()}: {str(missing).splitlines()[0]} ({why})", file=sys.stderr, flush=True)
+            who = str(missing).partition("\n")[0]
+            print(f"rank {dist.get_rank()} lost its peers: {who} ({why})", file=sys.stderr, flush=True)
             sys.exit(1)
         raise
 
