@@ -40,8 +40,8 @@ def trained(tmp_path_factory, digits):
     weights = {}
     for name, (script, ranks, own) in runs.items():
         path, to = write(script, folder / f"{script}.py", replace=[Net]), folder / name
-        args = ["--data", digits, "--epochs=1", "--global-batch-size=64", "--no-cuda", "--save-model", "--run-dir", to]
-        args += ["--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
+        args = ["--data", digits, "--epochs=1", f"--batch-size={64 // ranks}", "--no-cuda", "--save-model"]
+        args += ["--run-dir", to, "--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
         launch.run(path, *args, *own, ranks=ranks, launcher="torchrun" if ranks > 1 else "python", timeout=150)
         state = torch.load(to / "mnist_cnn.pt", weights_only=True)
         weights[name] = torch.cat([state[key].flatten() for key in sorted(state)])

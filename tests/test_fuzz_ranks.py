@@ -7,20 +7,21 @@ from hashlib import sha256
 import pytest
 import torch
 from fuzzing import VALUES, fuzz, put, refused, stopped
-from test_topology import BATCH, HAND, MPI, STEP, TORCHRUN
+from test_topology import BATCH, HAND, MPI, MPICH, PALS, SALLOC, STEP, TORCHRUN
 
 from ddp_helpers.rank.checkpoint import CheckpointError, content_of, newest, save, unpack
-from ddp_helpers.rank.data import check_data
 from ddp_helpers.rank.digits import FILES, write_digits
-from ddp_helpers.rank.topology import LAUNCHERS, Topology
+from ddp_helpers.rank.launchers import LAUNCHERS
+from ddp_helpers.rank.staging import check_data
+from ddp_helpers.rank.topology import ON_NODE, Topology
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 
 # ---- the launcher's environment
 
-NAMES = sorted({name for names in LAUNCHERS.values() for name in names.split()})
+NAMES = sorted({name for names in [*LAUNCHERS.values(), *ON_NODE.values()] for name in names if name})
 NAMES += ["MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "PMIX_NAMESPACE"]
-STARTS = [{}, BATCH, STEP, MPI, TORCHRUN, HAND, STEP | TORCHRUN, STEP | MPI]
+STARTS = [{}, BATCH, STEP, MPI, MPICH, PALS, SALLOC, TORCHRUN, HAND, STEP | TORCHRUN, STEP | MPI]
 NUMBERS = [*map(str, range(-1, 6)), "65535", "65536", "1,2,3", ",,,", "4(x2)", "9" * 18, "\udcff"]
 
 

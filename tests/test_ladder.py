@@ -1,6 +1,5 @@
-"""The fast recipe does what the plain one does, what the device cannot do is refused, and memory that ends is named."""
+"""The fast recipe does what the plain one does, and every rung of the ladder trains."""
 
-import re
 from argparse import Namespace
 
 import pytest
@@ -9,21 +8,21 @@ import torch.nn.functional as F
 from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 
-from ddp_helpers.notebook import accuracy, ladder, plain
+from ddp_helpers.notebook import accuracy, ladder
 from ddp_helpers.notebook.graph import as_graph
-from ddp_helpers.rank.data import Batches, load_data
-from ddp_helpers.rank.model import Dropout, Net
-from ddp_helpers.rank.step import Step, choose_speed, has_bf16
-from ddp_helpers.rank.topology import Topology
-from ddp_helpers.rank.training import evaluate
+from ddp_helpers.rank.batches import Batches, load_data
+from ddp_helpers.rank.fast import Dropout, FastNet
+from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.step import Step
+from ddp_helpers.rank.training import has_bf16
 
 CPU = torch.device("cpu")
 
 
 def nets(p=0.0):
-    """The example's network and the course's, with the same weights; without dropout, whose numbers differ."""
+    """The course's network, which is the example's, and the fast one, with the same weights; without dropout, whose numbers differ."""
     torch.manual_seed(1)
-    mine, theirs = Net().to(memory_format=torch.channels_last), plain.Net()
+    mine, theirs = FastNet().to(memory_format=torch.channels_last), Net()
     theirs.load_state_dict(mine.state_dict())
     for net in (mine, theirs):
         net.dropout1.p = net.dropout2.p = p
@@ -37,7 +36,7 @@ def gradients(net, images, labels):
     return {name: p.grad.clone() for name, p in net.named_parameters()}
 
 
-def test_the_net_is_the_example_with_less_work():
+def test_the_fast_net_is_the_example_with_less_work():
     mine, theirs = nets()
     images, labels = torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
     torch.testing.assert_close(mine(images), theirs(images), rtol=1e-5, atol=1e-5)
@@ -108,76 +107,6 @@ def test_bfloat16_is_close_and_not_equal():
     assert 0 < off < 0.5
 
 
-def test_without_units_float32_is_taken_and_said_and_bf16_by_name_refused(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    me, args = Topology.from_env(), flags(precision=None)
-    choose_speed(args, me, CPU)
-    assert args.precision == "float32" and capsys.readouterr().out.count("\n") == 1
-    with pytest.raises(SystemExit) as stopped:
-        choose_speed(flags(precision="bf16"), me, CPU)
-    assert stopped.value.code == 2 and "--precision bf16: cpu has no units" in capsys.readouterr().err
-
-
-def test_compile_without_a_compiler_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SystemExit):
-        choose_speed(flags(compile=True), Topology.from_env(), CPU)
-    assert "--compile: no C++ compiler" in capsys.readouterr().err
-
-
-class Greedy(torch.nn.Linear):
-    """Takes four gigabytes of address space for each sample, and touches none of it."""
-
-    def forward(self, x):
-        """Scores; by its own batch the sample is heavy, as if its activations were."""
-        torch.empty(len(x), 2**30)
-        return F.log_softmax(super().forward(x), dim=1)
-
-
-def test_memory_that_ends_names_the_batch_and_one_that_fits(capsys):
-    model = Greedy(4, 10)
-    step = Step(model, Adadelta(model.parameters()), flags())
-    with pytest.raises(SystemExit) as stopped:
-        step(torch.randn(2**16, 4), torch.randint(10, (2**16,)))
-    line = capsys.readouterr().err
-    assert stopped.value.code == 2 and line.startswith("--batch-size 65536 does not fit into the memory of cpu; ")
-    fits = int(line.split("; ")[1].split()[0])
-    assert 0 < fits < 2**16
-    step = Step(model, Adadelta(model.parameters()), flags())
-    assert step(torch.randn(fits, 4), torch.randint(10, (fits,)))[2] == fits, "what is named does fit"
-
-
-def test_memory_that_ends_in_the_test_names_its_flag(digits, capsys):
-    _, test_set = load_data(digits)
-    batches = Batches(test_set, range(len(test_set)), len(test_set), CPU, None)
-
-    class Net(Greedy):
-        """Takes as much for each image."""
-
-        def forward(self, x):
-            return super().forward(x.flatten(1)[:, :4].repeat(2**16 // len(test_set) if len(x) > 9 else 1, 1))[: len(x)]
-
-    with pytest.raises(SystemExit):
-        evaluate(Net(4, 10), batches)
-    size, fits = re.findall(
-        r"^--test-batch-size (\d+) does not fit into the memory of cpu; (\d+) does$", capsys.readouterr().err, re.M
-    )[0]
-    assert int(size) == len(test_set) > int(fits) > 0
-
-
-def test_where_no_image_fits_none_is_promised(capsys):
-    class Net(Greedy):
-        """Takes too much for one."""
-
-        def forward(self, x):
-            return super().forward(x.repeat(2**16, 1))[: len(x)]
-
-    model = Net(4, 10)
-    with pytest.raises(SystemExit):
-        Step(model, Adadelta(model.parameters()), flags())(torch.randn(4, 4), torch.randint(10, (4,)))
-    assert "--batch-size 4 does not fit into the memory of cpu; not even one image does" in capsys.readouterr().err
-
-
 def test_every_rung_of_the_ladder_trains(digits):
     train_set, _ = load_data(digits)
     found = {
@@ -221,7 +150,7 @@ def test_a_graph_plays_back_the_step(digits):
     device, weights = torch.device("cuda"), []
     for graph in (False, True):
         torch.manual_seed(1)
-        net = plain.Net().eval().to(device)  # no dropout: the two draw their numbers in another order
+        net = Net().eval().to(device)  # no dropout: the two draw their numbers in another order
         step = Step(net, Adadelta(net.parameters(), lr=1.0), flags())
         take = as_graph(step) if graph else step
         for images, labels in Batches(train_set, range(256), 64, device, None):

@@ -5,9 +5,13 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
+import torch
+import torch.distributed as dist
 from real import IMPORT, gated
 
 from ddp_helpers.notebook import launch
+from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.topology import Topology
 
 RANK = """
 import sys
@@ -114,7 +118,7 @@ def test_a_stranger_that_hangs_up_is_named(script):
         (done,) = by_hand(script, [1], 2, port, seconds=5)
         stranger.shutdown(socket.SHUT_RDWR)  # wakes the thread
     assert done.status == 2 and done.seconds < 10 and not done.out
-    assert f"MASTER_PORT={port}" in done.err.splitlines()[-1]  # torch's own warnings stand above it
+    assert f"MASTER_PORT={port}" in done.err  # among torch's own warnings, which go on
 
 
 def test_a_host_that_swallows_everything_does_not_hold_a_rank_longer_than_its_time(script):
@@ -132,3 +136,30 @@ def test_a_host_that_swallows_everything_does_not_hold_a_rank_longer_than_its_ti
             filler.close()
     assert done.status == 2 and done.seconds < 8
     assert f"MASTER_PORT={port}: rank 0 is not there" in done.line
+
+
+@pytest.mark.parametrize("address", ["::1", "localhost", "127.0.0.1"])
+def test_ranks_meet_at_an_address_of_either_family(script, port, address):
+    for rank, done in enumerate(by_hand(script, [0, 1], 2, port, seconds=20, limit=60, MASTER_ADDR=address)):
+        said = f"env {rank} of 2, {rank} on node 0: sum 3"
+        assert (done.status, done.err, done.out.splitlines()[0]) == (0, "", said)
+
+
+@pytest.mark.parametrize("address", ["a..b", "x" * 70, "no.such.host.invalid"])
+def test_an_address_that_is_none_is_one_line(script, port, address):
+    (done,) = by_hand(script, [1], 2, port, MASTER_ADDR=address)
+    assert done.status == 2 and f"MASTER_ADDR={address} MASTER_PORT={port}: rank 1 cannot get there" in done.line
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:1", "nccl")])
+def test_a_gpu_is_given_to_the_group(device, backend, monkeypatch):
+    # Here no GPU is needed: what torch is asked for is all that is looked at.
+    asked = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **named: asked.append((args, named)))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    device = torch.device(device)
+    with process_group(Topology(), device, 5) as store:
+        [(args, named)] = asked
+    assert args == (backend,) and named["device_id"] == (device if device.type == "cuda" else None)
+    assert (named["store"], named["rank"], named["world_size"], named["timeout"].seconds) == (store, 0, 1, 5)

@@ -157,10 +157,10 @@ def test_a_test_is_right_if_each_image_is_seen_once(dealt, right):
     assert faults.tested(twice, alone) == faults.tested(second, alone) == right
 
 
-EXACT = "range(me.rank, len(test_set), me.world_size)"
-PADDED = "DistributedSampler(test_set, me.world_size, me.rank, shuffle=False)"
-END = "        if args.save_model and"  # before it: the weights of the ranks are averaged, which is too late
-LATE = "        for p in model.parameters():\n            dist.all_reduce(p.data.div_(me.world_size))\n"
+EXACT = "range(rank, len(test_set), world_size)"
+PADDED = "list(DistributedSampler(test_set, world_size, rank, shuffle=False))"
+END = "    dist.barrier()"  # before it: the weights of the ranks are averaged, which is too late
+LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(world_size))\n"
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (
         [("set_epoch(epoch)", "set_epoch(args.epochs)"), (EXACT, PADDED)],
@@ -192,7 +192,7 @@ def test_bad_mending_is_found(what):
     [
         (lambda text: text, "mend changes nothing"),
         (lambda text: None, "mend gives NoneType"),
-        (lambda text: text.replace("    def __call__", "  def __call__"), "no Python any more: line"),
+        (lambda text: text.replace("    def __enter__", "  def __enter__"), "no Python any more: line"),
         (lambda text: text.replace("range(0, len", "rang(0, len"), "name 'rang' is not defined"),
     ],
     ids=["nothing", "no text", "no Python", "no run"],

@@ -7,8 +7,7 @@ import time
 import pytest
 from torchvision.datasets import MNIST
 
-from ddp_helpers.rank.data import check_data
-from ddp_helpers.rank.staging import stage
+from ddp_helpers.rank.staging import check_data, stage
 
 REFUSING = ["http://127.0.0.1/"]  # nobody listens there on port 443
 

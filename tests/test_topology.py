@@ -2,6 +2,9 @@
 
 import os
 import re
+import socket
+from contextlib import closing
+from zlib import crc32
 
 import pytest
 import torch
@@ -50,6 +53,19 @@ TORCHRUN = variables("""
     ROLE_NAME=default ROLE_RANK=2 ROLE_WORLD_SIZE=4 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RESTART_COUNT=0
     TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True WORLD_SIZE=4
 """)
+# Rank 3 of Intel MPI's mpirun -n 4 -ppn 2, as far as a Topology reads it; MPICH sets the same.
+MPICH = variables("MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1")
+# The same rank of HPE Cray's mpiexec, in a PBS job.
+PALS = variables("""
+    PALS_APID=7e1 PALS_LOCAL_RANKID=1 PALS_NODEID=1 PALS_RANKID=3 PBS_JOBID=4711.pbs PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2
+    PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1
+""")
+# Recorded on Slurm 22.05: the shell of salloc -n4, with LaunchParameters=use_interactive_step.
+SALLOC = variables("""
+    SLURM_CPUS_ON_NODE=4 SLURM_GTIDS=0 SLURM_JOB_ID=1 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 SLURM_PROCID=0
+    SLURM_STEPID=4294967290 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1
+    SLURM_STEP_TASKS_PER_NODE=1 SLURM_TASKS_PER_NODE=4
+""")
 HAND = variables("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_PORT=29500")
 HERE = "127.0.0.1"
 
@@ -57,6 +73,7 @@ KNOWN = {  # environment: rank, local rank, world size, ranks on this node, node
     "nothing": ({}, Topology()),
     "batch body": (BATCH, Topology(0, 0, 1, 1, 0, "single", HERE, 0)),
     "interactive allocation": (INTERACTIVE, Topology(0, 0, 1, 1, 0, "single", HERE, 0)),
+    "shell of salloc": (SALLOC, Topology(0, 0, 1, 1, 0, "slurm", HERE, 10_001)),
     "step": (STEP, Topology(3, 1, 4, 2, 1, "slurm", "node1", 10_001)),
     "step, uneven nodes": (UNEVEN, Topology(6, 2, 7, 3, 1, "slurm", "node1", 10_001)),
     "step of one task": (ONE_TASK, Topology(0, 0, 1, 1, 0, "slurm", HERE, 10_001)),
@@ -72,6 +89,15 @@ KNOWN = {  # environment: rank, local rank, world size, ranks on this node, node
         STEP | MPI | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "MASTER_PORT": "12345"},
         Topology(3, 1, 4, 2, 0, "openmpi", "node1", 12_345),
     ),
+    "mpirun of MPICH or Intel": (MPICH, Topology(3, 1, 4, 2, 0, "mpich", "node1", 10_000)),
+    "mpirun of Intel in an allocation": (BATCH | MPICH, Topology(3, 1, 4, 2, 0, "mpich", "node1", 10_001)),
+    "mpirun of Intel, its daemons started by srun": (
+        STEP | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"} | MPICH,
+        Topology(3, 1, 4, 2, 0, "mpich", "node1", 10_001),
+    ),
+    "mpiexec of PALS": (PALS, Topology(3, 1, 4, 2, 1, "pals", "node1", 10_000 + crc32(b"4711.pbs") % 20_000)),
+    "srun in a shell of salloc": (SALLOC | STEP, Topology(3, 1, 4, 2, 1, "slurm", "node1", 10_001)),
+    "mpirun in a shell of salloc": (SALLOC | MPI, Topology(1, 1, 2, 2, 0, "openmpi", HERE, 10_001)),
     "mp.spawn": (HAND, Topology(1, 1, 2, 2, 0, "env", HERE, 29_500)),
     "mp.spawn on two nodes": (
         HAND | variables("RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=node1"),
@@ -97,7 +123,12 @@ def test_the_environment_of_this_process_is_the_default(monkeypatch):
 def test_all_ranks_of_a_step_take_one_port_outside_the_ephemeral_range(size):
     ports = set()
     for rank in range(size):
-        ids = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NTASKS": str(size), "SLURM_JOB_ID": "4242"}
+        ids = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_NUM_TASKS": str(size),
+            "SLURM_JOB_ID": "4242",
+        }
         ports.add(Topology.from_env(STEP | ids).master_port)
     assert len(ports) == 1 and 1024 <= ports.pop() < 32_768
 
@@ -112,7 +143,8 @@ def test_tasks_of_one_array_take_different_ports():
 
 
 def test_two_mpiruns_take_different_ports_and_their_ranks_one():
-    first, peer = (Topology.from_env(MPI | {"OMPI_COMM_WORLD_RANK": r}).master_port for r in "01")
+    ids = ({"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank} for rank in "01")
+    first, peer = (Topology.from_env(MPI | env).master_port for env in ids)
     assert first == peer != Topology.from_env(MPI | {"PMIX_NAMESPACE": "1973354498"}).master_port
 
 
@@ -127,28 +159,32 @@ def without(env, name):
     return {key: value for key, value in env.items() if key != name}
 
 
-WRONG = {  # environment, and what the line must name
-    "RANK without WORLD_SIZE": (without(HAND, "WORLD_SIZE"), ["WORLD_SIZE", "missing"]),
-    "WORLD_SIZE without RANK": (without(HAND, "RANK"), ["RANK", "missing"]),
-    "no LOCAL_RANK": (without(HAND, "LOCAL_RANK"), ["LOCAL_RANK", "missing"]),
-    "torchrun without RANK": (without(TORCHRUN, "RANK"), ["RANK", "missing"]),
-    "step without PROCID": (without(STEP, "SLURM_PROCID"), ["SLURM_PROCID", "missing"]),
-    "mpirun without SIZE of node": (without(MPI, "OMPI_COMM_WORLD_RANK"), ["OMPI_COMM_WORLD_RANK", "missing"]),
-    "RANK = WORLD_SIZE": (HAND | {"RANK": "2"}, ["RANK", "WORLD_SIZE", "rank 2 of 2"]),
-    "RANK > WORLD_SIZE": (TORCHRUN | {"RANK": "9"}, ["RANK", "WORLD_SIZE", "rank 9 of 4"]),
-    "PROCID = NTASKS": (STEP | {"SLURM_PROCID": "4"}, ["SLURM_PROCID", "SLURM_NTASKS", "rank 4 of 4"]),
-    "no ranks": (HAND | {"WORLD_SIZE": "0", "RANK": "0"}, ["WORLD_SIZE", "rank 0 of 0"]),
+EXPORT = "export neither"
+WRONG = {  # environment, and what the line must say
+    "RANK without WORLD_SIZE": (without(HAND, "WORLD_SIZE"), ["env: ", "['1', '1', '']", EXPORT]),
+    "WORLD_SIZE without RANK": (without(HAND, "RANK"), ["single: ", "['0', '0', '1']", "['0', '0', '2']", EXPORT]),
+    "no LOCAL_RANK": (without(HAND, "LOCAL_RANK"), ["env: ", "['1', '', '2']", EXPORT]),
+    "torchrun without RANK": (without(TORCHRUN, "RANK"), ["torchrun: ", "['', '0', '4']", EXPORT]),
+    "step without PROCID": (without(STEP, "SLURM_PROCID"), ["slurm: ", "['', '1', '4']", EXPORT]),
+    "mpirun without its rank": (without(MPI, "OMPI_COMM_WORLD_RANK"), ["openmpi: ", "['', '1', '2']", EXPORT]),
+    "MPICH without its size": (without(MPICH, "PMI_SIZE"), ["mpich: ", "['3', '1', '']", EXPORT]),
+    "PALS without its rank": (without(PALS, "PMI_RANK"), ["pals: ", "['', '1', '4']", EXPORT]),
+    "RANK = WORLD_SIZE": (HAND | {"RANK": "2"}, ["env: ", "['2', '1', '2']"]),
+    "RANK > WORLD_SIZE": (TORCHRUN | {"RANK": "9"}, ["torchrun: ", "['9', '0', '4']"]),
+    "PROCID = NUM_TASKS": (STEP | {"SLURM_PROCID": "4"}, ["slurm: ", "['4', '1', '4']"]),
+    "no ranks": (HAND | {"WORLD_SIZE": "0", "RANK": "0", "LOCAL_RANK": "0"}, ["env: ", "['0', '0', '0']"]),
     "local rank too high": (TORCHRUN | {"LOCAL_RANK": "2"}, ["local rank 2 of 2"]),
-    "NTASKS, WORLD_SIZE, no step": (BATCH | HAND, ["SLURM_NTASKS=4", "2"]),
-    "NTASKS, WORLD_SIZE, step": (STEP | {"WORLD_SIZE": "2"}, ["WORLD_SIZE=2", "slurm says 4"]),
-    "SIZE, WORLD_SIZE, mpirun": (MPI | {"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "openmpi says 2"]),
+    "WORLD_SIZE in a batch body": (BATCH | {"WORLD_SIZE": "4"}, ["single: ", "['0', '0', '1']", "['0', '0', '4']"]),
+    "WORLD_SIZE in a step": (STEP | {"WORLD_SIZE": "2"}, ["slurm: ", "['3', '1', '4']", "['3', '1', '2']", EXPORT]),
+    "WORLD_SIZE under mpirun": (MPI | {"WORLD_SIZE": "4"}, ["openmpi: ", "['1', '1', '2']", "['1', '1', '4']"]),
     # export RANK=$SLURM_PROCID in the batch body: it is 0 there, and so in every task.
-    "exported RANK": (STEP | {"RANK": "0"}, ["RANK=0", "slurm says 3"]),
+    "exported RANK": (STEP | {"RANK": "0"}, ["slurm: ", "['3', '1', '4']", "['0', '1', '4']", EXPORT]),
     "several nodes, no address": (without(STEP, "MASTER_ADDR"), ["MASTER_ADDR"]),
     "several nodes, empty address": (STEP | {"MASTER_ADDR": ""}, ["MASTER_ADDR"]),
+    "two lines in an address": (STEP | {"MASTER_ADDR": "a\nb"}, ["MASTER_ADDR"]),
     "port too high": (HAND | {"MASTER_PORT": "65536"}, ["MASTER_PORT", "65536"]),
     "port 0": (HAND | {"MASTER_PORT": "0"}, ["MASTER_PORT", "0"]),
-    "two lines in a value": (HAND | {"RANK": "1\n2"}, ["RANK", "1", "2"]),
+    "two lines in a value": (HAND | {"RANK": "1\n2"}, ["env: ", "['1\\n2', '1', '2']"]),
 }
 NO_NUMBERS = [
     "-1",
@@ -184,12 +220,13 @@ def test_a_contradiction_stops_with_one_line(name, capsys):
         (HAND, "RANK"),
         (HAND, "WORLD_SIZE"),
         (TORCHRUN, "LOCAL_RANK"),
-        (HAND, "MASTER_PORT"),
         (STEP, "SLURM_PROCID"),
-        (STEP, "SLURM_NTASKS"),
+        (STEP, "SLURM_STEP_NUM_TASKS"),
         (STEP, "WORLD_SIZE"),
         (MPI, "OMPI_COMM_WORLD_LOCAL_RANK"),
         (MPI, "RANK"),
+        (MPICH, "PMI_SIZE"),
+        (PALS, "PMI_LOCAL_RANK"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -197,8 +234,37 @@ def test_what_is_no_number_stops_with_one_line(env, variable, value, capsys):
     with pytest.raises(SystemExit) as stopped:
         Topology.from_env(env | {variable: value})
     out, err = capsys.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and repr(value) in err
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: repr(value[:6]))
+@pytest.mark.parametrize(
+    ("env", "variable"),
+    [(HAND, "MASTER_PORT"), (STEP, "SLURM_JOB_ID"), (STEP, "SLURM_NODEID"), (MPICH, "MPI_LOCALNRANKS")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_number_beside_them_is_named(env, variable, value, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        Topology.from_env(env | {variable: value})
+    out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
     assert re.match(rf"{variable} is {re.escape(repr(value))}, ", err)
+
+
+# ---- answers()
+
+
+@pytest.mark.parametrize(("address", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_whether_rank_0_answers_at_an_address_of_either_family(address, family):
+    with closing(socket.create_server((address, 0), family=family)) as server:
+        here = Topology(master_addr=address, master_port=server.getsockname()[1])
+        assert here.answers()
+    assert not here.answers()
+
+
+def test_a_name_that_nobody_knows_is_an_error():
+    with pytest.raises(OSError):
+        Topology(master_addr="no.such.host.invalid", master_port=9).answers()
 
 
 # ---- device(): a machine without a GPU can only be told that it has some
@@ -243,6 +309,9 @@ CLAIMS = {  # environment, GPUs that torch sees, which is claimed
     "step, each task sees its own": (ALONE, 1, 0),
     "step, uneven nodes": (UNEVEN | {"SLURM_GPUS_ON_NODE": "3"}, 3, 2),
     "mpirun": (MPI, 2, 1),
+    "mpirun of Intel": (MPICH, 2, 1),
+    "mpiexec of PALS": (PALS, 2, 1),
+    "shell of salloc": (SALLOC, 2, 0),
     "mpirun, a wrapper shows each rank its own": (MPI | {"CUDA_VISIBLE_DEVICES": "1"}, 1, 0),
 }
 

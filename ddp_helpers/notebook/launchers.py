@@ -25,10 +25,12 @@ def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: s
     if launcher == "mpirun":
         # Unbuffered, it would mark each piece of a line.
         options = ["--tag-output", "--oversubscribe", "--bind-to", "none", "-x", "PYTHONUNBUFFERED="]
+        options += ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
         return [["mpirun", *options, "-n", str(ranks), sys.executable, *program]]
     if launcher == "srun":
         shape = [f"--nodes={len(per_node)}", f"--ntasks={ranks}", f"--ntasks-per-node={max(per_node)}"]
-        return [["srun", "--label", *shape, "--kill-on-bad-exit=1", sys.executable, *program]]
+        meet = ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"] if len(per_node) == 1 else []
+        return [["srun", "--label", *shape, "--kill-on-bad-exit=1", *meet, sys.executable, *program]]
     if launcher == "python":
         return [[sys.executable, *program]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]

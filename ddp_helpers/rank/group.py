@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.training import settle
 
 GROUP_FLAGS = {
     "global_batch_size": {"type": int, "help": "samples in a step of all ranks, instead of --batch-size for each"},
@@ -17,7 +16,10 @@ GROUP_FLAGS = {
 
 
 def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
-    """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds."""
+    """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds.
+
+    Returns the device, and what the record says of the group. args.batch_size is one rank's from then on.
+    """
     args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
     if left:
         stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
@@ -38,5 +40,4 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size
     dist.all_gather_object(ranks, mine)
-    env = settle(args, device, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # a torchrun's ranks share its CPUs
-    return device, env | {"launcher": launcher, "world_size": world_size, "ranks": ranks}
+    return device, {"launcher": launcher, "world_size": world_size, "ranks": ranks}

@@ -32,18 +32,6 @@ def whole(env: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def sign_in(store: dist.Store, name: str, rank: int, size: int, seconds: float, value: str = "") -> list[str]:
-    """Leave a value under this name, and wait for all ranks; who has not come after `seconds`. Every rank calls it."""
-    store.set(f"{name} {rank}", value)
-    store.add(name, 1)
-    end = time.monotonic() + seconds
-    while store.add(name, 0) < size:
-        if time.monotonic() > end:
-            return [str(peer) for peer in range(size) if not store.check([f"{name} {peer}"])]
-        time.sleep(0.01 + size / 50_000)  # one store answers all ranks
-    return []
-
-
 @dataclass(frozen=True)
 class Topology:
     """This process among its peers; every rank makes its own with `Topology.from_env()`."""
@@ -142,10 +130,14 @@ class Topology:
             if isinstance(found[0], Exception):
                 raise found[0]
             store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found[0])
-            absent = sign_in(store, "meet", self.rank, self.world_size, end - time.monotonic())
+            store.set(f"rank {self.rank}", "here")
+            store.add("present", 1)
+            while store.add("present", 0) < self.world_size:
+                if time.monotonic() > end:
+                    absent = [str(r) for r in range(self.world_size) if not store.check([f"rank {r}"])]
+                    stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
+                time.sleep(0.02 + self.world_size / 50_000)  # one store answers all ranks
+            return store
         except (dist.DistError, OSError, UnicodeError) as error:
             why = str(error).partition("\n")[0]  # torch lists its C++ frames below
             stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({why})")
-        if absent:
-            stop(f"{place}: rank {', '.join(absent)} of {self.world_size} missing after {seconds:g} s")
-        return store

@@ -21,12 +21,13 @@ def has_bf16(device: torch.device) -> bool:
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
 
 
-def settle(args: Namespace, device: torch.device, sharing: int = 1) -> dict:
-    """Settle precision and workers where no flag does; so many processes share the CPUs. Returns what the device is."""
+def settle(args: Namespace, device: torch.device) -> dict:
+    """Settle precision and workers where no flag does. Returns what the record says of the device."""
     on_gpu = device.type == "cuda"
     chip = torch.cuda.get_device_name(device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    cpus = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) // sharing
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's processes share them
     cpus = max(1, min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus))))
     args.num_workers = cpus - 1 if args.num_workers is None else args.num_workers
     return {"device": str(device), "chip": chip, "cpus": cpus, "torch": torch.__version__, "made_from": MADE_FROM}

@@ -8,7 +8,7 @@ from ddp_helpers.notebook.checks.exercise import Exercise
 NAMES = {
     "TORCHELASTIC_RUN_ID": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "SLURM_STEP_ID": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    "SLURM_STEP_NUM_TASKS": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
 }
 
 
@@ -47,8 +47,8 @@ def from_table(env: Mapping[str, str], table: Mapping[str, tuple[str, ...]]) -> 
 
 def by_procid(env: Mapping[str, str]) -> tuple[int, int, int]:
     """A mistake: SLURM_PROCID is taken for the sign of a step."""
-    names = NAMES["SLURM_STEP_ID"]
-    return from_table(env, {key: value for key, value in NAMES.items() if value != names} | {"SLURM_PROCID": names})
+    names, wrong = NAMES["SLURM_STEP_NUM_TASKS"], ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    return from_table(env, {key: value for key, value in NAMES.items() if value != names} | {"SLURM_PROCID": wrong})
 
 
 def slurm_first(env: Mapping[str, str]) -> tuple[int, int, int]:
@@ -68,7 +68,7 @@ TORCHRUN |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 MPIRUN = MASTER | {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 BATCH = MASTER | {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
-STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
+STEP = BATCH | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
 
 
 def sees(gpus: str, local_rank: int) -> tuple[dict[str, str]]:
@@ -99,7 +99,7 @@ EXERCISES = [
         who_am_i,
         [(TORCHRUN,), (MPIRUN,), (STEP,), (BATCH,), (STEP | TORCHRUN,), ({},)],
         {
-            "That is the batch script, a single process: only a step has SLURM_STEP_ID.": by_procid,
+            "That is the batch script, a single process: only a step has SLURM_STEP_NUM_TASKS.": by_procid,
             "torchrun inside a step counts as torchrun, so look for it first.": slurm_first,
             "What the environment holds are strings: make them int.": strings,
         },

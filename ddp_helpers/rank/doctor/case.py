@@ -1,79 +1,95 @@
 """What a check looks at: one rank, and the store in which all ranks leave notes for each other."""
 
-import io
 import os
 import platform
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from io import StringIO
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import torch.distributed as dist
-
-from ddp_helpers.rank.topology import Topology, sign_in
 
 
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
-def usable() -> list[int]:
-    """The CPUs on which this process may run."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a call gives, or the words with which it stops or fails, and which then end no process. Any rank."""
+    try:
+        with redirect_stderr(StringIO()):
+            return call(), []
+    except Red as red:
+        return None, list(red.args)
+    except (Exception, SystemExit) as error:  # whatever it is, this rank must come to the next check
+        return None, [str(error).partition("\n")[0] or type(error).__name__]
 
 
 @dataclass
 class Case:
     """One rank of the job under examination."""
 
-    me: Topology
+    launcher: str
+    rank: int
+    local_rank: int
+    size: int
     args: Namespace
     store: dist.Store = field(default_factory=dist.HashStore)
     host: str = field(default_factory=platform.node)
-    cpus: list[int] = field(default_factory=usable)
     device: str = "cpu"
     gpu: str = ""  # its own number: cuda:0 is another one in each process that is shown one GPU only
-    device_error: str = ""
-
-    def arrive(self) -> None:
-        """Leave a note of all that no other rank may have; every rank calls it."""
-        self.place = f"{self.host} {self.me.node}"
-        if self.store.add(f"host {self.host}", 1) == 1:
-            self.store.add("hosts", 1)
-        if self.gpu and self.store.add(f"gpu {self.host} {self.gpu}", 1) == 1:
-            self.store.add("gpus", 1)
-        for key in (f"local rank {self.place} {self.me.local_rank}", *(f"cpu {self.place} {cpu}" for cpu in self.cpus)):
-            self.store.add(key, 1)
+    trouble: list[str] = field(default_factory=list)  # with the device
+    node: str = ""
+    cpus: list[int] = field(default_factory=list)  # on which this process may run
+    lost: list[int] = field(default_factory=list)  # ranks that were waited for already
 
     def count(self, note: str) -> int:
         """How many ranks left this note."""
         return self.store.add(note, 0)
 
-    def first(self, name: str, mine: str) -> str:
+    def first(self, name: str, mine: str = "") -> str:
         """What rank 0 says here; every rank calls it, with what it would say."""
-        if self.me.rank == 0:
+        if self.rank == 0:
             self.store.set(name, mine)
         return self.store.get(name).decode()
 
-    def come(self, name: str) -> None:
-        """Wait until all ranks are here; every rank calls it."""
-        size = self.me.world_size
-        if lost := sign_in(self.store, name, self.me.rank, size, self.args.timeout):
-            raise Red(f"rank {', '.join(lost)} of {size} did not answer")
+    def come(self, name: str, seconds: float, value: str = "") -> list[int]:
+        """Bring a value and wait until all ranks have; who has not after `seconds`. Every rank calls it."""
+        self.store.set(f"{name} of {self.rank}", value)
+        self.store.add(f"{name} came", 1)
+        end = monotonic() + seconds
+        while self.count(f"{name} came") < self.size and monotonic() < end:
+            sleep(0.01 + self.size / 50_000)  # one store answers all ranks
+        return [rank for rank in range(self.size) if not self.store.check([f"{name} of {rank}"])]
 
+    def together(self, name: str) -> None:
+        """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
+        self.lost = self.lost or self.come(name, self.args.timeout)
+        if self.lost:
+            raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
 
-def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a call gives, or the words with which it stops or fails, and which then end no process. Any rank."""
-    said, words = io.StringIO(), []
-    try:
-        with redirect_stderr(said):
-            return call(), words
-    except Red as red:
-        words = list(red.args)
-    except (Exception, SystemExit) as error:  # whatever it is, this rank must come to the next check
-        words = [" ".join(map(str, error.args)).partition("\n")[0] or type(error).__name__]
-    finally:
-        sys.stderr.writelines(line for line in said.getvalue().splitlines(True) if line.strip() not in words)
-    return None, words
+    def meet(self) -> None:
+        """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
+        address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        place, found = f"MASTER_ADDR={address} MASTER_PORT={port}", []
+        if not (address and port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 2**16):
+            raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
+        hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        how = {"is_master": hosts, "timeout": timedelta(seconds=self.args.timeout), "wait_for_workers": False}
+        # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
+        call = partial(dist.TCPStore, address, int(port), **how)
+        ask = Thread(target=lambda: found.append(overhear(call)), daemon=True)
+        ask.start()
+        ask.join(self.args.timeout + 1)
+        store, trouble = found[0] if found else (None, ["held by a stranger"])
+        if trouble:
+            what = "rank 0 cannot listen" if hosts else "is rank 0 running, and is this its address?"
+            raise Red(f"{place}: {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
+        self.store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        self.store.set_timeout(how["timeout"])

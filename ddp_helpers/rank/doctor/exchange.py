@@ -12,25 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, Red
+from ddp_helpers.rank.doctor.checks import there
 
 SIZES = {"gloo": 2**22, "nccl": 2**26}  # float32 numbers of the large sum: 16 MB, 256 MB
-PATIENCE = 2.0  # seconds until a file written on one host must be seen on another
-
-
-def contribution(rank: int) -> float:
-    """What a rank adds to the sum whose value is known: 1 + 2 + … + world_size."""
-    return rank + 1.0
-
-
-def now() -> float:
-    """This host's clock, in seconds."""
-    return time.time()
 
 
 def check_clocks(case: Case) -> str:
     """The hosts' clocks agree, when all ranks look at them."""
-    case.come("clocks")
-    mine = now()
+    case.together("clocks")
+    mine = time.time()
     skew = mine - float(case.first("clock", str(mine)))
     if abs(skew) > 1:
         raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
@@ -40,73 +30,66 @@ def check_clocks(case: Case) -> str:
 def check_folder(case: Case) -> str:
     """What rank 0 writes into the run folder, all ranks see. Nothing is left."""
     folder = case.args.run_dir.absolute()
-    if case.me.rank:
-        file = case.first("file", "")
-        seen = not file or sees(Path(file))
-        case.come("file")
-        if not seen or folder != Path(case.first("folder", "")):
-            raise Red(f"not in {folder}: the file that rank 0 wrote")
-        return ""
-    case.first("folder", str(folder))
-    try:  # a folder that is not there yet would be made in one that is
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        with NamedTemporaryFile(dir=place, prefix=".doctor-") as file:
-            case.first("file", file.name)
-            case.come("file")
-    except OSError as error:
-        case.first("file", "")
-        raise Red(f"{folder} cannot be written ({error.strerror})") from error
-    return f"all ranks see what rank 0 wrote for {folder}"
-
-
-def sees(file: Path) -> bool:
-    """Whether the file is there before patience ends."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+    if case.rank == 0:
+        case.first("folder", str(folder))
+        try:
+            with NamedTemporaryFile(dir=there(folder), prefix=".doctor-") as file:
+                case.first("file", file.name)
+                case.together("file")
+        except OSError as error:
+            case.first("file")
+            raise Red(f"{folder} cannot be written ({error.strerror})") from error
+        return f"all ranks see what rank 0 wrote for {folder}"
+    here, file, seen = folder == Path(case.first("folder")), case.first("file"), False
+    for _ in range(20):  # a file system may take its time
         with suppress(OSError):
-            file.stat()
-            return True
-        time.sleep(0.1)
-    return False
+            seen = bool(here and (not file or Path(file).stat()))
+        time.sleep(0 if seen else 0.1)
+    if file:
+        case.together("file")
+    if not seen:
+        raise Red(f"not in {folder}: the file that rank 0 wrote")
+    return ""
 
 
 def check_reduce(case: Case) -> str:
     """An all-reduce gives the right sum on every rank; how fast it was."""
-    size, limit = case.me.world_size, timedelta(seconds=case.args.timeout)
+    size, limit = case.size, timedelta(seconds=case.args.timeout)
+    case.together("all-reduce")
     # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
     backend = "nccl" if case.count("gpus") == size else "gloo"
     device = torch.device(case.device if backend == "nccl" else "cpu")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
-    group = {"store": dist.PrefixStore("group", case.store), "rank": case.me.rank, "world_size": size, "timeout": limit}
+    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
     try:
-        large = torch.full((SIZES[backend],), contribution(case.me.rank), device=device)
+        large = torch.full((SIZES[backend],), case.rank + 1.0, device=device)
         small, right, wrong = large[:1].clone(), size * (size + 1) / 2, []
         for total in (small, large):
             dist.all_reduce(total, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
             wrong += total[total != right][:1].tolist()  # also what is not a number
             total.zero_()  # sums of sums would overflow below
         latency, bandwidth = seconds_of(small, 100), large.nbytes / seconds_of(large, 5) * 2 * (size - 1) / size
-        case.come("sums")  # nobody leaves while a peer still needs an answer
+        case.together("sums")  # nobody leaves while a peer still needs an answer
     finally:
         dist.destroy_process_group()
     if wrong:
         raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {right:g}")
     speed = f"; {bandwidth / 1e9:.2f} GB/s for {large.nbytes >> 20} MB (busbw: bytes / seconds * 2(W-1)/W, W={size})"
     said = f"right sums over {backend}; {latency * 1e6:.0f} µs for 4 bytes{speed if size > 1 else ''}"
-    return "" if case.me.rank else said
+    return "" if case.rank else said
 
 
 def seconds_of(total: Tensor, times: int) -> float:
     """The mean time of so many all-reduces of this tensor, on a GPU by its own clock; every rank calls it."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if total.is_cuda else []
-    begin = time.perf_counter()
-    for event in events[:1]:
-        event.record()
+    if total.is_cuda:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+    start = time.perf_counter()
     for _ in range(times):
         dist.all_reduce(total)
-    for event in events[1:]:
-        event.record()
-        event.synchronize()
-    took = events[0].elapsed_time(events[1]) / 1e3 if events else time.perf_counter() - begin
-    return took / times
+    if total.is_cuda:
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / times
+    return (time.perf_counter() - start) / times

@@ -23,7 +23,7 @@ from ddp_helpers.rank.group import GROUP_FLAGS, join
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import Record, write
-from ddp_helpers.rank.training import metrics, one_pass
+from ddp_helpers.rank.training import metrics, one_pass, settle
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
@@ -72,9 +72,10 @@ def main() -> None:
     args = read_flags(**GROUP_FLAGS)
     dataset, *sets = open_datasets(args.data)
     record = Record(args.run_dir if me[1] == 0 else None)
-    device, env = join(args, *me)
+    device, group = join(args, *me)
+    env = settle(args, device) | {"dataset": dataset} | group
     with record:
-        record.note(spec=vars(args), env=env | {"dataset": dataset}, status={"state": "running"})
+        record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)
 
 

@@ -26,7 +26,7 @@ from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_right
 from ddp_helpers.rank.record import write
 from ddp_helpers.rank.resume import AttemptRecord, Rest, Run
-from ddp_helpers.rank.training import metrics, one_pass
+from ddp_helpers.rank.training import metrics, one_pass, settle
 from ddp_helpers.rank.votes import Preempted, Votes, ignore_signals
 
 
@@ -151,11 +151,12 @@ def main() -> None:
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     dataset, *sets = open_datasets(args.data)
-    device, env = join(args, *me)
+    device, group = join(args, *me)
+    env = settle(args, device) | {"dataset": dataset} | group
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
     with lost_ranks_named(votes.group):
-        train(Run(args, device, votes.group), votes, env | {"dataset": dataset}, *sets)
+        train(Run(args, device, votes.group), votes, env, *sets)
         dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 

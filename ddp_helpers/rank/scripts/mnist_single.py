@@ -54,7 +54,8 @@ def main() -> None:
     dataset, *sets = open_datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
     env = settle(args, device) | {"dataset": dataset}
-    with Record(args.run_dir) as record:
+    record = Record(args.run_dir)
+    with record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)
 
