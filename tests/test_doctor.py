@@ -193,14 +193,14 @@ def test_a_missing_rank_is_red(script, digits, tmp_path):
 def test_a_missing_rank_0_is_one_line(script, digits):
     (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2)
     assert (done.status, done.out) == (2, "") and done.seconds < 15
-    assert "rank 1 gets no answer from rank 0: MASTER_ADDR=127.0.0.1 MASTER_PORT=" in done.err.splitlines()[-1]
+    assert "MASTER_ADDR=127.0.0.1 MASTER_PORT=" in done.line and "rank 0 is not there (no answer: " in done.line
 
 
 def test_a_stranger_who_never_answers_is_one_line(script, digits):
     with closing(socket.create_server(("127.0.0.1", 0))) as stranger:
         port = stranger.getsockname()[1]
         (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2, MASTER_PORT=port)
-    assert (done.status, done.out) == (2, "") and "held by a stranger" in done.line and done.seconds < 15
+    assert (done.status, done.out) == (2, "") and "stranger" in done.line and done.seconds < 15
 
 
 def test_a_port_that_is_taken_is_red(script, digits, tmp_path):

@@ -1,11 +1,15 @@
 """The MNIST scripts: bad input ends at once with one line that names it, and good runs leave a complete record."""
 
 import json
+import os
+import re
 import shutil
 import sys
 
+import coloured
 import pytest
 import torch
+from faults.ranks import run as forked
 from real import gated
 
 from ddp_helpers.notebook import launch, runs
@@ -44,17 +48,26 @@ def single(here, monkeypatch, capfd, digits):
     return run
 
 
+@pytest.fixture
+def first_of_three(here, monkeypatch, capfd, digits):
+    """Run mnist_ddp in this process as rank 0 of 3, whose others never come; give exit status, stdout and stderr."""
+
+    def run(*args):
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["mnist_ddp.py", f"--data={digits}", "--no-cuda", *args])
+        with pytest.raises(SystemExit) as stopped:
+            mnist_ddp.main()
+        return stopped.value.code, *capfd.readouterr()
+
+    return run
+
+
 # ---- bad input
 
 
 def cut_short(raw):
     (raw / TRAIN).write_bytes((raw / TRAIN).read_bytes()[:-1000])
-
-
-def flip_a_bit(raw):
-    content = bytearray((raw / TRAIN).read_bytes())
-    content[20_000] ^= 1
-    (raw / TRAIN).write_bytes(content)
 
 
 def empty(raw):
@@ -65,17 +78,13 @@ def remove(raw):
     (raw / TRAIN).unlink()
 
 
-def forget_sums(raw):
-    (raw / "MD5SUMS").unlink()
-
-
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, empty, remove, forget_sums])
+@pytest.mark.parametrize("damage", [cut_short, empty, remove])
 def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "copy")
     damage(tmp_path / "copy" / "MNIST" / "raw")
     status, out, err = single("--run-dir=run", data=tmp_path / "copy")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {tmp_path / 'copy'}: ") and TRAIN in err
+    assert err.startswith(f"--data {tmp_path / 'copy'}: ") and "download_data.py" in err
     assert not list(here.iterdir())
 
 
@@ -95,7 +104,6 @@ BAD = [  # arguments, and what the line names
     ("--batch-size=", "--batch-size: invalid int value: ''"),
     (f"--batch-size={10**30}", f"--batch-size {10**30}"),
     ("--batch-size", "--batch-size: expected one argument"),
-    ("--global-batch-size=0", "--global-batch-size 0"),
     ("--test-batch-size=0", "--test-batch-size 0"),
     ("--epochs=0", "--epochs 0"),
     ("--lr=0", "--lr 0"),
@@ -106,7 +114,6 @@ BAD = [  # arguments, and what the line names
     ("--gamma=0", "--gamma 0"),
     ("--log-interval=0", "--log-interval 0"),
     ("--num-workers=-1", "--num-workers -1"),
-    ("--timeout=0", "--timeout 0"),
     (f"--seed={2**63}", f"--seed {2**63}"),
     ("--epoch=1", "--epoch=1"),  # no abbreviations: what is added later must not change what this means
     ("--no-such-flag", "--no-such-flag"),
@@ -122,25 +129,19 @@ def test_a_bad_argument_is_named(argument, named, single, here):
     assert not list(here.iterdir())
 
 
-def test_a_global_batch_that_cannot_be_shared_evenly_is_named(here, digits, monkeypatch, capfd):
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    for size in ("64", "2"):
-        monkeypatch.setattr(sys, "argv", ["mnist_ddp.py", f"--data={digits}", "--global-batch-size", size])
-        with pytest.raises(SystemExit) as stopped:
-            mnist_ddp.main()
-        out, err = capfd.readouterr()
-        assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
-        assert f"--global-batch-size {size} cannot be shared evenly by 3 ranks" in err
+BAD_IN_A_GROUP = [
+    ("--global-batch-size=0", "--global-batch-size 0"),
+    ("--global-batch-size=64", "--global-batch-size 64 cannot be shared evenly by 3 ranks"),
+    ("--global-batch-size=2", "--global-batch-size 2 cannot be shared evenly by 3 ranks"),
+    ("--timeout=0", "--timeout 0"),
+]
 
 
-def test_mnist_single_is_not_for_two_ranks(single, here, monkeypatch):
-    for name, value in {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
-    status, out, err = single("--run-dir=run")
+@pytest.mark.parametrize(("argument", "named"), BAD_IN_A_GROUP, ids=[argument for argument, _ in BAD_IN_A_GROUP])
+def test_a_bad_argument_is_named_before_any_rank_waits(argument, named, first_of_three, here):
+    status, out, err = first_of_three(argument)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "openmpi started 2" in err and "mnist_ddp" in err
+    assert named in err
     assert not list(here.iterdir())
 
 
@@ -149,7 +150,7 @@ def test_a_run_folder_that_cannot_be_made_is_named(single, here):
     for folder in ("file", "file/run"):
         status, out, err = single("--run-dir", folder)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert f"--run-dir {folder} " in err
+        assert "'file" in err and err.endswith("choose a folder with room that you may write to\n")
     assert [path.name for path in here.iterdir()] == ["file"] and (here / "file").read_text() == "mine"
 
 
@@ -158,7 +159,7 @@ def test_a_run_folder_that_holds_a_run_is_kept_as_it_is(single, here):
     (here / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     status, out, err = single("--run-dir=run")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "--run-dir run " in err
+    assert err == "--run-dir run holds a run: choose a new folder\n"
     assert [path.name for path in (here / "run").iterdir()] == ["metrics.jsonl"]
     assert (here / "run" / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
 
@@ -167,14 +168,14 @@ def test_bad_input_of_standalone_scripts_ends_them_within_10_seconds(here, digit
     single = write("mnist_single", tmp_path / "mnist_single.py")
     ddp = write("mnist_ddp", tmp_path / "mnist_ddp.py")
     shutil.copytree(digits, tmp_path / "copy")
-    flip_a_bit(tmp_path / "copy" / "MNIST" / "raw")
+    cut_short(tmp_path / "copy" / "MNIST" / "raw")
     with gated() as processes:
         processes.start(single, "--data", tmp_path / "copy", "--run-dir", "run", standalone=True)
         # Rank 1 never comes: rank 0 must look at its arguments before it waits for it.
         ids = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": launch.free_port()}
         processes.start(ddp, "--data", digits, "--global-batch-size", 63, standalone=True, **ids)
         ended = processes.go(30)
-    for done, named in zip(ended, ["wrong MD5", "--global-batch-size 63"], strict=True):
+    for done, named in zip(ended, ["--data", "--global-batch-size 63"], strict=True):
         assert done.status == 2 and done.seconds < LIMIT and not done.out
         assert named in done.line
     assert not list(here.iterdir())
@@ -192,9 +193,11 @@ def check_record(folder, launcher, world_size, epochs=1):
     files = ["env.json", "metrics.jsonl", "mnist_cnn.pt", "spec.json", "status.json"]
     assert sorted(path.name for path in folder.iterdir()) == files
     assert run.spec["batch_size"] == 64 and run.spec["epochs"] == epochs and run.spec["lr"] == 1.0
-    assert (run.env["launcher"], run.env["world_size"], run.env["dataset"]) == (launcher, world_size, "digits")
-    assert [(rank["rank"], rank["device"]) for rank in run.env["ranks"]] == [(r, "cpu") for r in range(world_size)]
-    assert run.env["versions"]["torch"] == torch.__version__
+    row = run.row()
+    assert (row["launcher"], row["world_size"], row["dataset"], row["nodes"]) == (launcher, world_size, "digits", 1)
+    for number, rank in enumerate(run.env.get("ranks", [])):
+        assert rank == {"rank": number, "local_rank": number, "host": os.uname().nodename, "device": "cpu"}
+    assert (run.env["torch"], run.env["device"]) == (torch.__version__, "cpu") and run.env["cpus"] >= 1
     for number, epoch in enumerate(run.epochs, 1):
         assert epoch["epoch"] == number and epoch["test_samples"] == 200
         assert 0 < epoch["test_accuracy"] <= 1 and 0 < epoch["train_loss"] < 10
@@ -211,21 +214,25 @@ def check_model(path):
 def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
     status, out, err = single(*SMALL, "--run-dir=runs/one", "--save-model")
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1].startswith("epoch 1: test loss ") and "/200 right" in out
+    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", out.splitlines()[-1])
     run = check_record(here / "runs" / "one", "single", 1)
+    assert run.env.keys() == {"device", "chip", "cpus", "torch", "made_from", "dataset"}
     assert run.spec["save_model"] is True and run.env["made_from"] == "ddp_helpers, imported"
     check_model(here / "runs" / "one")
     assert [path.name for path in here.iterdir()] == ["runs"]
 
 
-def test_a_run_of_mnist_ddp_leaves_a_complete_record_and_only_rank_0_prints(here, digits, tmp_path):
+def test_a_run_of_mnist_ddp_leaves_a_complete_record_and_every_rank_says_where_it_is(here, digits, tmp_path):
     script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
-    args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30")
+    args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30", "--log-interval=2")
     done = launch.run(script, *args, ranks=2, timeout=120)
-    assert done.of(0)[-1].startswith("epoch 1: test loss ") and "/200 right" in done.of(0)[-1]
-    assert any("[####################] 4/4 loss" in line for line in done.of(0))  # 512 images, 2 ranks, 64 each
-    assert done.of(1) == []
+    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", done.of(0)[-1])
+    steps = [line.partition(" loss")[0] for line in done.of(0) if " loss " in line]  # 512 images, 2 ranks, 64 each
+    assert steps == ["epoch 1 [##########..........] 2/4", "epoch 1 [####################] 4/4"]
+    assert done.of(0)[0] == f"rank 0 of 2 on {os.uname().nodename}, cpu"
+    assert done.of(1) == [f"rank 1 of 2 on {os.uname().nodename}, cpu"]
     run = check_record(here / "run", "torchrun", 2)
+    assert len(run.env["ranks"]) == 2
     assert run.env["made_from"].startswith("ddp_helpers ") and "imported" not in run.env["made_from"]
     check_model(here / "run")
 
@@ -245,26 +252,83 @@ def test_dry_run_takes_one_batch(single, here):
     check_model(here)  # there is no run folder
 
 
-def test_workers_and_data_on_the_device_train_alike(single, here):
-    for folder, workers in (("held", []), ("loader", ["--num-workers=0"])):
-        status, *_ = single(*SMALL, f"--run-dir={folder}", *workers)
+def test_any_number_of_workers_trains_alike(single, here):
+    for workers in (0, 2):
+        status, *_ = single(*SMALL, f"--run-dir={workers}", f"--num-workers={workers}")
         assert status == 0
-    held, loader = (runs.read(here / name).epochs[0] for name in ("held", "loader"))
-    assert held["train_loss"] == pytest.approx(loader["train_loss"], abs=1e-4)
-    assert held["test_loss"] == pytest.approx(loader["test_loss"], abs=1e-4)
+    none, two = (runs.read(here / name).epochs[0] for name in ("0", "2"))
+    assert none["train_loss"] == pytest.approx(two["train_loss"], abs=1e-4)
+    assert none["test_loss"] == pytest.approx(two["test_loss"], abs=1e-4)
 
 
 def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):
-    def break_down(*_):
+    def break_down(*_, **__):
         raise FloatingPointError("the loss is nan")
 
-    monkeypatch.setattr(mnist_single, "evaluate", break_down)
+    monkeypatch.setattr(mnist_single, "one_pass", break_down)
     monkeypatch.setattr(sys, "argv", ["mnist_single.py", "--data", str(digits), *SMALL, "--dry-run", "--run-dir=run"])
     with pytest.raises(FloatingPointError):
         mnist_single.main()
     run = runs.read(here / "run")
     assert run.status == {"state": "failed", "why": "FloatingPointError: the loss is nan"}
     assert run.epochs == [] and run.problems == []
+
+
+# ---- a network, data and a loss of one's own
+
+BUFFERS = "dist.broadcast(buffer, 0)"  # what makes the ranks test with the averages that are saved
+
+
+def trained(script, folder, ranks, *flags, **options):
+    """Run a script on ranks forked from one that has imported torch, recorded in folder/run; how it ended."""
+    args = ["--run-dir", folder / "run", "--epochs", 1, "--precision", "float32", "--no-cuda", "--save-model", *flags]
+    return forked(script, *args, size=ranks, folder=folder, **options)
+
+
+def counted_and_recounted(folder):
+    """How many test pictures the record says were right, and how many the saved model gets right in one process."""
+    model, (_, test_set) = coloured.Net().eval(), coloured.datasets(folder)
+    model.load_state_dict(torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True))
+    with torch.no_grad():
+        _, right = coloured.loss_and_right(model(test_set.tensors[0]), test_set.tensors[1])
+    [epoch] = runs.read(folder / "run").epochs
+    assert epoch["test_samples"] == len(test_set) == 201 and epoch["train_samples"] == 512
+    return epoch["test_accuracy"] * 201, right.item()
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
+def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
+    script = write(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
+    ended = trained(script, tmp_path, ranks)
+    assert ended.statuses == [0] * ranks, ended.said
+    counted, recounted = counted_and_recounted(tmp_path)
+    assert counted == pytest.approx(recounted, abs=1e-9) and 30 < counted < 200
+    assert runs.read(tmp_path / "run").env["dataset"] == "TensorDataset"
+    if ranks > 1:  # the control
+        assert script.read_text().count(BUFFERS) == 1
+        script.write_text(script.read_text().replace(BUFFERS, "pass"))
+        assert trained(script, tmp_path / "own", ranks).statuses == [0] * ranks
+        counted, recounted = counted_and_recounted(tmp_path / "own")
+        assert counted != pytest.approx(recounted, abs=1e-9), "each rank tests with its own averages, and nobody sees"
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
+def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_path):
+    script = write(name, tmp_path / f"{name}.py")
+    ended = trained(script, tmp_path, ranks, "--data", digits, fault=(0, "disk full", "step", 1))  # 1 MB for a file
+    assert ended.statuses == [2, 0][:ranks], ended.said
+    own = re.compile(r"(harm|left|rank \d of \d|epoch \d):? ")  # of this test's, and what the run prints anyway
+    lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
+    assert len(lines) == 1 and lines[0].endswith("choose a folder with room that you may write to"), lines
+    assert not ended.said[1:] or "Errno" not in ended.said[1]
+    run = runs.read(tmp_path / "run")
+    assert run.state == "failed" and "File too large" in run.status["why"] and len(run.epochs) == 1
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "env.json",
+        "metrics.jsonl",
+        "spec.json",
+        "status.json",
+    ]
 
 
 # ---- reading records

@@ -189,17 +189,6 @@ def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(tmp_pa
     assert path.exists()
 
 
-def test_a_job_is_requeued_only_when_its_time_is_up_and_not_for_ever(monkeypatch):
-    assert requeue(signal.SIGUSR2) == "the same command goes on from here"
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert requeue(signal.SIGTERM) == "the same command goes on from here"
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(RESTARTS))
-    assert f"requeued {RESTARTS} times, which is the limit" in requeue(signal.SIGUSR2)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(RESTARTS - 1))
-    monkeypatch.setenv("PATH", str(Path("/nowhere")))
-    assert "job 1 cannot be requeued" in requeue(signal.SIGUSR2)
-
-
 def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):
     for name, content in {"job": {"state": "FAILED"}, "status": {"state": "preempted"}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))

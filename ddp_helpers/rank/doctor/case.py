@@ -4,11 +4,11 @@ import os
 import platform
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from io import StringIO
+from socket import create_connection
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
@@ -81,15 +81,23 @@ class Case:
         if not (address and port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
         hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        how = {"is_master": hosts, "timeout": timedelta(seconds=self.args.timeout), "wait_for_workers": False}
+        limit = timedelta(seconds=self.args.timeout)
+
+        def connect() -> dist.Store:
+            while not hosts:  # until rank 0 is there: TCPStore would tell of its attempts in a page of C++
+                with suppress(OSError):
+                    create_connection((address, int(port)), timeout=1).close()
+                    break
+                sleep(0.1)
+            return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
+
         # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
-        call = partial(dist.TCPStore, address, int(port), **how)
-        ask = Thread(target=lambda: found.append(overhear(call)), daemon=True)
-        ask.start()
-        ask.join(self.args.timeout + 1)
-        store, trouble = found[0] if found else (None, ["held by a stranger"])
+        asking = Thread(target=lambda: found.append(overhear(connect)), daemon=True)
+        asking.start()
+        asking.join(self.args.timeout)
+        store, trouble = found[0] if found else (None, ["no answer: is it running, and is the port no stranger's?"])
         if trouble:
-            what = "rank 0 cannot listen" if hosts else "is rank 0 running, and is this its address?"
-            raise Red(f"{place}: {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
+            what = f"{place}: {'rank 0 cannot listen' if hosts else 'rank 0 is not there'} ({trouble[0]})"
+            raise Red(what, "export another MASTER_PORT, the same for all ranks")
         self.store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        self.store.set_timeout(how["timeout"])
+        self.store.set_timeout(limit)
