@@ -38,7 +38,7 @@ def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
     numbers = torch.Generator().manual_seed(1)
     targets = torch.randint(10, (713,), generator=numbers)
     looks = torch.randn(10, 3, 32, 32, generator=numbers)
-    pictures = 0.1 * looks[targets] + torch.randn(713, 3, 32, 32, generator=numbers)
+    pictures = 0.15 * looks[targets] + torch.randn(713, 3, 32, 32, generator=numbers)
     return TensorDataset(pictures[:512], targets[:512]), TensorDataset(pictures[512:], targets[512:])
 
 

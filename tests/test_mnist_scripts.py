@@ -271,7 +271,7 @@ def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):
         mnist_single.main()
     run = runs.read(here / "run")
     assert run.status == {"state": "failed", "why": "FloatingPointError: the loss is nan"}
-    assert run.epochs == [] and run.problems == []
+    assert run.epochs == [] and run.problems == ["metrics.jsonl: FileNotFoundError"]  # no epoch, no file
 
 
 # ---- a network, data and a loss of one's own
@@ -299,7 +299,7 @@ def counted_and_recounted(folder):
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
 def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
     script = write(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
-    ended = trained(script, tmp_path, ranks)
+    ended = trained(script, tmp_path, ranks, "--batch-size", 32)
     assert ended.statuses == [0] * ranks, ended.said
     counted, recounted = counted_and_recounted(tmp_path)
     assert counted == pytest.approx(recounted, abs=1e-9) and 30 < counted < 200
@@ -307,7 +307,7 @@ def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
     if ranks > 1:  # the control
         assert script.read_text().count(BUFFERS) == 1
         script.write_text(script.read_text().replace(BUFFERS, "pass"))
-        assert trained(script, tmp_path / "own", ranks).statuses == [0] * ranks
+        assert trained(script, tmp_path / "own", ranks, "--batch-size", 32).statuses == [0] * ranks
         counted, recounted = counted_and_recounted(tmp_path / "own")
         assert counted != pytest.approx(recounted, abs=1e-9), "each rank tests with its own averages, and nobody sees"
 

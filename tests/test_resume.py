@@ -1,9 +1,10 @@
 """What --resume does, and what it refuses: with one line and exit status 2 on every rank, and nothing changed."""
 
 import json
-import signal
+import pickle
 from pathlib import Path
 
+import coloured
 import pytest
 import torch
 from faults.matrix import Matrix, events, weights
@@ -12,8 +13,7 @@ from real import until
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.rank.checkpoint import CheckpointError, checkpoints, content_of, newest, save, unpack
-from ddp_helpers.rank.requeue import RESTARTS, requeue
+from ddp_helpers.rank.checkpoint import checkpoints, newest, read, save, unpack
 from ddp_helpers.rank.resume import Rest
 
 
@@ -70,15 +70,18 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(matrix, told):
     copy.parent.mkdir()
     copy.write_bytes(path.read_bytes()[:-1])
     refuses(matrix, matrix.fresh("other"), "--resume", copy, says=f"{path.name} is cut short or damaged")
-    refuses(matrix, matrix.fresh("other"), "--resume", copy.with_name("mine.pt"), says="mine.pt is not named step-")
-    assert copy.exists()
+    mine = copy.with_name("mine.pt")
+    refuses(matrix, matrix.fresh("other"), "--resume", mine, says=f"No such file or directory: '{mine}'")
+    mine.write_bytes(path.read_bytes())
+    refuses(matrix, matrix.fresh("other"), "--resume", mine, says="its content has another SHA-256 than its name says")
+    assert copy.exists() and mine.exists()
 
 
 @pytest.mark.parametrize(
     ("flags", "size", "says"),
     [
-        (("--seed", 2), 2, "with seed 1, not 2"),
-        (("--lr", 0.5), 2, "with lr 1.0, not 0.5"),
+        (("--seed", 2), 2, "'precision': 'float32'}, not {'seed': 2"),
+        (("--lr", 0.5), 2, "not {'seed': 1, 'lr': 0.5"),
         (("--resume", "never"), 2, "cannot take a run"),
         (("--global-batch-size", 30), 5, "5 ranks cannot share 384 samples"),
     ],
@@ -106,7 +109,7 @@ def test_of_an_epoch_that_is_done_again_the_first_line_goes(matrix):
     folder, metrics = matrix.fresh("again"), matrix.folder / "again" / "run" / "metrics.jsonl"
     path = checkpoints(first / "run" / "checkpoints")[0]
     matrix.train(folder, "--resume", path, fault=(1, "SIGUSR2", "step", 5))
-    assert metrics.read_text() == ""
+    assert not metrics.exists()
     metrics.write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')  # it died between the line of epoch 2 and its checkpoint
     assert matrix.train(folder).statuses == [0, 0]
     assert [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()] == [1, 2]
@@ -122,9 +125,10 @@ def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
     path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("inexact")
     matrix.train(folder, "--resume", path, size=1, fault=(0, "SIGUSR2", "step", 4))
     again = matrix.train(folder, "--resume", path, size=1)
-    assert "close to, not equal to, the uninterrupted run: other batch_size, places, world_size" in again.said[0]
+    assert "close to, not equal to, the uninterrupted run: {'world_size': 1, 'batch_size': 32" in again.said[0]
+    assert "'once': {'world_size': 2, 'batch_size': 16" in again.said[0], again.said[0]
     ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--global-batch-size", 64)
-    assert "as another run: the global batch was 32, and is 64" in ended.said[0], ended.said[0]
+    assert "not equal to" in ended.said[0] and "to the bit" not in ended.said[0], ended.said[0]
 
 
 def test_two_attempts_at_once_are_refused(matrix):
@@ -154,6 +158,35 @@ def test_a_run_that_is_done_stays_done(matrix):
     assert [event["event"] for event in events(folder)][-2:] == ["started", "done"]
 
 
+def final(matrix, name, script, fault):
+    """Two epochs with the learner's own parts, told to stop on the way if there is a fault: what is saved at the end."""
+    folder = matrix.fresh(name)
+    flags = ["--save-model", "--timeout", 30]
+    if fault:
+        ended = matrix.train(folder, *flags, script=script, fault=fault)
+        assert ended.statuses == [75, 75], ended.said
+    ended = matrix.train(folder, *flags, script=script)
+    assert ended.statuses == [0, 0], ended.said
+    assert ("to the bit" in ended.said[0]) == bool(fault)
+    return torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True)
+
+
+def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_own_parts(matrix):
+    script = scripts.write("mnist_ddp_resumable", matrix.folder / "coloured.py", replace=coloured.PARTS)
+    told = (1, "SIGUSR2", "step", 13)
+    golden, resumed = (final(matrix, name, script, fault) for name, fault in (("golden", None), ("resumed", told)))
+    assert golden.keys() == coloured.Net().state_dict().keys() == resumed.keys()
+    assert golden["norm.num_batches_tracked"] == 32
+    assert [name for name in golden if not torch.equal(golden[name], resumed[name])] == []
+    left_out = "part.load_state_dict({k: v for k, v in state[name].items() if 'running' not in k}, strict=False)"
+    text, whole = script.read_text(), "part.load_state_dict(state[name])"
+    assert text.count(whole) == 1
+    without = script.with_name("without.py")
+    without.write_text(text.replace(whole, f"{whole} if name != 'model' else {left_out}"))
+    lost = final(matrix, "without", without, told)
+    assert any(not torch.equal(golden[name], lost[name]) for name in golden if "running" in name), "the control"
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2), (3, 2)])
 def test_the_rest_of_an_epoch_is_the_same_samples_on_another_number_of_ranks(before, after):
     data, done = range(600), 240
@@ -172,21 +205,25 @@ def test_the_rest_of_an_epoch_is_the_same_samples_on_another_number_of_ranks(bef
     assert sorted(first + seen(after, done - 12)) != list(data)  # the control: 12 samples too early
 
 
-def test_the_last_two_are_kept_and_what_is_damaged_does_not_count(tmp_path):
+def test_the_last_two_are_kept_and_what_is_damaged_does_not_count(tmp_path, capsys):
     paths = [save(tmp_path, step, {"step": step}) for step in (5, 10, 15)]
     assert checkpoints(tmp_path) == [paths[2], paths[1]]
     paths[2].write_bytes(b"")
-    content, refused = newest(tmp_path)
-    assert unpack(content) == {"step": 10} and len(refused) == 1 and paths[2].name in refused[0]
+    assert unpack(newest(tmp_path)) == {"step": 10}
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and paths[2].name in said and f"set aside as {paths[2].stem}.damaged" in said
+    assert not paths[2].exists() and paths[2].with_suffix(".damaged").exists()
     save(tmp_path, 12, {"step": 12})
-    assert [unpack(content_of(path))["step"] for path in checkpoints(tmp_path)] == [12, 10]
+    assert [unpack(read(path))["step"] for path in checkpoints(tmp_path)] == [12, 10]
+    assert newest(tmp_path / "nothing") == b""
 
 
-def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(tmp_path):
+def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(matrix, tmp_path):
     path = save(tmp_path, 5, torch.ones(3))
-    with pytest.raises(CheckpointError, match="holds a Tensor"):
-        unpack(newest(tmp_path)[0])
+    refuses(matrix, matrix.fresh("no checkpoint"), "--resume", path, says="of another script or model")
     assert path.exists()
+    with pytest.raises(pickle.UnpicklingError):
+        unpack(read(save(tmp_path, 6, {"step": Path("more than data")})))
 
 
 def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):

@@ -9,8 +9,8 @@ from ddp_helpers.notebook import runs, scripts
 
 
 def epochs(folder: Path, data: Path, count: int) -> list[dict]:
-    """Train so many epochs with the defaults of mnist_single, and give their lines in the record."""
-    script, run = scripts.write("mnist_single", folder / "mnist_single.py"), runs.fresh(folder, "whole")
+    """Train so many epochs with the defaults of mnist_fast, and give their lines in the record."""
+    script, run = scripts.write("mnist_fast", folder / "mnist_fast.py"), runs.fresh(folder, "whole")
     command = [sys.executable, script, "--data", data, "--epochs", str(count), "--run-dir", run]
     subprocess.run([*command, "--log-interval", "1000000"], check=True, stdout=subprocess.DEVNULL)
     return runs.read(run).epochs
