@@ -73,7 +73,7 @@ def test_papermill_runs_a_job_on_two_nodes_and_its_file_by_hand_runs_again(
     run = runs.read(folder)
     assert run.state == "done" and run.job["state"] == "COMPLETED" and run.job["exit_code"] == "0:0"
     assert (run.env["launcher"], run.env["world_size"]) == ("slurm", 4)
-    assert [rank["node"] for rank in run.env["ranks"]] == [0, 0, 1, 1]
+    assert [rank["local_rank"] for rank in run.env["ranks"]] == [0, 1, 0, 1] and run.nodes == 2
     assert [epoch["epoch"] for epoch in run.epochs] == [1] and not run.problems
     assert run.env["job_id"] == run.job["job_id"] == json.loads((folder / "job.json").read_text())["job_id"]
     row = runs.table(folder).iloc[0]
@@ -112,7 +112,7 @@ def test_torchrun_on_each_node_makes_one_world_of_four_ranks_in_a_folder_with_sp
     [run] = collect(folder)
     assert run.state == "done", "\n".join(log_of(folder, number)[-10:])
     assert (run.env["launcher"], run.env["world_size"]) == ("torchrun", 4)
-    assert [rank["node"] for rank in run.env["ranks"]] == [0, 0, 1, 1]
+    assert [rank["local_rank"] for rank in run.env["ranks"]] == [0, 1, 0, 1] and run.nodes == 2
     assert [rank["rank"] for rank in run.env["ranks"]] == [0, 1, 2, 3]
     [line] = [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
     assert f"[rank 0]\x1b[0m {line}" in shown and not [line for line in said(folder, 3) if "epoch 1: " in line]

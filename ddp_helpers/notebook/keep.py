@@ -34,7 +34,7 @@ def keep(folder: Path, name: str) -> Path:
 def without_paths(content: object) -> object:
     """The same record, without paths and host names of this machine."""
     if isinstance(content, dict):
-        hosts = {"host": f"node {content['node']}"} if "host" in content and "node" in content else {}
+        hosts = {"host": "a host"} if "host" in content else {}
         return {key: without_paths(value) for key, value in (content | hosts).items()}
     if isinstance(content, list):
         return [without_paths(value) for value in content]

@@ -4,7 +4,7 @@ import os
 import platform
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from datetime import timedelta
 from io import StringIO
@@ -78,17 +78,14 @@ class Case:
         """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
         address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         place, found = f"MASTER_ADDR={address} MASTER_PORT={port}", []
-        if not (address and port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 2**16):
+        if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
         hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         limit = timedelta(seconds=self.args.timeout)
 
         def connect() -> dist.Store:
-            while not hosts:  # until rank 0 is there: TCPStore would tell of its attempts in a page of C++
-                with suppress(OSError):
-                    create_connection((address, int(port)), timeout=1).close()
-                    break
-                sleep(0.1)
+            while not hosts and overhear(lambda: create_connection((address, int(port)), 1).close())[1]:
+                sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
             return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
 
         # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
@@ -97,7 +94,7 @@ class Case:
         asking.join(self.args.timeout)
         store, trouble = found[0] if found else (None, ["no answer: is it running, and is the port no stranger's?"])
         if trouble:
-            what = f"{place}: {'rank 0 cannot listen' if hosts else 'rank 0 is not there'} ({trouble[0]})"
-            raise Red(what, "export another MASTER_PORT, the same for all ranks")
+            what = "cannot listen" if hosts else "is not there"
+            raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
         self.store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         self.store.set_timeout(limit)

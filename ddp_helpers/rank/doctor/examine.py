@@ -91,8 +91,8 @@ def consult(case: Case, trouble: list[str]) -> int:
     arrive(case)
     trouble = trouble or overhear(lambda: case.together("arrive"))[1]
     told = {name: visit(case, name) for name in CHECKS if not (trouble and name in TOGETHER)}
-    # Some notice only after --timeout that a peer is lost.
-    patience = 0 if case.rank else 1 if trouble else case.args.timeout + 5
+    # Who was not waiting for the one that is lost notices only after --timeout.
+    patience = 0 if case.rank else 1 if trouble else 3 if case.lost else case.args.timeout + 5
     lost = case.come("told", patience, json.dumps(told))
     if case.rank == 0:
         every = {r: json.loads(case.store.get(f"told of {r}")) for r in range(case.size) if r not in lost}

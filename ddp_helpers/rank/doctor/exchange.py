@@ -14,14 +14,11 @@ from torch import Tensor
 from ddp_helpers.rank.doctor.case import Case, Red
 from ddp_helpers.rank.doctor.checks import there
 
-SIZES = {"gloo": 2**22, "nccl": 2**26}  # float32 numbers of the large sum: 16 MB, 256 MB
-
 
 def check_clocks(case: Case) -> str:
     """The hosts' clocks agree, when all ranks look at them."""
     case.together("clocks")
-    mine = time.time()
-    skew = mine - float(case.first("clock", str(mine)))
+    skew = (mine := time.time()) - float(case.first("clock", str(mine)))
     if abs(skew) > 1:
         raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
     return "within a second of rank 0's"
@@ -63,7 +60,8 @@ def check_reduce(case: Case) -> str:
     group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
     try:
-        large = torch.full((SIZES[backend],), case.rank + 1.0, device=device)
+        numbers = 2**26 if backend == "nccl" else 2**22  # float32: 256 MB, or 16 MB
+        large = torch.full((numbers,), case.rank + 1.0, device=device)
         small, right, wrong = large[:1].clone(), size * (size + 1) / 2, []
         for total in (small, large):
             dist.all_reduce(total, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises

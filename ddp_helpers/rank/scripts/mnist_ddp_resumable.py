@@ -72,11 +72,11 @@ def lost_ranks_named(group: dist.ProcessGroup) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        why = str(error).partition("\n")[0]
+        why = str(error).partition(". This is")[0].partition("\n")[0]
         try:
             dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
         except RuntimeError as missing:
-            who = str(missing).partition("\n")[0]
+            who = str(missing).partition(". This is")[0].partition("\n")[0]
             print(f"rank {dist.get_rank()} lost its peers: {who} ({why})", file=sys.stderr, flush=True)
             sys.exit(1)
         raise
