@@ -27,7 +27,7 @@ def matrix(tmp_path_factory):
 def told(matrix):
     """The folder of a run that was told to stop in the middle of epoch 1: its checkpoints are of steps 10 and 12."""
     folder = matrix.fresh("told")
-    ended = matrix.train(folder, fault=(1, "SIGUSR2", "step", 13))
+    ended = matrix.train(folder, "--vote-every", 1, fault=(1, "SIGUSR2", "step", 13))
     assert ended.statuses == [75, 75]
     return folder
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
     assert weights(folder) == matrix.golden()
     # Told to stop in turn, it is started again by the same command: from its own checkpoint, not from the named one.
     folder = matrix.fresh("named and told")
-    matrix.train(folder, "--resume", path, fault=(1, "SIGUSR2", "step", 5))
+    matrix.train(folder, "--resume", path, "--vote-every", 1, fault=(1, "SIGUSR2", "step", 5))
     ended = matrix.train(folder, "--resume", path)
     assert "goes on in epoch 1 after step 14, to the bit" in ended.said[0], ended.said[0]
     assert weights(folder) == matrix.golden()

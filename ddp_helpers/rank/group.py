@@ -31,8 +31,12 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
     group |= {"backend": "nccl" if gpus else "gloo", "device_id": device if gpus else None}
+    store = dist.HashStore() if world_size == 1 else None  # None: all meet at MASTER_ADDR and MASTER_PORT
     try:
-        dist.init_process_group(store=dist.HashStore() if world_size == 1 else None, **group)
+        if restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # torchrun keeps what the dead ranks stored
+            tcp = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            store = dist.PrefixStore(f"restart {restart}", tcp)
+        dist.init_process_group(store=store, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
         why = str(error).partition("\n")[0]
         stop(f"rank {rank} of {world_size}: {why}; export MASTER_ADDR and MASTER_PORT, the same for all ranks")

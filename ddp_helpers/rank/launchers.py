@@ -11,8 +11,8 @@ LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
-    "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
@@ -29,7 +29,7 @@ def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
     """Read launcher, rank, local rank and world size; stops where the variables contradict each other. Any rank."""
     launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
     said = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
-    rank, local_rank, world_size = (int(word) if word.isdecimal() else -1 for word in said)
+    rank, local_rank, world_size = (int(word) if word.isascii() and word.isdecimal() and len(word) < 19 else -1 for word in said)
     exported = [env.get("RANK", said[0]), said[1], env.get("WORLD_SIZE", said[2])]
     if said != exported or not 0 <= local_rank <= rank < world_size:
         stop(f"{launcher}: rank, local rank, world size are {said}; RANK and WORLD_SIZE say {exported}: export neither")

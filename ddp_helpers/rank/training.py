@@ -49,8 +49,8 @@ def one_pass(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)
             optimizer.step()
-        n = torch.full_like(loss, len(target))  # not loss.new_tensor(), which would wait for the GPU
-        sums += torch.stack([loss.detach() * n, right, n, torch.full_like(loss, waited)])
+        n, seconds = torch.full_like(sums[0], len(target)), torch.full_like(sums[0], waited)  # no copy from the CPU
+        sums += torch.stack([loss.detach() * n, right.double(), n, seconds])  # double: bfloat16 counts to 256
         if title and step % args.log_interval == 0:
             print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:

@@ -2,7 +2,7 @@
 
 torchrun --standalone --nproc-per-node 2 doctor.py --data data
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python doctor.py --data data
-mpirun -n 2 python doctor.py --data data
+mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 """
 
 import sys

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from ddp_helpers.rank.arguments import read_flags
-from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import GROUP_FLAGS, join
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
@@ -70,10 +70,10 @@ def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
     me = who_am_i()
     args = read_flags(**GROUP_FLAGS)
-    dataset, *sets = open_datasets(args.data)
+    sets = datasets(args.data)
     record = Record(args.run_dir if me[1] == 0 else None)
     device, group = join(args, *me)
-    env = settle(args, device) | {"dataset": dataset} | group
+    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)} | group
     with record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from ddp_helpers.rank.arguments import read_flags
-from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import GROUP_FLAGS, join
 from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_right
@@ -50,8 +50,8 @@ def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: 
         for gradient in (p.grad for p in ddp_model.parameters() if p.grad is not None):
             gradient.masked_fill_(bad[1], 0)  # from there on no weight changes, until the vote finds out
         optimizer.step()
-        n = torch.full_like(loss, len(target))
-        sums += torch.stack([loss.detach() * n, right, n, torch.full_like(loss, waited)])
+        n, seconds = torch.full_like(sums[0], len(target)), torch.full_like(sums[0], waited)
+        sums += torch.stack([loss.detach() * n, right.double(), n, seconds])
         now["step"], now["samples"] = now["step"] + 1, now["samples"] + len(target) * dist.get_world_size()
         if args.dry_run or now["samples"] == len(batches.sampler.whole) * dist.get_world_size():
             break  # the end of the epoch has a vote and a checkpoint of its own
@@ -150,9 +150,9 @@ def main() -> None:
     )
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
-    dataset, *sets = open_datasets(args.data)
+    sets = datasets(args.data)
     device, group = join(args, *me)
-    env = settle(args, device) | {"dataset": dataset} | group
+    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)} | group
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
     with lost_ranks_named(votes.group):

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 from torchvision.datasets import MNIST
 
 from ddp_helpers.rank.arguments import read_flags
-from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.record import Record
 from ddp_helpers.rank.training import metrics, settle
@@ -40,8 +40,8 @@ def make_step(model: nn.Module, optimizer: Optimizer, images: Tensor, labels: Te
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        n = torch.full_like(loss, len(index))
-        return torch.stack([loss.detach() * n, (output.argmax(dim=1) == target).sum(), n, torch.zeros_like(loss)])
+        n = torch.full_like(loss, len(index), dtype=torch.float64)
+        return torch.stack([loss.detach() * n, (output.argmax(dim=1) == target).sum().double(), n, torch.zeros_like(n)])
 
     return step
 
@@ -121,9 +121,9 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
 def main() -> None:
     """Check what was given, and train."""
     args = read_flags()
-    dataset, *sets = open_datasets(args.data)
+    sets = datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
-    env = settle(args, device) | {"dataset": dataset}
+    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)}
     with Record(args.run_dir) as record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)

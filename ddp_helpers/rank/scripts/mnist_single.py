@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from ddp_helpers.rank.arguments import read_flags
-from ddp_helpers.rank.data import open_datasets
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import Record, write
 from ddp_helpers.rank.training import metrics, one_pass, settle
@@ -51,9 +51,9 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
 def main() -> None:
     """Check what was given, and train."""
     args = read_flags()
-    dataset, *sets = open_datasets(args.data)
+    sets = datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
-    env = settle(args, device) | {"dataset": dataset}
+    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)}
     record = Record(args.run_dir)
     with record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
