@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def nets(p=0.0):
-    """The course's network, which is the example's, and the fast one, with the same weights; without dropout, whose numbers differ."""
+    """The fast network and the example's, with the same weights; without dropout, whose numbers differ."""
     torch.manual_seed(1)
     mine, theirs = FastNet().to(memory_format=torch.channels_last), Net()
     theirs.load_state_dict(mine.state_dict())

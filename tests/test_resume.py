@@ -129,7 +129,7 @@ def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
     assert "close to, not equal to, the uninterrupted run: {'world_size': 1, 'batch_size': 32" in again.said[0]
     assert "'once': {'world_size': 2, 'batch_size': 16" in again.said[0], again.said[0]
     ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--global-batch-size", 64)
-    assert "not equal to" in ended.said[0] and "to the bit" not in ended.said[0], ended.said[0]
+    assert "with a global batch of 64" in ended.said[0] and "to the bit" not in ended.said[0], ended.said[0]
 
 
 def test_two_attempts_at_once_are_refused(matrix):
@@ -160,7 +160,7 @@ def test_a_run_that_is_done_stays_done(matrix):
 
 
 def final(matrix, name, script, fault):
-    """Two epochs with the learner's own parts, told to stop on the way if there is a fault: what is saved at the end."""
+    """Two epochs with the learner's own parts, told to stop on the way if there is a fault: what is saved."""
     folder = matrix.fresh(name)
     flags = ["--save-model", "--timeout", 30]
     if fault:

@@ -84,7 +84,8 @@ def read(folder: str | Path) -> Run:
     try:
         lines = (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
     except (OSError, ValueError) as error:
-        run.problems.append(f"metrics.jsonl: {type(error).__name__}")
+        if not (run.status and isinstance(error, FileNotFoundError)):  # a run that is in its first epoch has none yet
+            run.problems.append(f"metrics.jsonl: {type(error).__name__}")
         lines = []
     for number, line in enumerate(lines, 1):
         try:

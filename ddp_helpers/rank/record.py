@@ -44,6 +44,9 @@ class Record:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         failed = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
-        self.note(status=failed if error else {"state": "done"})
+        try:
+            self.note(status=failed if error else {"state": "done"})
+        except OSError as full:
+            error = error or full
         if isinstance(error, OSError):
             stop(f"{error}: choose a folder with room that you may write to")

@@ -143,7 +143,9 @@ class Run:
             stop(f"{dist.get_world_size()} ranks cannot share {self.progress['samples']} samples: take another number")
         line = f"goes on in epoch {self.progress['epoch']} after step {self.progress['step']}"
         if shape != self.shape:
-            line = f"{line}, close to, not equal to, the uninterrupted run: {shape} became {self.shape}"
+            was, now = (one["batch_size"] * one["world_size"] for one in (shape, self.shape))
+            worth = "close to, not equal to, the uninterrupted run" if was == now else f"with a global batch of {now}"
+            line = f"{line}, {worth}: {shape} became {self.shape}"
             self.shape["once"] = shape  # never called exact again
             return line
         torch.set_rng_state(random[dist.get_rank()][0])

@@ -47,8 +47,8 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "        sampler.set_epoch(epoch)  # a new order each epoch\n",
-        "",
+        "        sampler.set_epoch(epoch)  # a new order each epoch\n        model.train()\n",
+        "        model.train()\n",
         ordered,
         "each epoch has an order of its own",
         "the second epoch repeats the order of the first, on every rank: who tells the sampler which epoch it is?",
