@@ -5,15 +5,19 @@ import os
 import re
 import shutil
 import sys
+from argparse import Namespace
 
 import coloured
 import pytest
 import torch
 from faults.ranks import run as forked
 from real import gated
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_helpers.notebook import launch, runs
 from ddp_helpers.notebook.scripts import write
+from ddp_helpers.rank import training
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.scripts import mnist_ddp, mnist_single
 
@@ -330,6 +334,16 @@ def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_pat
         "spec.json",
         "status.json",
     ]
+
+
+def test_a_loss_in_bfloat16_does_not_round_what_is_counted(monkeypatch):
+    def own(output, target):
+        return output.mean().bfloat16(), (target >= 0).sum()
+
+    monkeypatch.setattr(training, "loss_and_right", own)
+    batches = DataLoader(TensorDataset(torch.zeros(301, 3), torch.zeros(301)), 301)
+    sums = training.one_pass(nn.Linear(3, 1), batches, Namespace(precision="float32", dry_run=False))
+    assert sums[1:3].tolist() == [301, 301] and torch.tensor(301.0).bfloat16().item() != 301  # the control
 
 
 # ---- reading records
