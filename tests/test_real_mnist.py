@@ -13,10 +13,12 @@ pytestmark = pytest.mark.skipif(not MNIST_ROOT, reason="DDP_MNIST_ROOT names no 
 POISON = 'raise ImportError("a written-out script must not need ddp_helpers")\n'
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
 def test_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_imported(launcher, tmp_path, request):
     if launcher == "mpirun":
         request.getfixturevalue("mpirun")
+    if launcher == "srun":
+        request.getfixturevalue("cluster")
     script = scripts.write("mnist_ddp", tmp_path / "mnist_ddp.py")
     (tmp_path / "ddp_helpers.py").write_text(POISON)
     env = {"PYTHONPATH": str(tmp_path)}
