@@ -75,6 +75,7 @@ class Submitted:
     def goes_on(self):
         """Wait until it is back in the queue, have it start, and wait for its end."""
         until(lambda: self.state().state == "PENDING", "requeued", 60)
+        time.sleep(2)  # a node refuses a job that it has ended within the same second
         slurm.start_now(self.number)
         until(lambda: not self.state().active, "the end", 90)
         assert self.state().state == "COMPLETED", self.log()
