@@ -44,4 +44,5 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size
     dist.all_gather_object(ranks, mine)
-    return device, {"launcher": launcher, "world_size": world_size, "ranks": ranks}
+    job = os.environ.get("SLURM_JOB_ID")
+    return device, {"launcher": launcher, "job_id": job, "world_size": world_size, "ranks": ranks}
