@@ -62,9 +62,11 @@ def of_template(line):
 
 
 def words_of(text):
-    """The words of the program, as a shell reads the last line."""
+    """The words of the program, as a shell reads its line: the last, or that behind which a requeue is asked for."""
+    line, _, requeues = text.partition(" || status=$?")
+    line = line.split("\n")[-1 if requeues else -2]
     means = {"$run_dir": RUN_DIR, "${values[$SLURM_ARRAY_TASK_ID]}": ARRAY}
-    return [means.get(word, word) for word in shlex.split(text.split("\n")[-2])]
+    return [means.get(word, word) for word in shlex.split(line)]
 
 
 # ---- jobs
@@ -95,7 +97,7 @@ def test_a_job_is_refused_or_reaches_the_file_word_for_word(tmp_path):
         if job:
             text = render(job, Site("here"), tmp_path)
             assert not strange(text) and 0 < seconds(job.time) < 10**12
-            words = words_of(text.partition(" || status=$?")[0])  # what follows asks for the requeue
+            words = words_of(text)
             assert words[words.index("job.py") if "job.py" in words else -len(job.program) :] == list(job.program)
             assert f"--job-name={job.name}\n" in text
             files.append(text)

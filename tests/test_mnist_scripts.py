@@ -88,7 +88,7 @@ def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
     damage(tmp_path / "copy" / "MNIST" / "raw")
     status, out, err = single("--run-dir=run", data=tmp_path / "copy")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {tmp_path / 'copy'}: ") and "download_data.py" in err
+    assert err.startswith(f"--data {tmp_path / 'copy'} holds no whole MNIST ")
     assert not list(here.iterdir())
 
 
@@ -96,7 +96,7 @@ def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
 def test_missing_data_is_named(folder, single, here):
     status, out, err = single("--run-dir=run", data=folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {' '.join(folder.split())}: ") and "download_data.py" in err
+    assert err.startswith(f"--data {' '.join(folder.split())} holds no whole MNIST ")
     assert not list(here.iterdir())
 
 

@@ -138,7 +138,7 @@ def bad_data(matrix, how):
         (raw / path.name).write_bytes(path.read_bytes())
     content = (raw / name).read_bytes()
     (raw / name).unlink() if how == "missing" else (raw / name).write_bytes(content[:100])
-    return refused(matrix, how, data=root, says=f"--data {root}: ")
+    return refused(matrix, how, data=root, says=f"--data {root} holds no whole MNIST ")
 
 
 def port_busy(matrix):
