@@ -36,6 +36,7 @@ class Votes:
 
     def __init__(self, timeout: float, every: int | None) -> None:
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))  # CPUs talk: the GPU works on
+        self.roll_call = dist.new_group(backend="gloo")  # a group that has failed cannot say who is missing
         self.told, self.every, self.steps, self.left, self.since = 0, every, 1, 1, time.monotonic()
         for number in SIGNALS:
             signal.signal(number, self.hear)

@@ -155,7 +155,7 @@ def main() -> None:
     env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)} | group
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
-    with lost_ranks_named(votes.group):
+    with lost_ranks_named(votes.roll_call):
         train(Run(args, device, votes.group), votes, env, *sets)
         dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
