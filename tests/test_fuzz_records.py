@@ -84,7 +84,8 @@ def test_every_record_is_read_and_gives_a_row(folder_with):
         assert all(problem.isprintable() and problem.partition(".")[0] in NAMES for problem in run.problems)
         for name, content in files.items():
             told = any(problem.startswith(name) for problem in run.problems)
-            assert told or name in ("job.json", "metrics.jsonl") if content is None else told or readable(content)
+            unneeded = name == "job.json" or (name == "metrics.jsonl" and run.status)  # no epoch yet
+            assert told or unneeded if content is None else told or readable(content)
             (named if told else silent).append(name)
 
     fuzz(record, check)
