@@ -126,7 +126,8 @@ def test_one_visible_gpu_is_cuda_0_for_every_local_rank(monkeypatch):
 def test_ranks_meet_at_an_ipv6_address(tmp_path):
     code = "from argparse import Namespace as N; from ddp_helpers.rank.group import join; import os, sys\n"
     code += "a = N(no_cuda=True, timeout=30, global_batch_size=None, batch_size=1)\n"
-    code += "join(a, 'env', int(sys.argv[1]), 0, 2)"
+    code += "join(a, 'env', int(sys.argv[1]), 0, 2)\n"
+    code += "import torch.distributed as dist; dist.barrier(); dist.destroy_process_group()"
     env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=env) for rank in range(2)]
     assert [rank.wait(IMPORT) for rank in ranks] == [0, 0]

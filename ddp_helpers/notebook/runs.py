@@ -109,7 +109,8 @@ def table(*folders: str | Path) -> pd.DataFrame:
         run = read(path)
         if (run.job.get("job") or {}).get("array") and not run.job.get("task"):
             continue  # each task of the array has a run of its own
-        for problem in run.problems:
+        begun = run.spec or run.status or run.epochs  # a job that still waits, or trains nothing, has no record to miss
+        for problem in run.problems if begun else ():
             print(f"{path.name}: {problem}", file=sys.stderr)
         setting = run.row()
         rows += [setting | epoch | setting for epoch in run.epochs or [{}]]  # whatever else a line holds

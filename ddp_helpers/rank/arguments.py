@@ -11,13 +11,13 @@ def read_flags(**more: dict) -> Namespace:
     """Read the flags, and more of them; stops at one that cannot be used."""
     parser = ArgumentParser(allow_abbrev=False)
     parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")
-    parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="holds MNIST/raw")
+    parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="the data's folder")
     parser.add_argument("--run-dir", type=Path, help="new folder for the record of the run")
     parser.add_argument("--precision", choices=("bf16", "float32"), help="else bf16 where the device has units for it")
     more["num_workers"] = {"type": int, "help": "DataLoader processes; else one less than there are CPUs"}
     numbers = {"batch_size": 64, "test_batch_size": 1000, "epochs": 14, "lr": 1.0, "gamma": 0.7}
     numbers |= {"seed": 1, "log_interval": 100}
-    more |= {name: {"type": type(default), "default": default} for name, default in numbers.items()}
+    more = {name: {"type": type(default), "default": default} for name, default in numbers.items()} | more
     more |= {name: {"action": "store_true"} for name in ("dry_run", "save_model", "no_cuda")}
     for name, options in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **options)

@@ -14,6 +14,18 @@ GROUP_FLAGS = {
     "timeout": {"type": int, "default": 600, "help": "seconds that a rank waits for another"},
 }
 
+# What only the ranks of one start have in common, next to the user: two jobs may come to one address and port.
+ONE_START = {
+    "slurm": ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+}
+
+
+def own_keys(store: dist.Store, launcher: str) -> dist.Store:
+    """Put the name of this start in front of each key of a store, so that strangers there find nothing; any rank."""
+    names = ("USER", *ONE_START.get(launcher, ()))
+    return dist.PrefixStore(" ".join(os.environ.get(name, "") for name in names), store)
+
 
 def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
     """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds.
@@ -31,18 +43,20 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
     group |= {"backend": "nccl" if gpus else "gloo", "device_id": device if gpus else None}
-    store = dist.HashStore() if world_size == 1 else None  # None: all meet at MASTER_ADDR and MASTER_PORT
+    address, port = (os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
-        if restart := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # torchrun keeps what the dead ranks stored
-            tcp = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-            store = dist.PrefixStore(f"restart {restart}", tcp)
+        store = dist.HashStore()
+        if world_size > 1:  # all meet at this address: rank 0 listens there, or torchrun does
+            listens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            store = own_keys(dist.TCPStore(address, int(port), world_size, listens, group["timeout"]), launcher)
         dist.init_process_group(store=store, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
-        why = str(error).partition("\n")[0]
-        stop(f"rank {rank} of {world_size}: {why}; export MASTER_ADDR and MASTER_PORT, the same for all ranks")
+        why, place = str(error).partition("\n")[0], f"MASTER_ADDR {address}, MASTER_PORT {port}"
+        stop(f"rank {rank} of {world_size}: {place}: {why}; export both, the same for all ranks")
     mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
     print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size
     dist.all_gather_object(ranks, mine)
     job = os.environ.get("SLURM_JOB_ID")
-    return device, {"launcher": launcher, "job_id": job, "world_size": world_size, "ranks": ranks}
+    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
+    return device, {"launcher": launcher, "job_id": job} | group

@@ -28,9 +28,9 @@ def stop(line: str) -> NoReturn:
 def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
     """Read launcher, rank, local rank and world size; stops where the variables contradict each other. Any rank."""
     launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
-    said = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
-    rank, local_rank, world_size = (int(w) if w.isascii() and w.isdecimal() and len(w) < 19 else -1 for w in said)
-    exported = [env.get("RANK", said[0]), said[1], env.get("WORLD_SIZE", said[2])]
-    if said != exported or not 0 <= local_rank <= rank < world_size:
-        stop(f"{launcher}: rank, local rank, world size are {said}; RANK and WORLD_SIZE say {exported}: export neither")
+    values = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
+    rank, local_rank, world_size = (int(w) if w.isascii() and w.isdecimal() and len(w) < 19 else -1 for w in values)
+    exported = [env.get("RANK", values[0]), values[1], env.get("WORLD_SIZE", values[2])]
+    if values != exported or not 0 <= local_rank <= rank < world_size:
+        stop(f"{launcher}: rank, local rank, world size {values}; RANK and WORLD_SIZE say {exported}: export neither")
     return launcher, rank, local_rank, world_size

@@ -1,6 +1,7 @@
 """Write the record of a run: a folder that says what was asked, where it ran, what came out, and how it ended."""
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -12,7 +13,10 @@ def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name("part")
     try:
-        part.write_bytes(content)
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

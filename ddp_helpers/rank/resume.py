@@ -174,6 +174,8 @@ class AttemptRecord(Record):
             write(self.folder / "metrics.jsonl", self.lines)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.folder and getattr(error, "state", ""):
+            print(error, flush=True)
         with suppress(OSError):
             self.run.log(getattr(error, "state", "failed") if error else "done", why=str(error or ""))
         try:

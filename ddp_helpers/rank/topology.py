@@ -11,6 +11,7 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 
+from ddp_helpers.rank.group import own_keys
 from ddp_helpers.rank.launchers import stop, who_am_i
 
 # For each launcher its names for the number of ranks on this node, and for the node. Slurm's lists this node's ranks.
@@ -129,7 +130,7 @@ class Topology:
                 stop(f"{place}: held by a stranger")
             if isinstance(found[0], Exception):
                 raise found[0]
-            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), found[0])
+            store = own_keys(found[0], self.launcher)
             store.set(f"rank {self.rank}", "here")
             store.add("present", 1)
             while store.add("present", 0) < self.world_size:

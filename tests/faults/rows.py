@@ -36,7 +36,8 @@ def killed(matrix, rank, phase):
     moment, number = PHASES.get(phase, (phase, 2))
     ended = matrix.train(folder, fault=(rank, "SIGKILL", moment, number))
     assert ended.statuses[rank] == -9 and all(ended.statuses), f"exit statuses {ended.statuses}"
-    within(ended.seconds, T + 5)
+    # torch tries twice to reach a rank 0 that never came.
+    within(ended.seconds, 2 * T + 5 if (rank, phase) == (0, "init") else T + 5)
     if phase.startswith("save"):
         saved_model(folder)  # all that has a checkpoint's name is whole
     matrix.must_resume_equal(folder)

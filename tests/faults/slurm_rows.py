@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from functools import partial
+from pathlib import Path
 
 import psutil
 from real import until
@@ -30,18 +31,18 @@ runpy.run_path("{name}.py", run_name="__main__")
 class Submitted:
     """A resumable job on the course's cluster, in a folder of its own."""
 
-    def __init__(self, matrix, name, nodes=2, program=NAME, **job):
+    def __init__(self, matrix, name, nodes=2, program=NAME, site="local", **job):
         self.folder = matrix.fresh(f"job_{name}")
-        self.folder.mkdir(parents=True)
-        scripts.write(NAME, self.folder / f"{NAME}.py")
+        self.run = self.folder / "run"
+        scripts.write(NAME, self.run / f"{NAME}.py")
         text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
-        (self.folder / "armed.py").write_text(text)
+        (self.run / "armed.py").write_text(text)
         batch = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
         flags = [
             "--data",
             str(matrix.data),
             "--run-dir",
-            str(self.folder / "run"),
+            "{run_dir}",
             "--timeout",
             "30",
             "--no-cuda",
@@ -51,8 +52,8 @@ class Submitted:
         ]
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
         job = slurm.Job(name, (f"{program}.py", *map(str, flags)), **shape)
-        slurm.write(job, slurm.Site.load("local"), self.folder)
-        self.number = slurm.submit(self.folder)
+        slurm.write(job, slurm.Site.load(site), self.run)
+        self.number = slurm.submit(self.run)
 
     def __enter__(self):
         return self
@@ -81,7 +82,7 @@ class Submitted:
         assert self.state().state == "COMPLETED", self.log()
 
     def log(self):
-        return (self.folder / f"slurm-{self.number}.log").read_text(errors="replace")
+        return (self.run / f"slurm-{self.number}.log").read_text(errors="replace")
 
 
 def told(matrix, launcher):
@@ -114,7 +115,7 @@ def cancelled(matrix):
 def exits(matrix):
     """A task that ends with 7 takes the job with it."""
     with Submitted(matrix, "exits", program="armed", requeue=False) as job:
-        note = job.folder / "harm.time"
+        note = job.run / "harm.time"
         until(lambda: note.exists() and note.read_text(), "the harm", 60)
         until(lambda: job.state().state == "FAILED", "FAILED", 10)
         seconds = time.time() - float(note.read_text())
@@ -146,13 +147,15 @@ def node_killed(matrix):
 
 
 def is_of(process, node, number):
-    """Whether it is the node's slurmd, or a stepd of the job there."""
+    """Whether it is our node's slurmd, or a stepd of the job there: of this user, and of this cluster's folder."""
+    state = Path(os.environ["SLURM_CONF"]).parent
     try:
-        words = process.cmdline()
+        words, mine = process.cmdline(), process.uids().real == os.getuid()
+        slurmd = str(state / f"{node}.log") in words and words[0].endswith("slurmd")
+        stepd = " ".join(words).startswith(f"slurmstepd: [{number}.") and Path(process.cwd()).is_relative_to(state)
     except psutil.Error:
         return False
-    slurmd = "-N" in words and node in words and any(word.endswith("slurmd") for word in words[:1])
-    return slurmd or " ".join(words).startswith(f"slurmstepd: [{number}.")
+    return mine and (slurmd or stepd)
 
 
 SLURM_ROWS = [

@@ -30,16 +30,17 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
-    share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
-    more = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
-    more |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
-    test_batches = DataLoader(share, args.test_batch_size, **more)
+    test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
+    loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
+    loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    test_batches = DataLoader(test_share, args.test_batch_size, **loading)
 
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
+    # Your own optimizer and schedule go here, if the task asks for others.
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
@@ -62,6 +63,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
     if args.save_model and rank == 0:
+        # To use it: model.load_state_dict(torch.load("mnist_cnn.pt", weights_only=True)), then model.eval().
         torch.save(model.state_dict(), content := BytesIO())
         write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
 

@@ -101,11 +101,11 @@ def train(run: Run, votes: Votes, env: dict, train_set: Dataset, test_set: Datas
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     args, rank, world_size = run.args, dist.get_rank(), dist.get_world_size()
     sampler = Rest(DistributedSampler(train_set, world_size, rank, seed=args.seed))
-    share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
-    more = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
-    more |= {"pin_memory": run.device.type == "cuda"}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
-    test_batches = DataLoader(share, args.test_batch_size, **more)
+    test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
+    loading = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
+    loading |= {"pin_memory": run.device.type == "cuda"}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    test_batches = DataLoader(test_share, args.test_batch_size, **loading)
 
     model, ddp_model = prepare(args, run.device, DataLoader(train_set, args.batch_size, generator=torch.Generator()))
     optimizer = Adadelta(model.parameters(), lr=args.lr)

@@ -23,13 +23,14 @@ from ddp_helpers.rank.training import metrics, one_pass, settle
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
     """Train for args.epochs epochs, and test after each."""
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    more = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
-    more |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed)}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **more)
-    test_batches = DataLoader(test_set, args.test_batch_size, **more)
+    loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
+    loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed)}
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    test_batches = DataLoader(test_set, args.test_batch_size, **loading)
 
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
+    # Your own optimizer and schedule go here, if the task asks for others.
     optimizer = Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
@@ -44,6 +45,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         scheduler.step()
         record.epoch(epoch, **metrics(trained, tested, begin, middle))
     if args.save_model:
+        # To use it: model.load_state_dict(torch.load("mnist_cnn.pt", weights_only=True)), then model.eval().
         torch.save(model.state_dict(), content := BytesIO())
         write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
 

@@ -19,13 +19,11 @@ def main() -> None:
     """Do what every rank does."""
     launcher, rank, local_rank, world_size = who_am_i()
     print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
-    backend, device = "gloo", torch.device("cpu")
-    if torch.cuda.is_available():
-        backend, device = "nccl", torch.device("cuda", local_rank % torch.cuda.device_count())  # one visible: cuda:0
-        torch.cuda.set_device(device)
-    own = {"device_id": device} if backend == "nccl" else {}
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")  # one visible: cuda:0
+    group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
     # Blocks until all ranks have come to this line. MASTER_ADDR and MASTER_PORT say where they meet.
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=60), **own)
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)
 
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
