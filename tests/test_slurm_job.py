@@ -207,9 +207,8 @@ def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(tmp_path):
         if launcher == "srun":
             assert not between and words[0] == "--label"
         else:
-            assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-endpoint=10.0.0.7:15678", "--rdzv-id=45678"} <= {
-                *between
-            }
+            meet = {"--master-addr=10.0.0.7", "--master-port=15678", "--rdzv-id=--45678-0"}
+            assert {"--nnodes=2", "--nproc-per-node=2", *meet} <= {*between}
 
 
 def make(folder):

@@ -21,8 +21,9 @@ def render(job: Job, site: Site, folder: Path) -> str:
     folder = Path(folder).absolute()
     if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
-    python = site.python or sys.executable
-    text = environment().get_template(TEMPLATE).render(job=job, site=site, folder=str(folder), python=python)
+    python = site.python or ("python" if site.in_container else sys.executable)
+    values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
+    text = environment().get_template(TEMPLATE).render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
 
@@ -33,12 +34,30 @@ def environment() -> Environment:
     found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
     found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
     found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
+    found.filters |= {"inserted": inserted, "quoted_value": quoted_value}
     return found
 
 
 def word(text: str) -> str:
     """A word of the program as the shell must see it: as it is, or the variable that it stands for."""
     return SHELL.get(text) or shlex.quote(text)
+
+
+def wrapper(job: Job, site: Site) -> str:
+    """What bash does on each node, in the container if there is one, before it becomes the program."""
+    steps = ['export PET_NODE_RANK="$SLURM_NODEID"'] if job.launcher == "torchrun" else []
+    steps += [f"source {site.source}"] if site.source else []
+    return " && ".join([*steps, 'exec "$@"'])
+
+
+def inserted(text: str, folder: str) -> str:
+    """A word of the site file with the run's folder in it, where it asks for that: to mount it in a container."""
+    return text.replace("{folder}", folder)
+
+
+def quoted_value(line: str) -> str:
+    """A line of set-up; what it exports stays one word, whatever its variable holds."""
+    return re.sub(r"=(\$.*)", r'="\1"', line)
 
 
 def pattern(path: str) -> str:

@@ -62,13 +62,13 @@ def moment(text: str) -> datetime | None:
         return None
 
 
-def ask(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    """Run one of Slurm's commands to its end."""
+def ask(*command: str, cwd: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess:
+    """Run one of Slurm's commands to its end. One that waits in the queue, as srun does, needs more seconds."""
     pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
     try:
-        return subprocess.run(command, env=clean(), cwd=cwd, timeout=60, check=False, **pipes)
+        return subprocess.run(command, env=clean(), cwd=cwd, timeout=seconds, check=False, **pipes)
     except subprocess.TimeoutExpired:
-        raise JobError(f"{command[0]} gave no answer in 60 s: is the Slurm controller up? Try `sinfo`") from None
+        raise JobError(f"{command[0]} gave no answer in {seconds:g} s: is Slurm's controller up? Try `sinfo`") from None
     except FileNotFoundError:
         raise JobError(f"{command[0]} is not on this machine: go to where Slurm is") from None
 

@@ -1,6 +1,7 @@
 """Where a job runs: what one cluster asks for, from a TOML file in slurm/sites, checked key by key."""
 
 import getpass
+import os
 import re
 import tomllib
 from contextlib import suppress
@@ -14,23 +15,34 @@ from ddp_helpers.notebook.slurm.job import MEMORY, NAME, JobError
 
 SITES = ROOT / "slurm" / "sites"
 WORD = re.compile(r"[\w./:,=+@-]+", re.ASCII)
+HOLED = re.compile(r"([\w./:,=+@#-]|\{folder\})+", re.ASCII)
 SETUP = re.compile(
-    r"module purge|module (load|unload|use|swap)( [\w./:+@-]+)+|(conda|mamba|micromamba) activate [\w./-]+"
-    r"|source [\w./+~-]+|export [A-Z_][A-Z0-9_]*=[\w./:,+=@-]*",
+    r"module( --force)? purge|(module (load|unload|use|swap)|ml|spack load)( [\w./:+@-]+)+"
+    r"|(conda|mamba|micromamba) activate [\w./-]+|source [\w./+~-]+|ulimit -[a-z] (\d+|unlimited)"
+    r"|unset [A-Z_][A-Z0-9_]*|export [A-Z_][A-Z0-9_]*=(\$[A-Z_][A-Z0-9_]*)?[\w./:,+=@-]*",
     re.ASCII,
 )
+NODES = re.compile(r"[\w.,\[\]-]+", re.ASCII)
 # What each key may hold, and how to say so.
 ALLOWED = {
     "description": (re.compile(r"[^\x00-\x1f\x7f]*"), "one line of text"),
-    "gpus": (re.compile(r"--gres=gpu:(\w+:)?\{n\}|--gpus-per-node=(\w+:)?\{n\}", re.ASCII), "--gres=gpu:{n} or alike"),
-    "memory": (MEMORY, "a number with K, M, G or T, such as 32G"),
+    "gpus": (re.compile(r"--(gres=gpu:|gpus-per-node=)([\w.-]+:)?\{n\}", re.ASCII), "--gres=gpu:{n} or alike"),
+    "partition": (re.compile(rf"{NAME.pattern}(,{NAME.pattern})*", re.ASCII), "one partition, or several with commas"),
+    "nodelist": (NODES, "names of nodes, such as node[01-04]"),
+    "exclude": (NODES, "names of nodes, such as node[01-04]"),
+    "memory": (re.compile(rf"0|{MEMORY.pattern}", re.ASCII), "a number with K, M, G or T, such as 32G, or 0 for all"),
+    "memory_per_cpu": (MEMORY, "a number with K, M, G or T, such as 4G"),
     "mail_user": (re.compile(r"[\w.+-]+@[\w.-]+", re.ASCII), "an address, such as {user}@example.org"),
     "mail_type": (re.compile(r"BEGIN|END|FAIL|REQUEUE|TIME_LIMIT|ALL"), "BEGIN, END, FAIL, REQUEUE, TIME_LIMIT or ALL"),
-    "constraint": (re.compile(r"[\w.&|-]+", re.ASCII), "features, joined by & or |"),
-    "setup": (SETUP, "module …, conda activate …, source … or export NAME=value"),
+    "constraint": (re.compile(r"[\w.&|*\[\]()-]+", re.ASCII), "features, joined by & or |"),
+    "setup": (
+        SETUP,
+        "module …, ml …, spack load …, conda activate …, source …, export NAME=value, unset … or ulimit …",
+    ),
     "python": (re.compile(r"[\w./+-]+", re.ASCII), "a command or a path, without spaces"),
     "source": (re.compile(r"[\w./+-]+", re.ASCII), "the path of a file"),
-    "prefix": (WORD, "words without spaces, quotes and dollar signs"),
+    "prefix": (HOLED, "words without spaces, quotes and dollar signs"),
+    "srun": (re.compile(rf"--{HOLED.pattern}", re.ASCII), "flags of srun's, such as --container-image=…, a word each"),
     "script_args": (WORD, "words without spaces, quotes and dollar signs"),
 }
 
@@ -43,28 +55,49 @@ class Site:
     description: str = ""
     account: str = ""
     partition: str = ""
+    qos: str = ""
+    reservation: str = ""
+    nodelist: str = ""
+    exclude: str = ""
+    exclusive: bool = False
     constraint: str = ""
     gpus: str = "--gres=gpu:{n}"
     memory: str = ""
+    memory_per_cpu: str = ""
     mail_user: str = ""
     mail_type: tuple[str, ...] = ("END", "FAIL")
     setup: tuple[str, ...] = ()
     python: str = ""  # without it, the Python that writes the file
+    srun: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
     source: str = ""
     script_args: tuple[str, ...] = ()
 
+    @property
+    def flags(self) -> list[str]:
+        """What srun and sbatch need on their command lines to be let onto the cluster at all."""
+        keys = ("account", "partition", "qos", "reservation")
+        return [f"--{key}={getattr(self, key)}" for key in keys if getattr(self, key)]
+
+    @property
+    def in_container(self) -> bool:
+        """Whether the ranks run in an image, in which the Python of this machine is not."""
+        return bool(self.prefix) or any(word.startswith("--container-image") for word in self.srun)
+
     def __post_init__(self) -> None:
+        if self.memory and self.memory_per_cpu:
+            raise JobError(f"site {self.name!r}: memory and memory_per_cpu exclude each other: give one")
         for one in fields(self):
             pattern, allowed = ALLOWED.get(one.name, (NAME, "letters, digits, dot, dash and underscore"))
             value = getattr(self, one.name)
-            for word in value if isinstance(value, tuple) else [value] if value or one.name in ("name", "gpus") else []:
+            needed = value or one.name in ("name", "gpus")
+            for word in value if isinstance(value, tuple) else [value] if needed and value is not True else []:
                 if not (isinstance(word, str) and pattern.fullmatch(word)):
                     raise JobError(f"site {self.name!r}: {one.name} = {word!r} cannot be used: give {allowed}")
 
     @classmethod
     def load(cls, name: str | Path) -> "Site":
-        """A site by its name in slurm/sites, or by the path of its file."""
+        """A site by its name in slurm/sites, or by the path of its file; what own_file() says counts more."""
         path = Path(name) if str(name).endswith(".toml") else SITES / f"{name}.toml"
         found = False
         with suppress(OSError):  # a name that no file can have
@@ -72,26 +105,43 @@ class Site:
         if not found:
             known = ", ".join(sorted(found.stem for found in SITES.glob("[a-z]*.toml")))
             raise JobError(f"site {str(name)!r} is not known: choose one of {known}, or give the path of a .toml file")
-        try:
-            values = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise JobError(f"site file {path.name!r} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
-            raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
-        return cls(path.stem, **{key: typed(path.name, key, value) for key, value in values.items()})
+        values = keys_of(path)
+        if path.stem != "local" and own_file().is_file():  # an account there would not be known here
+            values |= keys_of(own_file())
+        return cls(path.stem, **values)
 
     def but(self, **values: str) -> "Site":
         """The same site with these values instead, where they are not empty: the account of one learner, say."""
         return replace(self, **{key: value for key, value in values.items() if value})
 
 
-def typed(file: str, key: str, value: object) -> str | tuple[str, ...]:
-    """A value of the file in its place: text or a list of text, with the learner's name for {user}."""
+def own_file() -> Path:
+    """The learner's own keys for every site but the local one: account, reservation, mail; not shared with others."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ddp-course" / "site.toml"
+
+
+def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
+    """The keys of a site file, each of its type. Raises JobError where it cannot be read."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise JobError(f"site file {path.name!r} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
+        raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
+    return {key: typed(path.name, key, value) for key, value in values.items()}
+
+
+def typed(file: str, key: str, value: object) -> str | bool | tuple[str, ...]:
+    """A value of the file in its place: text, true or false, or a list of text, with the learner's name for {user}."""
     kinds = {one.name: str(one.type) for one in fields(Site) if one.name != "name"}
     if key not in kinds:
         near = get_close_matches(key, kinds, 1)
         hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(kinds)}"
         raise JobError(f"site file {file!r}: the key {key!r} is not known: {hint}")
+    if kinds[key] == "bool":
+        if not isinstance(value, bool):
+            raise JobError(f"site file {file!r}: {key} = {short(value)}: give true or false, without quotes")
+        return value
     many = "tuple" in kinds[key]
     words = value if many else [value]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

@@ -1,0 +1,84 @@
+"""Stopped by Slurm for a job of higher rank, or at its time limit, a job goes on; cancelled, it stays ended."""
+
+import sys
+import time
+
+import pytest
+from faults.matrix import Matrix, events, weights
+from faults.slurm_rows import Submitted
+from real import until
+from test_cluster import make_cluster, need_slurm, remove
+
+from ddp_helpers.notebook import slurm
+from ddp_helpers.notebook.slurm.queue import ask
+
+PARTITIONS = """
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=node[1-2] MaxTime=01:00:00 State=UP PriorityTier=2 Hidden=YES
+"""
+
+
+@pytest.fixture(scope="module")
+def preempting():
+    """A cluster of its own, in which jobs of the partition `urgent` take the nodes of others, 40 s after a SIGTERM."""
+    need_slurm()
+    cluster = make_cluster().up()
+    conf = cluster.state / "slurm.conf"
+    conf.write_text(conf.read_text().replace("Default=YES", "Default=YES PriorityTier=1 GraceTime=40") + PARTITIONS)
+    cluster.kill("slurmctld", "slurmd")
+    yield cluster.up()
+    remove(cluster)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    found = Matrix(tmp_path_factory.mktemp("preempted"))
+    found.golden()  # now: the server that its ranks are forked from would be taken for a process of the cluster
+    return found
+
+
+@pytest.fixture(autouse=True)
+def there(preempting, monkeypatch):
+    """Commands of these tests go to that cluster."""
+    monkeypatch.setenv("SLURM_CONF", str(preempting.state / "slurm.conf"))
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matrix):
+    with Submitted(matrix, f"preempted-{launcher}", launcher=launcher) as job:
+        job.reaches(5)
+        urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=sleep 3")
+        until(lambda: job.state().state == "PENDING", "requeued", 60)
+        assert "stopped by SIGTERM" in job.log() and "is requeued" in job.log()
+        until(lambda: not slurm.look(str(urgent))[0].active, "the urgent job's end", 60)
+        job.goes_on()
+        assert weights(job.folder) == matrix.golden(), "the preempted run differs"
+
+
+def test_a_cancelled_job_stays_ended(matrix):
+    with Submitted(matrix, "cancelled") as job:
+        job.reaches(5)
+        slurm.cancel(job.number)
+        until(lambda: not job.processes(), "no process of the job left", 20)
+        time.sleep(3)
+        assert job.state().state == "CANCELLED" and "is requeued" not in job.log()
+        assert [event["event"] for event in events(job.folder)].count("started") == 1
+
+
+def test_a_job_told_by_hand_to_end_stays_ended(matrix):
+    with Submitted(matrix, "told-to-end") as job:
+        job.reaches(5)
+        assert ask("scancel", "--signal=TERM", job.number).returncode == 0
+        until(lambda: not job.state().active, "the end", 30)
+        assert "stopped by SIGTERM" in job.log() and "is requeued" not in job.log()
+
+
+def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_path):
+    site = tmp_path / "container.toml"
+    site.write_text(f'prefix = ["env", "PATH=/nowhere"]\npython = "{sys.executable}"\n')
+    with Submitted(matrix, "container", site=site) as job:
+        job.reaches(5)
+        assert ask("scancel", "--signal=USR2", job.number).returncode == 0
+        job.goes_on()
+        assert weights(job.folder) == matrix.golden(), "the requeued run differs"
