@@ -60,6 +60,27 @@ def site(args: Namespace, flags: list[str]) -> None:
     print(f"# {args.name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
+def job(args: Namespace, flags: list[str]) -> None:
+    """Make a job of a script, the course's or your own, and show its file; what stands behind -- is the script's."""
+    from ddp_helpers import ROOT
+    from ddp_helpers.notebook import slurm
+
+    try:
+        place = slurm.Site.load(args.name)
+        folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
+        shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
+        shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
+        slurm.prepare(args.script, flags, place, folder, **shape)
+        print((folder / "job.sbatch").read_text())
+        if not args.submit:
+            stem = "it is not submitted. Read it, then: sbatch"
+            print(f"# {stem} '{folder / 'job.sbatch'}'", file=sys.stderr)
+        elif slurm.submit(folder):
+            print(f"# its log, its record and its script: {folder}", file=sys.stderr)
+    except slurm.JobError as error:
+        stop(str(error))
+
+
 def ready(args: Namespace, flags: list[str]) -> int:
     """Run the doctor as a job of two nodes at a site."""
     from ddp_helpers.notebook import slurm
@@ -104,7 +125,7 @@ def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, parsers = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, ready, bench, accuracy, messages, doctor):
+    for do in (data, script, run, keep, site, job, ready, bench, accuracy, messages, doctor):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         parsers[do] = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         parsers[do].set_defaults(do=do)
@@ -115,8 +136,19 @@ def make_parser() -> Parser:
     parsers[run].add_argument("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
     parsers[keep].add_argument("folder", type=Path)
     parsers[keep].add_argument("name")
-    for one in (site, ready):
+    for one in (site, job, ready):
         parsers[one].add_argument("name", help="one of slurm/sites, or the path of a .toml file")
+    add = parsers[job].add_argument
+    add("script", type=Path, help="the name of one of the course's scripts, or a file; then -- and what it is given")
+    add("--nodes", type=int, default=1)
+    add("--gpus", type=int, default=1, help="on each node, and one rank for each")
+    add("--cpus", type=int, default=1, help="for each rank")
+    add("--time", default="00:10:00", help="after which Slurm ends the job")
+    add("--launcher", default="srun", help="srun: a task for each rank; torchrun: one on each node")
+    add("--array", nargs="+", default=(), help="values of {array} among the script's words: a task of the job for each")
+    add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
+    add("--run", default="", help="the name of the run folder below runs/")
+    add("--submit", action="store_true")
     parsers[accuracy].add_argument("folder", type=Path, help="of the runs; those that are done stay")
     return parser
 
@@ -124,8 +156,12 @@ def make_parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Stage the data, write a script, examine a job, execute the course, check a site, or measure: the exit status."""
     parser = make_parser()
-    args, flags = parser.parse_known_args(argv)
-    if flags and args.do is not doctor:  # which has a parser of its own, as its script has
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args, flags = parser.parse_known_args(words[:cut])
+    if args.do is job and not flags:
+        flags = words[cut + 1 :]
+    elif flags and args.do is not doctor:  # which has a parser of its own, as its script has
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
     return args.do(args, flags) or 0
 

@@ -28,8 +28,8 @@ def values(expression, line):
         return r"""(?:[^\s"#]+|"[^"\n]*")"""  # a space would begin another option
     if line.startswith("#"):
         return r"[\w.-]*"
-    if expression == "line":
-        return f"(?:{SETUP.pattern})"
+    if expression.startswith("line"):
+        return rf'(?:{SETUP.pattern}|export [A-Z_][A-Z0-9_]*="\$[A-Z_][A-Z0-9_]*[\w./:,+=@-]*")'
     word = f"(?:{WORD}|{OURS})" if "word" in expression else WORD
     return f"{word}(?: {word})*" if "quote" in expression or "word" in expression else r"[\w.+ -]*"
 
@@ -127,6 +127,8 @@ GOOD_WORDS = {
     "mail_type": "ALL",
     "mail_user": "a@b.c",
     "memory": "7G",
+    "memory_per_cpu": "7G",
+    "srun": "--a",
     "gpus": "--gres=gpu:{n}",
     "setup": "module load a",
 }

@@ -247,6 +247,26 @@ def test_the_learners_name_is_filled_in_and_an_odd_one_is_refused(tmp_path, monk
     assert Site.load(tmp_path / "none.toml").mail_user == "me@x.org"
 
 
+def test_a_learners_own_file_counts_more_than_the_shared_one_but_for_the_local_site(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own = tmp_path / "ddp-course" / "site.toml"
+    own.parent.mkdir()
+    own.write_text('account = "physics"\npartition = "debug"\n')
+    site = Site.load("classroom")
+    assert site.flags == ["--account=physics", "--partition=debug", "--qos=teaching", "--reservation=ddp-course"]
+    assert Site.load("local").flags == ["--partition=course"]
+    own.write_text('acount = "physics"')
+    with pytest.raises(JobError, match=r"'site.toml': the key 'acount' is not known: did you mean account\?"):
+        Site.load("classroom")
+
+
+def test_exclusive_is_true_or_false(tmp_path):
+    (tmp_path / "a.toml").write_text("exclusive = true")
+    assert "\n#SBATCH --exclusive " in render(Job("a", ("x.py",)), Site.load(tmp_path / "a.toml"), "run")
+    assert "give true or false" in refused('exclusive = "yes"', tmp_path)
+    assert "memory and memory_per_cpu exclude each other" in refused('memory = "1G"\nmemory_per_cpu = "1G"', tmp_path)
+
+
 def test_one_learner_changes_what_is_hers_and_it_is_checked_too():
     site = Site.load("della").but(account="physics", partition="")
     assert (site.account, site.partition, site.name) == ("physics", "", "della")

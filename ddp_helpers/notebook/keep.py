@@ -7,6 +7,7 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.notebook.slurm.job import NAME
 from ddp_helpers.rank.launchers import stop
 
 RESULTS = ROOT / "notebooks" / "results"
@@ -19,6 +20,8 @@ def keep(folder: Path, name: str) -> Path:
     """
     found = [run for run in map(runs.read, runs.run_folders(Path(folder))) if run.epochs and run.state == "done"]
     target = RESULTS / name
+    if not NAME.fullmatch(name):
+        stop(f"the name {name!r} cannot be used: give letters, digits, dot, dash and underscore")
     if not found or target.exists():
         stop(f"{folder} holds {len(found)} finished runs for {target.relative_to(ROOT)}: give others, and a new name")
     for run in found:

@@ -116,6 +116,11 @@ def revision() -> str:
     return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
 
 
+def standalone(name: str, replace: Sequence[type | Callable] = ()) -> str:
+    """The text of the script `name`, with the revision that it was made from."""
+    return Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
+
+
 def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) -> Path:
     """Write the script `name` to `path`; the learner's process calls it.
 
@@ -124,7 +129,7 @@ def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) 
     """
     if name not in NAMES:
         refuse(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    path, text = Path(path), Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
+    path, text = Path(path), standalone(name, replace)
     part = path.parent / f"{path.name}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

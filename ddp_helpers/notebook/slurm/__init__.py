@@ -6,6 +6,7 @@ and watch; here is the same without Slurm.
 
 from ddp_helpers.notebook.slurm.batch import render
 from ddp_helpers.notebook.slurm.job import Job, JobError
+from ddp_helpers.notebook.slurm.own import prepare, run_folder
 from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
 from ddp_helpers.notebook.slurm.run import collect, said, submit, write
 from ddp_helpers.notebook.slurm.site import Site
@@ -19,7 +20,9 @@ __all__ = [
     "cancel",
     "collect",
     "look",
+    "prepare",
     "render",
+    "run_folder",
     "said",
     "start_now",
     "submit",

@@ -14,6 +14,7 @@ from ddp_helpers.notebook.slurm.site import Site
 
 TEMPLATE = "job.sbatch.jinja"
 SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
+HOLES = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
 
 
 def render(job: Job, site: Site, folder: Path) -> str:
@@ -39,8 +40,9 @@ def environment() -> Environment:
 
 
 def word(text: str) -> str:
-    """A word of the program as the shell must see it: as it is, or the variable that it stands for."""
-    return SHELL.get(text) or shlex.quote(text)
+    """A word of the program as the shell must see it: as it is, but for the variables that stand in it."""
+    parts = [part for part in HOLES.split(text) if part]
+    return "".join(SHELL.get(part) or shlex.quote(part) for part in parts) or "''"
 
 
 def wrapper(job: Job, site: Site) -> str:

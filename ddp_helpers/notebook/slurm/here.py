@@ -17,7 +17,7 @@ def run_here(folder: Path, said: dict) -> None:
         number = str(task) if job.array else ""
         target, begin, state = folder_of(folder, number), datetime.now(), "COMPLETED"
         target.mkdir(exist_ok=True)
-        words = [{RUN_DIR: str(target), ARRAY: value}.get(word, word) for word in job.program]
+        words = [word.replace(RUN_DIR, str(target)).replace(ARRAY, value) for word in job.program]
         if (folder / words[0]).is_file():
             words[0] = str(folder / words[0])
         by = {"launcher": "python"} if words[0] == "-m" else {"ranks": [job.tasks_per_node] * job.nodes}

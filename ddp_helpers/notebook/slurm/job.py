@@ -26,8 +26,8 @@ class JobError(ValueError):
 class Job:
     """A job: so many ranks, each on a GPU of its own, that run one program. Raises JobError if it cannot be.
 
-    program: what Python is given, a script and its arguments. The word {run_dir} in it stands for the folder of the
-    run's record; {array} for the value of this task, where the job is an array over several.
+    program: what Python is given, a script and its arguments. {run_dir} in a word stands for the folder of the run's
+    record; {array} for the value of this task, where the job is an array over several.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Job:
             raise JobError(f"array={self.array!r} cannot be used: give a list of values")
         for value in self.array:
             check("array", value, VALUE, "values of letters, digits, dot, plus and dash")
-        if (ARRAY in self.program) != bool(self.array):
-            raise JobError(f"array={self.array!r} and the word {ARRAY} in the program belong together: give both")
+        if any(ARRAY in word for word in self.program) != bool(self.array):
+            raise JobError(f"array={self.array!r} and {ARRAY} in the program belong together: give both")
 
 
 def check(what: str, value: object, pattern: re.Pattern, allowed: str) -> None:

@@ -43,7 +43,7 @@ def submit(folder: Path) -> str:
         run_here(folder, said)
         return ""
     number = send(folder / BATCH)
-    keep(folder, said | {"job_id": number, "state": "PENDING"})
+    keep(folder, said | {"job_id": number, "state": "PENDING", "folder": str(folder)})
     print(f"submitted: job {number}")
     return number
 
@@ -61,13 +61,16 @@ def collect(folder: Path) -> list[runs.Run]:
             return [runs.read(folder)]
         tasks = [str(task) for task in range(len(said["job"]["array"]))] or [""]
         return [runs.read(folder_of(folder, task)) for task in tasks]
+    if (first := said.get("folder", str(folder))) != str(folder):  # here another job may have its number
+        print(f"copied from {tidy(first)}: this Slurm is not asked about job {said['job_id']}")
+        return [runs.read(each) for each in runs.run_folders(folder)]
     found = []
     for state in look(said["job_id"]):
         if state.active:
             raise JobError(f"job {state.job_id} is {state.state.lower()}: watch it until it ends")
         target = folder if said.get("task") else folder_of(folder, state.task)
         target.mkdir(exist_ok=True)
-        keep(target, said | state.record())
+        keep(target, said | state.record() | {"folder": str(target)})
         found.append(runs.read(target))
         print(f"{line(state)} ({state.source})")
         if state.state != "COMPLETED":

@@ -138,7 +138,7 @@ def typed(file: str, key: str, value: object) -> str | bool | tuple[str, ...]:
         near = get_close_matches(key, kinds, 1)
         hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(kinds)}"
         raise JobError(f"site file {file!r}: the key {key!r} is not known: {hint}")
-    if kinds[key] == "bool":
+    if "bool" in kinds[key]:
         if not isinstance(value, bool):
             raise JobError(f"site file {file!r}: {key} = {short(value)}: give true or false, without quotes")
         return value

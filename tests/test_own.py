@@ -1,0 +1,162 @@
+"""Anybody's own script as a job: it runs as it is, what is wrong is said before it waits, and its sweep is drawn."""
+
+import json
+import shutil
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.notebook import runs, scaling, slurm
+from ddp_helpers.notebook.plots.curves import curves
+
+SCRIPT = """
+import argparse, os, pathlib
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--out", type=pathlib.Path)
+args = parser.parse_args()
+rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
+dist.init_process_group("gloo", rank=rank, world_size=size)
+torch.manual_seed(0)
+model = DDP(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+inputs = torch.randn(64, 8)[rank::size]
+for _ in range(5):
+    loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+if rank == 0:
+    args.out.write_text(f"{size} ranks, lr {args.lr}")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A script that the course has never seen."""
+    path = tmp_path / "my_task.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def name():
+    """The name of a run folder that is gone after the test."""
+    yield "test_own"
+    for folder in (ROOT / "runs").glob("test_own*"):
+        shutil.rmtree(folder)
+
+
+def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, name, cluster, capsys):
+    words = [
+        "job",
+        "local",
+        str(mine),
+        "--run",
+        name,
+        "--nodes",
+        "2",
+        "--gpus",
+        "2",
+        "--array",
+        "0.1",
+        "1e-2",
+        "--submit",
+    ]
+    assert main([*words, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
+    assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
+    folder = ROOT / "runs" / name
+    slurm.watch(folder)
+    assert [run.state for run in slurm.collect(folder)] == ["done, no record"] * 2
+    said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
+    assert said == ["4 ranks, lr 0.1", "4 ranks, lr 0.01"]
+
+
+WRONG = {
+    "no such file": (["nowhere.py"], "'nowhere.py' cannot be read (No such file or directory): give a file, or doctor"),
+    "no script of the course": (["mnist"], "'mnist' cannot be read (no name that ends with .py)"),
+    "not Python": (["BAD"], "line 2: "),
+    "outside": (["MINE", "--run", "../evil"], "run='..' cannot be used"),
+    "no node": (["MINE", "--nodes", "0"], "nodes=0 cannot be used"),
+    "no time": (["MINE", "--time", "1h"], "time='1h' cannot be used"),
+    "an array for nobody": (["MINE", "--array", "1", "2"], "{array} in the program belong together"),
+    "a flag of nobody": (["MINE", "--lr", "1"], "unrecognized arguments: --lr 1"),
+    "a word of two lines": (["MINE", "--", "a\nb"], "the word 'a\\nb' cannot be used"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, tmp_path, capsys):
+    words, line = WRONG[case]
+    (tmp_path / "bad.py").write_text("import os\nif:\n")
+    words = [{"MINE": str(mine), "BAD": str(tmp_path / "bad.py")}.get(word, word) for word in words]
+    before = sorted((ROOT / "runs").glob("*"))
+    with pytest.raises(SystemExit) as end:
+        main(["job", "local", *words])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and line in err, err
+    assert sorted((ROOT / "runs").glob("*")) == before
+
+
+def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
+    (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
+    with pytest.raises(slurm.JobError, match=r"cannot take the script \(Is a directory\)"):
+        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
+
+
+def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp_path, cluster, capsys):
+    folder = tmp_path / "first"
+    slurm.prepare(mine, ("--lr", "1", "--out", "{run_dir}/said.txt"), slurm.Site.load("local"), folder)
+    slurm.submit(folder)
+    slurm.watch(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    capsys.readouterr()
+    [run] = slurm.collect(tmp_path / "copy")
+    assert "this Slurm is not asked" in capsys.readouterr().out and run.job["state"] == "PENDING"
+    [run] = slurm.collect(folder)
+    assert run.job["state"] == "COMPLETED", "the control: where it was submitted it is asked"
+
+
+# ---- runs that were asked for different things
+
+
+def record(folder, **spec):
+    """A finished run of two epochs."""
+    folder.mkdir(parents=True)
+    spec = {"batch_size": 64, "seed": 1, "data": str(folder), "num_workers": len(folder.name)} | spec
+    files = {"spec": spec, "env": {"world_size": 2, "dataset": "digits", "device": "cpu"}, "status": {"state": "done"}}
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    speed = {"images_per_second": 100.0, "seconds": 1.0, "test_loss": 0.5, "test_accuracy": 0.9}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"epoch": epoch} | speed) + "\n" for epoch in (1, 2)))
+
+
+def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
+    for number, lr in enumerate((0.1, 0.1, 0.3)):
+        record(tmp_path / f"run-{number}", lr=lr, precision="float32", seed=number)
+    table = runs.table(tmp_path)
+    assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "precision" not in table
+    assert table["asked"].unique().tolist() == ["lr=0.1", "lr=0.3"]
+    with pytest.raises(scaling.ScalingError, match=r"more than one asked compared \(lr=0.1 and lr=0.3\)"):
+        scaling.speedup(scaling.per_run(table))
+    assert scaling.speedup(scaling.per_run(table[table["lr"] == 0.1]))["repeats"].tolist() == [2]
+    about = curves(table).alt
+    plt.close("all")
+    assert "lr=0.1" in about and "lr=0.3" in about
+
+
+def test_runs_of_two_sites_are_not_compared(tmp_path):
+    for site in ("della", "greene"):
+        record(tmp_path / site)
+        (tmp_path / site / "job.json").write_text(json.dumps({"site": site, "state": "COMPLETED"}))
+    with pytest.raises(scaling.ScalingError, match="more than one site compared"):
+        scaling.speedup(scaling.per_run(runs.table(tmp_path)))
