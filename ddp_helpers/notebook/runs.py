@@ -1,6 +1,8 @@
 """Read run records: one as an object, many as one table."""
 
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,9 @@ ENDS = {
     "PREEMPTED": "preempted",
 }
 
+SHOWN_OR_IDLE = {"batch_size", "global_batch_size", "seed", "data", "run_dir", "num_workers", "test_batch_size"}
+SHOWN_OR_IDLE |= {"log_interval", "timeout", "save_model", "resume", "checkpoint_every", "vote_every"}
+
 
 @dataclass
 class Run:
@@ -38,7 +43,7 @@ class Run:
         """How the run ended: what its job came to, else what it said itself; unknown if it was killed too early."""
         if self.status.get("state") == "preempted" and self.job.get("state") == "FAILED":
             return "preempted"  # it left with an error so that it is started again
-        early = "pending" if self.job.get("state") == "PENDING" else "unknown"
+        early = {"PENDING": "pending", "COMPLETED": "done, no record"}.get(self.job.get("state"), "unknown")
         return ENDS.get(self.job.get("state")) or self.status.get("state") or early
 
     def row(self) -> dict:
@@ -102,9 +107,10 @@ def read(folder: str | Path) -> Run:
 def table(*folders: str | Path) -> pd.DataFrame:
     """Every epoch of these runs: a row each, with the run's setting beside it. A folder is a run's, or holds such.
 
-    A run without an epoch has one row, so that a failed or cancelled one is seen too.
+    A run without an epoch has one row, so that a failed or cancelled one is seen too. What the runs were asked for
+    with different values, such as lr, has columns of its own, and stands in `asked`, as in lr=0.1.
     """
-    rows = []
+    rows, found = [], []
     for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
         run = read(path)
         if (run.job.get("job") or {}).get("array") and not run.job.get("task"):
@@ -112,9 +118,23 @@ def table(*folders: str | Path) -> pd.DataFrame:
         begun = run.spec or run.status or run.epochs  # a job that still waits, or trains nothing, has no record to miss
         for problem in run.problems if begun else ():
             print(f"{path.name}: {problem}", file=sys.stderr)
-        setting = run.row()
+        found.append(run)
+    different = differing([run.spec for run in found])
+    for run in found:
+        own = {name: run.spec.get(name) for name in different}
+        own["asked"] = ", ".join(f"{name}={value}" for name, value in own.items() if value is not None)
+        setting = own | run.row()
         rows += [setting | epoch | setting for epoch in run.epochs or [{}]]  # whatever else a line holds
     return pd.DataFrame(rows)
+
+
+def differing(specs: Sequence[dict]) -> list[str]:
+    """What was asked for with more than one value; not what has a column anyway, or changes no result."""
+    values: dict[str, set] = {}
+    for spec in specs:
+        for name, value in spec.items():
+            values.setdefault(name, set()).add(json.dumps(value, sort_keys=True, default=str))
+    return sorted(name for name, seen in values.items() if len(seen) > 1 and name not in SHOWN_OR_IDLE)
 
 
 def run_folders(folder: Path) -> list[Path]:

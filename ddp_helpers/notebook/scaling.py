@@ -5,7 +5,7 @@ import pandas as pd
 
 DONE = "done"
 SETTING = ["run", "dataset", "machine", "site", "job_id", "launcher", "world_size", "nodes", "cpus_per_task"]
-SETTING += ["batch_size", "global_batch", "scaling", "seed", "job_seconds"]
+SETTING += ["batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
 MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"]
 MEASURED += ["test_loss", "test_accuracy"]
 SHARES = ["data", "compute", "communication"]
@@ -29,7 +29,7 @@ def finished(table: pd.DataFrame) -> pd.DataFrame:
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
     """The table with all columns that are used here, and the number of each run; a name may stand in two folders."""
-    table = table.reindex(columns=["state", *SETTING, *MEASURED])
+    table = table.reindex(columns=["state", *SETTING, *MEASURED]).fillna({"asked": ""})
     return table.assign(number=table.groupby(SETTING, dropna=False, sort=False).ngroup())
 
 
@@ -77,7 +77,8 @@ def check_comparable(runs: pd.DataFrame) -> None:
     if runs.empty:
         raise ScalingError("no finished run to compare: run some first, or look at the column `state` of the table")
     strong = runs["scaling"] == "strong"
-    same = (("machine", runs), ("dataset", runs), ("global_batch", runs[strong]), ("batch_size", runs[~strong]))
+    same = [("machine", runs), ("site", runs.dropna(subset=["site"])), ("dataset", runs), ("asked", runs)]
+    same += [("global_batch", runs[strong]), ("batch_size", runs[~strong])]
     for what, rows in same:
         if len(found := sorted({str(one).removesuffix(".0") for one in rows[what]})) > 1:
             raise ScalingError(f"runs of more than one {what} compared ({' and '.join(found)}): keep one of them")
@@ -88,7 +89,7 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
 
     strong: the same global batch; weak: the same batch per rank. Over the repeats, images_per_second is the median,
     lowest and highest the extremes; the columns ending in _low and _high carry them on. Raises ScalingError if the
-    runs are of two machines, datasets, or batch sizes.
+    runs are of two machines, sites, datasets or batch sizes, or were asked for something else with two values.
     """
     check_comparable(per_run)
     keys = ["scaling", "cpus_per_task"]

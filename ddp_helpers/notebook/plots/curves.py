@@ -23,7 +23,9 @@ def curves(table: pd.DataFrame) -> Picture:
     cpus = sorted(epochs["cpus_per_task"].unique(), key=lambda count: (pd.isna(count), count)) or [np.nan]
     shape = {"figsize": (max(7.5, 2 + 4 * len(cpus)), 6.6), "sharex": True, "sharey": "row", "squeeze": False}
     figure, axes = plt.subplots(2, len(cpus), layout="constrained", **shape)
-    hues, name = colours(sorted(epochs["world_size"].unique())), unit(epochs)
+    # A colour for each number of ranks; where runs were asked for different things, as in lr, for each of those.
+    by = "asked" if epochs["asked"].nunique() > 1 else "world_size"
+    hues, name = colours(sorted(epochs[by].unique())), unit(epochs)
     labels: list[tuple[Axes, list[LABEL]]] = []
     for column, count in enumerate(cpus):
         here = epochs[epochs["cpus_per_task"].isna() if pd.isna(count) else epochs["cpus_per_task"].eq(count)]
@@ -43,15 +45,17 @@ def curves(table: pd.DataFrame) -> Picture:
 def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> list[LABEL]:
     """The runs of one panel, and the labels of their medians."""
     labels = []
-    for (scaling, ranks), rows in epochs.dropna(subset=[what]).groupby(["scaling", "world_size"]):
+    several = epochs["asked"].nunique() > 1
+    for (scaling, ranks, asked), rows in epochs.dropna(subset=[what]).groupby(["scaling", "world_size", "asked"]):
+        hue, own = hues.get(asked, hues.get(ranks)), f", {asked}" if asked and several else ""
         runs = [run[["epoch", what]] for _, run in rows.groupby("number")]
         gap = pd.DataFrame({"epoch": [np.nan], what: [np.nan]})  # one line with gaps is drawn faster than many
         thin = np.concatenate([part.to_numpy() for run in runs for part in (run, gap)])
-        ax.plot(*thin.T, LINES[scaling], color=hues[ranks], linewidth=0.7, alpha=0.35 if len(runs) > 1 else 0)
+        ax.plot(*thin.T, LINES[scaling], color=hue, linewidth=0.7, alpha=0.35 if len(runs) > 1 else 0)
         median = rows.groupby("epoch")[what].median()
-        ax.plot(median, LINES[scaling], color=hues[ranks], linewidth=2, marker="o", markersize=4)
+        ax.plot(median, LINES[scaling], color=hue, linewidth=2, marker="o", markersize=4)
         weak = ", weak" if scaling == "weak" and epochs["scaling"].nunique() > 1 else ""
-        labels.append((median.index[-1], median.iloc[-1], f"{many(ranks, name)}{weak}", hues[ranks]))
+        labels.append((median.index[-1], median.iloc[-1], f"{many(ranks, name)}{weak}{own}", hue))
     return labels
 
 
@@ -65,11 +69,12 @@ def key(epochs: pd.DataFrame) -> str:
 def told(epochs: pd.DataFrame, name: str) -> str:
     """Where each number of ranks ended, in words."""
     last = epochs.sort_values("epoch").groupby("number").last()
-    keys = last["cpus_per_task"].fillna(0), last["scaling"], last["world_size"]
+    keys = last["cpus_per_task"].fillna(0), last["scaling"], last["world_size"], last["asked"]
     ends = last.groupby(list(keys))[list(ROWS)].median()
     said = (
-        f"{many(ranks, name)} ({setting(scaling, cpus or np.nan)}): loss {row['test_loss']:.3f}, "
+        f"{many(ranks, name)} ({', '.join(filter(None, (setting(scaling, cpus or np.nan), asked)))}): "
+        f"loss {row['test_loss']:.3f}, "
         f"accuracy {row['test_accuracy']:.1%}"
-        for (cpus, scaling, ranks), row in ends.iterrows()
+        for (cpus, scaling, ranks, asked), row in ends.iterrows()
     )
     return f"After the last epoch, medians: {'; '.join(said)}."

@@ -35,7 +35,8 @@ def shares(speedups: pd.DataFrame, left_out: str = "") -> Picture:
     handles = [plt.Rectangle((0, 0), 1, 1, color=PARTS[part]) for part in used]
     ax.legend(handles, used, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(used))
     figure.suptitle(f"Where the time goes: {rows['where'].iloc[0]}", fontsize=12)
-    caption(figure, "communication: backward has ended and waits for other ranks' gradients", left_out)
+    waits = "communication: backward has ended and waits for other ranks' gradients" if "communication" in used else ""
+    caption(figure, waits, left_out)
     said = "; ".join(f"{name}: {told(shown)}" for name, shown in zip(names, parts, strict=True))
     return described(figure, f"Shares of the training time, {rows['where'].iloc[0]}. {said}.")
 
