@@ -82,12 +82,12 @@ def job(args: Namespace, flags: list[str]) -> None:
 
 
 def ready(args: Namespace, flags: list[str]) -> int:
-    """Run the doctor as a job of two nodes at a site."""
+    """Run the doctor as a job at a site."""
     from ddp_helpers.notebook import slurm
     from ddp_helpers.notebook.ready import ready as is_ready
 
     try:
-        return int(not is_ready(args.name))
+        return int(not is_ready(args.name, args.nodes, args.gpus))
     except slurm.JobError as error:
         stop(str(error))
 
@@ -104,6 +104,7 @@ def accuracy(args: Namespace, flags: list[str]) -> None:
     from ddp_helpers.notebook.accuracy import accuracy as compare
     from ddp_helpers.rank.staging import stage
 
+    args.folder.mkdir(parents=True, exist_ok=True)  # before 50 MB of digits are made for nothing
     compare(stage(Path("data")), args.folder)
 
 
@@ -138,6 +139,8 @@ def make_parser() -> Parser:
     parsers[keep].add_argument("name")
     for one in (site, job, ready):
         parsers[one].add_argument("name", help="one of slurm/sites, or the path of a .toml file")
+    parsers[ready].add_argument("--nodes", type=int, default=2)
+    parsers[ready].add_argument("--gpus", type=int, default=2, help="on each node, and one rank for each")
     add = parsers[job].add_argument
     add("script", type=Path, help="the name of one of the course's scripts, or a file; then -- and what it is given")
     add("--nodes", type=int, default=1)
@@ -163,7 +166,12 @@ def main(argv: list[str] | None = None) -> int:
         flags = words[cut + 1 :]
     elif flags and args.do is not doctor:  # which has a parser of its own, as its script has
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
-    return args.do(args, flags) or 0
+    try:
+        return args.do(args, flags) or 0
+    except OSError as error:
+        if args.do not in (data, accuracy, keep):
+            raise
+        stop(f"{args.command}: {error.filename or error} cannot be used ({error.strerror}): choose another folder")
 
 
 if __name__ == "__main__":

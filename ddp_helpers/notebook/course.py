@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.stale import digest
+from ddp_helpers.rank.launchers import stop
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
@@ -78,6 +79,8 @@ def figures(notebook: NotebookNode, stem: str) -> list[Path]:
 def run(only: list[str], in_place: bool) -> int:
     """Execute the notebooks whose names start with one of `only` (all if it is empty). Returns the exit status."""
     paths = [p for p in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")) if not only or p.stem.startswith(tuple(only))]
+    if not paths:
+        stop(f"no notebook begins with {' or '.join(only)}: give numbers, such as 03")
     folder = NOTEBOOKS if in_place else BUILD / "notebooks"
     outcomes = [execute(path, folder / path.name) for path in paths]
     print(f"\n{'notebook':<28} {'result':<8} {'seconds':>7}  figures")
@@ -88,4 +91,4 @@ def run(only: list[str], in_place: bool) -> int:
     for one in outcomes:
         if one.error:
             print(f"{one.name}: {one.error}", file=sys.stderr)
-    return int(not outcomes or any(one.error for one in outcomes))
+    return int(any(one.error for one in outcomes))

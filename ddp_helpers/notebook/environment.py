@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 INHERITED = re.compile(
-    r"(SLURMD?|SBATCH_(CPU|MEM)|SRUN|PMIX?|PMI2|OMPI|TORCHELASTIC|MASTER|GROUP|ROLE)_|(LOCAL_)?(RANK|WORLD_SIZE)$"
+    r"(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN|PMIX?|PMI2|OMPI|TORCHELASTIC|MASTER|GROUP|ROLE)_|(LOCAL_)?(RANK|WORLD_SIZE)$"
 )
 
 
 def clean() -> dict[str, str]:
     """This process's environment without any launcher's variables, and with the course's own Slurm if it is up.
 
-    What people tell sbatch by SBATCH_ACCOUNT and the like stays; a job sets none but how its tasks are bound.
+    What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like stays: no job sets these itself.
     """
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not INHERITED.match(name)}
     state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ddp-course"

@@ -1,12 +1,12 @@
-"""Is a site ready? The doctor, as a job on two nodes."""
+"""Is a site ready? The doctor, as a job of any shape."""
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scripts, slurm
 from ddp_helpers.rank.staging import stage
 
 
-def ready(site: str) -> bool:
-    """Whether every row of the doctor is green on two nodes with two ranks each; a person on the login node calls it.
+def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
+    """Whether every row of the doctor is green on so many nodes and GPUs; a person on the login node calls it.
 
     The job is made from the site file, as a learner's jobs are. Prints what the ranks say, which is the doctor's table.
     Raises JobError where no Slurm answers, or where it refuses the job.
@@ -15,7 +15,7 @@ def ready(site: str) -> bool:
         raise slurm.JobError("no Slurm answers here: go to the login node, or start one with slurm/cluster up")
     place, data, folder = slurm.Site.load(site), stage(ROOT / "data"), runs.fresh(ROOT / "runs", "ready")
     program = ("doctor.py", "--data", str(data.absolute()), "--run-dir", str(folder), *place.script_args)
-    job = slurm.Job(folder.name, program, nodes=2, tasks_per_node=2, gpus_per_node=2, time="00:05:00")
+    job = slurm.Job(folder.name, program, nodes, gpus_per_node, gpus_per_node, time="00:05:00")
     slurm.write(job, place, folder)
     scripts.write("doctor", folder / "doctor.py")
     number = slurm.submit(folder)

@@ -130,6 +130,8 @@ def check_network(case: Case) -> str:
 
 def check_dataset(case: Case) -> str:
     """All ranks have the same data, and it is whole; two generated sets can differ, and are told by their digests."""
+    if case.args.data == Path("none"):
+        return "not looked at"
     name, trouble = overhear(lambda: check_data(case.args.data))
     with suppress(OSError):
         name = f"{name} {hashlib.md5((case.args.data / 'MNIST/raw/MD5SUMS').read_bytes()).hexdigest()[:8]}"

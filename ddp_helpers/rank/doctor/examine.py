@@ -43,7 +43,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     parser = ArgumentParser(prog, description="Check what a job needs before it burns an hour.", allow_abbrev=False)
     parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")  # one line, not a page
     add = parser.add_argument
-    add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="folder that holds MNIST/raw")
+    add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="holds MNIST/raw; none: not asked")
     add("--run-dir", type=Path, default=Path("runs"), help="folder for run records, which all nodes share")
     add("--num-workers", type=int, default=0, help="DataLoader workers that each rank will start")
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")

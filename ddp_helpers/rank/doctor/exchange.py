@@ -60,22 +60,20 @@ def check_reduce(case: Case) -> str:
     group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
     try:
-        numbers = 2**26 if backend == "nccl" else 2**22  # float32: 256 MB, or 16 MB
-        large = torch.full((numbers,), case.rank + 1.0, device=device)
-        small, right, wrong = large[:1].clone(), size * (size + 1) / 2, []
-        for total in (small, large):
-            dist.all_reduce(total, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
-            wrong += total[total != right][:1].tolist()  # also what is not a number
-            total.zero_()  # sums of sums would overflow below
-        latency, bandwidth = seconds_of(small, 100), large.nbytes / seconds_of(large, 5) * 2 * (size - 1) / size
+        large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
+        dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
+        wrong = large[large != size * (size + 1) / 2][:1].tolist()  # also what is not a number
+        large.zero_()  # sums of sums would overflow below
+        sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
+        took = {name: seconds_of(large[:n], 100 if n < 2**18 else 5) for name, n in sizes.items() if n <= len(large)}
         case.together("sums")  # nobody leaves while a peer still needs an answer
     finally:
         dist.destroy_process_group()
     if wrong:
-        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {right:g}")
-    speed = f"; {bandwidth / 1e9:.2f} GB/s for {large.nbytes >> 20} MB (busbw: bytes / seconds * 2(W-1)/W, W={size})"
-    said = f"right sums over {backend}; {latency * 1e6:.0f} µs for 4 bytes{speed if size > 1 else ''}"
-    return "" if case.rank else said
+        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {size * (size + 1) / 2:g}")
+    times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in took.items())
+    busbw = f"{large.nbytes / [*took.values()][-1] * 2 * (size - 1) / size / 1e9:.2f} GB/s"
+    return "" if case.rank else f"right sums over {backend}; {times}; busbw {busbw}"
 
 
 def seconds_of(total: Tensor, times: int) -> float:
