@@ -325,3 +325,11 @@ def test_the_command_line_as_a_shell_runs_it(tmp_path):
 @pytest.mark.parametrize("words", [[], ["script"], ["script", "mnist_ddp"], ["scripts"], ["script", "a", "b", "c"]])
 def test_a_wrong_command_stops_with_one_line(words, capsys):
     assert "--help" in stopped(capsys, main, words)
+
+
+@pytest.mark.parametrize("words", [["data", "FILE"], ["accuracy", "FILE/x"], ["keep", "runs", "../x"], ["run", "99"]])
+def test_a_place_that_cannot_be_used_stops_a_command_with_one_line(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    stopped(capsys, main, words)
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
