@@ -43,7 +43,8 @@ def test_a_failing_notebook_fails_the_course_and_is_named(notebooks, capsys):
 
 
 def test_no_such_notebook_is_a_failure(notebooks):
-    assert course.run(["42"], in_place=False) == 1
+    with pytest.raises(SystemExit):
+        course.run(["42"], in_place=False)
 
 
 FUNCTION = '"""A helper."""\n\n\ndef value():\n    """What it gives."""\n    return 1  # so far\n'
