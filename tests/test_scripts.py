@@ -87,8 +87,8 @@ def test_a_script_says_what_it_was_made_from_and_how_to_launch_it(tmp_path):
 
 
 # The most lines of each script as it is written out; whoever makes one longer has to say so here.
-LINES = {"simple_ddp": 77, "mnist_single": 241, "mnist_ddp": 334, "mnist_fast": 322, "mnist_ddp_resumable": 669}
-STEPS = {("mnist_single", "mnist_ddp"): (111, 17), ("mnist_ddp", "mnist_ddp_resumable"): (381, 46)}  # lines: new, gone
+LINES = {"simple_ddp": 77, "mnist_single": 241, "mnist_ddp": 337, "mnist_fast": 322, "mnist_ddp_resumable": 672}
+STEPS = {("mnist_single", "mnist_ddp"): (114, 17), ("mnist_ddp", "mnist_ddp_resumable"): (381, 46)}  # lines: new, gone
 
 
 def test_scripts_and_the_steps_between_them_stay_short(tmp_path):

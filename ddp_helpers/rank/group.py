@@ -43,7 +43,10 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
     group |= {"backend": "nccl" if gpus else "gloo", "device_id": device if gpus else None}
-    address, port = (os.environ.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    place = f"MASTER_ADDR={address} MASTER_PORT={port}"
+    if world_size > 1 and not (address and port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 2**16):
+        stop(f"{place}: no meeting point: export both, the same for all ranks, before srun or mpirun")
     try:
         store = dist.HashStore()
         if world_size > 1:  # all meet at this address: rank 0 listens there, or torchrun does
@@ -51,8 +54,8 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
             store = own_keys(dist.TCPStore(address, int(port), world_size, listens, group["timeout"]), launcher)
         dist.init_process_group(store=store, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
-        why, place = str(error).partition("\n")[0], f"MASTER_ADDR {address}, MASTER_PORT {port}"
-        stop(f"rank {rank} of {world_size}: {place}: {why}; export both, the same for all ranks")
+        why = str(error).partition("\n")[0]
+        stop(f"rank {rank} of {world_size} at {place}: {why}; is it the same for all ranks, and do all run?")
     mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
     print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size

@@ -248,9 +248,9 @@ VARIABLES = {
     "WORLD_SIZE=two": ({"WORLD_SIZE": "two"}, "['0', '0', 'two']"),
     "LOCAL_RANK=-1": ({"LOCAL_RANK": -1}, "['0', '-1', '1']"),
     "LOCAL_RANK=3": ({"LOCAL_RANK": 3}, "['0', '3', '1']"),
-    "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "but was 99999"),
-    "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "'http'"),
-    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "environment variable MASTER_ADDR expected"),
+    "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "MASTER_PORT=99999: no meeting point"),
+    "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "MASTER_PORT=http: no meeting point"),
+    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "MASTER_ADDR= MASTER_PORT="),
     "Slurm says another": ({"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}, "say ['0', '0', '1']"),
 }
 
