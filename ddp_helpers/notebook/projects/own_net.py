@@ -41,7 +41,7 @@ def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     if said["state"] in ACTIVE:
         return ["the job was submitted but not collected: slurm.watch(folder), then slurm.collect(folder)"]
     run = runs.read(folder)
-    if run.state == "unknown":
+    if run.state in ("unknown", "done, no record"):
         return ["the job ended without a record in its folder: give the script --run-dir {run_dir}"]
     if run.state != "done" or not run.epochs:
         return [f"the run ended as {run.state!r}: {run.status.get('why') or 'read the log in its folder'}"]
