@@ -42,9 +42,10 @@ def test_a_failing_notebook_fails_the_course_and_is_named(notebooks, capsys):
     assert nbformat.read(notebooks / "01_bad.ipynb", 4).cells[0].outputs[-1].ename == "ZeroDivisionError"
 
 
-def test_no_such_notebook_is_a_failure(notebooks):
-    with pytest.raises(SystemExit):
+def test_no_such_notebook_is_a_failure(notebooks, capsys):
+    with pytest.raises(SystemExit) as end:
         course.run(["42"], in_place=False)
+    assert end.value.code == 2 and capsys.readouterr().err == "no notebook begins with 42: give numbers, such as 03\n"
 
 
 FUNCTION = '"""A helper."""\n\n\ndef value():\n    """What it gives."""\n    return 1  # so far\n'

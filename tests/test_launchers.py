@@ -43,7 +43,11 @@ CONTRADICTIONS = {
     "no number": {"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
     "a number is missing": {"RANK": "0", "WORLD_SIZE": "2"},
 }
-SAY = "from ddp_helpers.rank.launchers import who_am_i; print('I am', *who_am_i(), flush=True)"
+# One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
+SAY = """import sys
+from ddp_helpers.rank.launchers import who_am_i
+sys.stdout.write("I am {} {} {} {}\\n".format(*who_am_i()))
+sys.stdout.flush()"""
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -13,7 +13,7 @@ from ddp_helpers.notebook.stale import digest
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt(?!/conda/)|usr)/[\w./-]{3,}")  # /opt/conda: an example
+HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}")
 
 
 def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:

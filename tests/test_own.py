@@ -56,22 +56,8 @@ def name():
 
 
 def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, name, cluster, capsys):
-    words = [
-        "job",
-        "local",
-        str(mine),
-        "--run",
-        name,
-        "--nodes",
-        "2",
-        "--gpus",
-        "2",
-        "--array",
-        "0.1",
-        "1e-2",
-        "--submit",
-    ]
-    assert main([*words, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
+    shape = f"--run {name} --nodes 2 --gpus 2 --array 0.1 1e-2 --submit".split()
+    assert main(["job", "local", str(mine), *shape, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
     folder = ROOT / "runs" / name
     slurm.watch(folder)

@@ -242,9 +242,8 @@ def test_a_task_of_an_array_has_its_value_and_its_folder(tmp_path):
     text = render(job, Site("here"), make(tmp_path) / "run")
     assert "\n#SBATCH --array=0-2 " in text
     words, _ = lines_read(text, tmp_path, SLURM_ARRAY_TASK_ID="1")
-    assert (
-        words[-4:] == ["job.py", "-2", str(tmp_path / "run-1"), f"{tmp_path}/run-1x"] and (tmp_path / "run-1").is_dir()
-    )
+    folder = tmp_path / "run-1"
+    assert words[-4:] == ["job.py", "-2", str(folder), f"{folder}x"] and folder.is_dir()
 
 
 def test_submitted_again_by_hand_it_writes_into_a_folder_of_its_own(tmp_path):

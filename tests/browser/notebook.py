@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +74,17 @@ class Notebook:
         return self.panel.locator(".jp-CodeCell").nth(number)
 
     def run(self, number: int) -> None:
-        """Click into a cell, and press Shift-Enter."""
-        self.code(number).locator(".cm-content").click()
-        self.page.keyboard.press("Shift+Enter")
+        """Click into a cell, and press Shift-Enter; again where nothing came of it, as a person would.
+
+        On a busy machine the circle says idle a moment before JupyterLab has its session, and drops what is run then.
+        """
+        before = self.cells()[number].prompt
+        for _ in range(3):
+            self.code(number).locator(".cm-content").click()
+            self.page.keyboard.press("Shift+Enter")
+            with suppress(AssertionError):
+                return self.wait(lambda: self.cells()[number].prompt not in ("", before), "the cell runs", 10)
+        raise AssertionError(f"cell {number} does not run")
 
     def run_all(self, seconds: float, above: int | None = None) -> list[str]:
         """Restart, clear, run all cells, or those above a code cell; what went wrong, a line each."""

@@ -45,9 +45,8 @@ def curves(table: pd.DataFrame) -> Picture:
 def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> list[LABEL]:
     """The runs of one panel, and the labels of their medians."""
     labels = []
-    several = epochs["asked"].nunique() > 1
     for (scaling, ranks, asked), rows in epochs.dropna(subset=[what]).groupby(["scaling", "world_size", "asked"]):
-        hue, own = hues.get(asked, hues.get(ranks)), f", {asked}" if asked and several else ""
+        hue, own = hues.get(asked) or hues[ranks], f", {asked}" if asked in hues and asked else ""
         runs = [run[["epoch", what]] for _, run in rows.groupby("number")]
         gap = pd.DataFrame({"epoch": [np.nan], what: [np.nan]})  # one line with gaps is drawn faster than many
         thin = np.concatenate([part.to_numpy() for run in runs for part in (run, gap)])

@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.slurm.batch import render
 from ddp_helpers.notebook.slurm.files import BATCH
 from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
 from ddp_helpers.notebook.slurm.run import write
@@ -42,7 +41,6 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
-    render(job, site, folder)  # a path that no job file can hold
     new = not folder.exists()
     write(job, site, folder)
     try:

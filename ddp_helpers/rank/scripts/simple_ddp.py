@@ -21,6 +21,8 @@ def main() -> None:
     print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")  # one visible: cuda:0
+    if gpus:
+        torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
     # Blocks until all ranks have come to this line. MASTER_ADDR and MASTER_PORT say where they meet.
     dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)
