@@ -76,7 +76,20 @@ def job(args: Namespace, flags: list[str]) -> None:
             stem = "it is not submitted. Read it, then: sbatch"
             print(f"# {stem} '{folder / 'job.sbatch'}'", file=sys.stderr)
         elif slurm.submit(folder):
-            print(f"# its log, its record and its script: {folder}", file=sys.stderr)
+            record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
+            print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
+            print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
+    except slurm.JobError as error:
+        stop(str(error))
+
+
+def collect(args: Namespace, flags: list[str]) -> None:
+    """Ask Slurm how the jobs of these run folders ended, note it in their records, and list the runs."""
+    from ddp_helpers.notebook import slurm
+
+    try:
+        for run in [run for folder in args.folder for run in slurm.collect(folder)]:
+            print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
     except slurm.JobError as error:
         stop(str(error))
 
@@ -126,7 +139,7 @@ def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, parsers = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, ready, bench, accuracy, messages, doctor):
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, messages, doctor):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         parsers[do] = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         parsers[do].set_defaults(do=do)
@@ -152,6 +165,7 @@ def make_parser() -> Parser:
     add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
     add("--run", default="", help="the name of the run folder below runs/")
     add("--submit", action="store_true")
+    parsers[collect].add_argument("folder", type=Path, nargs="+", help="of a job that has ended")
     parsers[accuracy].add_argument("folder", type=Path, help="of the runs; those that are done stay")
     return parser
 

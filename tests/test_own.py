@@ -61,7 +61,12 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
     folder = ROOT / "runs" / name
     slurm.watch(folder)
-    assert [run.state for run in slurm.collect(folder)] == ["done, no record"] * 2
+    states = ["pending"], ["done, no record"] * 2  # a task that wrote no record is known only once Slurm was asked
+    assert runs.table(folder, *folder.parent.glob(f"{name}-*"))["state"].tolist() == states[0]
+    capsys.readouterr()
+    assert main(["collect", str(folder)]) == 0
+    assert capsys.readouterr().out.count(": done, no record, 0 epochs\n") == 2
+    assert runs.table(folder, *folder.parent.glob(f"{name}-*"))["state"].tolist() == states[1]
     said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
     assert said == ["4 ranks, lr 0.1", "4 ranks, lr 0.01"]
 
@@ -146,3 +151,50 @@ def test_runs_of_two_sites_are_not_compared(tmp_path):
         (tmp_path / site / "job.json").write_text(json.dumps({"site": site, "state": "COMPLETED"}))
     with pytest.raises(scaling.ScalingError, match="more than one site compared"):
         scaling.speedup(scaling.per_run(runs.table(tmp_path)))
+
+
+def test_a_path_in_the_runs_own_folder_is_no_setting(tmp_path):
+    for number, lr in enumerate((0.1, 0.1, 0.3)):
+        folder = tmp_path / f"repeat-{number}"
+        record(folder, lr=lr, out=str(folder), log=f"{folder}/said.txt", notes=f"/elsewhere/{number}")
+    shutil.copytree(tmp_path, tmp_path / "copied")
+    for found in (runs.table(tmp_path), runs.table(tmp_path / "copied")):
+        assert found["lr"].nunique() == 2 and "out" not in found and "log" not in found
+        assert found["notes"].nunique() == 3, "the control: another path is one"
+
+
+# What is spoilt in the record of the last of three runs, on 1, 2 and 4 ranks; and what the three lack then.
+LACK = {
+    "nothing": ("spec.json", "{", "{", ""),
+    "one lr": ("spec.json", '"lr": 0.1', '"lr": 0.3', "they were asked for different things (lr=0.1 and lr=0.3)"),
+    "three sizes": ("env.json", '"world_size": 4', '"world_size": 2', "2 numbers of ranks with the same global_batch"),
+    "accuracy": ("metrics.jsonl", "test_accuracy", "test_error", "there are epochs without a test_accuracy"),
+}
+
+
+@pytest.mark.parametrize("case", LACK)
+def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(case, tmp_path):
+    file, old, new, line = LACK[case]
+    for ranks in (1, 2, 4):
+        record(folder := tmp_path / f"run-{ranks}", lr=0.1, global_batch_size=64)
+        env = {"world_size": ranks, "dataset": "digits", "device": "cpu", "cpus": 1}
+        (folder / "env.json").write_text(json.dumps(env))
+    (folder / file).write_text((folder / file).read_text().replace(old, new))
+    found = runs.table(tmp_path)
+    assert scaling.lacks(found)[: len(line) or None] == line
+    assert "accuracy 90.0%" in curves(found).alt and "nan" not in curves(found).alt
+    plt.close("all")
+
+
+def test_without_a_finished_run_there_is_nothing_to_study(tmp_path):
+    assert scaling.lacks(runs.table(tmp_path)) == "no run there has finished"
+
+
+def test_a_loss_alone_is_drawn(tmp_path):
+    record(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(path.read_text().replace("test_accuracy", "test_error"))
+    drawn = curves(runs.table(tmp_path))
+    assert [text.get_text() for text in drawn.figure.axes[1].texts] == ["not recorded"]
+    assert drawn.alt.endswith("loss 0.500.") and "unnamed machine" in drawn.alt
+    plt.close("all")

@@ -59,6 +59,12 @@ class Run:
         return row | {"seed": spec.get("seed"), "job_seconds": self.job.get("seconds")}
 
     @property
+    def tasks(self) -> set[Path]:
+        """The folders of the tasks, where this is the job of an array and no task of one."""
+        values = () if self.job.get("task") else (self.job.get("job") or {}).get("array") or ()
+        return {self.folder.with_name(f"{self.folder.name}-{task}") for task in range(len(values))}
+
+    @property
     def machine(self) -> str | None:
         """The chips that made the run, as in 4 x NVIDIA A100; or 2 ranks on a processor."""
         ranks = self.env.get("ranks") or [self.env]
@@ -113,14 +119,14 @@ def table(*folders: str | Path) -> pd.DataFrame:
     rows, found = [], []
     for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
         run = read(path)
-        if (run.job.get("job") or {}).get("array") and not run.job.get("task"):
-            continue  # each task of the array has a run of its own
         begun = run.spec or run.status or run.epochs  # a job that still waits, or trains nothing, has no record to miss
         for problem in run.problems if begun else ():
             print(f"{path.name}: {problem}", file=sys.stderr)
         found.append(run)
-    different = differing([run.spec for run in found])
+    different, known = differing(found), {run.folder for run in found}
     for run in found:
+        if run.tasks and run.tasks <= known:
+            continue  # each task of the array has a run of its own
         own = {name: run.spec.get(name) for name in different}
         own["asked"] = ", ".join(f"{name}={value}" for name, value in own.items() if value is not None)
         setting = own | run.row()
@@ -128,12 +134,14 @@ def table(*folders: str | Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def differing(specs: Sequence[dict]) -> list[str]:
-    """What was asked for with more than one value; not what has a column anyway, or changes no result."""
+def differing(found: Sequence[Run]) -> list[str]:
+    """What runs were asked for with more than one value; not what has a column anyway, or changes no result."""
     values: dict[str, set] = {}
-    for spec in specs:
-        for name, value in spec.items():
-            values.setdefault(name, set()).add(json.dumps(value, sort_keys=True, default=str))
+    for run in found:
+        for name, value in run.spec.items():
+            where = Path(value).parts if isinstance(value, str) and value.startswith("/") else ()
+            if run.folder.name not in where:  # a path in the run's own folder is no setting
+                values.setdefault(name, set()).add(json.dumps(value, sort_keys=True, default=str))
     return sorted(name for name, seen in values.items() if len(seen) > 1 and name not in SHOWN_OR_IDLE)
 
 

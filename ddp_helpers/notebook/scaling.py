@@ -41,6 +41,21 @@ def left_out(table: pd.DataFrame) -> str:
     return f"{many(len(states), 'run')} left out: {told}" if told else ""
 
 
+def lacks(table: pd.DataFrame) -> str:
+    """Say in a line what keeps runs from being a scaling study of three sizes or more; '' if nothing does."""
+    done = finished(table)
+    if done.empty:
+        return "no run there has finished"
+    if len(asked := sorted(done["asked"].unique())) > 1:
+        return f"they were asked for different things ({' and '.join(asked)}); give each a folder of its own"
+    if done["test_accuracy"].isna().any():
+        return "there are epochs without a test_accuracy"
+    strong = done[(done["scaling"] == "strong") & (done["cpus_per_task"] == done["cpus_per_task"].min())]
+    if (sizes := strong["world_size"].nunique()) < 3:
+        return f"{many(sizes, 'number')} of ranks with the same global_batch_size and CPUs for each: three are needed"
+    return ""
+
+
 def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
     """Seconds of training and test until one run first reached a test accuracy (0 to 1); None if it never did.
 
@@ -105,13 +120,14 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def unit(runs: pd.DataFrame) -> str:
-    """What one rank of these runs holds: a GPU, or, on CPUs, no more than a rank."""
-    return "rank" if runs["machine"].astype(str).str.startswith("CPU").any() else "GPU"
+    """What one rank of these runs holds: a GPU; on CPUs, and where no machine is recorded, no more than a rank."""
+    return "rank" if runs["machine"].fillna("CPU").astype(str).str.startswith("CPU").any() else "GPU"
 
 
 def where(runs: pd.DataFrame) -> str:
     """The dataset and the machine, for a title."""
-    return f"{' and '.join(map(str, runs['dataset'].unique()))} on {' and '.join(map(str, runs['machine'].unique()))}"
+    data, machine = (" and ".join(map(str, runs[name].dropna().unique())) for name in ("dataset", "machine"))
+    return f"{data or 'unnamed data'} on {machine or 'an unnamed machine'}"
 
 
 def many(count: int, unit: str) -> str:

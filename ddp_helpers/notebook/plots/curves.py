@@ -33,6 +33,8 @@ def curves(table: pd.DataFrame) -> Picture:
         labels += [(ax, lines(ax, here, what, hues, name)) for ax, what in zip(axes[:, column], ROWS, strict=True)]
         axes[1, column].set_xlabel("epoch")
     for ax, ends in labels:  # now that all panels have their limits
+        if not ends:
+            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=style.GREY)
         at_the_right(ax, ends)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for ax, what in zip(axes[:, 0], ROWS.values(), strict=True):
@@ -70,10 +72,10 @@ def told(epochs: pd.DataFrame, name: str) -> str:
     last = epochs.sort_values("epoch").groupby("number").last()
     keys = last["cpus_per_task"].fillna(0), last["scaling"], last["world_size"], last["asked"]
     ends = last.groupby(list(keys))[list(ROWS)].median()
-    said = (
-        f"{many(ranks, name)} ({', '.join(filter(None, (setting(scaling, cpus or np.nan), asked)))}): "
-        f"loss {row['test_loss']:.3f}, "
-        f"accuracy {row['test_accuracy']:.1%}"
-        for (cpus, scaling, ranks, asked), row in ends.iterrows()
-    )
+    said = []
+    for (cpus, scaling, ranks, asked), row in ends.iterrows():
+        how = ", ".join(filter(None, (setting(scaling, cpus or np.nan), asked)))
+        loss, accuracy = f"loss {row['test_loss']:.3f}", f"accuracy {row['test_accuracy']:.1%}"
+        numbers = ", ".join(number for number in (loss, accuracy) if "nan" not in number)
+        said.append(f"{many(ranks, name)} ({how}): {numbers}")
     return f"After the last epoch, medians: {'; '.join(said)}."
