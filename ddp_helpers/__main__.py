@@ -75,7 +75,13 @@ def job(args: Namespace, flags: list[str]) -> None:
         if not args.submit:
             stem = "it is not submitted. Read it, then: sbatch"
             print(f"# {stem} '{folder / 'job.sbatch'}'", file=sys.stderr)
-        elif slurm.submit(folder):
+            return
+        try:
+            number = slurm.submit(folder)
+        except slurm.JobError:
+            slurm.discard(folder, f"{args.script.stem}.py")
+            raise
+        if number:
             record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
             print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
             print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
@@ -182,10 +188,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
     try:
         return args.do(args, flags) or 0
+    except ModuleNotFoundError as error:
+        stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
     except OSError as error:
-        if args.do not in (data, accuracy, keep):
+        if args.do not in (data, accuracy, keep, ready, bench):
             raise
-        stop(f"{args.command}: {error.filename or error} cannot be used ({error.strerror}): choose another folder")
+        place = error.filename or getattr(args, "folder", "a file")
+        stop(f"{args.command}: {place} cannot be used ({error.strerror}): choose another folder")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Anybody's own script as a job: it runs as it is, what is wrong is said before it waits, and its sweep is drawn."""
 
 import json
+import os
+import resource
 import shutil
 
 import matplotlib.pyplot as plt
@@ -10,6 +12,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import runs, scaling, slurm
 from ddp_helpers.notebook.plots.curves import curves
+from ddp_helpers.notebook.ready import ready
 
 SCRIPT = """
 import argparse, os, pathlib
@@ -73,7 +76,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
 
 WRONG = {
     "no such file": (["nowhere.py"], "'nowhere.py' cannot be read (No such file or directory): give a file, or doctor"),
-    "no script of the course": (["mnist"], "'mnist' cannot be read (no name that ends with .py)"),
+    "no script of the course": (["mnist"], "'mnist' cannot be read (no file with a name that ends with .py)"),
     "not Python": (["BAD"], "line 2: "),
     "outside": (["MINE", "--run", "../evil"], "run='..' cannot be used"),
     "no node": (["MINE", "--nodes", "0"], "nodes=0 cannot be used"),
@@ -81,20 +84,80 @@ WRONG = {
     "an array for nobody": (["MINE", "--array", "1", "2"], "{array} in the program belong together"),
     "a flag of nobody": (["MINE", "--lr", "1"], "unrecognized arguments: --lr 1"),
     "a word of two lines": (["MINE", "--", "a\nb"], "the word 'a\\nb' cannot be used"),
+    "no such person": (["~nosuchuser/x.py"], "'~nosuchuser/x.py' cannot be read (Could not determine home"),
+    "nested too deeply": (["DEEP"], "mend it first"),
+    "no file": (["FIFO"], "cannot be read (no file with a name that ends with .py)"),
+    # What one of the course's scripts would stop at, after it has waited in the queue.
+    "no such flag": (["mnist_ddp", "--", "--lrr", "1"], "mnist_ddp.py: unrecognized arguments: --lrr 1; --help lists"),
+    "no number": (["mnist_single", "--", "--epochs", "abc"], "argument --epochs: invalid int value: 'abc'"),
+    "out of range": (["mnist_ddp", "--", "--seed", "-1"], "--seed -1 is out of range"),
+    "one value of three": (
+        ["mnist_fast", "--array", "1", "0", "2", "--", "--lr", "{array}"],
+        "--lr 0.0 is out of range",
+    ),
+    "an uneven batch": (
+        ["mnist_ddp_resumable", "--nodes", "2", "--", "--global-batch-size", "63", "--run-dir", "{run_dir}"],
+        "--global-batch-size 63 cannot be shared evenly by 2 ranks",
+    ),
+    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no whole MNIST (train-images-idx3-"),
+    "half of the data": (["mnist_ddp", "--", "--data", "HALF"], "(t10k-images-idx3-ubyte: cut short): get it once"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, tmp_path, capsys):
+def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, digits, tmp_path, capsys):
     words, line = WRONG[case]
-    (tmp_path / "bad.py").write_text("import os\nif:\n")
-    words = [{"MINE": str(mine), "BAD": str(tmp_path / "bad.py")}.get(word, word) for word in words]
+    paths = {"MINE": mine, "BAD": tmp_path / "bad.py", "DEEP": tmp_path / "deep.py", "FIFO": tmp_path / "fifo.py"}
+    paths["BAD"].write_text("import os\nif:\n")
+    paths["DEEP"].write_text("x = " + 200_000 * "-" + "1\n")
+    os.mkfifo(paths["FIFO"])
+    paths["HALF"] = shutil.copytree(digits, tmp_path / "half")
+    with (paths["HALF"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
+        file.truncate(1000)
+    words = [str(paths.get(word, word)) for word in words]
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(SystemExit) as end:
         main(["job", "local", *words])
     out, err = capsys.readouterr()
     assert (end.value.code, out, err.count("\n")) == (2, "", 1) and line in err, err
     assert sorted((ROOT / "runs").glob("*")) == before
+
+
+def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
+    words = ("--data", digits, "--global-batch-size", "64", "--lr", "{array}", "--run-dir", "{run_dir}")
+    site, shape = slurm.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
+    slurm.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["job.json", "job.sbatch", "mnist_ddp.py"]
+    with pytest.raises(slurm.JobError, match=r"arguments='--lr 1' cannot be used: give a list of words"):
+        slurm.prepare("mnist_ddp", "--lr 1", site, tmp_path / "another", **shape)
+    elsewhere = slurm.Site.load("pyxis")  # in an image there are other folders
+    slurm.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
+
+
+def test_what_slurm_refuses_leaves_nothing(mine, name, cluster, capsys):
+    words = ["job", "local", str(mine), "--run", name, "--nodes", "50", "--submit"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "Slurm refused the job" in capsys.readouterr().err and not (ROOT / "runs" / name).exists()
+    before = sorted((ROOT / "runs").glob("*"))
+    with pytest.raises(slurm.JobError):
+        ready("local", gpus_per_node=99)
+    assert sorted((ROOT / "runs").glob("*")) == before
+
+
+@pytest.fixture
+def small_files():
+    """No file can have more than 2,000 bytes, as if the disk were full behind them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, tmp_path, small_files):
+    with pytest.raises(slurm.JobError, match=r"cannot take a run \(File too large\)"):
+        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):

@@ -6,6 +6,17 @@ from pathlib import Path
 
 from ddp_helpers.rank.launchers import stop
 
+GROUP_FLAGS = {
+    "global_batch_size": {"type": int, "help": "samples in a step of all ranks, instead of --batch-size for each"},
+    "timeout": {"type": int, "default": 600, "help": "seconds that a rank waits for another"},
+}
+RESUME_FLAGS = GROUP_FLAGS | {
+    "checkpoint_every": {"type": int, "help": "steps from one checkpoint to the next; else one after each epoch"},
+    "vote_every": {"type": int, "help": "steps from one vote on stopping to the next; else about a second"},
+    "resume": {"default": "auto", "help": "auto: go on in the run folder; never; or the path of a checkpoint"},
+}
+FLAGS = {"mnist_single": {}, "mnist_fast": {}, "mnist_ddp": GROUP_FLAGS, "mnist_ddp_resumable": RESUME_FLAGS}
+
 
 def read_flags(**more: dict) -> Namespace:
     """Read the flags, and more of them; stops at one that cannot be used."""

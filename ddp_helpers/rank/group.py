@@ -9,11 +9,6 @@ import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import stop
 
-GROUP_FLAGS = {
-    "global_batch_size": {"type": int, "help": "samples in a step of all ranks, instead of --batch-size for each"},
-    "timeout": {"type": int, "default": 600, "help": "seconds that a rank waits for another"},
-}
-
 # What only the ranks of one start have in common, next to the user: two jobs may come to one address and port.
 ONE_START = {
     "slurm": ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),

@@ -1,6 +1,7 @@
 """The files of a job's run folder: job.json, which says what was asked and what came of it, and where tasks write."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_helpers.notebook.fields import parsed, text
@@ -15,6 +16,14 @@ def keep(folder: Path, said: dict) -> None:
     part = folder / "job.part"
     part.write_text(json.dumps(said, indent=1) + "\n")
     part.replace(folder / "job.json")
+
+
+def discard(folder: Path, *names: str) -> None:
+    """Remove a job that was never submitted, with these files too, and its folder if nothing else lies in it."""
+    with suppress(OSError):
+        for name in (BATCH, "job.json", "job.part", *names):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def known(folder: Path) -> dict:

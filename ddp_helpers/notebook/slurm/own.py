@@ -1,34 +1,75 @@
 """Make a job of a script, one of the course's or anybody's own, and check it before it waits in a queue."""
 
 import ast
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr
+from io import StringIO
+from itertools import product
+from math import prod
 from pathlib import Path
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.slurm.files import BATCH
-from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
+from ddp_helpers.notebook.slurm.files import discard
+from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check
 from ddp_helpers.notebook.slurm.run import write
 from ddp_helpers.notebook.slurm.site import Site
+from ddp_helpers.rank.arguments import FLAGS, read_flags
 
 
 def text_of(script: str | Path) -> str:
     """The source of a script: a name of the course's, or the path of a file. Raises JobError if it is not Python."""
     if str(script) in scripts.NAMES:
         return scripts.standalone(str(script))
-    path = Path(script).expanduser()
     try:
-        if path.suffix != ".py":
-            raise OSError(0, "no name that ends with .py")
+        path = Path(script).expanduser()
+        if path.suffix != ".py" or (path.exists() and not path.is_file()):
+            raise OSError(0, "no file with a name that ends with .py")
         text = path.read_text()
         ast.parse(text)
-    except OSError as error:
-        known = ", ".join(scripts.NAMES)
-        raise JobError(f"script {str(script)!r} cannot be read ({error.strerror}): give a file, or {known}") from None
-    except (SyntaxError, ValueError) as error:
+    except (OSError, RuntimeError) as error:
+        known, why = ", ".join(scripts.NAMES), getattr(error, "strerror", error)
+        raise JobError(f"script {str(script)!r} cannot be read ({why}): give a file, or {known}") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         place = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise JobError(f"script {str(script)!r}{place}: {str(error).partition(' (')[0]}: mend it first") from None
+        why = str(error).partition(" (")[0] or "nested too deeply"
+        raise JobError(f"script {str(script)!r}{place}: {why}: mend it first") from None
     return text
+
+
+def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
+    """Read what one of the MNIST scripts is given as it will itself. Raises JobError where it would stop."""
+    before = sys.argv
+    for value in job.array or ("",):
+        words = [word.replace(RUN_DIR, str(folder)).replace(ARRAY, value) for word in job.program[1:]]
+        sys.argv = [f"{script}.py", *words]
+        try:
+            with redirect_stderr(StringIO()):
+                args = read_flags(**FLAGS[script])
+        except SystemExit as wrong:
+            raise JobError(str(wrong)) from None
+        finally:
+            sys.argv = before
+        if (getattr(args, "global_batch_size", 0) or 0) % job.ranks:
+            batch = f"--global-batch-size {args.global_batch_size}"
+            raise JobError(f"{batch} cannot be shared evenly by {job.ranks} ranks")
+    if not site.in_container:  # whose folders may be others
+        check_data(folder / args.data)
+
+
+def check_data(folder: Path) -> None:
+    """Raises JobError unless MNIST lies in a folder, each of its files as long as its first bytes say."""
+    for part, kind in product(("train", "t10k"), ("images-idx3", "labels-idx1")):
+        path = folder / "MNIST" / "raw" / f"{part}-{kind}-ubyte"
+        try:
+            with path.open("rb") as file:
+                head = file.read(16)
+            sizes = [int.from_bytes(head[4 * i : 4 * i + 4]) for i in range(1, 1 + head[3])]
+            if path.stat().st_size != 4 + 4 * len(sizes) + prod(sizes):
+                raise OSError(0, "cut short")
+        except (OSError, IndexError) as error:
+            why = f"{path.name}: {getattr(error, 'strerror', 'empty')}"
+            raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run") from None
 
 
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
@@ -37,20 +78,19 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     script: as in text_of. A file's own folder is not copied: what it imports from there must be installed, or on the
     PYTHONPATH. arguments may hold {run_dir} and {array}. shape: what else a Job takes.
     """
+    if isinstance(arguments, str):
+        raise JobError(f"arguments={arguments!r} cannot be used: give a list of words, such as ['--lr', '0.1']")
     text, name = text_of(script), Path(script).name.removesuffix(".py") + ".py"
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
-    new = not folder.exists()
+    if str(script) in FLAGS:
+        check_words(str(script), job, site, folder)
     write(job, site, folder)
     try:
         (folder / name).write_text(text)
     except OSError as error:
-        with suppress(OSError):
-            for part in (BATCH, "job.json", name):
-                (folder / part).unlink(missing_ok=True)
-            if new:
-                folder.rmdir()
+        discard(folder, name)
         raise JobError(f"{folder} cannot take the script ({error.strerror}): choose a folder with room") from None
     return job
 

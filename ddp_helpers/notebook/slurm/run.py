@@ -6,7 +6,7 @@ from pathlib import Path
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import BATCH, folder_of, keep, known, log_path
+from ddp_helpers.notebook.slurm.files import BATCH, discard, folder_of, keep, known, log_path
 from ddp_helpers.notebook.slurm.here import run_here
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.queue import available, look, send
@@ -28,6 +28,7 @@ def write(job: Job, site: Site, folder: Path) -> Path:
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
         (folder / BATCH).write_text(text)
     except OSError as error:
+        discard(folder)
         raise JobError(f"{tidy(str(folder))} cannot take a run ({error.strerror}): choose a writable folder") from None
     return folder / BATCH
 

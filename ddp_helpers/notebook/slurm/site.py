@@ -106,8 +106,8 @@ class Site:
             known = ", ".join(sorted(found.stem for found in SITES.glob("[a-z]*.toml")))
             raise JobError(f"site {str(name)!r} is not known: choose one of {known}, or give the path of a .toml file")
         values = keys_of(path)
-        if path.stem != "local" and own_file().is_file():  # an account there would not be known here
-            values |= keys_of(own_file())
+        with suppress(FileNotFoundError):
+            values |= keys_of(own_file()) if path.stem != "local" else {}  # an account there is not known here
         return cls(path.stem, **values)
 
     def but(self, **values: str) -> "Site":
@@ -124,8 +124,10 @@ def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
     """The keys of a site file, each of its type. Raises JobError where it cannot be read."""
     try:
         values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise JobError(f"site file {path.name!r} cannot be read: {error.strerror}") from None
+        raise JobError(f"site file {str(path)!r} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
         raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
     return {key: typed(path.name, key, value) for key, value in values.items()}

@@ -13,6 +13,7 @@ from ddp_helpers.rank.staging import check_data, download, is_there
 def main() -> None:
     """Download what is missing, and check what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.error = lambda message: stop(f"download_data: {message}; --help lists the flags")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that will hold MNIST/raw")
     folder = parser.parse_args().data
     try:

@@ -17,9 +17,9 @@ from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.arguments import GROUP_FLAGS, read_flags
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import GROUP_FLAGS, join
+from ddp_helpers.rank.group import join
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import Record, write

@@ -19,9 +19,9 @@ from torch.optim import Adadelta, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.arguments import RESUME_FLAGS, read_flags
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import GROUP_FLAGS, join
+from ddp_helpers.rank.group import join
 from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_right
 from ddp_helpers.rank.record import write
@@ -142,12 +142,7 @@ def train(run: Run, votes: Votes, env: dict, train_set: Dataset, test_set: Datas
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
     me = who_am_i()
-    args = read_flags(
-        **GROUP_FLAGS,
-        checkpoint_every={"type": int, "help": "steps from one checkpoint to the next; else one after each epoch"},
-        vote_every={"type": int, "help": "steps from one vote on stopping to the next; else about a second"},
-        resume={"default": "auto", "help": "auto: go on in the run folder; never; or the path of a checkpoint"},
-    )
+    args = read_flags(**RESUME_FLAGS)
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     sets = datasets(args.data)

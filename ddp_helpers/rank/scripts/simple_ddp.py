@@ -5,6 +5,7 @@ mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py  
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
 """
 
+import os
 from datetime import timedelta
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_helpers.rank.launchers import who_am_i
+from ddp_helpers.rank.launchers import stop, who_am_i
 
 
 def main() -> None:
@@ -24,6 +25,10 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
+    if world_size == 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody else comes
+    elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        stop("no meeting point: export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun")
     # Blocks until all ranks have come to this line. MASTER_ADDR and MASTER_PORT say where they meet.
     dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)
 
