@@ -9,7 +9,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from ddp_helpers.rank.launchers import stop
 
 
-# YOUR DATA goes here: a training set and a test set of (input, target), in memory or on disk before the run starts.
+# YOUR DATA goes here: a training and a test set of (input, target), there before the run; train_set.name is recorded.
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; a file that is missing or cut short stops the process with one line."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
