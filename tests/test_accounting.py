@@ -1,6 +1,7 @@
 """A cluster as universities run theirs: accounts, a quality of service, a reservation, typed GPUs; a real slurmdbd."""
 
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -114,7 +115,7 @@ def asks(university, tmp_path, monkeypatch):
     """Submit a job for a site as a learner there would, and give what sbatch said."""
     for name in ("module", "ml"):
         monkeypatch.setenv(f"BASH_FUNC_{name}%%", "() { :; }")
-    program(tmp_path / "bin" / "python", f'exec {sys.executable} "$@"')
+    program(tmp_path / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("SCRATCH", str(tmp_path))
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -86,15 +87,16 @@ def test_real_steps_and_the_shell_of_a_real_allocation(cluster):
 
 def test_mpirun_and_torchrun_inside_a_real_batch_script(cluster, mpirun, tmp_path):
     (tmp_path / "say.py").write_text(SAY)
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
+    python = shlex.quote(sys.executable)  # the checkout may lie in a folder with a space
+    torchrun = f"{python} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
     job = tmp_path / "job.sh"
     job.write_text(f"""#!/bin/bash
 #SBATCH --ntasks=2
 #SBATCH --output={tmp_path}/log
-export PYTHONPATH={ROOT} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-{sys.executable} {tmp_path}/say.py
-mpirun --oversubscribe --mca ras ^slurm --mca plm isolated -n 2 {sys.executable} {tmp_path}/say.py
-srun --ntasks=1 {torchrun} {sys.executable} {tmp_path}/say.py
+export PYTHONPATH={shlex.quote(str(ROOT))} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+{python} {tmp_path}/say.py
+mpirun --oversubscribe --mca ras ^slurm --mca plm isolated -n 2 {python} {tmp_path}/say.py
+srun --ntasks=1 {torchrun} {python} {tmp_path}/say.py
 echo end
 """)
     done = subprocess.run(["sbatch", "--parsable", job], env=clean(), capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
 """What a site asks for, done by a real Slurm: its set-up, its container, and where torchrun's ranks meet."""
 
+import shlex
 import stat
 import sys
 
@@ -44,7 +45,7 @@ def program(path, text):
 @pytest.fixture
 def environment(tmp_path):
     """The folder of an environment whose Python says that it is the one."""
-    program(tmp_path / "env" / "bin" / "python", f'INSIDE=environment exec {sys.executable} "$@"')
+    program(tmp_path / "env" / "bin" / "python", f'INSIDE=environment exec {shlex.quote(sys.executable)} "$@"')
     return tmp_path / "env" / "bin"
 
 
