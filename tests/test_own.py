@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 
 import matplotlib.pyplot as plt
 import pytest
@@ -145,19 +147,14 @@ def test_what_slurm_refuses_leaves_nothing(mine, name, cluster, capsys):
     assert sorted((ROOT / "runs").glob("*")) == before
 
 
-@pytest.fixture
-def small_files():
-    """No file can have more than 2,000 bytes, as if the disk were full behind them."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
+    def small_files():  # as if the disk were full behind the first 2,000 bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 
-
-def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, tmp_path, small_files):
-    with pytest.raises(slurm.JobError, match=r"cannot take a run \(File too large\)"):
-        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", name]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot take a run (File too large)" in done.stderr and not (ROOT / "runs" / name).exists()
 
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
