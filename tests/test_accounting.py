@@ -1,17 +1,16 @@
 """A cluster as universities run theirs: accounts, a quality of service, a reservation, typed GPUs; a real slurmdbd."""
 
 import re
-import shlex
 import shutil
 import socket
 import subprocess
-import sys
 
 import pytest
 from real import until
 from test_cluster import LIMIT, SBIN, fail_in_ci, make_cluster, need_slurm, remove
-from test_sites_run import program
+from test_sites_run import our_python
 
+from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.notebook.slurm import Job, Site, write
 
 GRANT = """CREATE DATABASE accounts;
@@ -42,15 +41,6 @@ NodeName=gpu07 NodeHostname=nowhere State=DOWN
 PartitionName=gpu Nodes=node[1-2],gpu07
 PartitionName=gpu-long Nodes=node[1-2],gpu07 MaxTime=08:00:00
 """
-
-
-def free_ports(number):
-    """Ports of this machine where nobody listens."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def answers(port):
@@ -85,7 +75,7 @@ def university():
     need_slurm()
     if not all(shutil.which(name, path=SBIN) for name in ("slurmdbd", "mariadbd", "mariadb-install-db")):
         fail_in_ci("no accounting on this machine: apt-get install slurmdbd mariadb-server")
-    cluster, ports, started = make_cluster(), free_ports(2), []
+    cluster, ports, started = make_cluster(), [free_port(), free_port()], []
     user = subprocess.check_output(["id", "-un"], text=True).strip()
     try:
         cluster.up()
@@ -115,7 +105,7 @@ def asks(university, tmp_path, monkeypatch):
     """Submit a job for a site as a learner there would, and give what sbatch said."""
     for name in ("module", "ml"):
         monkeypatch.setenv(f"BASH_FUNC_{name}%%", "() { :; }")
-    program(tmp_path / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    our_python(tmp_path / "bin" / "python")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("SCRATCH", str(tmp_path))
 

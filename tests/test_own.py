@@ -66,12 +66,12 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
     folder = ROOT / "runs" / name
     slurm.watch(folder)
-    states = ["pending"], ["done, no record"] * 2  # a task that wrote no record is known only once Slurm was asked
-    assert runs.table(folder, *folder.parent.glob(f"{name}-*"))["state"].tolist() == states[0]
+    tasks = sorted(folder.parent.glob(f"{name}-*"))
+    assert runs.table(folder, *tasks)["state"].tolist() == ["pending"]  # without a record, until Slurm is asked
     capsys.readouterr()
     assert main(["collect", str(folder)]) == 0
     assert capsys.readouterr().out.count(": done, no record, 0 epochs\n") == 2
-    assert runs.table(folder, *folder.parent.glob(f"{name}-*"))["state"].tolist() == states[1]
+    assert runs.table(folder, *tasks)["state"].tolist() == ["done, no record"] * 2
     said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
     assert said == ["4 ranks, lr 0.1", "4 ranks, lr 0.01"]
 

@@ -1,7 +1,5 @@
 """Stopped by Slurm for a job of higher rank, or at its time limit, a job goes on; cancelled, it stays ended."""
 
-import shlex
-import sys
 import time
 
 import pytest
@@ -9,7 +7,7 @@ from faults.matrix import Matrix, events, weights
 from faults.slurm_rows import Submitted
 from real import until
 from test_cluster import make_cluster, need_slurm, remove
-from test_sites_run import program
+from test_sites_run import our_python
 
 from ddp_helpers.notebook import slurm
 from ddp_helpers.notebook.slurm.queue import ask
@@ -78,7 +76,7 @@ def test_a_job_told_by_hand_to_end_stays_ended(matrix):
 
 def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_path):
     site = tmp_path / "container.toml"
-    program(tmp_path / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    our_python(tmp_path / "python")
     site.write_text(f'prefix = ["env", "PATH=/nowhere"]\npython = "{tmp_path}/python"\n')
     with Submitted(matrix, "container", site=site) as job:
         job.reaches(5)

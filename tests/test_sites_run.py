@@ -42,10 +42,15 @@ def program(path, text):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
+def our_python(path, env=""):
+    """Write a program that is this Python: a site's `python` has no space, and the checkout's path may have one."""
+    program(path, f'{env} exec {shlex.quote(sys.executable)} "$@"')
+
+
 @pytest.fixture
 def environment(tmp_path):
     """The folder of an environment whose Python says that it is the one."""
-    program(tmp_path / "env" / "bin" / "python", f'INSIDE=environment exec {shlex.quote(sys.executable)} "$@"')
+    our_python(tmp_path / "env" / "bin" / "python", "INSIDE=environment")
     return tmp_path / "env" / "bin"
 
 
