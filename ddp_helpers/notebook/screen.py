@@ -31,10 +31,17 @@ def coloured(label: str, line: str) -> str:
     return f"\x1b[{COLOURS[int(number[0][-6:]) % len(COLOURS)]}m[{label}]\x1b[0m {line}"
 
 
+def mark_of(line: str) -> int:
+    """The number in a line's label, by which a stable sort puts each rank's lines together."""
+    label = re.match(r"\x1b\[\d+m\[\D*(\d{1,6})\]", line)
+    return int(label[1]) if label else -1
+
+
 class Screen:
     """One output that is updated in place in a notebook; in a terminal, plain lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, sort: bool = False) -> None:
+        self.sort = sort  # show each rank's lines in a block of its own
         self.shown: list[str] = []
         self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
         self.handle, self.drawn = None, 0.0  # drawn: when, 0 for never
@@ -78,6 +85,7 @@ class Screen:
         """Bring the output up to date."""
         if self.handle is None or not (self.shown or self.drawn):
             return
-        text = {"text/plain": "\n".join(self.shown)}
+        lines = sorted(self.shown, key=mark_of) if self.sort else self.shown
+        text = {"text/plain": "\n".join(lines)}
         (self.handle.update if self.drawn else self.handle.display)(text, raw=True)
         self.drawn = time.monotonic()
