@@ -57,12 +57,13 @@ class Ranks:
         """End all ranks, and what they have started."""
         for process in self.processes:
             process.kill()
+            process.wait()
         self.guard.close()
 
-    def ask(self, cell: str, save: str = "", folder: str = "") -> str:
-        """Send a cell to all ranks; returns the name under which tracebacks show it. save: a variable to write."""
+    def ask(self, cell: str) -> str:
+        """Send a cell to all ranks; returns the name under which tracebacks show it."""
         self.cells += 1
-        request = {"cell": f"\n{cell}", "name": f"<cell {self.cells}>", "save": save, "folder": folder}  # below %%ranks
+        request = {"cell": f"\n{cell}", "name": f"<cell {self.cells}>"}  # below the line with %%ranks
         for process in self.processes:
             with suppress(BrokenPipeError):  # what ended it shows in its lines
                 process.stdin.write(json.dumps(request) + "\n")
@@ -165,17 +166,15 @@ def there(size: int) -> Ranks:
 def pull(name: str) -> list:
     """Fetch a variable from each rank: its value on rank 0, on rank 1, and so on; tensors and plain values alone.
 
-    Raises LaunchError if there are no ranks, or one has no variable of this name.
+    Raises LaunchError if there are no ranks, or the name means nothing there.
     """
     import torch  # here: a notebook that starts no ranks needs none of it
 
     if not _ranks:
         raise LaunchError(f"pull({name!r}): no ranks are there: run a `%%ranks` cell first")
     with tempfile.TemporaryDirectory() as folder:
-        _ranks.ask("", name, folder)
-        if failed := _ranks.answers(Screen(), LIMIT):
-            raise LaunchError(told(failed))
-        paths = [Path(folder) / f"{rank}.pt" for rank in range(_ranks.size)]
+        _ranks.run(f"__import__('torch').save({name}, {folder + '/'!r} + __import__('os').environ['RANK'])", LIMIT)
+        paths = [Path(folder) / str(rank) for rank in range(_ranks.size)]
         return [torch.load(path, map_location="cpu", weights_only=True) for path in paths]
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import traceback
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -50,10 +49,7 @@ def serve(mark: str) -> None:
     answer(mark, "")
     for line in requests:
         request = json.loads(line)
-        failed = run(request["cell"], request["name"], vars(module))
-        if request["save"] and not failed:
-            torch.save(vars(module)[request["save"]], Path(request["folder"]) / f"{rank}.pt")
-        answer(mark, failed)
+        answer(mark, run(request["cell"], request["name"], vars(module)))
 
 
 def answer(mark: str, failed: str) -> None:

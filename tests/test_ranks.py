@@ -1,0 +1,164 @@
+"""Ranks that stay: variables, errors, hangs and interrupts in a real kernel, and no process left behind."""
+
+import re
+import time
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+from real import IMPORT
+
+LOAD = "%load_ext ddp_helpers.notebook.ranks\nfrom ddp_helpers.notebook.ranks import pull"
+STILL = "the next cell starts new ones"
+
+
+class Kernel:
+    """A kernel, and what its cells show."""
+
+    def __init__(self, folder):
+        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(folder))
+        assert self.run(LOAD) == ""
+
+    def start(self, cell):
+        """Send a cell."""
+        return self.client.execute(cell)
+
+    def finish(self, sent):
+        """All that a cell shows, the last state of what it draws anew; its error behind it."""
+        said, drawn = "", {}
+        while True:
+            message = self.client.get_iopub_msg(timeout=IMPORT)
+            kind, content = message["msg_type"], message["content"]
+            if message["parent_header"].get("msg_id") != sent:
+                continue
+            if kind == "status" and content["execution_state"] == "idle":
+                return re.sub(r"\x1b\[\d+m", "", "\n".join(drawn.values()) + said)
+            if kind == "stream":
+                said += content["text"]
+            elif kind in ("display_data", "update_display_data", "execute_result"):
+                drawn[str(content.get("transient"))] = content["data"]["text/plain"]
+            elif kind == "error":
+                said += content["evalue"] or content["ename"]
+
+    def run(self, cell):
+        """Run a cell to its end; what it showed."""
+        return self.finish(self.start(cell))
+
+    def pids(self, size=2):
+        """The processes of the ranks that are there."""
+        said = self.run(f"%%ranks {size}\nimport os\nos.getpid()")
+        return [int(pid) for pid in re.findall(r"\] (\d+)$", said, re.M)]
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """One kernel for all tests: each leaves ranks with which the next can begin."""
+    made = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield made
+    made.client.stop_channels()
+    made.manager.shutdown_kernel()
+
+
+def gone(pids, seconds=15):
+    """Whether these processes end by themselves."""
+    return not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=seconds)[1]
+
+
+def test_variables_functions_and_the_group_stay(kernel):
+    first = kernel.run(
+        "%%ranks 2\nimport torch\nimport torch.distributed as dist\n\nmine = torch.ones(1) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(mine)\n\n\ndef double(x):\n    return 2 * x\n\n\nprint('sum', mine.item())\nprint('done')"
+    )
+    assert first == "[rank 0] sum 3.0\n[rank 0] done\n[rank 1] sum 3.0\n[rank 1] done", "a block for each rank"
+    before = kernel.pids()
+    assert kernel.run("%%ranks 2\ndouble(mine.item()) + dist.get_rank()") == "[rank 0] 6.0\n[rank 1] 7.0"
+    assert kernel.run("pull('mine')") == "[tensor([3.]), tensor([3.])]"
+    assert kernel.run("%%ranks 2 here\nname = 'both'") == "" and kernel.run("name") == "'both'"
+    assert kernel.run("%%ranks 2\nname") == "[rank 0] 'both'\n[rank 1] 'both'"
+    assert kernel.pids() == before and len(set(before)) == 2
+    assert "NameError: name 'other' is not defined" in kernel.run("pull('other')")
+
+
+def test_an_error_is_shown_once_and_the_variables_stay_where_all_came_to_the_end(kernel):
+    before = kernel.pids()
+    kernel.run("%%ranks 2\nimport torch.distributed as dist\n\nkept = 5")
+    said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    raise ValueError('mine')")
+    assert said.startswith("rank 1: Traceback") and said.count("ValueError: mine") == 1 and "line 3" in said
+    said = kernel.run("%%ranks 2\n1 / 0")
+    assert said.startswith("rank 0, 1: Traceback") and said.count("ZeroDivisionError") == 1
+    assert "SyntaxError" in kernel.run("%%ranks 2\n1 +* 1")
+    assert kernel.run("%%ranks 2\nkept") == "[rank 0] 5\n[rank 1] 5" and kernel.pids() == before
+
+
+def test_an_error_leaves_no_other_rank_waiting(kernel):
+    before = kernel.pids()
+    kernel.run("%%ranks 2\nimport torch.distributed as dist")
+    begin = time.monotonic()
+    said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    raise ValueError('mine')\ndist.barrier()")
+    assert time.monotonic() - begin < 60, "not the cell's limit"
+    assert "ValueError: mine" in said and "rank 0 in line 4, `dist.barrier()`" in said and STILL in said
+    assert gone(before) and not set(kernel.pids()) & set(before)
+
+
+def test_a_hang_is_ended_and_its_line_named(kernel):
+    kernel.run("%%ranks 2\nimport time\nimport torch.distributed as dist")
+    before = kernel.pids()
+    said = kernel.run("%%ranks 2 limit=1\nprint('begins')\nif dist.get_rank():\n    time.sleep(100)\ndist.barrier()")
+    assert "[rank 0] begins" in said and "not done after 1 s" in said
+    assert "rank 0 in line 5, `dist.barrier()` and rank 1 in line 4, `time.sleep(100)`" in said and STILL in said
+    assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
+
+
+def test_an_interrupt_ends_what_hangs(kernel):
+    kernel.run("%%ranks 2\nimport time")
+    before = kernel.pids()
+    sent = kernel.start("%%ranks 2\ntime.sleep(100)")
+    while kernel.client.get_iopub_msg(timeout=IMPORT)["msg_type"] != "execute_input":
+        continue
+    time.sleep(1)
+    kernel.manager.interrupt_kernel()
+    said = kernel.finish(sent)
+    assert said.startswith("stopped: rank 0 in line 2, `time.sleep(100)` and rank 1") and STILL in said
+    assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
+
+
+def test_a_rank_that_dies_is_named(kernel):
+    kernel.run("%%ranks 2\nimport os\nimport signal\nimport torch.distributed as dist")
+    said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
+    assert said.startswith("rank 1 has ended, by SIGKILL; all 2 ranks were ended")
+    kernel.run("%%ranks 2\nimport os")
+    assert "has ended, by exit status 3" in kernel.run("%%ranks 2\nos._exit(3)")
+
+
+def test_another_number_of_ranks_starts_new_ones(kernel):
+    before = kernel.pids(2)
+    said = kernel.run("%%ranks 4\nimport torch.distributed as dist\ndist.get_rank(), dist.get_world_size()")
+    assert said.splitlines() == [f"[rank {rank}] ({rank}, 4)" for rank in range(4)]
+    assert gone(before)
+
+
+@pytest.mark.parametrize("line", ["", "x", "0", "2 limit=x", "2 fails here", "-1"])
+def test_a_first_line_that_nobody_understands_says_what_would(kernel, line):
+    assert "give a number of ranks" in kernel.run(f"%%ranks {line}\n1")
+
+
+def test_a_cell_that_is_meant_to_fail(kernel):
+    assert "ZeroDivisionError" in kernel.run("%%ranks 2 fails\n1 / 0")
+    assert kernel.run("%%ranks 2 fails\n1") == "[rank 0] 1\n[rank 1] 1this cell was meant to fail, and did not"
+
+
+def test_nothing_is_left_of_a_kernel_that_is_killed_in_a_cell_or_restarted(tmp_path):
+    kernel = Kernel(tmp_path)
+    first = kernel.pids()
+    kernel.manager.restart_kernel(now=True)
+    kernel.client.wait_for_ready(timeout=IMPORT)
+    assert gone(first)
+    kernel.run(LOAD)
+    kernel.run("%%ranks 2\nimport torch.distributed as dist")
+    second = kernel.pids()
+    kernel.start("%%ranks 2\nif dist.get_rank():\n    dist.barrier()")  # rank 1 hangs, and rank 0 is idle
+    time.sleep(2)
+    assert all(psutil.pid_exists(pid) for pid in second), "the control: they are there"
+    kernel.manager.shutdown_kernel(now=True)
+    kernel.client.stop_channels()
+    assert gone(second)
