@@ -97,7 +97,7 @@ def test_a_planted_error_is_found(page, lab):
     assert [line for line in found if "did not run" in line]
 
 
-STREAMS = """%%ranks 2
+STREAMS = """%%{how} 2
 import time
 for tick in range(100):
     print(f"tick {tick}")
@@ -105,9 +105,10 @@ for tick in range(100):
 """
 
 
-@pytest.mark.parametrize("how", ["button", "menu"])
-def test_the_lines_of_ranks_stream_and_can_be_stopped(how, page, lab, write):
-    name = write(f"streams_{how}.ipynb", "%load_ext ddp_helpers.notebook.launch", STREAMS, "print('the ' + 'next')")
+@pytest.mark.parametrize(("how", "processes"), [("ranks", 2), ("launch", 3)])
+def test_the_lines_of_ranks_stream_and_can_be_stopped(how, processes, page, lab, write):
+    load = "%load_ext ddp_helpers.notebook.launch\n%load_ext ddp_helpers.notebook.ranks"
+    name = write(f"streams_{how}.ipynb", load, STREAMS.replace("{how}", how), "print('the ' + 'next')")
     notebook = Notebook(page, lab, name)
     notebook.run(0)
     notebook.run(1)
@@ -115,18 +116,19 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped(how, page, lab, write):
         lines = [f"[rank {rank}] tick {tick}\n" for rank in range(2)]
         notebook.wait(lambda lines=lines: all(line in notebook.cells()[1].text for line in lines), lines, 120)
         assert notebook.cells()[1].prompt == "*"
-    assert len(lab.ranks()) == 3
+    assert len(lab.ranks()) == processes
     notebook.picture(PICTURES / f"streams_{how}.png")
-    if how == "button":
+    if how == "ranks":
         notebook.panel.locator("jp-button[data-command='notebook:interrupt-kernel']").click()
     else:
         notebook.menu("Kernel", "Interrupt Kernel")
     begin = time.monotonic()
     notebook.wait(lambda: not lab.ranks(), "no rank is left", 15)
     notebook.wait(lambda: notebook.cells()[1].prompt.isdigit(), "the cell has ended", 15)
-    print(f"{time.monotonic() - begin:.1f} s after the {how}, no rank is left")
+    print(f"{time.monotonic() - begin:.1f} s after that, no rank is left")
     notebook.picture(PICTURES / f"stopped_{how}.png")
-    assert "stopped: all ranks of this cell are ended" in notebook.cells()[1].red[0]
+    stopped = {"ranks": "rank 0, 1 in line 5", "launch": "stopped: all ranks of this cell are ended"}
+    assert stopped[how] in notebook.cells()[1].red[0]
     notebook.run(2)
     notebook.wait(lambda: "the next" in notebook.cells()[2].text, "the next cell runs", 20)
 

@@ -210,7 +210,7 @@ def test_no_process_is_left_when_the_notebook_is_interrupted_or_killed(launcher,
 
 # ---- in a notebook
 
-MAGIC = """%%ranks 2
+MAGIC = """%%launch 2
 import os
 for step in range(1, 5):
     print(f"epoch 1 [{'#' * 5 * step:.<20}] {step}/4 loss 0.5")
@@ -222,8 +222,8 @@ def test_the_magic_shows_one_output_in_a_notebook(tmp_path):
     cells = [
         "%load_ext ddp_helpers.notebook.launch",
         MAGIC,
-        "%%ranks 1 fails\nraise ValueError('as intended')",
-        "try:\n    get_ipython().run_cell_magic('ranks', '1 fails', '1')\nexcept Exception as error:\n    print(error)",
+        "%%launch 1 fails\nraise ValueError('as intended')",
+        "try:\n    get_ipython().run_cell_magic('launch', '1 fails', '1')\nexcept Exception as e:\n    print(e)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(

@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from real import IMPORT
 
-LOAD = "%load_ext ddp_helpers.notebook.ranks\nfrom ddp_helpers.notebook.ranks import pull"
+LOAD = "%load_ext ddp_helpers.notebook.ranks\nfrom ddp_helpers.notebook.ranks import pull, start"
 STILL = "the next cell starts new ones"
 
 
@@ -75,6 +75,8 @@ def test_variables_functions_and_the_group_stay(kernel):
     assert kernel.run("pull('mine')") == "[tensor([3.]), tensor([3.])]"
     assert kernel.run("%%ranks 2 here\nname = 'both'") == "" and kernel.run("name") == "'both'"
     assert kernel.run("%%ranks 2\nname") == "[rank 0] 'both'\n[rank 1] 'both'"
+    kernel.run("start(2, lr=0.5, words=['a', 'b'])")
+    assert kernel.run("%%ranks 2\nlr, words") == "[rank 0] (0.5, ['a', 'b'])\n[rank 1] (0.5, ['a', 'b'])"
     assert kernel.pids() == before and len(set(before)) == 2
     assert "NameError: name 'other' is not defined" in kernel.run("pull('other')")
 
@@ -105,7 +107,7 @@ def test_a_hang_is_ended_and_its_line_named(kernel):
     before = kernel.pids()
     said = kernel.run("%%ranks 2 limit=1\nprint('begins')\nif dist.get_rank():\n    time.sleep(100)\ndist.barrier()")
     assert "[rank 0] begins" in said and "not done after 1 s" in said
-    assert "rank 0 in line 5, `dist.barrier()` and rank 1 in line 4, `time.sleep(100)`" in said and STILL in said
+    assert "rank 0 in line 5, `dist.barrier()`\nrank 1 in line 4, `time.sleep(100)`\n" in said and STILL in said
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
@@ -118,14 +120,14 @@ def test_an_interrupt_ends_what_hangs(kernel):
     time.sleep(1)
     kernel.manager.interrupt_kernel()
     said = kernel.finish(sent)
-    assert said.startswith("stopped: rank 0 in line 2, `time.sleep(100)` and rank 1") and STILL in said
+    assert said.startswith("stopped:\nrank 0, 1 in line 2, `time.sleep(100)`\n") and STILL in said
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
 def test_a_rank_that_dies_is_named(kernel):
     kernel.run("%%ranks 2\nimport os\nimport signal\nimport torch.distributed as dist")
     said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
-    assert said.startswith("rank 1 has ended, by SIGKILL; all 2 ranks were ended")
+    assert said.startswith("rank 1 has ended, by SIGKILL\nall 2 ranks were ended")
     kernel.run("%%ranks 2\nimport os")
     assert "has ended, by exit status 3" in kernel.run("%%ranks 2\nos._exit(3)")
 

@@ -1,4 +1,4 @@
-"""Run a script on N ranks from a notebook, and the `%%ranks` magic that does so with a cell."""
+"""Run a script on N ranks from a notebook, and the `%%launch` magic that does so with a cell."""
 
 import re
 import tempfile
@@ -96,11 +96,11 @@ def report(launch: Launch, what: str) -> str:
     return f"{what}; the last lines of {f'rank {who}' if who else 'the launcher'}:\n" + "\n".join(last)
 
 
-def ranks_magic(line: str, cell: str) -> None:
-    """Run this cell as a script: `%%ranks 4`, on two nodes `%%ranks 2 2`, and meant to fail `%%ranks 2 fails`."""
+def launch_magic(line: str, cell: str) -> None:
+    """Run this cell as a script: `%%launch 4`, on two nodes `%%launch 2 2`, and meant to fail `%%launch 2 fails`."""
     numbers = [int(word) for word in line.split() if word.isdecimal()]
     if not numbers or 0 in numbers or set(line.split()) - {*map(str, numbers), "fails"}:
-        raise UsageError(f"%%ranks {line}: give a number of ranks, one for each node, and `fails` if it is meant to")
+        raise UsageError(f"%%launch {line}: give a number of ranks, one for each node, and `fails` if it is meant to")
     path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(cell)
@@ -118,5 +118,5 @@ def ranks_magic(line: str, cell: str) -> None:
 
 
 def load_ipython_extension(shell) -> None:
-    """Make `%%ranks` known: `%load_ext ddp_helpers.notebook.launch`."""
-    shell.register_magic_function(ranks_magic, "cell", "ranks")
+    """Make `%%launch` known: `%load_ext ddp_helpers.notebook.launch`."""
+    shell.register_magic_function(launch_magic, "cell", "launch")

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -95,15 +96,24 @@ class Ranks:
                 failed[rank], end = trace, min(end, time.monotonic() + GRACE)
         return failed
 
-    def stands(self, rank: int, name: str, cell: str) -> str:
-        """Say in which line of the cell a rank stands; its own signal handler writes that, innermost frame first."""
+    def places(self, ranks: Iterable[int], name: str, cell: str) -> str:
+        """Say in which line of the cell each of these ranks stands, a line of text for those in one place."""
+        found: dict[str, list[str]] = {}
+        for rank in sorted(ranks):
+            number = self.line(rank, name)
+            code = cell.splitlines()[number - 2].partition("#")[0].strip() if number else ""
+            found.setdefault(f"in line {number}, `{code}`" if number else "outside of the cell", []).append(str(rank))
+        return "".join(f"rank {', '.join(who)} {place}\n" for place, who in found.items())
+
+    def line(self, rank: int, name: str) -> int:
+        """Ask a rank for its line in the cell, or 0: its signal handler writes its stack, innermost frame first."""
         self.processes[rank].send_signal(signal.SIGUSR1)
         with suppress(queue.Empty):
             while True:
-                who, line = self.arrived.get(timeout=1)
-                if who == rank and (match := re.search(rf'File "{name}", line (\d+)', line or "")):
-                    return f"rank {rank} in line {match[1]}, `{cell.splitlines()[int(match[1]) - 2].strip()}`"
-        return f"rank {rank} outside of the cell"
+                who, said = self.arrived.get(timeout=1)
+                if who == rank and (match := re.search(rf'File "{name}", line (\d+)', said or "")):
+                    return int(match[1])
+        return 0
 
     def run(self, cell: str, limit: float) -> None:
         """Run a cell on all ranks, and show each one's lines in a block; raises LaunchError if a rank fails or hangs.
@@ -120,17 +130,16 @@ class Ranks:
             why = ""
         except TimeoutError as late:
             waiting, failed = late.args
-            places = " and ".join(self.stands(rank, name, cell) for rank in sorted(waiting))
-            why = f"not done{'' if failed else f' after {limit:g} s'}: {places}"
+            why = f"not done{'' if failed else f' after {limit:g} s'}:\n{self.places(waiting, name, cell)}"
         except ChildProcessError as dead:
-            why = str(dead)
+            why = f"{dead}\n"
         except KeyboardInterrupt:
-            why = f"stopped: {' and '.join(self.stands(rank, name, cell) for rank in range(self.size))}"
+            why = f"stopped:\n{self.places(range(self.size), name, cell)}"
         finally:
             screen.draw()
         if why:
             self.end()
-            why += f"; all {self.size} ranks were ended, with their variables: the next cell starts new ones"
+            why += f"all {self.size} ranks were ended, with their variables: the next cell starts new ones"
         if why or failed:
             raise LaunchError(told(failed) + why)
 
@@ -161,6 +170,11 @@ def there(size: int) -> Ranks:
         end()
     _ranks = _ranks or Ranks(size)
     return _ranks
+
+
+def start(size: int, **variables: object) -> None:
+    """Start so many ranks, if they are not there, and give all of them variables: numbers, strings, lists of them."""
+    there(size).run(f"globals().update(__import__('json').loads({json.dumps(variables)!r}))", LIMIT)
 
 
 def pull(name: str) -> list:

@@ -52,11 +52,13 @@ class Lab:
             self.ask(f"kernels/{kernel['id']}", "DELETE")
 
     def ranks(self) -> list[psutil.Process]:
-        """The processes that run a `%%ranks` cell now: the launcher and its ranks."""
+        """The processes that run cells: of `%%launch` the launcher and its ranks, of `%%ranks` the ranks that stay."""
         cells, found = str(self.course / "build" / "cells"), []
         for process in psutil.process_iter():
             try:
-                if any(word.startswith(cells) for word in process.cmdline()):
+                command = process.cmdline()
+                stays = "ddp_helpers.rank.cells" in command and Path(process.cwd()).is_relative_to(self.course)
+                if stays or any(word.startswith(cells) for word in command):
                     found.append(process)
             except psutil.Error:
                 continue
