@@ -76,12 +76,7 @@ def job(args: Namespace, flags: list[str]) -> None:
             stem = "it is not submitted. Read it, then: sbatch"
             print(f"# {stem} '{folder / 'job.sbatch'}'", file=sys.stderr)
             return
-        try:
-            number = slurm.submit(folder)
-        except slurm.JobError:
-            slurm.discard(folder, f"{args.script.stem}.py")
-            raise
-        if number:
+        if slurm.submit(folder):
             record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
             print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
             print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)

@@ -145,6 +145,12 @@ def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(c
     assert submitted_jobs() == before and not (ROOT / "runs" / name).exists()
 
 
+def test_a_job_that_slurm_refuses_leaves_no_run_folder(cluster, tmp_path, digits, name):
+    with pytest.raises(JobError, match=r"job\.ipynb failed: JobError: Slurm refused the job: "):
+        execute(JOB, tmp_path / "executed.ipynb", nodes=50, run=name, data=str(digits))
+    assert not (ROOT / "runs" / name).exists()
+
+
 def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(tmp_path, digits, monkeypatch, capsys):
     folder = tmp_path / "a run"
     mnist(folder, digits, tasks_per_node=2)

@@ -1,9 +1,7 @@
 """Is a site ready? The doctor, as a job of any shape."""
 
-from dataclasses import replace
-
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scripts, slurm
+from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.rank.staging import stage
 
 
@@ -16,14 +14,9 @@ def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
     if not slurm.available():
         raise slurm.JobError("no Slurm answers here: go to the login node, or start one with slurm/cluster up")
     place, folder = slurm.Site.load(site), runs.fresh(ROOT / "runs", "ready")
-    job = slurm.Job(folder.name, ("doctor.py",), nodes, gpus_per_node, gpus_per_node, time="00:05:00")
-    words = ("--data", str(stage(ROOT / "data").absolute()), "--run-dir", str(folder), *place.script_args)
-    slurm.write(replace(job, program=(*job.program, *words)), place, folder)
-    scripts.write("doctor", folder / "doctor.py")
-    try:
-        number = slurm.submit(folder)
-    except slurm.JobError:
-        slurm.discard(folder, "doctor.py")
-        raise
+    words = ("--data", stage(ROOT / "data").absolute(), "--run-dir", "{run_dir}")
+    shape = {"nodes": nodes, "tasks_per_node": gpus_per_node, "gpus_per_node": gpus_per_node, "time": "00:05:00"}
+    slurm.prepare("doctor", words, place, folder, **shape)
+    number = slurm.submit(folder)
     slurm.watch(folder)
     return slurm.look(number)[0].state == "COMPLETED"

@@ -5,7 +5,6 @@ and watch; here is the same without Slurm.
 """
 
 from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import discard
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.own import prepare, run_folder
 from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
@@ -20,7 +19,6 @@ __all__ = [
     "available",
     "cancel",
     "collect",
-    "discard",
     "look",
     "prepare",
     "render",

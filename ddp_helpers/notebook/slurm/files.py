@@ -9,6 +9,7 @@ from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
 
 BATCH = "job.sbatch"
+PREPARED: dict[Path, str] = {}  # by run folder: the script of a job that this process takes back if Slurm refuses it
 
 
 def keep(folder: Path, said: dict) -> None:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.slurm.files import discard
+from ddp_helpers.notebook.slurm.files import PREPARED, discard
 from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check
 from ddp_helpers.notebook.slurm.run import write
 from ddp_helpers.notebook.slurm.site import Site
@@ -75,6 +75,8 @@ def check_data(folder: Path) -> None:
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
     """Write a job's file, and the script that it starts, into a new run folder; or raise JobError and leave nothing.
 
+    Nothing stays either where this process submits the job, and Slurm refuses it.
+
     script: as in text_of. A file's own folder is not copied: what it imports from there must be installed, or on the
     PYTHONPATH. arguments may hold {run_dir} and {array}. shape: what else a Job takes.
     """
@@ -92,6 +94,7 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     except OSError as error:
         discard(folder, name)
         raise JobError(f"{folder} cannot take the script ({error.strerror}): choose a folder with room") from None
+    PREPARED[Path(folder).absolute()] = name
     return job
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import BATCH, discard, folder_of, keep, known, log_path
+from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, keep, known, log_path
 from ddp_helpers.notebook.slurm.here import run_here
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.queue import available, look, send
@@ -34,16 +34,24 @@ def write(job: Job, site: Site, folder: Path) -> Path:
 
 
 def submit(folder: Path) -> str:
-    """Submit the job that was written here, and give its id; without Slurm, run it under torchrun, and say so."""
+    """Submit the job that was written here, and give its id; without Slurm, run it under torchrun, and say so.
+
+    Raises JobError where Slurm refuses it; what prepare() wrote is gone then, and what was written by hand stays.
+    """
     folder, said = Path(folder).absolute(), known(folder)
     if said["job_id"] or said["state"] != "WRITTEN":
         how = f"as job {said['job_id']}" if said["job_id"] else "and ran here, without Slurm"
         raise JobError(f"{tidy(str(folder))} was submitted already, {how}: write a new job into a new folder")
-    if not available():
+    try:
+        number = send(folder / BATCH) if available() else None
+    except JobError:
+        if folder in PREPARED:
+            discard(folder, PREPARED.pop(folder))
+        raise
+    if number is None:
         print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
         run_here(folder, said)
         return ""
-    number = send(folder / BATCH)
     keep(folder, said | {"job_id": number, "state": "PENDING", "folder": str(folder)})
     print(f"submitted: job {number}")
     return number
