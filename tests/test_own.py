@@ -147,11 +147,39 @@ def test_what_slurm_refuses_leaves_nothing(mine, name, cluster, capsys):
     assert sorted((ROOT / "runs").glob("*")) == before
 
 
+def tree(folder):
+    """What lies below a folder: each path, and what is in it if it is a file."""
+    return {path: path.read_text() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("place", ["empty", "noted", "a/b/run"])
+def test_after_a_refusal_the_tree_is_as_before(place, mine, cluster, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noted").mkdir()
+    for file in ("notes.txt", mine.name):  # the script may lie in the folder of its run
+        (tmp_path / "noted" / file).write_text(SCRIPT)
+    before = tree(tmp_path)
+    slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / place, nodes=50)
+    assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in (tmp_path / place).iterdir()}
+    with pytest.raises(slurm.JobError, match="Slurm refused the job"):
+        slurm.submit(tmp_path / place)
+    assert tree(tmp_path) == before
+
+
+def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed(mine, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / mine.name).write_text("theirs")
+    before = tree(tmp_path)
+    with pytest.raises(slurm.JobError, match=r"cannot take the script \(File exists\): choose another folder"):
+        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
+    assert tree(tmp_path) == before
+
+
 def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
     def small_files():  # as if the disk were full behind the first 2,000 bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 
-    words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", name]
+    words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", f"{name}/a/b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot take a run (File too large)" in done.stderr and not (ROOT / "runs" / name).exists()
@@ -159,7 +187,7 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
     (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
-    with pytest.raises(slurm.JobError, match=r"cannot take the script \(Is a directory\)"):
+    with pytest.raises(slurm.JobError, match=r"cannot take the script \(File exists\)"):
         slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
 

@@ -1,6 +1,8 @@
 """The files of a job's run folder: job.json, which says what was asked and what came of it, and where tasks write."""
 
 import json
+import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
 
 BATCH = "job.sbatch"
-PREPARED: dict[Path, str] = {}  # by run folder: the script of a job that this process takes back if Slurm refuses it
+PREPARED: dict[Path, list[Path]] = {}  # by run folder: what this process made there, and takes back if Slurm refuses
 
 
 def keep(folder: Path, said: dict) -> None:
@@ -19,12 +21,17 @@ def keep(folder: Path, said: dict) -> None:
     part.replace(folder / "job.json")
 
 
-def discard(folder: Path, *names: str) -> None:
-    """Remove a job that was never submitted, with these files too, and its folder if nothing else lies in it."""
-    with suppress(OSError):
-        for name in (BATCH, "job.json", "job.part", *names):
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
+def missing(folder: Path, *names: str) -> list[Path]:
+    """List what is not there yet: of a job's files and these, then of the run folder and its parents, inside out."""
+    files = [folder / name for name in ("job.json", "job.part", BATCH, *names)]
+    return [path for path in (*files, folder, *folder.parents) if not os.path.lexists(path)]
+
+
+def discard(made: Iterable[Path]) -> None:
+    """Remove what was made for a job that was never submitted, but for folders in which something else lies."""
+    for path in made:
+        with suppress(OSError):
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def known(folder: Path) -> dict:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.slurm.files import PREPARED, discard
+from ddp_helpers.notebook.slurm.files import PREPARED, discard, missing
 from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check
 from ddp_helpers.notebook.slurm.run import write
 from ddp_helpers.notebook.slurm.site import Site
@@ -88,13 +88,17 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
     if str(script) in FLAGS:
         check_words(str(script), job, site, folder)
+    folder = Path(folder).absolute()
+    made, target = missing(folder, name), folder / name
     write(job, site, folder)
     try:
-        (folder / name).write_text(text)
+        if not (target.is_file() and target.read_text(errors="replace") == text):  # it may lie there already
+            with target.open("x") as file:  # another one is not overwritten
+                file.write(text)
     except OSError as error:
-        discard(folder, name)
-        raise JobError(f"{folder} cannot take the script ({error.strerror}): choose a folder with room") from None
-    PREPARED[Path(folder).absolute()] = name
+        discard(made)
+        raise JobError(f"{folder} cannot take the script ({error.strerror}): choose another folder") from None
+    PREPARED[folder] = made
     return job
 
 

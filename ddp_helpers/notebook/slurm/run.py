@@ -6,7 +6,7 @@ from pathlib import Path
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, keep, known, log_path
+from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, keep, known, log_path, missing
 from ddp_helpers.notebook.slurm.here import run_here
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.queue import available, look, send
@@ -20,7 +20,7 @@ def write(job: Job, site: Site, folder: Path) -> Path:
     Raises JobError, with nothing written, if the folder holds another run.
     """
     folder = Path(folder).absolute()
-    text = render(job, site, folder)
+    text, made = render(job, site, folder), missing(folder)
     try:
         if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
             raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
@@ -28,7 +28,7 @@ def write(job: Job, site: Site, folder: Path) -> Path:
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
         (folder / BATCH).write_text(text)
     except OSError as error:
-        discard(folder)
+        discard(made)
         raise JobError(f"{tidy(str(folder))} cannot take a run ({error.strerror}): choose a writable folder") from None
     return folder / BATCH
 
@@ -45,8 +45,7 @@ def submit(folder: Path) -> str:
     try:
         number = send(folder / BATCH) if available() else None
     except JobError:
-        if folder in PREPARED:
-            discard(folder, PREPARED.pop(folder))
+        discard(PREPARED.pop(folder, ()))
         raise
     if number is None:
         print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
