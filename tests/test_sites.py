@@ -138,6 +138,7 @@ def refused(text, tmp_path, name="mine.toml"):
         Site.load(tmp_path / name)
     line = str(error.value)
     assert line.isprintable(), f"not one line: {line!r}"
+    assert line.startswith(f"site file {str(tmp_path / name)!r}") or line.startswith("your user name "), line
     return line
 
 
@@ -173,7 +174,7 @@ def test_a_value_of_the_wrong_type_is_named(text, tmp_path):
 
 @pytest.mark.parametrize("text", ["account = ", "= 5", 'a = "x', "[[", "a = 1\na = 2", b"account = '\xff'", b"\x00"])
 def test_a_file_that_is_not_toml_is_named(text, tmp_path):
-    assert refused(text, tmp_path).startswith("site file 'mine.toml' is not TOML: ")
+    assert refused(text, tmp_path).startswith(f"site file {str(tmp_path / 'mine.toml')!r} is not TOML: ")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "", "della.toml", "../sites/x", "a\nb", "TEMPLATE2", "a\0b"])
@@ -212,7 +213,7 @@ def test_shell_in_a_value_is_refused_with_what_may_stand_there(key, shell, tmp_p
     for value in (shell, START.get(key, "a") + shell):
         text = f'["{value}"]' if key in LISTS else f'"{value}"'
         line = refused(f"{key} = {text}", tmp_path)
-        assert f"site 'mine': {key} = " in line and " cannot be used: give " in line
+        assert f": {key} = " in line and " cannot be used: give " in line
 
 
 SETUP = [
@@ -255,9 +256,16 @@ def test_a_learners_own_file_counts_more_than_the_shared_one_but_for_the_local_s
     site = Site.load("classroom")
     assert site.flags == ["--account=physics", "--partition=debug", "--qos=teaching", "--reservation=ddp-course"]
     assert Site.load("local").flags == ["--partition=course"]
-    own.write_text('acount = "physics"')
-    with pytest.raises(JobError, match=r"'site.toml': the key 'acount' is not known: did you mean account\?"):
-        Site.load("classroom")
+    for text, line in {
+        'acount = "physics"': ": the key 'acount' is not known: did you mean account?",
+        'account = "a b"': ": account = 'a b' cannot be used: give letters,",
+        'memory = "1G"\nmemory_per_cpu = "1G"': ": memory and memory_per_cpu exclude each other: give one",
+        "account = 5": ": account = 5: give a text in quotes",
+        "account": " is not TOML: ",
+    }.items():
+        own.write_text(text)
+        with pytest.raises(JobError, match="^" + re.escape(f"site file {str(own)!r}{line}")):
+            Site.load("classroom")
 
 
 def test_exclusive_is_true_or_false(tmp_path):

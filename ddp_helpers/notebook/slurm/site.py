@@ -4,6 +4,7 @@ import getpass
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -85,15 +86,7 @@ class Site:
         return bool(self.prefix) or any(word.startswith("--container-image") for word in self.srun)
 
     def __post_init__(self) -> None:
-        if self.memory and self.memory_per_cpu:
-            raise JobError(f"site {self.name!r}: memory and memory_per_cpu exclude each other: give one")
-        for one in fields(self):
-            pattern, allowed = ALLOWED.get(one.name, (NAME, "letters, digits, dot, dash and underscore"))
-            value = getattr(self, one.name)
-            needed = value or one.name in ("name", "gpus")
-            for word in value if isinstance(value, tuple) else [value] if needed and value is not True else []:
-                if not (isinstance(word, str) and pattern.fullmatch(word)):
-                    raise JobError(f"site {self.name!r}: {one.name} = {word!r} cannot be used: give {allowed}")
+        check_keys(f"site {self.name!r}", vars(self))
 
     @classmethod
     def load(cls, name: str | Path) -> "Site":
@@ -120,17 +113,32 @@ def own_file() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ddp-course" / "site.toml"
 
 
+def check_keys(where: str, values: Mapping[str, object]) -> None:
+    """Raise JobError, which says where they stand, unless these keys may hold these values."""
+    if values.get("memory") and values.get("memory_per_cpu"):
+        raise JobError(f"{where}: memory and memory_per_cpu exclude each other: give one")
+    for key, value in values.items():
+        pattern, allowed = ALLOWED.get(key, (NAME, "letters, digits, dot, dash and underscore"))
+        needed = value or key in ("name", "gpus")
+        for word in value if isinstance(value, tuple) else [value] if needed and value is not True else []:
+            if not (isinstance(word, str) and pattern.fullmatch(word)):
+                raise JobError(f"{where}: {key} = {word!r} cannot be used: give {allowed}")
+
+
 def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
-    """The keys of a site file, each of its type. Raises JobError where it cannot be read."""
+    """The keys of a site file, each of its type. Raises JobError, with its path, where one of them cannot be used."""
+    where = f"site file {str(path)!r}"
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise JobError(f"site file {str(path)!r} cannot be read: {error.strerror}") from None
+        raise JobError(f"{where} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
-        raise JobError(f"site file {path.name!r} is not TOML: {error}") from None
-    return {key: typed(path.name, key, value) for key, value in values.items()}
+        raise JobError(f"{where} is not TOML: {error}") from None
+    values = {key: typed(str(path), key, value) for key, value in values.items()}
+    check_keys(where, {"name": path.stem} | values)
+    return values
 
 
 def typed(file: str, key: str, value: object) -> str | bool | tuple[str, ...]:
