@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
+from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render
 from ddp_helpers.notebook.slurm.site import SITES
@@ -294,3 +296,12 @@ def test_the_command_that_checks_a_site_shows_a_job_or_one_line(capsys, tmp_path
         main(["site", str(tmp_path / "bad.toml")])
     out, err = capsys.readouterr()
     assert (end.value.code, out, err.count("\n")) == (2, "", 1) and "did you mean account?" in err
+
+
+@pytest.mark.parametrize("before", ["", "import pandas"])
+def test_the_command_that_checks_a_site_imports_nothing_heavy(before):
+    code = f"{before}\nimport sys\nfrom ddp_helpers.__main__ import main\nmain(['site', 'della'])\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"IPython", "matplotlib", "nbformat", "numpy", "pandas", "papermill", "psutil", "scipy", "torch"}
+    found = heavy & set(done.stdout.splitlines()[-1].split())
+    assert bool(found) == bool(before), f"{found}: with pandas, the control, it would be seen"

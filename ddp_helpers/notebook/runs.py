@@ -5,10 +5,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from ddp_helpers.notebook.fields import fitting, parsed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Slurm's last word on a job, as the state of its run; COMPLETED leaves it to the run itself.
 ENDS = {
@@ -110,12 +112,14 @@ def read(folder: str | Path) -> Run:
     return run
 
 
-def table(*folders: str | Path) -> pd.DataFrame:
+def table(*folders: str | Path) -> "pd.DataFrame":
     """Every epoch of these runs: a row each, with the run's setting beside it. A folder is a run's, or holds such.
 
     A run without an epoch has one row, so that a failed or cancelled one is seen too. What the runs were asked for
     with different values, such as lr, has columns of its own, and stands in `asked`, as in lr=0.1.
     """
+    import pandas as pd  # here, since it takes half a second, and a command that makes a job has no table
+
     rows, found = [], []
     for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
         run = read(path)

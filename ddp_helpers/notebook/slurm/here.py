@@ -4,7 +4,6 @@ from contextlib import chdir
 from datetime import datetime
 from pathlib import Path
 
-from ddp_helpers.notebook import launch
 from ddp_helpers.notebook.slurm.files import folder_of, job_of, keep, log_path
 from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
 from ddp_helpers.notebook.slurm.queue import State
@@ -12,6 +11,8 @@ from ddp_helpers.notebook.slurm.queue import State
 
 def run_here(folder: Path, said: dict) -> None:
     """Run the job's ranks on this machine, and keep how it ended as Slurm would say it."""
+    from ddp_helpers.notebook import launch  # here, since it imports IPython, which no cluster's job needs
+
     job, states = job_of(said), []
     for task, value in enumerate(job.array or [""]):
         number = str(task) if job.array else ""
