@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -57,6 +58,43 @@ def test_keep_copies_the_record_and_neither_paths_nor_hosts_nor_weights(made):
         assert not list(target.rglob("*.pt"))
     finally:
         keeping.shutil.rmtree(target.parent)
+
+
+DAMAGE = {
+    "no end": ("status.json", "{", "is left out: status.json: JSONDecodeError"),
+    "no epochs": ("metrics.jsonl", None, "is left out: metrics.jsonl: IsADirectoryError"),
+    "no settings": ("spec.json", "[]", "is kept without what cannot be read: spec.json: "),
+    "half a line": ("metrics.jsonl", '{"epoch": 1}\n{"ep', "read: metrics.jsonl line 2: half-written, left out"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_keep_says_in_one_line_what_it_cannot_read_and_keeps_the_others(case, made, capsys):
+    file, content, line = DAMAGE[case]
+    damaged, waits = (shutil.copytree(made / "one", made / name) for name in ("two", "three"))
+    (damaged / file).unlink()
+    (damaged / file).mkdir() if content is None else (damaged / file).write_text(content)
+    for path in waits.iterdir():  # a job in the queue has no record yet, and misses none
+        path.unlink()
+    (waits / "job.json").write_text('{"state": "PENDING"}')
+    try:
+        assert main(["keep", str(made), "here"]) == 0
+        out, err = capsys.readouterr()
+        assert err.startswith("'two' is ") and line in err and err.count("\n") == 1 and out.startswith("kept in ")
+        kept = {path.name for path in (keeping.RESULTS / "here").iterdir()}
+        assert kept == ({"one"} if "left out: " in line else {"one", "two"})
+    finally:
+        shutil.rmtree(keeping.RESULTS)
+
+
+def test_a_run_of_which_nothing_can_be_read_is_named_before_keep_stops(made, capsys):
+    for path in (made / "one").iterdir():
+        path.write_bytes(b"\xff{")
+    with pytest.raises(SystemExit):
+        main(["keep", str(made), "here"])
+    left_out, stopped = capsys.readouterr().err.splitlines()
+    assert left_out.startswith("'one' is left out: spec.json: UnicodeDecodeError, env.json: ")
+    assert "holds 0 finished runs" in stopped and not keeping.RESULTS.exists()
 
 
 def test_keep_refuses_a_folder_without_runs(tmp_path, capsys):

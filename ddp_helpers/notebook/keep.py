@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from ddp_helpers import ROOT
@@ -16,12 +17,16 @@ RESULTS = ROOT / "notebooks" / "results"
 def keep(folder: Path, name: str) -> Path:
     """Copy the finished runs below a folder to notebooks/results/NAME; the learner's process calls it.
 
-    Weights, logs and scripts stay behind; so do the names of hosts. Stops where there is no run, or the name is taken.
+    Weights, logs and scripts stay behind; so do the names of hosts. Says which runs could not be read, or not whole.
+    Stops where there is no run, or the name is taken.
     """
-    found = [run for run in map(runs.read, runs.run_folders(Path(folder))) if run.epochs and run.state == "done"]
-    target = RESULTS / name
+    read = [runs.read(each) for each in sorted(runs.run_folders(Path(folder)))]
+    found, target = [run for run in read if run.epochs and run.state == "done"], RESULTS / name
     if not NAME.fullmatch(name):
         stop(f"the name {name!r} cannot be used: give letters, digits, dot, dash and underscore")
+    for run in (run for run in read if run.damage):
+        what = "is kept without what cannot be read" if run in found else "is left out"
+        print(f"{run.folder.name!r} {what}: {', '.join(run.damage)}", file=sys.stderr)
     if not found or target.exists():
         stop(f"{folder} holds {len(found)} finished runs for {target.relative_to(ROOT)}: give others, and a new name")
     for run in found:

@@ -48,6 +48,12 @@ class Run:
         early = {"PENDING": "pending", "COMPLETED": "done, no record"}.get(self.job.get("state"), "unknown")
         return ENDS.get(self.job.get("state")) or self.status.get("state") or early
 
+    @property
+    def damage(self) -> list[str]:
+        """What could not be read; nothing of a job that still waits, or trains nothing: it has no record to miss."""
+        begun = self.status or self.epochs or (self.folder / "spec.json").exists()
+        return self.problems if begun else []
+
     def row(self) -> dict:
         """What was asked, and where it ran, as one row."""
         spec, env, asked = self.spec, self.env, self.job.get("job") or {}
@@ -123,8 +129,7 @@ def table(*folders: str | Path) -> "pd.DataFrame":
     rows, found = [], []
     for path in sorted(path for folder in folders for path in run_folders(Path(folder))):
         run = read(path)
-        begun = run.spec or run.status or run.epochs  # a job that still waits, or trains nothing, has no record to miss
-        for problem in run.problems if begun else ():
+        for problem in run.damage:
             print(f"{path.name}: {problem}", file=sys.stderr)
         found.append(run)
     different, known = differing(found), {run.folder for run in found}
