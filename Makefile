@@ -6,10 +6,10 @@ SLURM := slurm/cluster with
 # Many processes import torch here, faster with this.
 export PYTHONPATH := $(CURDIR)/ddp_helpers/startup$(if $(PYTHONPATH),:$(PYTHONPATH))
 .DEFAULT_GOAL := help
-.PHONY: help run test lab notebooks site bench faults browser cluster system staged clean
+.PHONY: help run test test-all lab notebooks site bench faults cluster system staged clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
 
 run: .venv/installed system staged  ## execute the notebooks in order into build/, and say where the figures are
 	@$(SLURM) $(BIN)/python -m ddp_helpers run
@@ -33,11 +33,11 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench
 
+test-all: .venv/installed system staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser
+	@TEST_ALL=1 $(MAKE) --no-print-directory test faults
+
 faults: .venv/installed system  ## the fault matrix: harm a run in every way, and see that nothing is lost
 	@$(SLURM) env PYTHONPATH="tests:$$PYTHONPATH" $(BIN)/python -m faults --times 3
-
-browser: .venv/installed system staged  ## open every notebook in JupyterLab in a browser, and run all of it; pictures in build/browser
-	@$(SLURM) env BROWSER_RUNS_ALL=1 $(BIN)/python -m pytest tests/test_browser.py
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up

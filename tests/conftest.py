@@ -6,14 +6,15 @@ import shutil
 
 import pytest
 from hypothesis import HealthCheck, settings
+from real import THOROUGH
 
 from ddp_helpers.notebook.slurm import available
 from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
 
-# The same inputs every time; a slow machine is no failure.
+# The same inputs every time, but in `make test-all`; a slow machine is no failure.
 settings.register_profile(
-    "course", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    "course", derandomize=not THOROUGH, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("course")
 

@@ -23,6 +23,7 @@ sys.stdin.readline()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+THOROUGH = bool(os.environ.get("TEST_ALL"))  # set by `make test-all`: every row, ten thousand inputs, fresh seeds
 IMPORT = 90  # seconds that a busy machine may need to import torch
 
 

@@ -1,10 +1,9 @@
 """The course in a true JupyterLab, in a true browser: what a learner clicks, and what they then see.
 
-nbmake executes every notebook. Here each is opened from the folder view and run by the menu: all of it where that is
-short, and its first cells where it is long. `make browser` runs all of each.
+nbmake executes every notebook. Here some are opened from the folder view and run by the menu; `make test-all` runs all
+of each. What ranks that stay and what launched ones do is looked at in cells of its own.
 """
 
-import os
 import re
 import time
 
@@ -13,25 +12,13 @@ import pytest
 from browser.notebook import Notebook
 from browser.server import copy_of_the_course, jupyter
 from nbformat.v4 import new_code_cell, new_notebook
+from real import THOROUGH
 
 from ddp_helpers import ROOT
 
 PICTURES = ROOT / "build" / "browser"
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-WHOLE = bool(os.environ.get("BROWSER_RUNS_ALL"))  # set by `make browser`
-# Long notebooks, and how many of their code cells run here; `make browser` and nbmake run the rest.
-FIRST = {
-    "01_train_on_one_gpu": 35,
-    "02_form_a_process_group": 9,
-    "04_shard_the_data": 16,
-    "05_wrap_the_model": 11,
-    "06_train_mnist_with_ddp": 19,
-    "07_submit_to_slurm": 21,
-    "08_sweep_the_cluster": 10,
-    "10_break_it_and_fix_it": 9,
-    "11_survive_preemption": 29,
-    "12_go_beyond_ddp": 21,
-}
+OPENED = PATHS if THOROUGH else [path for path in PATHS if path.name.startswith(("04", "09"))]
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 
@@ -65,21 +52,14 @@ def write(lab):
     return made
 
 
-def part(path):
-    """How many code cells of a notebook run here, None for all of them; the test's name says so."""
-    above = None if WHOLE else FIRST.get(path.stem)
-    return pytest.param(path, above, id=f"{path.stem}-{f'first {above} code cells' if above else 'all'}")
-
-
-@pytest.mark.parametrize(("path", "above"), [part(path) for path in PATHS])
-def test_a_notebook_opens_and_runs(path, above, page, lab):
+@pytest.mark.parametrize("path", OPENED, ids=lambda path: path.stem)
+def test_a_notebook_opens_and_runs(path, page, lab):
     notebook = Notebook(page, lab, path.name)
     committed = notebook.figures()
     assert committed == path.read_text().count('"image/png": "')
     assert notebook.bad() == []  # as the reader finds it
-    assert notebook.run_all(500, above) == []
-    if above is None:
-        assert notebook.figures() == committed
+    assert notebook.run_all(500) == []
+    assert notebook.figures() == committed
     figures = notebook.panel.locator(".jp-OutputArea-output img")
     notebook.picture(PICTURES / f"{path.stem[:2]}.png", figures.last if figures.count() else None)
 
@@ -160,7 +140,7 @@ def test_the_bar_of_a_training_grows_in_its_place(page, lab, write):
     assert notebook.finish(240, above=1) == []  # the last cell run, there is a new empty one below
 
 
-@pytest.mark.parametrize("name", ["03_find_your_local_rank", "09_plot_the_scaling"])
+@pytest.mark.parametrize("name", ["03_find_your_local_rank"])
 def test_after_a_restart_and_when_run_twice(name, page, lab):
     notebook = Notebook(page, lab, f"{name}.ipynb")
     notebook.restart("Restart Kernel and Run All Cells…")

@@ -461,4 +461,4 @@ def test_once_a_week_the_newest_torch_is_tried() -> None:
     assert workflow[True]["schedule"] and workflow["permissions"] == {"contents": "read"}  # YAML takes `on` for true
     upgrade = next(number for number, step in enumerate(steps) if "--upgrade" in step and "torch torchvision" in step)
     assert "<" not in steps[upgrade] and steps.index("make test") > upgrade > steps.index("make .venv/installed")
-    assert "make browser" in [step.get("run") for step in workflow["jobs"]["browser"]["steps"]]
+    assert "make test-all" in [step.get("run") for step in workflow["jobs"]["all"]["steps"]]

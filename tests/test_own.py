@@ -136,14 +136,22 @@ def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
     slurm.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
 
 
-def test_what_slurm_refuses_leaves_nothing(mine, name, cluster, capsys):
-    words = ["job", "local", str(mine), "--run", name, "--nodes", "50", "--submit"]
+@pytest.fixture
+def nowhere(tmp_path):
+    """A site that Slurm refuses; not many ranks, which would all start on this machine if Slurm has just gone."""
+    path = tmp_path / "nowhere.toml"
+    path.write_text('partition = "nowhere"\n')
+    return path
+
+
+def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys):
+    words = ["job", str(nowhere), str(mine), "--run", name, "--submit"]
     with pytest.raises(SystemExit):
         main(words)
     assert "Slurm refused the job" in capsys.readouterr().err and not (ROOT / "runs" / name).exists()
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(slurm.JobError):
-        ready("local", gpus_per_node=99)
+        ready(nowhere)
     assert sorted((ROOT / "runs").glob("*")) == before
 
 
@@ -153,13 +161,13 @@ def tree(folder):
 
 
 @pytest.mark.parametrize("place", ["empty", "noted", "a/b/run"])
-def test_after_a_refusal_the_tree_is_as_before(place, mine, cluster, tmp_path):
+def test_after_a_refusal_the_tree_is_as_before(place, mine, nowhere, cluster, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "noted").mkdir()
     for file in ("notes.txt", mine.name):  # the script may lie in the folder of its run
         (tmp_path / "noted" / file).write_text(SCRIPT)
     before = tree(tmp_path)
-    slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / place, nodes=50)
+    slurm.prepare(mine, (), slurm.Site.load(nowhere), tmp_path / place)
     assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in (tmp_path / place).iterdir()}
     with pytest.raises(slurm.JobError, match="Slurm refused the job"):
         slurm.submit(tmp_path / place)

@@ -147,7 +147,7 @@ def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(c
 
 def test_a_job_that_slurm_refuses_leaves_no_run_folder(cluster, tmp_path, digits, name):
     with pytest.raises(JobError, match=r"job\.ipynb failed: JobError: Slurm refused the job: "):
-        execute(JOB, tmp_path / "executed.ipynb", nodes=50, run=name, data=str(digits))
+        execute(JOB, tmp_path / "executed.ipynb", partition="nowhere", run=name, data=str(digits))
     assert not (ROOT / "runs" / name).exists()
 
 
@@ -165,6 +165,14 @@ def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(tmp_path, di
     assert run.job["seconds"] > 0 and collect(folder) == [run]
     assert [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
     with pytest.raises(JobError, match="submitted already, and ran here, without Slurm: write a new job"):
+        submit(folder)
+
+
+def test_without_slurm_more_ranks_than_a_machine_can_hold_are_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    write(Job("try", ("-m", "program"), nodes=50, tasks_per_node=99), Site.load("local"), folder)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(JobError, match="no Slurm answers here, and 4950 ranks are too many for one machine"):
         submit(folder)
 
 

@@ -24,7 +24,6 @@ from ddp_helpers.notebook.screen import Screen, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
 GRACE = 2.0  # seconds that the others have when a rank has failed: they may wait for it in a collective
-USAGE = "give a number of ranks; seconds as in `limit=10`, `here` for this kernel too, `fails` if it is meant to"
 
 
 class Ranks:
@@ -196,7 +195,8 @@ def magic(line: str, cell: str) -> None:
     """Run this cell on ranks that stay: `%%ranks 2`, `%%ranks 2 here`, `%%ranks 2 limit=10 fails`."""
     match = re.fullmatch(r"(?P<size>[1-9]\d?)(?P<here> here)?( limit=(?P<limit>\d+(\.\d+)?))?(?P<fails> fails)?", line)
     if not match:
-        raise UsageError(f"%%ranks {line}: {USAGE}")
+        usage = "`here` to run it in this kernel too, and `fails` if it is meant to"
+        raise UsageError(f"%%ranks {line}: give a number of ranks; seconds as in `limit=10`, {usage}")
     if match["here"]:
         from IPython import get_ipython
 

@@ -53,4 +53,4 @@ class Record:
         except OSError as full:
             error = error or full
         if isinstance(error, OSError):
-            stop(f"--run-dir {self.folder}: {error}: choose a folder with room that you may write to")
+            stop(f"--run-dir {self.folder or Path()}: {error}: choose a folder with room that you may write to")

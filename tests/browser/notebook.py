@@ -86,16 +86,12 @@ class Notebook:
                 return self.wait(lambda: self.cells()[number].prompt not in ("", before), "the cell runs", 10)
         raise AssertionError(f"cell {number} does not run")
 
-    def run_all(self, seconds: float, above: int | None = None) -> list[str]:
-        """Restart, clear, run all cells, or those above a code cell; what went wrong, a line each."""
+    def run_all(self, seconds: float) -> list[str]:
+        """Restart, clear, run all cells; what went wrong, a line each."""
         self.restart()
         self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared", 120)
-        if above is None:
-            self.menu("Run", "Run All Cells")
-        else:
-            self.code(above).locator(".jp-InputPrompt").click()
-            self.menu("Run", "Run All Above Selected Cell")
-        return self.finish(seconds, above)
+        self.menu("Run", "Run All Cells")
+        return self.finish(seconds)
 
     def finish(self, seconds: float, above: int | None = None) -> list[str]:
         """Wait for the cells that were started; what went wrong, a line each."""

@@ -257,7 +257,7 @@ VARIABLES = {
 ROWS = [
     *(
         ("SIGKILL rank", f"{phase}, rank {rank}", partial(killed, rank=rank, phase=phase))
-        for phase, rank in product(("init", "step 1", "mid-epoch", "epoch boundary"), (0, 1))
+        for phase, rank in product(("mid-epoch", "init", "step 1", "epoch boundary"), (1, 0))
     ),
     *(
         ("SIGKILL rank 0", phase, partial(killed, rank=0, phase=phase))

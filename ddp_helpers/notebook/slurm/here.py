@@ -1,19 +1,27 @@
 """The same job where there is no Slurm: its ranks run under torchrun on this machine."""
 
+import os
 from contextlib import chdir
 from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.notebook.slurm.files import folder_of, job_of, keep, log_path
-from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
+from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, JobError, seconds
 from ddp_helpers.notebook.slurm.queue import State
+
+MOST = 8  # ranks for each CPU of this machine: more would do nothing but fill its memory
 
 
 def run_here(folder: Path, said: dict) -> None:
-    """Run the job's ranks on this machine, and keep how it ended as Slurm would say it."""
+    """Run the job's ranks on this machine, and keep how it ended as Slurm would. Raises JobError for too many."""
     from ddp_helpers.notebook import launch  # here, since it imports IPython, which no cluster's job needs
 
     job, states = job_of(said), []
+    if job.ranks > MOST * (os.cpu_count() or 1):
+        raise JobError(
+            f"no Slurm answers here, and {job.ranks} ranks are too many for one machine: go to the login node"
+        )
+    print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
     for task, value in enumerate(job.array or [""]):
         number = str(task) if job.array else ""
         target, begin, state = folder_of(folder, number), datetime.now(), "COMPLETED"

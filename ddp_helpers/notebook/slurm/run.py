@@ -43,14 +43,13 @@ def submit(folder: Path) -> str:
         how = f"as job {said['job_id']}" if said["job_id"] else "and ran here, without Slurm"
         raise JobError(f"{tidy(str(folder))} was submitted already, {how}: write a new job into a new folder")
     try:
-        number = send(folder / BATCH) if available() else None
+        if not available():
+            run_here(folder, said)
+            return ""
+        number = send(folder / BATCH)
     except JobError:
         discard(PREPARED.pop(folder, ()))
         raise
-    if number is None:
-        print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
-        run_here(folder, said)
-        return ""
     keep(folder, said | {"job_id": number, "state": "PENDING", "folder": str(folder)})
     print(f"submitted: job {number}")
     return number
