@@ -19,11 +19,12 @@ from ddp_helpers.notebook.screen import Screen, tidy
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
 
-class LaunchError(UsageError, RuntimeError):
-    """A launch that failed or took too long; the message names the rank and holds its last lines.
+class LaunchError(RuntimeError):
+    """A launch that failed or took too long; the message names the rank and holds its last lines."""
 
-    A UsageError, of which IPython shows the message alone: the traceback would be this module's, and helps nobody.
-    """
+    def _render_traceback_(self) -> list[str]:
+        """Have IPython show the message alone: the traceback would be this module's, and helps nobody."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass
