@@ -88,7 +88,8 @@ def test_an_error_is_shown_once_and_the_variables_stay_where_all_came_to_the_end
     assert said.startswith("rank 1: Traceback") and said.count("ValueError: mine") == 1 and "line 3" in said
     said = kernel.run("%%ranks 2\n1 / 0")
     assert said.startswith("rank 0, 1: Traceback") and said.count("ZeroDivisionError") == 1
-    assert "SyntaxError" in kernel.run("%%ranks 2\n1 +* 1")
+    assert "line 2: invalid syntax: only Python runs on ranks" in kernel.run("%%ranks 2\n1 +* 1")
+    assert "line 3: invalid syntax" in kernel.run("%%ranks 2\n1\n!ls")
     assert kernel.run("%%ranks 2\nkept") == "[rank 0] 5\n[rank 1] 5" and kernel.pids() == before
 
 
@@ -111,16 +112,49 @@ def test_a_hang_is_ended_and_its_line_named(kernel):
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
+def test_the_limit_ends_what_prints_for_ever_and_shows_its_first_lines(kernel):
+    before = kernel.pids()
+    said = kernel.run("%%ranks 2 limit=2\nwhile True:\n    print('on and on')")
+    assert "not done after 2 s:\nrank 0, 1 in line" in said and said.count("[rank 0] on and on") == 1000
+    assert gone(before)
+
+
+def test_what_a_cell_prints_or_forks_or_closes_is_not_taken_for_its_end(kernel):
+    before = kernel.pids()
+    shows = "import os\nimport subprocess\nprint(dict(os.environ))\nsubprocess.run('env')\nprint('over')"
+    said = kernel.run(f"%%ranks 2\n{shows}")
+    assert said.count("over") == 2 and "LOCAL_RANK=1" in said
+    assert kernel.run("%%ranks 2\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\npid > 0").count("True") == 2
+    assert kernel.run("%%ranks 2\nimport sys\nsys.stdout.close()\nsys.stdout = open(1, 'w', closefd=False)") == ""
+    assert kernel.run("%%ranks 2\nfor i in range(3):\n    print(f'{i} of 3', end='\\r')\nprint()").count("2 of 3") == 2
+    assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2" and kernel.pids() == before
+
+
+def test_a_rank_that_leaves_the_group_is_ended(kernel):
+    before = kernel.pids()
+    said = kernel.run("%%ranks 2\nimport torch.distributed as dist\ndist.destroy_process_group()")
+    assert "no destroy_process_group() in a cell" in said and "exit status 1" in said and STILL in said
+    assert gone(before) and "no ranks are there" in kernel.run("pull('kept')")
+    assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
+
+
+def test_a_rank_that_ended_between_two_cells_is_told_of(kernel):
+    psutil.Process(kernel.pids()[1]).kill()
+    time.sleep(0.5)
+    said = kernel.run("%%ranks 2\n1 + 1")
+    assert said.startswith("[rank 0] 2\n[rank 1] 2") and "a rank has ended since the last cell" in said
+
+
 def test_an_interrupt_ends_what_hangs(kernel):
     kernel.run("%%ranks 2\nimport time")
     before = kernel.pids()
-    sent = kernel.start("%%ranks 2\ntime.sleep(100)")
-    while kernel.client.get_iopub_msg(timeout=IMPORT)["msg_type"] != "execute_input":
+    sent = kernel.start("%%ranks 2 fails\nprint('begins')\ntime.sleep(100)")
+    while "begins" not in str(kernel.client.get_iopub_msg(timeout=IMPORT)["content"].get("data")):
         continue
-    time.sleep(1)
+    time.sleep(0.5)
     kernel.manager.interrupt_kernel()
     said = kernel.finish(sent)
-    assert said.startswith("stopped:\nrank 0, 1 in line 2, `time.sleep(100)`\n") and STILL in said
+    assert "stopped:\nrank 0, 1 in line 3, `time.sleep(100)`\n" in said and STILL in said
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 

@@ -1,6 +1,7 @@
 """Ranks that stay: `%%ranks 2` runs a cell on processes that are there, in one group, and keep its variables."""
 
 import atexit
+import io
 import json
 import queue
 import re
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -24,34 +25,60 @@ from ddp_helpers.notebook.screen import Screen, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
 GRACE = 2.0  # seconds that the others have when a rank has failed: they may wait for it in a collective
+MOST = 1000  # lines of a rank that are shown of a cell
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Stopped(LaunchError):
+    """A cell that was interrupted, or whose ranks did not start: no `fails` makes that right."""
 
 
 class Ranks:
     """So many processes of one group on this machine, which run cells and keep what these define."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.cells, self.mark = size, 0, uuid.uuid4().hex
-        self.arrived: queue.Queue[tuple[int, str | None]] = queue.Queue()
-        self.guard = ExitStack()
-        self.guard.enter_context(guarded(self.mark))
-        shared = {MARK: self.mark, "MASTER_ADDR": "127.0.0.1"}
-        shared |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        self.size, self.cells = size, 0
+        self.busy, self.waiting = True, set(range(size))  # until the start, and then each cell, is over on all ranks
+        self.group, self.mark = (
+            uuid.uuid4().hex,
+            uuid.uuid4().hex,
+        )  # the second ends a cell's output: nobody else has it
+        self.arrived: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST)  # who prints more than is read, waits
+        shared = {MARK: self.group, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        shared |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
         env = environment([size], shared)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pipes |= {"text": True, "errors": "replace", "start_new_session": True}
-        command = [sys.executable, "-m", "ddp_helpers.rank.cells"]
-        self.processes = [
-            subprocess.Popen(command, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
-            for rank in range(size)
-        ]
-        for rank in range(size):
-            threading.Thread(target=self.read, args=[rank], daemon=True).start()
+        command, self.processes, self.threads = [sys.executable, "-m", "ddp_helpers.rank.cells"], [], []
+        self.guard = ExitStack()
+        self.guard.enter_context(guarded(self.group))
+        try:
+            for rank in range(size):
+                own = env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                self.processes.append(subprocess.Popen(command, env=own, start_new_session=True, **pipes))
+                self.threads.append(threading.Thread(target=self.read, args=[rank], daemon=True))
+                self.threads[rank].start()
+            self.send(self.mark)
+        except BaseException:
+            self.end()
+            raise
 
     def read(self, rank: int) -> None:
         """Put each line of a rank into the queue, and None when it is gone; a thread a rank."""
-        for line in self.processes[rank].stdout:
-            self.arrived.put((rank, line.rstrip("\n")))
+        for line in io.TextIOWrapper(self.processes[rank].stdout, errors="replace", newline="\n"):
+            self.arrived.put((rank, line.rstrip("\r\n").rpartition("\r")[2]))  # the last state of a bar drawn anew
         self.arrived.put((rank, None))
+
+    def send(self, line: str) -> None:
+        """Write a line to all ranks."""
+        for process in self.processes:
+            with suppress(BrokenPipeError):  # what ended it shows in its lines
+                process.stdin.write(f"{line}\n".encode())
+                process.stdin.flush()
+
+    def alive(self) -> bool:
+        """Say whether every process is still there."""
+        return all(process.poll() is None for process in self.processes)
 
     def end(self) -> None:
         """End all ranks, and what they have started."""
@@ -59,58 +86,72 @@ class Ranks:
             process.kill()
             process.wait()
         self.guard.close()
+        end = time.monotonic() + 1
+        while any(thread.is_alive() for thread in self.threads) and time.monotonic() < end:
+            with suppress(queue.Empty):  # let them come to the end of their pipes
+                self.arrived.get(timeout=0.01)
 
-    def ask(self, cell: str) -> str:
-        """Send a cell to all ranks; returns the name under which tracebacks show it."""
-        self.cells += 1
-        request = {"cell": f"\n{cell}", "name": f"<cell {self.cells}>"}  # below the line with %%ranks
-        for process in self.processes:
-            with suppress(BrokenPipeError):  # what ended it shows in its lines
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-        return request["name"]
+    def answers(self, screen: Screen, limit: float, failed: dict[int, str]) -> None:
+        """Show what the ranks say until all have run the cell, and keep in `failed` the traceback of each that failed.
 
-    def answers(self, screen: Screen, limit: float) -> dict[int, str]:
-        """Show what the ranks say until all have run the cell; returns the traceback of each that failed.
-
-        Raises TimeoutError with the ranks that are not done after `limit` seconds, or GRACE after another has failed,
-        and ChildProcessError where one has ended.
+        Raises TimeoutError where ranks are not done after `limit` seconds, or GRACE after another has failed, and
+        ChildProcessError where one has ended.
         """
-        failed, waiting, end = {}, set(range(self.size)), time.monotonic() + limit
-        while waiting:
+        self.busy, self.waiting, end, said = True, set(range(self.size)), time.monotonic() + limit, Counter()
+        while self.waiting:
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError
             try:
-                rank, line = self.arrived.get(timeout=max(0.0, end - time.monotonic()))
+                rank, line = self.arrived.get(timeout=min(left, 0.5))
             except queue.Empty:
-                raise TimeoutError(waiting, failed) from None
+                for rank in self.waiting:  # its child may hold the pipe open
+                    if self.processes[rank].poll() is not None:
+                        raise ChildProcessError(self.ended(rank)) from None
+                continue
             if line is None:
-                status = self.processes[rank].wait()
-                how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-                raise ChildProcessError(f"rank {rank} has ended, by {how}")
-            said, mark, answer = line.partition(self.mark)
-            if said or not mark:
-                screen.add(f"rank {rank}", said)
+                raise ChildProcessError(self.ended(rank))
+            text, mark, answer = line.partition(self.mark)
+            said[rank] += bool(text or not mark)
+            if (text or not mark) and said[rank] <= MOST:
+                screen.add(f"rank {rank}", text)
             if mark:
-                waiting.discard(rank)
+                self.waiting.discard(rank)
+                if said[rank] > MOST:
+                    screen.add(f"rank {rank}", f"… and {said[rank] - MOST} more lines")
             if mark and (trace := json.loads(answer)):
                 failed[rank], end = trace, min(end, time.monotonic() + GRACE)
-        return failed
+        self.busy = False
 
-    def places(self, ranks: Iterable[int], name: str, cell: str) -> str:
-        """Say in which line of the cell each of these ranks stands, a line of text for those in one place."""
+    def ended(self, rank: int) -> str:
+        """Say how a rank has ended."""
+        try:
+            status = self.processes[rank].wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return f"rank {rank} has closed its output"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"rank {rank} has ended, by {names.get(-status, f'exit status {status}')}"
+
+    def places(self, name: str, cell: str) -> str:
+        """Say in which line of the cell each waiting rank stands, a line of text for those in one place."""
         found: dict[str, list[str]] = {}
-        for rank in sorted(ranks):
+        for rank in sorted(self.waiting) if name else ():
             number = self.line(rank, name)
-            code = cell.splitlines()[number - 2].partition("#")[0].strip() if number else ""
-            found.setdefault(f"in line {number}, `{code}`" if number else "outside of the cell", []).append(str(rank))
+            place = (
+                f"in line {number}, `{cell.split(chr(10))[number - 2].strip()}`" if number else "outside of the cell"
+            )
+            found.setdefault(place, []).append(str(rank))
         return "".join(f"rank {', '.join(who)} {place}\n" for place, who in found.items())
 
     def line(self, rank: int, name: str) -> int:
         """Ask a rank for its line in the cell, or 0: its signal handler writes its stack, innermost frame first."""
+        for _ in range(self.arrived.qsize()):
+            self.arrived.get()
         self.processes[rank].send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 1
         with suppress(queue.Empty):
-            while True:
-                who, said = self.arrived.get(timeout=1)
-                if who == rank and (match := re.search(rf'File "{name}", line (\d+)', said or "")):
+            while (left := end - time.monotonic()) > 0:
+                who, said = self.arrived.get(timeout=left)
+                if who == rank and (match := re.search(rf'File "{name}", line (\d+) in ', said or "")):
                     return int(match[1])
         return 0
 
@@ -119,36 +160,39 @@ class Ranks:
 
         Where not all have run it to its end, all are ended, and the next cell starts new ones.
         """
-        screen, name, failed = Screen(sort=True), "", {}
+        screen, name, failed, why, kind = Screen(sort=True), "", {}, "", LaunchError
         try:
             if not self.cells:
                 screen.wait(f"starting {self.size} {'rank' if self.size == 1 else 'ranks'} …")
-                self.answers(screen, LIMIT)
-            name = self.ask(cell)
-            failed = self.answers(screen, limit)
-            why = ""
-        except TimeoutError as late:
-            waiting, failed = late.args
-            why = f"not done{'' if failed else f' after {limit:g} s'}:\n{self.places(waiting, name, cell)}"
+                self.answers(screen, LIMIT, failed)
+                screen.draw()
+            self.cells += 1
+            name = f"<cell {self.cells}>"
+            self.send(json.dumps({"cell": f"\n{cell}", "name": name}))  # below its line with %%ranks
+            self.answers(screen, limit, failed)
+        except TimeoutError:
+            late = "" if failed else f" after {limit if name else LIMIT:g} s"
+            why = f"not {'done' if name else 'started'}{late}:\n{self.places(name, cell)}"
         except ChildProcessError as dead:
             why = f"{dead}\n"
         except KeyboardInterrupt:
-            why = f"stopped:\n{self.places(range(self.size), name, cell)}"
+            why, kind = f"stopped:\n{self.places(name, cell)}", Stopped
         finally:
+            if self.busy:  # also where something else went wrong
+                self.end()
             screen.draw()
         if why:
-            self.end()
             why += f"all {self.size} ranks were ended, with their variables: the next cell starts new ones"
         if why or failed:
-            raise LaunchError(told(failed) + why)
+            raise (kind if name else Stopped)("\n".join(filter(None, [told(failed), why])))
 
 
 def told(failed: dict[int, str]) -> str:
     """The traceback of each rank that failed; one that several share only once."""
     by_trace: dict[str, list[str]] = {}
     for rank, trace in sorted(failed.items()):
-        by_trace.setdefault(tidy(trace), []).append(str(rank))
-    return "".join(f"rank {', '.join(who)}: {trace}" for trace, who in by_trace.items())
+        by_trace.setdefault(tidy(trace).rstrip(), []).append(str(rank))
+    return "\n".join(f"rank {', '.join(who)}: {trace}" for trace, who in by_trace.items())
 
 
 _ranks: Ranks | None = None
@@ -163,17 +207,20 @@ def end() -> None:
 
 
 def there(size: int) -> Ranks:
-    """The ranks that are there, or new ones if there are none, or not as many."""
+    """The ranks that are there, or new ones if there are none, or not as many, or one has ended."""
     global _ranks
-    if _ranks and (_ranks.size != size or any(process.poll() is not None for process in _ranks.processes)):
+    if _ranks and not _ranks.busy and not _ranks.alive():
+        print("a rank has ended since the last cell: these are new ones, without its variables")
+    if _ranks and (_ranks.size != size or _ranks.busy or not _ranks.alive()):
         end()
     _ranks = _ranks or Ranks(size)
     return _ranks
 
 
-def start(size: int, **variables: object) -> None:
+def start(size: int, /, **variables: object) -> None:
     """Start so many ranks, if they are not there, and give all of them variables: numbers, strings, lists of them."""
-    there(size).run(f"globals().update(__import__('json').loads({json.dumps(variables)!r}))", LIMIT)
+    given = json.dumps(variables)
+    there(size).run(f"globals().update(__import__('json').loads({given!r}))", LIMIT)
 
 
 def pull(name: str) -> list:
@@ -183,8 +230,8 @@ def pull(name: str) -> list:
     """
     import torch  # here: a notebook that starts no ranks needs none of it
 
-    if not _ranks:
-        raise LaunchError(f"pull({name!r}): no ranks are there: run a `%%ranks` cell first")
+    if not _ranks or _ranks.busy or not _ranks.alive():
+        raise LaunchError(f"pull({name!r}): no ranks are there: run the cells from the first with `%%ranks` on")
     with tempfile.TemporaryDirectory() as folder:
         _ranks.run(f"__import__('torch').save({name}, {folder + '/'!r} + __import__('os').environ['RANK'])", LIMIT)
         paths = [Path(folder) / str(rank) for rank in range(_ranks.size)]
@@ -193,20 +240,27 @@ def pull(name: str) -> list:
 
 def magic(line: str, cell: str) -> None:
     """Run this cell on ranks that stay: `%%ranks 2`, `%%ranks 2 here`, `%%ranks 2 limit=10 fails`."""
-    match = re.fullmatch(r"(?P<size>[1-9]\d?)(?P<here> here)?( limit=(?P<limit>\d+(\.\d+)?))?(?P<fails> fails)?", line)
+    words = r"(?P<size>[1-9]\d?)(?P<here> here)?( limit=(?P<limit>\d+(\.\d+)?))?(?P<fails> fails)?"
+    match = re.fullmatch(words, line.strip())
     if not match:
         usage = "`here` to run it in this kernel too, and `fails` if it is meant to"
         raise UsageError(f"%%ranks {line}: give a number of ranks; seconds as in `limit=10`, {usage}")
+    try:
+        compile(cell, "cell", "exec")
+    except SyntaxError as error:
+        why = f"line {(error.lineno or 0) + 1}: {error.msg}"
+        raise UsageError(f"%%ranks: {why}: only Python runs on ranks, no `!` and no `%`") from None
     if match["here"]:
         from IPython import get_ipython
 
-        get_ipython().run_cell(cell).raise_error()
+        if not get_ipython().run_cell(cell).success:
+            raise LaunchError("this kernel's part failed, above: no rank has run the cell")
     try:
         there(int(match["size"])).run(cell, float(match["limit"] or LIMIT))
     except LaunchError as error:
-        if not match["fails"]:
+        if isinstance(error, Stopped) or not match["fails"]:
             raise
-        print(str(error).rstrip())
+        print(error)
     else:
         if match["fails"]:
             raise LaunchError("this cell was meant to fail, and did not")

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from types import ModuleType
 
 import torch
@@ -23,22 +24,22 @@ def run(cell: str, name: str, variables: dict[str, object]) -> str:
         exec(compile(tree, name, "exec"), variables)
         if last:
             sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), variables))
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what hangs on a GPU hangs in this cell, and not in a later one
     except BaseException as error:  # SystemExit, too: the rank stays
-        own = error.__traceback__.tb_next  # below this function
-        if isinstance(error, SyntaxError) and error.filename == name:
-            own = None  # of the cell itself, which did not run
-        return "".join(traceback.format_exception(error.with_traceback(own)))
+        below = error.__traceback__.tb_next  # this function
+        return "".join(traceback.format_exception(error.with_traceback(below)))
     return ""
 
 
-def serve(mark: str) -> None:
+def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
-    A line of the mark and a traceback, empty if all went well, ends the output of each, and of the start.
+    The first line is a mark: with a traceback, empty if all went well, it ends the output of the start and of a cell.
     """
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # says on stderr where this rank stands
-    requests = os.fdopen(os.dup(0))
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")  # a cell may close or redirect its own
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a cell's input() must not read what the notebook sends
+    mark, me, stacks = requests.readline().strip(), os.getpid(), os.dup(2)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if torch.cuda.device_count() >= world_size:
         torch.cuda.set_device(rank)
@@ -46,18 +47,22 @@ def serve(mark: str) -> None:
     else:
         dist.init_process_group("gloo")
     module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for the classes of a cell
-    answer(mark, "")
-    for line in requests:
-        request = json.loads(line)
-        answer(mark, run(request["cell"], request["name"], vars(module)))
-
-
-def answer(mark: str, failed: str) -> None:
-    """Say that this rank is done, behind all that it has printed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(1, f"{mark}{json.dumps(failed)}\n".encode())
+    failed = ""
+    while True:
+        with suppress(Exception):  # a cell may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if os.getpid() != me:
+            os._exit(bool(failed))  # a child that the cell has forked, and that came to the cell's end
+        if not dist.is_initialized():
+            sys.exit("this rank has left the group, and cannot go on: no destroy_process_group() in a cell")
+        answers.write(f"{mark}{json.dumps(failed)}\n".encode())
+        answers.flush()
+        if not (line := requests.readline()):
+            return
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # says where this rank stands
+        failed = run(**json.loads(line), variables=vars(module))
 
 
 if __name__ == "__main__":
-    serve(os.environ["DDP_COURSE_LAUNCH"])
+    serve()
