@@ -50,7 +50,7 @@ html_show_copyright = False
 class Cell(IPython3Lexer):
     """A code cell. IPython's lexer leaves all that follows a cell magic plain; the course's magics take Python."""
 
-    magic = (r"\A(%%)(ranks|clinic|writefile)(.*\n)", bygroups(Operator, Keyword, String))
+    magic = (r"\A(%%)(ranks|launch|clinic|writefile)(.*\n)", bygroups(Operator, Keyword, String))
     tokens = {**IPython3Lexer.tokens, "root": [magic, *IPython3Lexer.tokens["root"]]}  # noqa: RUF012
 
 
