@@ -51,6 +51,9 @@ def runs_input(call):
 
 KNOWN = ["json.load", "tomllib.load", "Site.load", "slurm.Site.load", "dcp.load"]  # these do not unpickle
 LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, with a checkpoint that does no harm
+# A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
+CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
+CELLS += ["eval(compile(ast.Expression(last.value), name, 'eval'), variables)"]
 UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
 PLANTED = ["torch.load(path)", "torch.load(path, weights_only=False)", "load(path)", "pickle.load(file)", "eval(text)"]
 PLANTED += ["pickle.loads(content)", "subprocess.run(line, shell=True)", "os.system(line)", "os.popen(line)"]
@@ -60,7 +63,8 @@ SOUND = "torch.load(f, weights_only=True); json.loads(t); model.eval(); subproce
 
 @pytest.mark.parametrize("path", MODULES + NOTEBOOKS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_runs_what_it_is_given(path):
-    assert [call for code in code_of(path) for call in unsafe(code) if call not in LESSON] == []
+    known = LESSON + (CELLS if path.name == "cells.py" else [])
+    assert [call for code in code_of(path) for call in unsafe(code) if call not in known] == []
 
 
 @pytest.mark.parametrize("code", PLANTED)
