@@ -37,7 +37,7 @@ test-all: .venv/installed system staged  ## weekly: all faults three times, ten 
 	@TEST_ALL=1 $(MAKE) --no-print-directory test faults
 
 faults: .venv/installed system  ## the fault matrix: harm a run in every way, and see that nothing is lost
-	@$(SLURM) env PYTHONPATH="tests:$$PYTHONPATH" $(BIN)/python -m faults --times 3
+	@$(SLURM) env TEST_ALL=1 PYTHONPATH="tests:$$PYTHONPATH" $(BIN)/python -m faults --times 3
 
 cluster: system  ## start a real Slurm with two nodes on this machine, to stay; slurm/cluster down ends it
 	@slurm/cluster up

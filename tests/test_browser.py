@@ -140,7 +140,7 @@ def test_the_bar_of_a_training_grows_in_its_place(page, lab, write):
     assert notebook.finish(240, above=1) == []  # the last cell run, there is a new empty one below
 
 
-@pytest.mark.parametrize("name", ["03_find_your_local_rank"])
+@pytest.mark.parametrize("name", ["03_find_your_local_rank", "09_plot_the_scaling"][: 1 + THOROUGH])
 def test_after_a_restart_and_when_run_twice(name, page, lab):
     notebook = Notebook(page, lab, f"{name}.ipynb")
     notebook.restart("Restart Kernel and Run All Cells…")

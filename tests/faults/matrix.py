@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from real import THOROUGH
 from torch import nn
 
 from ddp_helpers.notebook import scripts
@@ -118,5 +119,6 @@ def saved_model(folder: Path) -> nn.Module:
 
 
 def within(seconds: float, limit: float) -> None:
-    """Everyone had left in that time, and half a minute more: a busy machine is slow, but nobody waits for ever."""
-    assert seconds <= limit + 30, f"left after {seconds:.1f} s, not within {limit} s or 30 more"
+    """Everyone had left in that time; in `make test`, on a machine that may be busy, in half a minute more."""
+    limit += 0 if THOROUGH else 30
+    assert seconds <= limit, f"left after {seconds:.1f} s, not within {limit} s"
