@@ -35,14 +35,14 @@ def script(args: Namespace, flags: list[str]) -> None:
 
 def run(args: Namespace, flags: list[str]) -> int:
     """Execute the notebooks in order."""
-    from ddp_helpers.notebook.course import run as run_course
+    from ddp_helpers.upkeep.course import run as run_course
 
     return run_course(args.only, args.in_place)
 
 
 def keep(args: Namespace, flags: list[str]) -> None:
     """Copy finished runs to notebooks/results, to be committed."""
-    from ddp_helpers.notebook.keep import keep as keep_runs
+    from ddp_helpers.upkeep.keep import keep as keep_runs
 
     print(f"kept in {keep_runs(args.folder, args.name)}")
 
@@ -108,14 +108,14 @@ def ready(args: Namespace, flags: list[str]) -> int:
 
 def bench(args: Namespace, flags: list[str]) -> None:
     """Measure single against plain, DDP against none, two ranks against one."""
-    from ddp_helpers.notebook.bench import bench as measure
+    from ddp_helpers.upkeep.bench import bench as measure
 
     measure()
 
 
 def accuracy(args: Namespace, flags: list[str]) -> None:
     """Train the plain recipe, the fast one and a large batch, five seeds, 14 epochs."""
-    from ddp_helpers.notebook.accuracy import accuracy as compare
+    from ddp_helpers.lessons.train_on_one_gpu.accuracy import accuracy as compare
     from ddp_helpers.rank.staging import stage
 
     args.folder.mkdir(parents=True, exist_ok=True)  # before 50 MB of digits are made for nothing
@@ -124,7 +124,7 @@ def accuracy(args: Namespace, flags: list[str]) -> None:
 
 def messages(args: Namespace, flags: list[str]) -> None:
     """Record CUDA's own error messages, on a machine with a GPU."""
-    from ddp_helpers.notebook.messages import record
+    from ddp_helpers.upkeep.messages import record
 
     record()
 

@@ -13,4 +13,4 @@ def cells(path: Path, kind: str) -> list[str]:
 
 def asked(path: Path) -> list[str]:
     """The exercises that a notebook checks, in order."""
-    return re.findall(r"^checks\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)
+    return re.findall(r"^lessons\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)

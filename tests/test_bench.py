@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from ddp_helpers.notebook import ladder, messages
-from ddp_helpers.notebook.bench import table, training, whole
-from ddp_helpers.notebook.bench.climb import climb, on_ranks, picture
+from ddp_helpers.lessons.train_on_one_gpu import ladder
 from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.upkeep import messages
+from ddp_helpers.upkeep.bench import table, training, whole
+from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddp_helpers.lessons.go_beyond_ddp import measure
+from ddp_helpers.lessons.go_beyond_ddp.figures import QUESTIONS, choose
 from ddp_helpers.notebook import launch
-from ddp_helpers.notebook.diagrams.beyond import QUESTIONS, choose
 from ddp_helpers.notebook.plots.beyond import KINDS, memory_and_speed
-from ddp_helpers.rank import account
 
 BATCH, WIDE = 32, 50
 
@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
-from ddp_helpers.rank.account import race
+from ddp_helpers.lessons.go_beyond_ddp.measure import race
 from ddp_helpers.rank.process_group import process_group
 from ddp_helpers.rank.topology import Topology
 
@@ -83,9 +83,9 @@ def batch():
 
 def test_shared_memory_counts_once():
     one = torch.zeros(100)
-    assert account.nbytes([one, one[10:], one.view(10, 10)]) == 400
-    assert account.nbytes([one, one.clone()]) == 800
-    assert account.nbytes([]) == 0
+    assert measure.nbytes([one, one[10:], one.view(10, 10)]) == 400
+    assert measure.nbytes([one, one.clone()]) == 800
+    assert measure.nbytes([]) == 0
 
 
 @pytest.mark.parametrize(("make", "slots"), [(torch.optim.SGD, 0), (torch.optim.Adam, 2), (torch.optim.Adadelta, 2)])
@@ -93,21 +93,21 @@ def test_what_stays_is_counted_by_kind(make, slots, batch):
     model = stack()
     optimizer = make(model.parameters())
     step(model, optimizer, *batch)
-    size, found = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), account.held(model, optimizer)
+    size, found = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held(model, optimizer)
     assert found["parameters"] == found["gradients"] == size
     assert 0 <= found["optimizer state"] - slots * size <= 16  # and a counter for each of the four
     optimizer.zero_grad()
-    assert account.held(model, optimizer)["gradients"] == 0
+    assert measure.held(model, optimizer)["gradients"] == 0
 
 
 def test_activations_are_those_of_one_batch_at_a_time(batch):
     model, by_hand = stack(), 4 * BATCH * (20 + WIDE + 10) + 8 * BATCH  # and the labels
-    saved = account.Saved(model)
+    saved = measure.Saved(model)
     with saved:
         for _ in range(3):
             F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert 0 <= saved.most["activations"] - by_hand <= 16
-    twice = account.Saved(model)
+    twice = measure.Saved(model)
     with twice:
         loss = sum(F.cross_entropy(model(batch[0] + more), batch[1]) for more in (0, 1))
         loss.backward()
@@ -116,18 +116,18 @@ def test_activations_are_those_of_one_batch_at_a_time(batch):
 
 def test_weights_saved_in_another_precision_are_copies(batch):
     model = stack()
-    saved = account.Saved(model)
+    saved = measure.Saved(model)
     with saved, torch.autocast("cpu", dtype=torch.bfloat16):
         F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert saved.most["copies"] == 2 * WIDE * 10  # the first layer's are not needed: images have no gradient
-    plain = account.Saved(model)
+    plain = measure.Saved(model)
     with plain:
         F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert plain.most["copies"] == 0 and plain.most["activations"] > saved.most["activations"]
 
 
 def test_without_gloo_nobody_counts_what_is_sent():
-    assert account.sent() is None
+    assert measure.sent() is None
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 from asked import asked, cells
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.checks import check, exercises
-from ddp_helpers.notebook.checks.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
-from ddp_helpers.notebook.projects.project import Project
+from ddp_helpers.lessons import check, exercises
+from ddp_helpers.lessons.do_it_yourself.project import Project
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
 
 EVERY = exercises()
 EXERCISES = {

@@ -8,7 +8,6 @@ import pytest
 from fuzzing import INPUTS, flipped, fuzz, put, refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import keep as keeping
 from ddp_helpers.notebook import runs, scaling
 from ddp_helpers.notebook.launch import Launch, take
 from ddp_helpers.notebook.launchers import MARKS
@@ -16,6 +15,7 @@ from ddp_helpers.notebook.screen import Screen
 from ddp_helpers.notebook.slurm.files import job_of, known
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.watch import RANK
+from ddp_helpers.upkeep import keep as keeping
 
 REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
 WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}

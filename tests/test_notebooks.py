@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.stale import digest
+from ddp_helpers.upkeep.stale import digest
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")

@@ -13,7 +13,7 @@ import pytest
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import runs, scaling, slurm
-from ddp_helpers.notebook.plots.curves import curves
+from ddp_helpers.notebook.curves import curves
 from ddp_helpers.notebook.ready import ready
 
 SCRIPT = """

@@ -9,16 +9,17 @@ from asked import asked
 from nbclient import NotebookClient
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.checks import do_it_yourself, exercises
-from ddp_helpers.notebook.checks.exercise import NOT_ATTEMPTED, RIGHT
-from ddp_helpers.notebook.projects import faults, mending
-from ddp_helpers.notebook.projects.own_net import missing
-from ddp_helpers.notebook.projects.project import SEPARATOR
+from ddp_helpers.lessons import exercises
+from ddp_helpers.lessons.do_it_yourself import faults, mending
+from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
+from ddp_helpers.lessons.do_it_yourself.own_net import missing
+from ddp_helpers.lessons.do_it_yourself.project import SEPARATOR
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.notebook.scripts import Script
 
 SOLUTION = ROOT / "notebooks" / "solutions" / "13_do_it_yourself.ipynb"
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
-RIGHT_ONE = do_it_yourself.mend
+RIGHT_ONE = right_mend
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import predict, runs, scaling
-from ddp_helpers.notebook.advice import recommend
-from ddp_helpers.notebook.plots.curves import curves
-from ddp_helpers.notebook.plots.prediction import prediction
+from ddp_helpers.lessons.plot_the_scaling import predict
+from ddp_helpers.lessons.plot_the_scaling.advice import recommend
+from ddp_helpers.lessons.plot_the_scaling.figures import speedup
+from ddp_helpers.lessons.plot_the_scaling.prediction import prediction
+from ddp_helpers.notebook import runs, scaling
+from ddp_helpers.notebook.curves import curves
 from ddp_helpers.notebook.plots.shares import shares
-from ddp_helpers.notebook.plots.speedup import speedup
 from ddp_helpers.notebook.plots.time_cost import time_cost
 from ddp_helpers.notebook.scaling import ScalingError
 

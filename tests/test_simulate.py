@@ -10,11 +10,11 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import predict, simulate
+from ddp_helpers.lessons.plot_the_scaling import predict, simulate
+from ddp_helpers.lessons.plot_the_scaling.prediction import assumptions, prediction
+from ddp_helpers.lessons.plot_the_scaling.simulate import Cover
 from ddp_helpers.notebook.assumed import BUCKET, Step
-from ddp_helpers.notebook.plots.prediction import assumptions, prediction
 from ddp_helpers.notebook.plots.scale import PANELS, scale
-from ddp_helpers.notebook.simulate import Cover
 
 TRAIN, TEST, RANKS = 60_000, 10_000, 1536
 

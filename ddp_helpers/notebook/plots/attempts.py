@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.notebook import style
 from ddp_helpers.notebook.attempts import attempts
+from ddp_helpers.notebook.labels import caption
 from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.plots.labels import caption
 from ddp_helpers.notebook.scaling import many
 
 style.use()

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from ddp_helpers.lessons.wrap_the_model.cost import PARTS, Seconds
 from ddp_helpers.notebook import style
+from ddp_helpers.notebook.labels import caption
 from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.plots.labels import caption
 from ddp_helpers.notebook.shapes import TIMES
-from ddp_helpers.rank.cost import PARTS, Seconds
 
 COLOURS = dict(zip(PARTS, (style.ORANGE, style.BLUE, style.RED, style.GREEN), strict=True))
 

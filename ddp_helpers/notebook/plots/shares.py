@@ -5,8 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ddp_helpers.notebook import style
+from ddp_helpers.notebook.labels import caption, setting
 from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.plots.labels import caption, setting
 from ddp_helpers.notebook.scaling import many
 
 UNKNOWN = "not told apart"

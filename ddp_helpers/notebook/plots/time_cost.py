@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from ddp_helpers.notebook import style
+from ddp_helpers.notebook.labels import at_the_right, caption, colours, setting
 from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.plots.labels import at_the_right, caption, colours, setting
 from ddp_helpers.notebook.scaling import many, unit, where
 
 style.use()

@@ -1,0 +1,155 @@
+"""How fast the scripts train: against the plain recipe, with DDP and without, on two ranks and on one."""
+
+import io
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Adadelta
+
+from ddp_helpers.lessons.train_on_one_gpu.ladder import QUIET
+from ddp_helpers.notebook import launch, runs, scripts
+from ddp_helpers.rank.batches import Batches, load_data
+from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.step import Step, train_epoch
+from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.training import has_bf16
+from ddp_helpers.upkeep.bench.table import turns
+
+IMPORTS = """
+import time, torch, torchvision
+begin = time.perf_counter()
+import ddp_helpers, ddp_helpers.rank.scripts.mnist_ddp
+print(time.perf_counter() - begin)
+"""
+# Runs the script that follows on the command line, then says the most memory that this process has had (on Linux;
+# not with getrusage, which also counts what the launcher held before it became this process).
+PEAK = """
+import re, runpy, sys
+from pathlib import Path
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
+"""
+
+
+def trainee(batches: Batches, wrap: bool) -> Callable[[], float]:
+    """A function that trains a Net, in DDP as mnist_ddp wraps it or bare, for one pass: images per second."""
+    model = Net().to(batches.device, memory_format=torch.channels_last)
+    model = DDP(model, gradient_as_bucket_view=True) if wrap else model
+    precision = "bf16" if has_bf16(batches.device) else "float32"
+    flags = Namespace(precision=precision, compile=False, **QUIET)
+    step = Step(model, Adadelta(model.parameters()), flags)
+
+    def speed() -> float:
+        train_epoch(step, batches, flags, "")
+        return len(batches.sampler) / batches.took
+
+    return speed
+
+
+def imports() -> list[float]:
+    """Seconds to import the helpers once torch and torchvision are there, in five processes."""
+    command = [sys.executable, "-c", IMPORTS]
+    return [float(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(5)]
+
+
+def digits(folder: Path) -> Path:
+    """The images that all these runs train on."""
+    return write_digits(folder / "digits", train=3072, test=256)
+
+
+def rate(run: Path) -> float:
+    """Images per second in the last epoch of a run; the first one warmed up."""
+    return runs.read(run).epochs[-1]["images_per_second"]
+
+
+def single(
+    folder: Path, *flags: object, name: str = "mnist_single", processes: int = 1, threads: str | None = None
+) -> float:
+    """Images per second of a script for one device; of several processes that never talk, together."""
+    script, run = scripts.write(name, folder / f"{name}.py"), runs.fresh(folder, "single")
+    command = [sys.executable, script, "--data", digits(folder), "--epochs", "2", *map(str, flags), "--run-dir"]
+    env = os.environ | ({"OMP_NUM_THREADS": threads} if threads else {})
+    apart = [run / str(number) for number in range(processes)]
+    started = [subprocess.Popen([*command, one], env=env, stdout=subprocess.DEVNULL) for one in apart]
+    assert sum(process.wait() for process in started) == 0
+    return sum(map(rate, apart))
+
+
+def fast_against_plain(folder: Path, *flags: str) -> list[float]:
+    """How many times faster mnist_fast is than the recipe of PyTorch's own example."""
+    plain_recipe = [sys.executable, "-m", "ddp_helpers.lessons.train_on_one_gpu.plain", str(digits(folder))]
+
+    def plain() -> float:
+        return float(subprocess.run(plain_recipe, capture_output=True, check=True).stdout)
+
+    return [a / b for a, b in turns(45, lambda: single(folder, *flags, name="mnist_fast"), plain)]
+
+
+def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
+    """How many per cent slower a group of one rank is than no group."""
+    train_set = load_data(data)[0]
+    some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
+    batches = Batches(train_set, some, 64, device, None)
+    with process_group(me, device, 60):
+        pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
+    return [100 * (a / b - 1) for a, b in pairs[1:]]
+
+
+def launched(folder: Path, data: Path, ranks: int, *flags: object, name: str = "mnist_ddp") -> launch.Launch:
+    """A script as it is written out, on so many ranks of one thread each, and each rank's peak memory."""
+    script = scripts.write(name, folder / f"{name}.py")
+    (folder / "peak.py").write_text(PEAK)
+    args = [script, "--data", data, "--log-interval", 10**9, *flags]
+    if torch.cuda.device_count() < ranks:
+        args.append("--no-cuda")
+    with redirect_stdout(io.StringIO()):
+        return launch.run(folder / "peak.py", *args, ranks=ranks, env={"OMP_NUM_THREADS": "1"})
+
+
+def together(folder: Path, ranks: int, *flags: object, name: str = "mnist_ddp") -> float:
+    """Images per second of a script on so many ranks of one thread each."""
+    run = runs.fresh(folder, name)
+    launched(folder, digits(folder), ranks, "--epochs", 2, "--run-dir", run, *flags, name=name)
+    return rate(run)
+
+
+def two_and_one(folder: Path, batch: int) -> list[tuple[float, float]]:
+    """Images per second of two ranks of one thread and of one, in turns, at the same global batch."""
+    flags = "--global-batch-size", batch
+    return turns(45, lambda: together(folder, 2, *flags), lambda: together(folder, 1, *flags))
+
+
+def two_apart(folder: Path, batch: int) -> list[float]:
+    """How many times as much two processes do at half the batch that never talk: what two ranks cannot exceed."""
+
+    def speed_of(processes: int) -> float:
+        flags = "--no-cuda", "--batch-size", batch // processes
+        return single(folder, *flags, processes=processes, threads="1")
+
+    return [a / b for a, b in turns(30, lambda: speed_of(2), lambda: speed_of(1))]
+
+
+def resumable_against_ddp(folder: Path) -> list[float]:
+    """How many times as fast two ranks train that vote and save every 50 steps as two that do neither."""
+
+    def saving() -> float:
+        flags = "--batch-size", 32, "--checkpoint-every", 50
+        return together(folder, 2, *flags, name="mnist_ddp_resumable")
+
+    return [a / b for a, b in turns(45, saving, lambda: together(folder, 2, "--batch-size", 32))]
+
+
+def memory(folder: Path, data: Path) -> list[float]:
+    """The most MB that each of two ranks holds: all data, a training step, the whole test."""
+    said = launched(folder, data, 2, "--epochs", 1, "--dry-run").lines
+    return [float(text.split()[1]) for _, text in said if text.startswith("peak")]

@@ -1,0 +1,94 @@
+"""Execute the notebooks of the course in order: into build/, or in place, which makes the committed outputs."""
+
+import base64
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from ddp_helpers import ROOT
+from ddp_helpers.rank.launchers import stop
+from ddp_helpers.upkeep.stale import digest
+
+NOTEBOOKS = ROOT / "notebooks"
+BUILD = ROOT / "build"
+
+
+@dataclass
+class Outcome:
+    """How the execution of one notebook went."""
+
+    name: str
+    seconds: float
+    figures: list[Path]
+    error: str = ""
+
+
+def progress(name: str, done: int, cells: int, seconds: float, last: bool) -> None:
+    """One line a notebook: it grows in a terminal, and is written once in a log."""
+    bar = "#" * (20 * done // max(1, cells))
+    if last or sys.stdout.isatty():
+        print(f"\r{name:<28} [{bar:.<20}] {done}/{cells} cells {seconds:5.0f} s", end="\n" if last else "", flush=True)
+
+
+def execute(path: Path, target: Path) -> Outcome:
+    """Run every cell of the notebook at `path` in a new kernel, and write it with its outputs to `target`."""
+    notebook, begin = nbformat.read(path, as_version=4), time.monotonic()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    done = [0]
+
+    def step(**_: object) -> None:
+        done[0] += 1
+        progress(path.stem, done[0], len(code), time.monotonic() - begin, last=False)
+
+    client = NotebookClient(notebook, timeout=900, kernel_name="python3", on_cell_executed=step, record_timing=False)
+    client.extra_arguments = ["--IPKernelApp.log_level=40"]  # or each warns of a connection that stays on this machine
+    client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
+    error = ""
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
+        error = next((line for line in reversed(str(problem).splitlines()) if line.strip()), "the kernel died")
+    progress(path.stem, done[0], len(code), time.monotonic() - begin, last=True)
+    notebook.metadata["made_from"] = digest(notebook)
+    notebook.metadata.pop("widgets", None)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, target)
+    return Outcome(path.stem, time.monotonic() - begin, figures(notebook, path.stem), error)
+
+
+def figures(notebook: NotebookNode, stem: str) -> list[Path]:
+    """Write the figures of an executed notebook to build/figures, and return where they are."""
+    folder, found = BUILD / "figures", []
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{stem}_*.png"):
+        old.unlink()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if image := output.get("data", {}).get("image/png"):
+                found.append(folder / f"{stem}_{len(found) + 1}.png")
+                found[-1].write_bytes(base64.b64decode(image))
+    return found
+
+
+def run(only: list[str], in_place: bool) -> int:
+    """Execute the notebooks whose names start with one of `only` (all if it is empty). Returns the exit status."""
+    paths = [p for p in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")) if not only or p.stem.startswith(tuple(only))]
+    if not paths:
+        stop(f"no notebook begins with {' or '.join(only)}: give numbers, such as 03")
+    folder = NOTEBOOKS if in_place else BUILD / "notebooks"
+    outcomes = [execute(path, folder / path.name) for path in paths]
+    print(f"\n{'notebook':<28} {'result':<8} {'seconds':>7}  figures")
+    for one in outcomes:
+        where = f"build/figures/{one.name}_1..{len(one.figures)}.png" if one.figures else "none"
+        print(f"{one.name:<28} {'FAILED' if one.error else 'ok':<8} {one.seconds:7.0f}  {where}")
+    print(f"executed copies: {folder.relative_to(ROOT)}/, {sum(one.seconds for one in outcomes):.0f} s in all")
+    for one in outcomes:
+        if one.error:
+            print(f"{one.name}: {one.error}", file=sys.stderr)
+    return int(any(one.error for one in outcomes))
