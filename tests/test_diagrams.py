@@ -5,45 +5,49 @@ from itertools import combinations
 import pytest
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.notebook import diagrams
+from ddp_helpers.notebook.diagrams.communication import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
+from ddp_helpers.notebook.diagrams.data import global_batch, shard_indices, shards
+from ddp_helpers.notebook.diagrams.jobs import way_of_a_job
+from ddp_helpers.notebook.diagrams.nodes import ranks_on_nodes, signal_path
+from ddp_helpers.notebook.diagrams.processes import collectives, spmd
 from ddp_helpers.notebook.picture import DPI, Picture
 
 CASES = [  # function, arguments, and what its alt text must name
-    (diagrams.spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
-    (diagrams.spmd, {"world_size": 2}, ["2 processes", "= 2", "weight 10 to 9"]),
-    (diagrams.spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
-    (diagrams.ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
-    (diagrams.ranks_on_nodes, {"use": "rank"}, ["cuda:rank", "ranks 4, 5, 6, 7 would fail"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (4, 2)}, ["6 ranks", "4 and 2 GPUs"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (2, 4), "use": "rank"}, ["ranks 4, 5 would fail"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (8, 8)}, ["16 ranks"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
-    (diagrams.ranks_on_nodes, {"gpus_per_node": (1, 1), "use": "rank"}, ["rank 1 would fail"]),
-    (diagrams.shards, {}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "2 repeated"]),
-    (diagrams.shards, {"drop_last": True}, ["rank 3 gets 3, 7", "2 dropped"]),
-    (diagrams.shards, {"samples": 12}, ["rank 0 gets 0, 4, 8"]),
-    (diagrams.shards, {"samples": 3, "world_size": 8}, ["5 repeated"]),
-    (diagrams.shards, {"samples": 5, "world_size": 2, "order": [3, 1, 4, 0, 2]}, ["rank 1 gets 1, 0, 3"]),
-    (diagrams.shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 repeated"]),
-    (diagrams.collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
-    (diagrams.collectives, {"world_size": 2}, ["sums 3, 6"]),
-    (diagrams.collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
-    (diagrams.ddp_buckets, {}, ["6 layers", "3 buckets", "takes 17 ms", "takes 23 ms"]),
-    (diagrams.ddp_buckets, {"layers": 8, "per_bucket": 3, "all_reduce_ms": 5}, ["8 layers", "5 ms"]),
-    (diagrams.ddp_buckets, {"layers": 16, "per_bucket": 2, "all_reduce_ms": 1}, ["8 buckets"]),
-    (diagrams.global_batch, {}, ["64 samples", "256 samples"]),
-    (diagrams.global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
-    (diagrams.data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
-    (diagrams.data_parallel_vs_ddp, {"gpus": 2}, ["2 processes"]),
-    (diagrams.data_parallel_vs_ddp, {"gpus": 8}, ["other 7"]),
-    (diagrams.signal_path, {}, ["LOCAL_RANK=2", "cuda:2", "4 GPUs"]),
-    (diagrams.signal_path, {"local_rank": 0, "gpus": 8}, ["SLURM_LOCALID=0", "8 GPUs"]),
-    (diagrams.way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
-    (diagrams.way_of_a_job, {"nodes": 2, "tasks_per_node": 4}, ["ranks 0 to 7"]),
-    (diagrams.way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
-    (diagrams.memory_of_gradients, {}, ["300 MB", "200 MB"]),
-    (diagrams.memory_of_gradients, {"parameters_mb": 44.7}, ["44.7 MB", "134.1 MB", "89.4 MB"]),
+    (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
+    (spmd, {"world_size": 2}, ["2 processes", "= 2", "weight 10 to 9"]),
+    (spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
+    (ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
+    (ranks_on_nodes, {"use": "rank"}, ["cuda:rank", "ranks 4, 5, 6, 7 would fail"]),
+    (ranks_on_nodes, {"gpus_per_node": (4, 2)}, ["6 ranks", "4 and 2 GPUs"]),
+    (ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
+    (ranks_on_nodes, {"gpus_per_node": (2, 4), "use": "rank"}, ["ranks 4, 5 would fail"]),
+    (ranks_on_nodes, {"gpus_per_node": (8, 8)}, ["16 ranks"]),
+    (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
+    (ranks_on_nodes, {"gpus_per_node": (1, 1), "use": "rank"}, ["rank 1 would fail"]),
+    (shards, {}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "2 repeated"]),
+    (shards, {"drop_last": True}, ["rank 3 gets 3, 7", "2 dropped"]),
+    (shards, {"samples": 12}, ["rank 0 gets 0, 4, 8"]),
+    (shards, {"samples": 3, "world_size": 8}, ["5 repeated"]),
+    (shards, {"samples": 5, "world_size": 2, "order": [3, 1, 4, 0, 2]}, ["rank 1 gets 1, 0, 3"]),
+    (shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 repeated"]),
+    (collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
+    (collectives, {"world_size": 2}, ["sums 3, 6"]),
+    (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
+    (ddp_buckets, {}, ["6 layers", "3 buckets", "takes 17 ms", "takes 23 ms"]),
+    (ddp_buckets, {"layers": 8, "per_bucket": 3, "all_reduce_ms": 5}, ["8 layers", "5 ms"]),
+    (ddp_buckets, {"layers": 16, "per_bucket": 2, "all_reduce_ms": 1}, ["8 buckets"]),
+    (global_batch, {}, ["64 samples", "256 samples"]),
+    (global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
+    (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
+    (data_parallel_vs_ddp, {"gpus": 2}, ["2 processes"]),
+    (data_parallel_vs_ddp, {"gpus": 8}, ["other 7"]),
+    (signal_path, {}, ["LOCAL_RANK=2", "cuda:2", "4 GPUs"]),
+    (signal_path, {"local_rank": 0, "gpus": 8}, ["SLURM_LOCALID=0", "8 GPUs"]),
+    (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
+    (way_of_a_job, {"nodes": 2, "tasks_per_node": 4}, ["ranks 0 to 7"]),
+    (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
+    (memory_of_gradients, {}, ["300 MB", "200 MB"]),
+    (memory_of_gradients, {"parameters_mb": 44.7}, ["44.7 MB", "134.1 MB", "89.4 MB"]),
 ]
 
 
@@ -95,7 +99,7 @@ def test_texts_do_not_cross_the_edges_of_boxes(drawn):
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("samples", "world_size"), [(10, 4), (12, 4), (7, 2), (1, 1), (3, 8), (100, 7)])
 def test_shards_are_those_of_distributed_sampler(samples, world_size, drop_last):
-    ours = diagrams.shard_indices(list(range(samples)), world_size, drop_last)
+    ours = shard_indices(list(range(samples)), world_size, drop_last)
     for rank in range(world_size):
         sampler = DistributedSampler(range(samples), world_size, rank, shuffle=False, drop_last=drop_last)
         assert ours[rank] == list(sampler)
@@ -104,12 +108,12 @@ def test_shards_are_those_of_distributed_sampler(samples, world_size, drop_last)
 def test_a_shuffled_order_is_dealt_as_distributed_sampler_deals_it():
     samplers = [DistributedSampler(range(11), 3, rank, shuffle=True, seed=5) for rank in range(3)]
     whole = DistributedSampler(range(11), 1, 0, shuffle=True, seed=5)
-    assert diagrams.shard_indices(list(whole), 3) == [list(sampler) for sampler in samplers]
+    assert shard_indices(list(whole), 3) == [list(sampler) for sampler in samplers]
 
 
 def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
     alt = 'a "quoted" <figure>'
-    picture = Picture(diagrams.global_batch().figure, alt)
+    picture = Picture(global_batch().figure, alt)
     data, metadata = picture._repr_mimebundle_()
     png = base64.b64decode(data["image/png"], validate=True)
     assert png.startswith(b"\x89PNG") and data.keys() == {"image/png", "text/plain"}

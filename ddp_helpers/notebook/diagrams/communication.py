@@ -1,9 +1,10 @@
-"""What passes between ranks, and when."""
+"""Diagrams of DDP: buckets and overlap, the memory of gradients, and DataParallel beside it."""
 
 import math
 from functools import partial
 
 from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
 
 from ddp_helpers.notebook.picture import Picture, described
 from ddp_helpers.notebook.shapes import (
@@ -15,64 +16,12 @@ from ddp_helpers.notebook.shapes import (
     box,
     canvas,
     fitting,
+    link,
     pieces,
     span,
     write,
 )
 from ddp_helpers.notebook.style import GREY, INK, rank_colour
-
-
-def collectives(world_size: int = 4) -> Picture:
-    """What each collective leaves on every rank, before and after, in numbers."""
-    panels, sums = _exchanges(world_size)
-    across, height = 2 if world_size <= 4 else 1, 0.95 + 0.4 * world_size
-    ax = canvas(0.7 + height * 4 / across, f"Four collectives on {world_size} ranks: before → after")
-    for number, (name, (effect, before, after)) in enumerate(panels.items()):
-        left, width = pieces(LEFT, RIGHT, across, gap=0.4)[number % across]
-        top, middle = 0.5 + height * (number // across), left + 0.32 + width / 2
-        write(ax, left, top + 0.2, name, ha="left", weight="bold", family="monospace")
-        write(ax, left, top + 0.46, effect, ha="left")
-        for rank in range(world_size):
-            y = top + 0.85 + 0.4 * rank
-            write(ax, left, y, f"rank {rank}", ha="left", **SMALL)
-            _cells(ax, left + 0.65, middle - 0.2, y, before[rank])
-            arrow(ax, (middle - 0.15, y), (middle + 0.15, y))
-            _cells(ax, middle + 0.2, left + width, y, after[rank])
-    key = "Colour: the rank that held the number. Grey: a sum over all ranks. Dotted: empty."
-    write(ax, LEFT, 0.5 + height * 4 / across, key, ha="left", **SMALL)
-    return described(
-        ax.figure,
-        f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, all_reduce "
-        f"leaves the sums {sums} on every rank, reduce_scatter leaves one of these sums on each, and "
-        "all_gather puts every rank's part on all.",
-    )
-
-
-def _exchanges(world_size: int) -> tuple[dict[str, tuple], str]:
-    """For each collective its effect and all ranks' cells, (number, rank it came from), before and after."""
-    ranks = range(world_size)
-    own = [[((rank + 1) * (place + 1), rank) for place in ranks] for rank in ranks]
-    sums = [sum(number for number, _ in column) for column in zip(*own, strict=True)]
-    summed, held = [(number, None) for number in sums], list(zip(sums, ranks, strict=True))
-
-    def scattered(cells: list[tuple]) -> list[list]:
-        return [[cells[place] if place == rank else None for place in ranks] for rank in ranks]
-
-    return {
-        "broadcast": ("every rank gets rank 0's numbers", own, [own[0]] * world_size),
-        "all_reduce": ("every rank gets every sum", own, [summed] * world_size),
-        "reduce_scatter": ("each rank gets the sum of one part", own, scattered(summed)),
-        "all_gather": ("every rank gets every rank's part", scattered(held), [held] * world_size),
-    }, ", ".join(map(str, sums))
-
-
-def _cells(ax: Axes, left: float, right: float, y: float, cells: list[tuple | None]) -> None:
-    """One rank's numbers in a row."""
-    for cell, (x, width) in zip(cells, pieces(left, right, len(cells), gap=0.04), strict=True):
-        number, owner = cell or ("", None)
-        look = {"fill": 0.25, "line": "-"} if cell else {"fill": 0.03, "line": ":"}
-        colour = GREY if owner is None else rank_colour(owner)
-        box(ax, (x, y - 0.17), (width, 0.34), number, colour, **look, **SMALL)
 
 
 def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_reduce_ms: float = 3) -> Picture:
@@ -156,3 +105,40 @@ def memory_of_gradients(parameters_mb: float = 100) -> Picture:
         f"of gradients and a copy of them in buckets, {3 * parameters_mb:g} MB in all; with it the gradients "
         f"live in the buckets, {2 * parameters_mb:g} MB in all.",
     )
+
+
+def data_parallel_vs_ddp(gpus: int = 4) -> Picture:
+    """Why not DataParallel: all its traffic passes through GPU 0, while DDP has no hub."""
+    ax = canvas(4.65, f"The same {gpus} GPUs, two ways to share the work")
+    write(ax, 2.35, 0.65, f"DataParallel: 1 process, {gpus} threads", weight="bold")
+    box(ax, (LEFT, 0.85), (4.5, 2.9), fill=0.06)
+    hub = box(ax, (1.7, 1.0), (1.3, 0.5), "GPU 0", rank_colour(0), weight="bold")
+    for gpu, (left, width) in enumerate(pieces(0.25, 4.45, gpus - 1), start=1):
+        wide = min(width, 1.1)
+        corner = (left + (width - wide) / 2, 3.05)
+        other = box(ax, corner, (wide, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
+        link(ax, hub, other, bend=0.12)
+        link(ax, other, hub, bend=0.12, line="--")
+    sent = "solid: a piece of the batch, a copy of the model\ndashed: outputs, gradients"
+    write(ax, 2.35, 4.2, f"every step, all through GPU 0\n{sent}", **SMALL)
+    _ring(ax, gpus)
+    return described(
+        ax.figure,
+        f"DataParallel: one process with {gpus} threads; at every step GPU 0 sends a piece of the batch "
+        f"and a copy of the model to each of the other {gpus - 1}, and takes back outputs and gradients. DDP:"
+        f" {gpus} processes, one a GPU, pass gradients round a ring, with no hub.",
+    )
+
+
+def _ring(ax: Axes, gpus: int) -> None:
+    """DDP: a process for each GPU, and gradients passed on from neighbour to neighbour."""
+    write(ax, 7.15, 0.65, f"DDP: {gpus} processes, no hub", weight="bold")
+    places: list[FancyBboxPatch] = []
+    for gpu in range(gpus):
+        angle = 2 * math.pi * gpu / gpus - math.pi / 2
+        corner = (6.65 + 1.7 * math.cos(angle), 2.02 + 1.17 * math.sin(angle))
+        places.append(box(ax, corner, (1.0, 0.56), f"rank {gpu}\nGPU {gpu}", rank_colour(gpu), size=10))
+    for here, following in zip(places, places[1:] + places[:1], strict=True):
+        link(ax, here, following, bend=-0.2)
+    sent = "every step, round the ring\nall-reduce of the gradients,\nno copies of the model"
+    write(ax, 7.15, 4.2, sent, **SMALL)
