@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.topology import Topology, process_group
 
 SAMPLES, STEPS, MICRO = 24, 3, 3
 

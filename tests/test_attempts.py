@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ddp_helpers.notebook import attempts
-from ddp_helpers.notebook.plots.attempts import attempts_timeline
+from ddp_helpers.lessons import survive_preemption
+from ddp_helpers.lessons.survive_preemption import attempts_timeline
 
 
 def line(time, event, step, **more):
@@ -26,7 +26,7 @@ AGAIN = [
 def story(tmp_path):
     def write(*lines):
         (tmp_path / "attempts.jsonl").write_text("\n".join(lines))
-        return attempts.events(tmp_path)
+        return survive_preemption.events(tmp_path)
 
     return write
 
@@ -48,21 +48,21 @@ def test_events_are_counted_into_attempts_and_timed_from_the_first(story):
     ],
 )
 def test_each_attempt_has_a_row_that_says_how_it_ended_and_what_was_lost(story, end, ended, to_step, lost):
-    first, second = attempts.attempts(story(*KILLED, *end, *AGAIN)).to_dict("records")
+    first, second = survive_preemption.attempts(story(*KILLED, *end, *AGAIN)).to_dict("records")
     assert (first["ended"], first["to_step"], first["lost_steps"], first["ranks"]) == (ended, to_step, lost, 2)
     assert (second["ended"], second["from_step"], second["to_step"], second["ranks"]) == ("done", 8, 16, 1)
 
 
 def test_without_a_checkpoint_every_step_of_the_attempt_is_lost(story):
-    [row] = attempts.attempts(story(START, line(101.0, "killed", 4))).to_dict("records")
+    [row] = survive_preemption.attempts(story(START, line(101.0, "killed", 4))).to_dict("records")
     assert row["lost_steps"] == 4 and row["saves"] == 0
 
 
 def test_the_weights_of_an_epoch_are_those_of_the_attempt_that_did_it_last(story):
     redone = line(121.0, "epoch", 8, epoch=1, weights="c")
-    assert attempts.weights(story(*KILLED)) == {1: "a"}
-    assert attempts.weights(story(*KILLED, line(120.0, "started", 5, world_size=2), redone)) == {1: "c"}
-    assert attempts.weights(story(START)) == {}
+    assert survive_preemption.weights(story(*KILLED)) == {1: "a"}
+    assert survive_preemption.weights(story(*KILLED, line(120.0, "started", 5, world_size=2), redone)) == {1: "c"}
+    assert survive_preemption.weights(story(START)) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_line_that_cannot_be_read_is_named_and_left_out(story, capsys, bad):
 
 
 def test_no_story_is_an_empty_table_and_a_figure_all_the_same(tmp_path, capsys):
-    table = attempts.events(tmp_path)
-    assert len(table) == len(attempts.attempts(table)) == len(attempts.weights(table)) == 0
+    table = survive_preemption.events(tmp_path)
+    assert len(table) == len(survive_preemption.attempts(table)) == len(survive_preemption.weights(table)) == 0
     assert "no attempts (FileNotFoundError)" in capsys.readouterr().err
     assert "1 run" in attempts_timeline({"none": table}).alt
 

@@ -8,7 +8,7 @@ import torch
 from ddp_helpers.lessons.train_on_one_gpu import ladder
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.upkeep import messages
-from ddp_helpers.upkeep.bench import table, training, whole
+from ddp_helpers.upkeep.bench import training
 from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_a_row_says_whether_its_goal_is_met(values, sign, goal, verdict, capsys):
-    row = table.row("what", values, sign, goal)
+    row = training.row("what", values, sign, goal)
     assert verdict in capsys.readouterr().out
     assert row["met"] is {"met": True, "MISSED": False}.get(verdict)
     assert row["median"] == (sorted(values)[len(values) // 2] if values else None)
@@ -35,7 +35,7 @@ def test_a_row_says_whether_its_goal_is_met(values, sign, goal, verdict, capsys)
 
 def test_what_is_compared_takes_turns():
     called = []
-    pairs = table.turns(0, lambda: called.append("a") or 1, lambda: called.append("b") or 2)
+    pairs = training.turns(0, lambda: called.append("a") or 1, lambda: called.append("b") or 2)
     assert pairs == [(1, 2)] * 3 and "".join(called) == "abbaab"
 
 
@@ -66,13 +66,13 @@ def test_the_scripts_are_measured_as_they_are_written_out(tmp_path, monkeypatch)
 
 
 def test_seconds_to_an_accuracy_are_those_of_training(digits, tmp_path):
-    lines = whole.epochs(tmp_path, digits, 2)
+    lines = training.epochs(tmp_path, digits, 2)
     assert [line["epoch"] for line in lines] == [1, 2]
-    assert whole.seconds_to(lines, 0) == [lines[0]["seconds"]]
-    assert whole.seconds_to([line | {"test_accuracy": line["epoch"] / 2} for line in lines], 1) == [
+    assert training.seconds_to(lines, 0) == [lines[0]["seconds"]]
+    assert training.seconds_to([line | {"test_accuracy": line["epoch"] / 2} for line in lines], 1) == [
         lines[0]["seconds"] + lines[1]["seconds"]
     ]
-    assert whole.seconds_to(lines, 1.1) == []
+    assert training.seconds_to(lines, 1.1) == []
 
 
 def test_a_message_is_the_error_without_its_frames():

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_helpers.lessons.go_beyond_ddp import measure
-from ddp_helpers.lessons.go_beyond_ddp.figures import QUESTIONS, choose
+from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, QUESTIONS, choose, memory_and_speed
 from ddp_helpers.notebook import launch
-from ddp_helpers.notebook.plots.beyond import KINDS, memory_and_speed
 
 BATCH, WIDE = 32, 50
 
@@ -24,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_helpers.lessons.go_beyond_ddp.measure import race
-from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.topology import process_group
 from ddp_helpers.rank.topology import Topology
 
 def model():

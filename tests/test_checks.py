@@ -7,7 +7,7 @@ from asked import asked, cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
-from ddp_helpers.lessons.do_it_yourself.project import Project
+from ddp_helpers.lessons.do_it_yourself.exercises import Project
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
 
 EVERY = exercises()

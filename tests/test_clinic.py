@@ -12,8 +12,8 @@ from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
+from ddp_helpers.lessons.break_it_and_fix_it.clinic import end
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault
-from ddp_helpers.notebook.cases import end
 from ddp_helpers.notebook.launch import LaunchError
 
 NOTEBOOK = ROOT / "notebooks" / "10_break_it_and_fix_it.ipynb"

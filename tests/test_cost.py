@@ -11,8 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers.lessons.wrap_the_model import cost
-from ddp_helpers.notebook.picture import Picture
-from ddp_helpers.notebook.plots.cost import cost_of_steps
+from ddp_helpers.lessons.wrap_the_model.figures import cost_of_steps
+from ddp_helpers.notebook.drawing import Picture
 from ddp_helpers.rank.step import Step
 
 FLAGS = Namespace(precision="float32", compile=False)

@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from ddp_helpers import ROOT
 from ddp_helpers.upkeep import course, stale
 
-FIGURE = "from ddp_helpers.notebook import diagrams\ndiagrams.global_batch(8, 2)"
+FIGURE = "from ddp_helpers.lessons import shard_the_data\nshard_the_data.global_batch(8, 2)"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ TREE = {
     "ddp_helpers/rank/scripts/simple.py": FUNCTION,
     "ddp_helpers/notebook/__init__.py": "",
     "ddp_helpers/notebook/plots/__init__.py": "value = 1\n",
-    "ddp_helpers/lessons/train_on_one_gpu/figures.py": f"{FUNCTION}\n\nfrom .. import lazy\n",
+    "ddp_helpers/notebook/plots/ladder.py": f"{FUNCTION}\n\nfrom .. import lazy\n",
     "ddp_helpers/notebook/lazy.py": "def value():\n    from ddp_helpers.rank import data\n",
     "ddp_helpers/notebook/ready.py": 'def value():\n    """Not simple."""\n    return write("doctor")\n',
     "ddp_helpers/notebook/process.py": 'command = ["-m", "ddp_helpers.notebook.lazy"]\n',
@@ -98,11 +98,11 @@ def digest(*sources):
 
 REACHED = [  # by this cell, this file
     ("from ddp_helpers.notebook.plots import ladder", "notebook/plots/ladder.py"),
-    ("from ddp_helpers.lessons.train_on_one_gpu.figures import value", "notebook/plots/ladder.py"),
-    ("import ddp_helpers.lessons.train_on_one_gpu.figures as steps", "notebook/plots/__init__.py"),
-    ("from ddp_helpers.lessons.train_on_one_gpu.figures import value", "rank/data.py"),  # through `from .. import lazy`
+    ("from ddp_helpers.notebook.plots.ladder import value", "notebook/plots/ladder.py"),
+    ("import ddp_helpers.notebook.plots.ladder as steps", "notebook/plots/__init__.py"),
+    ("from ddp_helpers.notebook.plots.ladder import value", "rank/data.py"),  # through `from .. import lazy`
     ("def later():\n    from ddp_helpers.notebook import lazy", "rank/data.py"),
-    ("x = 1\n%load_ext ddp_helpers.lessons.train_on_one_gpu.figures", "notebook/plots/ladder.py"),
+    ("x = 1\n%load_ext ddp_helpers.notebook.plots.ladder", "notebook/plots/ladder.py"),
     ("%%ranks 2 fails\nfrom ddp_helpers.rank import (\n    data,\n)", "rank/data.py"),
     ("files = !ls\nfrom ddp_helpers.rank import data", "rank/data.py"),
     ("%%bash\npython -c 'from ddp_helpers.rank import model, data' && echo", "rank/data.py"),
@@ -216,7 +216,7 @@ def test_a_helper_of_the_real_course(tmp_path, monkeypatch):
     helpers = tmp_path / "ddp_helpers"
     for path, added, is_stale in [
         ("rank/model.py", "# A comment.\n", False),
-        ("notebook/slurm/batch.py", "added = 1\n", False),  # 01 has no job
+        ("notebook/slurm/site.py", "added = 1\n", False),  # 01 has no job
         ("rank/model.py", "added = 1\n", True),
     ]:
         (helpers / path).write_text((helpers / path).read_text() + added)

@@ -5,12 +5,12 @@ from itertools import combinations
 import pytest
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.notebook.diagrams.communication import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
-from ddp_helpers.notebook.diagrams.data import global_batch, shard_indices, shards
-from ddp_helpers.notebook.diagrams.jobs import way_of_a_job
-from ddp_helpers.notebook.diagrams.nodes import ranks_on_nodes, signal_path
-from ddp_helpers.notebook.diagrams.processes import collectives, spmd
-from ddp_helpers.notebook.picture import DPI, Picture
+from ddp_helpers.lessons.find_your_local_rank import ranks_on_nodes, signal_path
+from ddp_helpers.lessons.form_a_process_group import collectives, spmd
+from ddp_helpers.lessons.shard_the_data import global_batch, picture_of_shards, shard_indices
+from ddp_helpers.lessons.submit_to_slurm import way_of_a_job
+from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
+from ddp_helpers.notebook.drawing import DPI, Picture
 
 CASES = [  # function, arguments, and what its alt text must name
     (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
@@ -24,12 +24,12 @@ CASES = [  # function, arguments, and what its alt text must name
     (ranks_on_nodes, {"gpus_per_node": (8, 8)}, ["16 ranks"]),
     (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
     (ranks_on_nodes, {"gpus_per_node": (1, 1), "use": "rank"}, ["rank 1 would fail"]),
-    (shards, {}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "2 repeated"]),
-    (shards, {"drop_last": True}, ["rank 3 gets 3, 7", "2 dropped"]),
-    (shards, {"samples": 12}, ["rank 0 gets 0, 4, 8"]),
-    (shards, {"samples": 3, "world_size": 8}, ["5 repeated"]),
-    (shards, {"samples": 5, "world_size": 2, "order": [3, 1, 4, 0, 2]}, ["rank 1 gets 1, 0, 3"]),
-    (shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 repeated"]),
+    (picture_of_shards, {}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "2 repeated"]),
+    (picture_of_shards, {"drop_last": True}, ["rank 3 gets 3, 7", "2 dropped"]),
+    (picture_of_shards, {"samples": 12}, ["rank 0 gets 0, 4, 8"]),
+    (picture_of_shards, {"samples": 3, "world_size": 8}, ["5 repeated"]),
+    (picture_of_shards, {"samples": 5, "world_size": 2, "order": [3, 1, 4, 0, 2]}, ["rank 1 gets 1, 0, 3"]),
+    (picture_of_shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 repeated"]),
     (collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
     (collectives, {"world_size": 2}, ["sums 3, 6"]),
     (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),

@@ -17,7 +17,7 @@ import yaml
 from real import python
 
 from ddp_helpers import ROOT, __version__
-from ddp_helpers.upkeep.headline import PICTURE, headline
+from ddp_helpers.upkeep.course import PICTURE, headline
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -88,7 +88,7 @@ def test_a_table_is_read_to_its_end_and_no_further() -> None:
 
 
 def test_the_headline_figure_is_that_of_the_committed_notebook() -> None:
-    assert PICTURE.read_bytes() == headline(), "run: python -m ddp_helpers.upkeep.headline"
+    assert PICTURE.read_bytes() == headline(), "run: python -m ddp_helpers.upkeep.course"
 
 
 def test_without_outputs_there_is_no_headline(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from real import IMPORT, gated, python
 
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import launch, scripts, slurm
-from ddp_helpers.notebook.environment import clean
+from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.rank.doctor import checks, exchange
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
 from ddp_helpers.rank.doctor.checks import arrive, runs_on

@@ -9,8 +9,8 @@ from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 
 from ddp_helpers.lessons.train_on_one_gpu import accuracy, ladder
-from ddp_helpers.lessons.train_on_one_gpu.graph import as_graph
-from ddp_helpers.rank.batches import Batches, load_data
+from ddp_helpers.lessons.train_on_one_gpu.ladder import as_graph
+from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.step import Step

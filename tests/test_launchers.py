@@ -11,7 +11,7 @@ from real import IMPORT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import slurm
-from ddp_helpers.notebook.environment import clean
+from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.rank.launchers import who_am_i
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from real import IMPORT, gated
 
 from ddp_helpers.notebook import launch
-from ddp_helpers.rank.process_group import process_group
-from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.topology import Topology, process_group
 
 RANK = """
 import sys
 import torch
 import torch.distributed as dist
-from ddp_helpers.rank.process_group import process_group
+from ddp_helpers.rank.topology import process_group
 from ddp_helpers.rank.topology import Topology
 
 me = Topology.from_env()

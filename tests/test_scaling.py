@@ -9,12 +9,10 @@ import pytest
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.plot_the_scaling import predict
 from ddp_helpers.lessons.plot_the_scaling.advice import recommend
-from ddp_helpers.lessons.plot_the_scaling.figures import speedup
+from ddp_helpers.lessons.plot_the_scaling.figures import shares, speedup, time_cost
 from ddp_helpers.lessons.plot_the_scaling.prediction import prediction
 from ddp_helpers.notebook import runs, scaling
 from ddp_helpers.notebook.curves import curves
-from ddp_helpers.notebook.plots.shares import shares
-from ddp_helpers.notebook.plots.time_cost import time_cost
 from ddp_helpers.notebook.scaling import ScalingError
 
 PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())

@@ -11,10 +11,10 @@ from torch.utils.data import DistributedSampler
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.plot_the_scaling import predict, simulate
+from ddp_helpers.lessons.plot_the_scaling.figures import SCALES, scale
+from ddp_helpers.lessons.plot_the_scaling.predict import BUCKET, Step
 from ddp_helpers.lessons.plot_the_scaling.prediction import assumptions, prediction
 from ddp_helpers.lessons.plot_the_scaling.simulate import Cover
-from ddp_helpers.notebook.assumed import BUCKET, Step
-from ddp_helpers.notebook.plots.scale import PANELS, scale
 
 TRAIN, TEST, RANKS = 60_000, 10_000, 1536
 
@@ -137,7 +137,7 @@ def test_the_far_prediction_names_what_it_assumes():
 
 
 def test_the_figures_draw_and_say_their_numbers(tmp_path):
-    columns = {name: [1000.0, 10.0] for lines in PANELS.values() for name in lines}
+    columns = {name: [1000.0, 10.0] for lines in SCALES.values() for name in lines}
     table = pd.DataFrame({"ranks": [1, RANKS], **columns})
     published = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())["efficiencies"]
     pictures = [scale(table, "made up"), assumptions({"as assumed": Step(), "alone": Step(overlap=0)}, published)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render, submit, write
-from ddp_helpers.notebook.slurm.here import seconds
+from ddp_helpers.notebook.slurm.run import seconds
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
 

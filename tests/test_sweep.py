@@ -14,13 +14,14 @@ import pytest
 from real import until
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, slurm, sweep
+from ddp_helpers.lessons import sweep_the_cluster
+from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.notebook.slurm import queue
 
 LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
-from ddp_helpers.notebook.sweep import sweep
+from ddp_helpers.lessons.sweep_the_cluster import sweep
 print(sweep(json.loads(sys.argv[1])))
 """
 
@@ -87,7 +88,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     assert kernels and not psutil.wait_procs(kernels, timeout=20)[1]  # and nothing of the killed one is left
     # A third time there is nothing to do, and all is shown.
     before = {folder: (folder / "job.json").read_text() for folder in mine}
-    table = sweep.sweep(configurations)
+    table = sweep_the_cluster.sweep(configurations)
     assert list(table["state"]) == ["done"] * 3 and list(table.index) == [first.name, second.name, repeated.name]
     assert {folder: (folder / "job.json").read_text() for folder in mine} == before
 
@@ -95,14 +96,14 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
 @pytest.mark.parametrize("wrong", [{"node": 2}, {"run": ""}, {"run": "a"}])
 def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(wrong, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep, "one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "one", ran.append)
     good = {"run": "a", "nodes": 1}
     with pytest.raises(slurm.JobError, match=r"did you mean nodes\?|a `run` of its own") as error:
-        sweep.sweep([good, good | {"run": "b"} | wrong])
+        sweep_the_cluster.sweep([good, good | {"run": "b"} | wrong])
     assert not ran and str(error.value).isprintable()
     with pytest.raises(slurm.JobError, match=r"a `run` of its own"):
-        sweep.sweep([{"nodes": 1}])
-    sweep.sweep([good, good | {"run": "b"}])
+        sweep_the_cluster.sweep([{"nodes": 1}])
+    sweep_the_cluster.sweep([good, good | {"run": "b"}])
     assert [configuration["run"] for configuration in ran] == ["a", "b"]
 
 
@@ -110,28 +111,28 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     record(tmp_path / "a", {"state": "PENDING", "job_id": "5"}, "done")
     record(tmp_path / "b", {"state": "PENDING", "job_id": "6"}, "running")
     record(tmp_path / "a-7", None, "failed")  # submitted by hand, or another's: no attempt of a
-    monkeypatch.setattr(sweep, "RUNS", tmp_path)
-    monkeypatch.setattr(sweep, "execute", lambda *_, **__: pytest.fail("it ran again"))
-    monkeypatch.setattr(sweep.slurm, "look", forget)
-    sweep.one({"run": "a"})
+    monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
+    monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
+    monkeypatch.setattr(sweep_the_cluster.slurm, "look", forget)
+    sweep_the_cluster.one({"run": "a"})
     with pytest.raises(slurm.JobError, match="job 6 is not known"):
-        sweep.one({"run": "b"})
+        sweep_the_cluster.one({"run": "b"})
 
 
 def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_no_obstacle(tmp_path, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep, "RUNS", tmp_path)
-    monkeypatch.setattr(sweep, "one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
+    monkeypatch.setattr(sweep_the_cluster, "one", ran.append)
     (tmp_path / "a").mkdir()
     parameters = {"run": "a-try2", "nodes": 1}
     (tmp_path / "a" / "job.ipynb").write_text(json.dumps({"metadata": {"papermill": {"parameters": parameters}}}))
     with pytest.raises(slurm.JobError, match=r"run a holds another run \(nodes was 1, now 2\): choose another name"):
-        sweep.sweep([{"run": "a", "nodes": 2}])
+        sweep_the_cluster.sweep([{"run": "a", "nodes": 2}])
     assert not ran
-    sweep.sweep([{"run": "a", "nodes": 1}])
+    sweep_the_cluster.sweep([{"run": "a", "nodes": 1}])
     for half in ('{"metadata": {"pape', "", "{}"):
         (tmp_path / "a" / "job.ipynb").write_text(half)
-        sweep.sweep([{"run": "a", "nodes": 2}])
+        sweep_the_cluster.sweep([{"run": "a", "nodes": 2}])
     assert len(ran) == 4
 
 

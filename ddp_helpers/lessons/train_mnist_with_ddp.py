@@ -1,6 +1,10 @@
-"""Exercises of notebook 06."""
+"""Notebook 06: its exercises, and the figure of an epoch's seconds."""
+
+import matplotlib.pyplot as plt
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.notebook.drawing import BLUE, GREY, ORANGE, Picture, described
+from ddp_helpers.notebook.runs import Run
 
 
 def launch_words(ranks: int, global_batch_size: int) -> list[str]:
@@ -83,3 +87,34 @@ EXERCISES = [
         },
     ),
 ]
+
+
+def seconds_of_an_epoch(runs: list[Run]) -> Picture:
+    """A bar a run: the seconds of its last epoch spent waiting for data, in steps, and in the test."""
+    figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.7 * len(runs)), layout="constrained")
+    labels = [f"{run.folder.name}\nworld size {run.row()['world_size']}, {run.row()['launcher']}" for run in runs]
+    begins = [0.0] * len(runs)
+    for part, colour in (("data", ORANGE), ("steps", BLUE), ("test", GREY)):
+        seconds = [parts(run)[part] for run in runs]
+        ax.barh(labels, seconds, left=begins, color=colour, label=part, height=0.6)
+        begins = [begin + more for begin, more in zip(begins, seconds, strict=True)]
+    for row, total in enumerate(begins):
+        ax.text(total, row, f" {total:.1f} s", va="center")
+    ax.margins(x=0.12)
+    ax.set(title=f"Where an epoch's seconds went ({' and '.join(sorted({r.env['dataset'] for r in runs}))})")
+    ax.set_xlabel("seconds")
+    ax.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=3)
+    told = "; ".join(f"{run.folder.name}: {describe(run)}" for run in runs)
+    return described(figure, f"Seconds of the last epoch of each run. {told}.")
+
+
+def parts(run: Run) -> dict[str, float]:
+    """The seconds of the last epoch, by what they went into."""
+    last = run.epochs[-1]
+    return {"data": last["data_seconds"], "steps": last["seconds"] - last["data_seconds"], "test": last["test_seconds"]}
+
+
+def describe(run: Run) -> str:
+    """The same in words."""
+    return ", ".join(f"{seconds:.1f} s {part}" for part, seconds in parts(run).items())

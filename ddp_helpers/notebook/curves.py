@@ -6,15 +6,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ddp_helpers.notebook import style
+from ddp_helpers.notebook.drawing import GREY, Picture, described
 from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, setting
-from ddp_helpers.notebook.picture import Picture, described
 from ddp_helpers.notebook.scaling import finished, left_out, many, unit, where
 
 ROWS = {"test_loss": "test loss", "test_accuracy": "test accuracy"}
 LINES = {"strong": "-", "weak": "--"}
-
-style.use()
 
 
 def curves(table: pd.DataFrame) -> Picture:
@@ -34,7 +31,7 @@ def curves(table: pd.DataFrame) -> Picture:
         axes[1, column].set_xlabel("epoch")
     for ax, ends in labels:  # now that all panels have their limits
         if not ends:
-            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=style.GREY)
+            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
         at_the_right(ax, ends)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for ax, what in zip(axes[:, 0], ROWS.values(), strict=True):

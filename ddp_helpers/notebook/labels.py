@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_helpers.notebook import style
+from ddp_helpers.notebook import drawing
 from ddp_helpers.notebook.scaling import many
 
 LABEL = tuple[float, float, str, str]  # the point in data units, text, colour
@@ -43,7 +43,7 @@ def caption(figure: Figure, *parts: str) -> None:
     """Write what the reader must know below the figure; empty parts are left out."""
     if said := ". ".join(part[0].upper() + part[1:] for part in parts if part):
         wide = int(figure.get_figwidth() * 13)
-        figure.supxlabel(textwrap.fill(f"{said}.", wide), fontsize=10, color=style.GREY, x=0.01, ha="left")
+        figure.supxlabel(textwrap.fill(f"{said}.", wide), fontsize=10, color=drawing.GREY, x=0.01, ha="left")
 
 
 def setting(scaling: str, cpus: float) -> str:
@@ -53,7 +53,7 @@ def setting(scaling: str, cpus: float) -> str:
 
 def colours(keys: Sequence) -> dict:
     """A colour for each, in the order of the palette, and around again."""
-    return {key: style.rank_colour(place) for place, key in enumerate(keys)}
+    return {key: drawing.rank_colour(place) for place, key in enumerate(keys)}
 
 
 def sizes(ax: Axes, counts: Sequence[int], unit: str) -> None:

@@ -1,12 +1,30 @@
-"""The command lines and the environment with which torchrun, mpirun, srun or Python start the ranks."""
+"""Command lines and environments with which torchrun, mpirun, srun or Python start the ranks."""
 
 import os
+import re
 import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from ddp_helpers.notebook.environment import clean
+INHERITED = re.compile(
+    r"(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN|PMIX?|PMI2|OMPI|TORCHELASTIC|MASTER|GROUP|ROLE)_|(LOCAL_)?(RANK|WORLD_SIZE)$"
+)
+
+
+def clean() -> dict[str, str]:
+    """This process's environment without any launcher's variables, and with the course's own Slurm if it is up.
+
+    What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like stays: no job sets these itself.
+    """
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not INHERITED.match(name)}
+    state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ddp-course"
+    site = Path("/etc/slurm/slurm.conf").exists()
+    if "SLURM_CONF" not in env and not site and (state / "slurm.conf").is_file():
+        env["SLURM_CONF"] = str(state / "slurm.conf")
+    return env
+
 
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
 MARKS = {

@@ -1,13 +1,13 @@
-"""What hardware the outputs of a notebook came from."""
+"""Name the hardware that the outputs of a notebook came from."""
 
 import platform
 import time
+from pathlib import Path
 
 import torch
 
 from ddp_helpers import __version__
 from ddp_helpers.notebook.scripts import revision
-from ddp_helpers.rank.chip import chip
 from ddp_helpers.rank.topology import Topology
 
 
@@ -24,3 +24,15 @@ def provenance() -> dict[str, str]:
     """Where, when and from which revision something is measured: what its record begins with."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"machine": machine(), "made_from": f"ddp_helpers {__version__}{revision()}", "started": started}
+
+
+def chip(device: torch.device) -> str:
+    """The name of the GPU, or of the processor where the system tells it. Any process may call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,17 +1,102 @@
 """Write helpers out as one standalone script: the source of each part that it needs, in order, under one header."""
 
+import ast
+import inspect
 import re
 import subprocess
+import symtable
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from ddp_helpers import ROOT, __version__
-from ddp_helpers.notebook.sources import Source, from_cell
+
+
+class Source:
+    """A module taken apart: the source of each top-level definition, what it uses, and what the imports mean."""
+
+    def __init__(self, text: str) -> None:
+        tree, lines, end = ast.parse(text), text.splitlines(), 0
+        self.doc, self.parts, self.uses, self.imports = ast.get_docstring(tree) or "", {}, {}, {}
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                self.imports |= {a.asname or a.name: (a.name, "") for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                self.imports |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+            elif not isinstance(node, ast.Expr):  # the docstring
+                name = defined(node)
+                # The comments above a definition belong to it.
+                self.parts[name] = "\n".join(lines[end : node.end_lineno]).strip("\n")
+                self.uses[name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            end = node.end_lineno
+
+
+def defined(node: ast.stmt) -> str:
+    """The name that a top-level statement defines, or '' for the call of main at the end of a script."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        node = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        return ", ".join(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return getattr(node, "name", "")
+
+
+def source_of(thing: type | Callable) -> str:
+    """The source of a function or class. Of a class from a cell, only its methods know where. Raises ValueError."""
+    if inspect.isfunction(thing):
+        return textwrap.dedent(inspect.getsource(thing))
+    for method in vars(thing).values():
+        if inspect.isfunction(method) and method.__qualname__.startswith(f"{thing.__qualname__}."):
+            try:
+                lines, at = inspect.findsource(method)
+            except OSError:
+                break
+            for node in ast.walk(ast.parse("".join(lines))):
+                if isinstance(node, ast.ClassDef) and node.lineno <= at + 1 <= node.end_lineno:
+                    start = min([node, *node.decorator_list], key=lambda n: n.lineno).lineno
+                    return textwrap.dedent("".join(lines[start - 1 : node.end_lineno]))
+    raise ValueError(f"{thing.__name__} has no source to be found: define it, and a method of it, in a cell")
+
+
+def global_names(table: symtable.SymbolTable) -> set[str]:
+    """The names that a definition takes from outside; its own variables may have names of the notebook's."""
+    return {s.get_name() for s in table.get_symbols() if s.is_global()}.union(*map(global_names, table.get_children()))
+
+
+def home_of(name: str, value: object) -> tuple[str, str]:
+    """The import that gives a name its value, as (module, name in it or ""); ("", "") if there is none."""
+    if isinstance(value, ModuleType):
+        package, _, last = value.__name__.rpartition(".")
+        return (package, last) if last == name and package else (value.__name__, "")
+    original = getattr(value, "__name__", name)
+    # What a module calls its own may be kept elsewhere: torch.relu has no __module__, and F.max_pool2d a private one.
+    modules = sorted((m for m in list(sys.modules) if "._" not in m and m != "__main__"), key=lambda m: (len(m), m))
+    for module in [getattr(value, "__module__", None), *modules] if callable(value) else []:
+        for known in (original, name):
+            if vars(sys.modules.get(module, object)).get(known) is value:
+                return module, known
+    return "", ""
+
+
+def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
+    """What a learner defined in a cell, as a Source. Raises ValueError if it needs what a script does not have.
+
+    others: the names of what else goes into the script, and may be needed.
+    """
+    text, name = source_of(thing), thing.__name__
+    source, scope = Source(text), vars(sys.modules[thing.__module__])
+    source.uses[name] = global_names(symtable.symtable(text, name, "exec"))
+    for used in sorted(source.uses[name] & scope.keys() - {name, *others}):
+        home = home_of(used, scope[used])
+        if home[0] in ("", thing.__module__) or home[0].startswith("ddp_helpers"):
+            raise ValueError(f"{name} uses {used}, which the script does not have: define it inside {name}")
+        source.imports[used] = home
+    return source
+
 
 PACKAGE = "ddp_helpers.rank.scripts"
 NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a-z]*.py"))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_helpers.rank.batches import Batches
+from ddp_helpers.rank.data import Batches
 
 Work = Callable[[Tensor, Tensor], Tensor | None]  # what is done with images and labels
 

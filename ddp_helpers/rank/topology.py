@@ -4,8 +4,10 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from threading import Thread
 
 import torch
@@ -142,3 +144,17 @@ class Topology:
         except (dist.DistError, OSError, UnicodeError) as error:
             why = str(error).partition("\n")[0]  # torch lists its C++ frames below
             stop(f"{place}: rank {self.rank} cannot {'listen: take another port' if hosts else 'get there'} ({why})")
+
+
+@contextmanager
+def process_group(me: Topology, device: torch.device, seconds: float) -> Iterator[dist.Store]:
+    """Be in the group for the length of the block; every rank must enter. Waits for peers at most `seconds`."""
+    cuda, store = device.type == "cuda", me.meet(seconds)
+    ranks = {"rank": me.rank, "world_size": me.world_size, "timeout": timedelta(seconds=seconds)}
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, device_id=device if cuda else None, **ranks)
+    try:
+        yield store
+        dist.barrier()  # nobody leaves while a peer still needs an answer
+        time.sleep(0.1)  # gloo's threads must let go of the last tensors before Python ends, or the process aborts
+    finally:
+        dist.destroy_process_group()

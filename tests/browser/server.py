@@ -20,8 +20,8 @@ from playwright.sync_api import Browser, sync_playwright
 from real import make_lab
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.environment import clean
 from ddp_helpers.notebook.launch import free_port
+from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.notebook.processes import MARK, guarded
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")

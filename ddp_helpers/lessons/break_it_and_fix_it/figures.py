@@ -1,8 +1,19 @@
 """How to find what is wrong with a run: five questions, and where each answer leads."""
 
-from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.shapes import LEFT, RIGHT, SMALL, WRONG, arrow, box, canvas, write
-from ddp_helpers.notebook.style import GREEN, INK
+from ddp_helpers.notebook.drawing import (
+    GREEN,
+    INK,
+    LEFT,
+    RIGHT,
+    SMALL,
+    WRONG,
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    write,
+)
 
 # A question; where "no" leads, what to look at there, and the numbers of the failures.
 QUESTIONS = [

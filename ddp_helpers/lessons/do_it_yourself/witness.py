@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_helpers.rank.batches import MEAN, STD
+from ddp_helpers.rank.data import MEAN, STD
 
 
 class Witness(nn.Module):

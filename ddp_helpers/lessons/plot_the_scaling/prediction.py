@@ -1,4 +1,4 @@
-"""A communication model, fitted on small runs, judged on larger ones, carried far out; and one made of assumptions."""
+"""Figures of notebook 09: the communication model, fitted on small runs, judged on larger ones, carried far out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,15 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from ddp_helpers.lessons.plot_the_scaling.predict import Model
-from ddp_helpers.notebook import style
-from ddp_helpers.notebook.assumed import Step
+from ddp_helpers.lessons.plot_the_scaling.predict import Model, Step
+from ddp_helpers.notebook.drawing import BLUE, GREY, MINUS, RED, SKY, Picture, described, rank_colour
 from ddp_helpers.notebook.labels import at_the_right, caption, sizes
-from ddp_helpers.notebook.picture import Picture, described
 from ddp_helpers.notebook.scaling import many
-from ddp_helpers.notebook.shapes import MINUS
-
-style.use()
 
 
 def prediction(
@@ -51,22 +46,22 @@ def near(ax: Axes, model: Model, ranks: np.ndarray, seconds: np.ndarray, unit: s
     """The panel of the seconds: fitted points, held-out points with their error, the curve and its band."""
     counts = [*model.ranks, *ranks]
     n = np.geomspace(min(counts), max(counts), 100)
-    ax.fill_between(n, *model.band(n), color=style.SKY, alpha=0.35, linewidth=0)
-    ax.plot(n, model.seconds(n), color=style.BLUE, linewidth=2)
-    ax.plot(model.ranks, model.measured, "o", color=style.BLUE, markersize=8)
-    ax.plot(ranks, seconds, "o", color=style.RED, markerfacecolor="white", markeredgewidth=2, markersize=8)
+    ax.fill_between(n, *model.band(n), color=SKY, alpha=0.35, linewidth=0)
+    ax.plot(n, model.seconds(n), color=BLUE, linewidth=2)
+    ax.plot(model.ranks, model.measured, "o", color=BLUE, markersize=8)
+    ax.plot(ranks, seconds, "o", color=RED, markerfacecolor="white", markeredgewidth=2, markersize=8)
     for size, took, predicted in judged(model, ranks, seconds):
-        look = {"textcoords": "offset points", "ha": "center", "color": style.RED}
+        look = {"textcoords": "offset points", "ha": "center", "color": RED}
         ax.annotate(percent(predicted / took - 1), (size, max(seconds[ranks == size])), (0, 13), **look)
     ax.set_yscale("log")
     sizes(ax, counts, unit)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_title("seconds an epoch", loc="left")
-    ax.text(0.04, 0.16, "filled: fitted", transform=ax.transAxes, color=style.BLUE)
+    ax.text(0.04, 0.16, "filled: fitted", transform=ax.transAxes, color=BLUE)
     if len(ranks):
         text = "ring: held out, and the model's error"
-        ax.text(0.04, 0.07, text, transform=ax.transAxes, color=style.RED)
+        ax.text(0.04, 0.07, text, transform=ax.transAxes, color=RED)
 
 
 def told(model: Model, ranks: np.ndarray, seconds: np.ndarray, unit: str) -> str:
@@ -86,16 +81,16 @@ def judged(model: Model, ranks: np.ndarray, seconds: np.ndarray) -> list[tuple[i
 def far(ax: Axes, model: Model, published: Sequence[Mapping], up_to: int, unit: str) -> None:
     """The panel of the efficiency, far beyond what was measured."""
     n, base, last = np.geomspace(model.ranks.min(), up_to, 200), model.ranks.min(), model.ranks.max()
-    ax.fill_between(n, *model.efficiency_band(n), color=style.SKY, alpha=0.35, linewidth=0)
-    ax.plot(n, model.efficiency(n), color=style.BLUE, linewidth=2)
+    ax.fill_between(n, *model.efficiency_band(n), color=SKY, alpha=0.35, linewidth=0)
+    ax.plot(n, model.efficiency(n), color=BLUE, linewidth=2)
     took = np.median(model.measured[model.ranks == base])
-    ax.plot(model.ranks, took * base / (model.measured * model.ranks), "o", color=style.BLUE, markersize=8)
-    ax.axvline(last, color=style.GREY, linewidth=1, linestyle=":")
-    ax.text(last, 0.02, " nothing fitted beyond", color=style.GREY, transform=ax.get_xaxis_transform())
+    ax.plot(model.ranks, took * base / (model.measured * model.ranks), "o", color=BLUE, markersize=8)
+    ax.axvline(last, color=GREY, linewidth=1, linestyle=":")
+    ax.text(last, 0.02, " nothing fitted beyond", color=GREY, transform=ax.get_xaxis_transform())
     for one in published:
-        ax.plot(one["ranks"], one["efficiency"], "s", color=style.GREY, markersize=7)
+        ax.plot(one["ranks"], one["efficiency"], "s", color=GREY, markersize=7)
         text, place = f"{one['name']}: {one['efficiency']:.0%}  ", (one["ranks"], one["efficiency"])
-        ax.annotate(text, place, (-6, -13), textcoords="offset points", ha="right", va="center", color=style.GREY)
+        ax.annotate(text, place, (-6, -13), textcoords="offset points", ha="right", va="center", color=GREY)
     sizes(ax, [base, *(count for count in (4, 16, 64, 256) if base < count < up_to), up_to], unit)
     ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -107,13 +102,13 @@ def assumptions(steps: Mapping[str, Step], published: Sequence[Mapping] = (), up
     figure, ax = plt.subplots(figsize=(10.5, 5), layout="constrained")
     n, labels = np.geomspace(1, up_to, 300), []
     for place, (name, step) in enumerate(steps.items()):
-        colour, end = style.rank_colour(place), float(step.efficiency(up_to))
+        colour, end = rank_colour(place), float(step.efficiency(up_to))
         ax.plot(n, step.efficiency(n), color=colour, linewidth=2 if place else 4)
         labels.append((up_to, end, f"{name}: {end:.0%}", colour))
     for one in published:
-        ax.plot(one["ranks"], one["efficiency"], "s", color=style.GREY, markersize=8, zorder=3)
+        ax.plot(one["ranks"], one["efficiency"], "s", color=GREY, markersize=8, zorder=3)
         text = f"published, {one['name']}: {one['efficiency']:.0%}"
-        labels.append((one["ranks"], one["efficiency"], text, style.GREY))
+        labels.append((one["ranks"], one["efficiency"], text, GREY))
     sizes(ax, [1, *(count for count in (6, 24, 96, 384) if count < up_to), up_to], "GPU")
     ax.set(ylim=(0, 1.08), ylabel="efficiency against one GPU")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -5,14 +5,10 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 from torchvision.datasets import MNIST
 
-from ddp_helpers.notebook import style
-from ddp_helpers.notebook.picture import Picture, described
-from ddp_helpers.notebook.shapes import TIMES
+from ddp_helpers.notebook.drawing import BLUE, GREEN, GREY, INK, ORANGE, SKY, TIMES, Picture, described
 
-PARTS = {"data": style.ORANGE, "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN}
-DARK = (style.BLUE, style.GREEN)  # white text is readable on these
-
-style.use()
+PARTS = {"data": ORANGE, "forward": SKY, "backward": BLUE, "optimizer": GREEN}
+DARK = (BLUE, GREEN)  # white text is readable on these
 
 
 def samples(data: MNIST, name: str, count: int = 10) -> Picture:
@@ -39,13 +35,11 @@ def ladder(
     """
     names, plain = list(rates), next(iter(rates.values()))
     figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.5 * len(rates)), layout="constrained")
-    colours = [style.GREY] + [style.BLUE] * (len(rates) - 1)
+    colours = [GREY] + [BLUE] * (len(rates) - 1)
     bars = ax.barh(names, list(rates.values()), color=colours, height=0.65)
     if halves:
         spread = [[rate - halves[name][0], halves[name][1] - rate] for name, rate in rates.items()]
-        bars = ax.barh(
-            names, list(rates.values()), xerr=list(zip(*spread, strict=True)), color="none", ecolor=style.INK
-        )
+        bars = ax.barh(names, list(rates.values()), xerr=list(zip(*spread, strict=True)), color="none", ecolor=INK)
     ax.bar_label(bars, [f"{rate:,.0f}  ({rate / plain:.1f}{TIMES})" for rate in rates.values()], padding=5)
     ax.set_xlim(0, 1.35 * max(rates.values()))
     for row, (name, rate) in enumerate(rates.items()):
@@ -70,7 +64,7 @@ def seconds(spent: Mapping[str, Mapping[str, float]], images: int, where: str) -
             width = 1e6 * took / images
             ax.barh(row, width, left=left, color=PARTS[part], height=0.6, label="" if row else part)
             if took > 0.06 * longest:
-                look = {"color": "white" if PARTS[part] in DARK else style.INK, "ha": "center", "va": "center"}
+                look = {"color": "white" if PARTS[part] in DARK else INK, "ha": "center", "va": "center"}
                 ax.text(left + width / 2, row, f"{took / sum(parts.values()):.0%}", **look)
             left += width
     ax.set_yticks(range(len(spent)), list(spent))

@@ -1,22 +1,76 @@
-"""The ladder of one device: the same training, each rung with one thing changed, and how fast each is."""
+"""The ladder of notebook 01: recipes for one device, each a step faster, measured; a CUDA graph; the utilisation."""
 
+import shutil
+import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adadelta
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.datasets import MNIST
 
-from ddp_helpers.lessons.train_on_one_gpu.graph import as_graph
-from ddp_helpers.rank.batches import Batches
+from ddp_helpers.rank.data import Batches
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.step import Step, train_epoch
+from ddp_helpers.rank.step import Step, record_once, train_epoch
 from ddp_helpers.rank.training import has_bf16
+
+
+class Graph:
+    """A step as a CUDA graph, for batches of the first one's size; others are done without. One process makes it.
+
+    It takes the place of step.take. Raises ValueError where there is no GPU.
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.graph = step, None
+        if not next(step.model.parameters()).is_cuda:
+            raise ValueError("a CUDA graph needs a GPU, and this model is on a CPU")
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """What the step returns."""
+        if not self.graph:
+            self.record(images, labels)
+        if images.shape != self.images.shape:
+            return self.step.eager(images, labels)
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        return self.counted
+
+    def record(self, images: Tensor, labels: Tensor) -> None:
+        """Warm up beside the main stream, put everything back as it was, and record."""
+        record_once(self.step.optimizer, images.device)
+        self.images, self.labels, self.graph = images.clone(), labels.clone(), torch.cuda.CUDAGraph()
+        parameters = list(self.step.model.parameters())
+        weights, random = [p.detach().clone() for p in parameters], torch.cuda.get_rng_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step.eager(self.images, self.labels)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, weights)
+            for state in self.step.optimizer.state.values():  # made by the first of the three steps, as zeros
+                torch._foreach_zero_(list(state.values()))
+        torch.cuda.set_rng_state(random)
+        self.step.optimizer.zero_grad()
+        with torch.cuda.graph(self.graph):
+            self.counted = self.step.eager(self.images, self.labels)
+
+
+def as_graph(step: Step) -> Step:
+    """The step, from now on played back."""
+    step.take = Graph(step)
+    return step
+
 
 QUIET = {"log_interval": 1, "dry_run": False}  # what train_epoch asks of the flags, besides the speed
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -107,3 +161,34 @@ def operations() -> int:
     with FlopCounterMode(display=False) as counter:
         Net()(torch.zeros(1, 1, 28, 28)).sum().backward()
     return counter.get_total_flops()
+
+
+def busy(work: Callable[[], object], device: torch.device, cpus: int) -> str:
+    """Repeat the work for two seconds, and say how busy the device was."""
+    if device.type == "cuda":
+        return busy_gpu(work, device)
+    process, begin = psutil.Process(), time.perf_counter()
+    before = process.cpu_times()
+    for_two_seconds(work)
+    used = sum(process.cpu_times()[:2]) - sum(before[:2])  # user and system
+    return f"{used / (time.perf_counter() - begin):.2f} of {cpus} CPUs busy"
+
+
+def busy_gpu(work: Callable[[], object], device: torch.device) -> str:
+    """The same, read with nvidia-smi."""
+    if not shutil.which("nvidia-smi"):
+        return "no nvidia-smi on this machine"
+    gpu = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
+    query = ["nvidia-smi", gpu, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as watcher:
+        for_two_seconds(work)
+        watcher.terminate()
+        seen = [int(line) for line in watcher.stdout.read().split() if line.isdigit()]
+    return f"GPU busy {sum(seen) / len(seen):.0f} % of the time" if seen else "nvidia-smi gives no utilisation here"
+
+
+def for_two_seconds(work: Callable[[], object]) -> None:
+    """Repeat the work: a reading needs a while."""
+    end = time.perf_counter() + 2
+    while time.perf_counter() < end:
+        work()

@@ -4,12 +4,11 @@ job (what is asked) and site (where) → batch (the file) → queue (Slurm's com
 and watch; here is the same without Slurm.
 """
 
-from ddp_helpers.notebook.slurm.batch import render
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.own import prepare, run_folder
 from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
 from ddp_helpers.notebook.slurm.run import collect, said, submit, write
-from ddp_helpers.notebook.slurm.site import Site
+from ddp_helpers.notebook.slurm.site import Site, render
 from ddp_helpers.notebook.slurm.watch import watch
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_helpers.notebook.fields import parsed, text
+from ddp_helpers.notebook.runs import parsed, text
 from ddp_helpers.notebook.screen import tidy
 from ddp_helpers.notebook.slurm.job import NAME, Job, JobError, check
 

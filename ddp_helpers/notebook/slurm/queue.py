@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from ddp_helpers.notebook.environment import clean
+from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.notebook.slurm.job import JobError
 
 ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STAGE_OUT", "STOPPED"}

@@ -1,16 +1,17 @@
 """A run folder's way through Slurm: its file written and submitted, and what came of it collected."""
 
+import os
+from contextlib import chdir
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.notebook.slurm.batch import render
-from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, keep, known, log_path, missing
-from ddp_helpers.notebook.slurm.here import run_here
-from ddp_helpers.notebook.slurm.job import Job, JobError
-from ddp_helpers.notebook.slurm.queue import available, look, send
-from ddp_helpers.notebook.slurm.site import Site
+from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, job_of, keep, known, log_path, missing
+from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, Job, JobError, seconds
+from ddp_helpers.notebook.slurm.queue import State, available, look, send
+from ddp_helpers.notebook.slurm.site import Site, render
 from ddp_helpers.notebook.slurm.watch import RANK, line
 
 
@@ -95,3 +96,40 @@ def said(folder: Path, rank: int | str) -> list[str]:
     """What a rank of the job said, from the job's log."""
     marked = map(RANK.match, log_of(folder, known(folder)["job_id"]))
     return [tidy(found[2]) for found in marked if found and found[1] == str(rank)]
+
+
+MOST = 8  # ranks for each CPU of this machine: more would do nothing but fill its memory
+
+
+def run_here(folder: Path, said: dict) -> None:
+    """Run the job's ranks on this machine, and keep how it ended as Slurm would. Raises JobError for too many."""
+    from ddp_helpers.notebook import launch  # here, since it imports IPython, which no cluster's job needs
+
+    job, states = job_of(said), []
+    if job.ranks > MOST * (os.cpu_count() or 1):
+        raise JobError(
+            f"no Slurm answers here, and {job.ranks} ranks are too many for one machine: go to the login node"
+        )
+    print("No Slurm answers here: the same script runs under torchrun on this machine, now.")
+    for task, value in enumerate(job.array or [""]):
+        number = str(task) if job.array else ""
+        target, begin, state = folder_of(folder, number), datetime.now(), "COMPLETED"
+        target.mkdir(exist_ok=True)
+        words = [word.replace(RUN_DIR, str(target)).replace(ARRAY, value) for word in job.program]
+        if (folder / words[0]).is_file():
+            words[0] = str(folder / words[0])
+        by = {"launcher": "python"} if words[0] == "-m" else {"ranks": [job.tasks_per_node] * job.nodes}
+        try:
+            with chdir(folder):  # as the job file does
+                ran = launch.run(*words, timeout=seconds(job.time), **by)
+            log_path(target, None).write_text("".join(f"{rank or 0}: {text}\n" for rank, text in ran.lines))
+        except launch.LaunchError as error:
+            print(error)
+            state = "FAILED"
+        times = {"submitted": begin, "started": begin, "ended": datetime.now()}
+        times = {name: at.isoformat(timespec="seconds") for name, at in times.items()}
+        ended = State("", state, **times, task=number, source="torchrun")
+        keep(target, said | ended.record() | {"job_id": None})
+        states.append(state)
+    if job.array:
+        keep(folder, said | {"state": max(states)})  # FAILED, if one task did

@@ -11,16 +11,16 @@ from ddp_helpers import ROOT
 from ddp_helpers.notebook.machine import provenance
 from ddp_helpers.rank.staging import check_data, stage
 from ddp_helpers.rank.topology import Topology
-from ddp_helpers.upkeep.bench import whole
+from ddp_helpers.upkeep.bench import training
 from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
 from ddp_helpers.upkeep.bench.jobs import collecting, plotting, records, submit_to_step
-from ddp_helpers.upkeep.bench.table import row
 from ddp_helpers.upkeep.bench.training import (
     cost_of_ddp,
     fast_against_plain,
     imports,
     memory,
     resumable_against_ddp,
+    row,
     two_and_one,
     two_apart,
 )
@@ -56,9 +56,9 @@ def one_device(folder: Path, data: Path, me: Topology, device: torch.device, lad
         row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
     ]
     if gpu:
-        lines = whole.epochs(folder, data, 14)
+        lines = training.epochs(folder, data, 14)
         rows.append(row("an epoch, batch 64: s", [line["seconds"] for line in lines[1:]], "<=", 0.15))
-        rows.append(row("training until 99 % of the test are right: s", whole.seconds_to(lines, 0.99), "<=", 1))
+        rows.append(row("training until 99 % of the test are right: s", training.seconds_to(lines, 0.99), "<=", 1))
     return rows
 
 

@@ -8,9 +8,9 @@ from statistics import median, quantiles
 import torch
 
 from ddp_helpers.lessons.train_on_one_gpu import ladder
-from ddp_helpers.lessons.train_on_one_gpu.busy import busy
 from ddp_helpers.lessons.train_on_one_gpu.figures import ladder as draw
-from ddp_helpers.rank.batches import load_data
+from ddp_helpers.lessons.train_on_one_gpu.ladder import busy
+from ddp_helpers.rank.data import load_data
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.rank.training import has_bf16
 
@@ -19,7 +19,7 @@ PEAK = """
 import re, sys, torch
 from pathlib import Path
 from ddp_helpers.notebook import ladder
-from ddp_helpers.rank.batches import load_data
+from ddp_helpers.rank.data import load_data
 from ddp_helpers.rank.topology import Topology
 device = Topology.from_env().device()
 train_set, _ = load_data(Path(sys.argv[1]))

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from ddp_helpers.lessons.plot_the_scaling.figures import speedup
+from ddp_helpers.lessons.plot_the_scaling.figures import shares, speedup
 from ddp_helpers.notebook import runs, scaling, scripts, slurm
 from ddp_helpers.notebook.curves import curves
-from ddp_helpers.notebook.plots.shares import shares
 from ddp_helpers.rank.digits import write_digits
 
 

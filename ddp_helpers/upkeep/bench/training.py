@@ -4,10 +4,13 @@ import io
 import os
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from itertools import accumulate
 from pathlib import Path
+from statistics import quantiles
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -15,14 +18,12 @@ from torch.optim import Adadelta
 
 from ddp_helpers.lessons.train_on_one_gpu.ladder import QUIET
 from ddp_helpers.notebook import launch, runs, scripts
-from ddp_helpers.rank.batches import Batches, load_data
+from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.process_group import process_group
 from ddp_helpers.rank.step import Step, train_epoch
-from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.topology import Topology, process_group
 from ddp_helpers.rank.training import has_bf16
-from ddp_helpers.upkeep.bench.table import turns
 
 IMPORTS = """
 import time, torch, torchvision
@@ -153,3 +154,44 @@ def memory(folder: Path, data: Path) -> list[float]:
     """The most MB that each of two ranks holds: all data, a training step, the whole test."""
     said = launched(folder, data, 2, "--epochs", 1, "--dry-run").lines
     return [float(text.split()[1]) for _, text in said if text.startswith("peak")]
+
+
+def row(name: str, values: list[float], sign: str = "<=", goal: float | None = None) -> dict:
+    """Print a row of the table: the median, the middle half of the values, the goal if there is one; return the row."""
+    asked, verdict, met = "no goal", "", None
+    if not values:
+        print(f"{name:<55} not measured: it needs what this machine lacks", flush=True)
+        return {"name": name, "median": None, "values": [], "goal": goal and f"{sign} {goal}", "met": None}
+    low, middle, high = quantiles(values * 2, n=4, method="inclusive")
+    if goal is not None:
+        met = middle <= goal if sign == "<=" else middle >= goal
+        asked, verdict = f"{sign} {goal:<5g}", " met" if met else " MISSED"
+    digits = 0 if middle > 100 else 3
+    spread = f"{low:.{digits}f} to {high:.{digits}f}"
+    print(f"{name:<55} {middle:8.{digits}f}  {spread:<16} {len(values):3}  {asked}{verdict}", flush=True)
+    return {"name": name, "median": middle, "values": values, "goal": goal and f"{sign} {goal}", "met": met}
+
+
+def turns(seconds: float, a: Callable[[], float], b: Callable[[], float]) -> list[tuple[float, float]]:
+    """What a and b measure, taking turns, A B B A, for so many seconds and at least three times."""
+    pairs, end = [], time.monotonic() + seconds
+    while len(pairs) < 3 or time.monotonic() < end:
+        first, second = (a, b) if len(pairs) % 2 == 0 else (b, a)
+        pair = first(), second()
+        pairs.append(pair if first is a else pair[::-1])
+    return pairs
+
+
+def epochs(folder: Path, data: Path, count: int) -> list[dict]:
+    """Train so many epochs with the defaults of mnist_fast, and give their lines in the record."""
+    script, run = scripts.write("mnist_fast", folder / "mnist_fast.py"), runs.fresh(folder, "whole")
+    command = [sys.executable, script, "--data", data, "--epochs", str(count), "--run-dir", run]
+    subprocess.run([*command, "--log-interval", "1000000"], check=True, stdout=subprocess.DEVNULL)
+    return runs.read(run).epochs
+
+
+def seconds_to(lines: list[dict], accuracy: float) -> list[float]:
+    """Seconds of training up to the first epoch whose test is as accurate; none if no epoch is."""
+    spent = accumulate(line["seconds"] for line in lines)
+    reached = (took for took, line in zip(spent, lines, strict=True) if line["test_accuracy"] >= accuracy)
+    return [next(reached)] if any(line["test_accuracy"] >= accuracy for line in lines) else []

@@ -1,12 +1,86 @@
-"""The drawing primitives of the diagrams: one unit is one inch, and y grows downwards, as on a page."""
+"""Draw in one look: colours, sizes, figures with alt text; and the diagrams' primitives, in inches, y downwards."""
+
+import base64
+import io
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.patheffects import withStroke
+from PIL import Image
 
-from ddp_helpers.notebook import style
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), minus its yellow, which fades on white.
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
+INK, GREY, PALE = "#222222", "#5A5A5A", "#F2F2F2"
+
+plt.rcParams.update(
+    {
+        "figure.dpi": 110,
+        "figure.facecolor": "white",
+        "font.size": 11,
+        "axes.titlesize": 12,
+        "axes.titleweight": "bold",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.prop_cycle": plt.cycler(color=RANK_COLOURS),
+        "legend.frameon": False,
+        "savefig.bbox": "tight",
+    }
+)
+
+
+def rank_colour(rank: int) -> str:
+    """The colour that stands for a rank in every figure of the course."""
+    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+
+
+DPI = 130  # sharp on most screens, and half the bytes of 160; the page shows it at the figure's size in inches
+CSS_PIXELS_PER_INCH = 96
+
+
+class Picture:
+    """A figure that shows itself in a notebook as an image with alt text."""
+
+    def __init__(self, figure: Figure, alt: str) -> None:
+        self.figure, self.alt = figure, alt
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure to a file (the suffix says the format), and give its path."""
+        self.figure.savefig(path, dpi=DPI)
+        return Path(path)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=DPI)
+        buffer = reduced(buffer)
+        png = buffer.getvalue()
+        pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
+        shown = {"alt": self.alt, "width": pixels * CSS_PIXELS_PER_INCH // DPI}
+        return {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}, {"image/png": shown}
+
+    def __repr__(self) -> str:
+        return self.alt
+
+
+def reduced(png: io.BytesIO) -> io.BytesIO:
+    """The same image with at most 256 colours: a third of the bytes, and no eye sees it in a figure of the course."""
+    small = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+        small, "png", optimize=True
+    )
+    return small
+
+
+def described(figure: Figure, alt: str) -> Picture:
+    """Attach the alt text to a finished figure; every plotting function ends with this."""
+    figure.set_label(alt)
+    plt.close(figure)  # or the notebook would show it a second time, without the alt text
+    return Picture(figure, alt)
+
 
 WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # the page, and where its contents begin and end
 WRONG = "#C00000"  # no rank's colour: a thing that fails
@@ -14,7 +88,6 @@ SMALL, CODE = {"size": 10}, {"size": 10, "family": "monospace"}
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 Point = tuple[float, float]
 
-style.use()
 plt.rcParams["hatch.linewidth"] = 0.7  # thin enough to read a number on it
 
 
@@ -40,7 +113,7 @@ def tint(colour: str, share: float) -> tuple[float, ...]:
 
 def write(ax: Axes, x: float, y: float, text: object, *, size: float = 11.5, **options) -> None:
     """Text around a point; options go to matplotlib's `Axes.text`."""
-    look = {"ha": "center", "va": "center", "color": style.INK, "linespacing": 1.35}
+    look = {"ha": "center", "va": "center", "color": INK, "linespacing": 1.35}
     if "\n" not in str(text):  # so that texts side by side share a baseline, with or without a "g" in them
         look["va"], y = "center_baseline", y - 0.002 * size
     ax.text(x, y, str(text), fontsize=size, **(look | options))
@@ -62,7 +135,7 @@ def box(
     corner: Point,
     extent: Point,
     text: object = "",
-    colour: str = style.GREY,
+    colour: str = GREY,
     *,
     fill: float = 0.25,
     hatch: str = "",
@@ -83,7 +156,7 @@ def box(
 
 def arrow(ax: Axes, start: Point, end: Point, **options) -> None:
     """An arrow from one point to another; options go to matplotlib's `FancyArrowPatch`."""
-    look = {"arrowstyle": "-|>", "mutation_scale": 13, "linewidth": 1.6, "color": style.INK}
+    look = {"arrowstyle": "-|>", "mutation_scale": 13, "linewidth": 1.6, "color": INK}
     ax.add_patch(FancyArrowPatch(start, end, **({"shrinkA": 0, "shrinkB": 0} | look | options)))
 
 
@@ -96,9 +169,9 @@ def link(ax: Axes, source: FancyBboxPatch, target: FancyBboxPatch, *, bend: floa
 
 def span(ax: Axes, left: float, right: float, y: float, text: str, **text_options) -> None:
     """A measure with its text below it: |----|."""
-    ends = {"color": style.INK, "linewidth": 1.6, "solid_capstyle": "butt"}
+    ends = {"color": INK, "linewidth": 1.6, "solid_capstyle": "butt"}
     ax.plot([left, right], [y, y], **ends)
-    ax.vlines([left, right], y - 0.08, y + 0.08, color=style.INK, linewidth=1.6)
+    ax.vlines([left, right], y - 0.08, y + 0.08, color=INK, linewidth=1.6)
     write(ax, (left + right) / 2, y + 0.22, text, weight="bold", **text_options)
 
 

@@ -1,1 +1,0 @@
-"""Figures of what was measured; each is drawn from records alone."""
