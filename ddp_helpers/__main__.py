@@ -98,10 +98,9 @@ def collect(args: Namespace, flags: list[str]) -> None:
 def ready(args: Namespace, flags: list[str]) -> int:
     """Run the doctor as a job at a site."""
     from ddp_helpers.notebook import slurm
-    from ddp_helpers.notebook.ready import ready as is_ready
 
     try:
-        return int(not is_ready(args.name, args.nodes, args.gpus))
+        return int(not slurm.ready(args.name, args.nodes, args.gpus))
     except slurm.JobError as error:
         stop(str(error))
 

@@ -14,7 +14,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import runs, scaling, slurm
 from ddp_helpers.notebook.curves import curves
-from ddp_helpers.notebook.ready import ready
+from ddp_helpers.notebook.slurm import ready
 
 SCRIPT = """
 import argparse, os, pathlib
@@ -178,7 +178,7 @@ def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed(mine, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / mine.name).write_text("theirs")
     before = tree(tmp_path)
-    with pytest.raises(slurm.JobError, match=r"cannot take the script \(File exists\): choose another folder"):
+    with pytest.raises(slurm.JobError, match=r"cannot take the job \(File exists\): choose another folder"):
         slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
     assert tree(tmp_path) == before
 
@@ -195,7 +195,7 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
     (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
-    with pytest.raises(slurm.JobError, match=r"cannot take the script \(File exists\)"):
+    with pytest.raises(slurm.JobError, match=r"cannot take the job \(File exists\)"):
         slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
 

@@ -26,6 +26,7 @@ def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", ba
     spec = {"batch_size": batch // ranks if kept else batch, "global_batch_size": batch if kept else None, "seed": 1}
     device = "cpu" if "Xeon" in chip else "cuda:0"
     env = {"launcher": "slurm", "world_size": ranks, "cpus_per_rank": cpus, "dataset": more.get("dataset", "digits")}
+    env["train_set"] = more.get("train_set", 10_000)
     env["ranks"] = [{"rank": rank, "node": 0, "device": device, "chip": chip} for rank in range(ranks)]
     lines = []
     for epoch in range(epochs):
@@ -146,6 +147,7 @@ def test_a_half_written_line_costs_that_line_only(study, capsys):
         ({"chip": "NVIDIA V100"}, ("machine", "NVIDIA A100 and NVIDIA V100")),
         ({"dataset": "MNIST"}, ("dataset", "MNIST and digits")),
         ({"batch": 512}, ("global_batch", "256 and 512")),
+        ({"train_set": 2048}, ("train_set", "10000 and 2048")),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(study, more, words):

@@ -43,6 +43,14 @@ def end_all(mark: str) -> None:
         psutil.wait_procs(left, timeout=patience)
 
 
+def ended(code: int | None) -> str:
+    """Say an exit status in words: None for a process that is still there, below 0 for a signal."""
+    if code is None:
+        return "still there at the time limit"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit status {code}"
+
+
 @contextmanager
 def guarded(mark: str) -> Iterator[None]:
     """End all of a launch after the block, also when this process is killed in it, as by a restart of the kernel.

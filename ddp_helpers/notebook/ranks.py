@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 
 from ddp_helpers.notebook.launch import LaunchError
 from ddp_helpers.notebook.launchers import environment, free_port
-from ddp_helpers.notebook.processes import MARK, guarded
+from ddp_helpers.notebook.processes import MARK, ended, guarded
 from ddp_helpers.notebook.screen import Screen, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
@@ -39,10 +39,8 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size, self.cells = size, 0
         self.busy, self.waiting = True, set(range(size))  # until the start, and then each cell, is over on all ranks
-        self.group, self.mark = (
-            uuid.uuid4().hex,
-            uuid.uuid4().hex,
-        )  # the second ends a cell's output: nobody else has it
+        self.group = uuid.uuid4().hex  # in the environment of every process of these ranks
+        self.mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
         self.arrived: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST)  # who prints more than is read, waits
         shared = {MARK: self.group, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -111,9 +109,10 @@ class Ranks:
             if line is None:
                 raise ChildProcessError(self.ended(rank))
             text, mark, answer = line.partition(self.mark)
-            said[rank] += bool(text or not mark)
-            if (text or not mark) and said[rank] <= MOST:
-                screen.add(f"rank {rank}", text)
+            if text or not mark:
+                said[rank] += 1
+                if said[rank] <= MOST:
+                    screen.add(f"rank {rank}", text)
             if mark:
                 self.waiting.discard(rank)
                 if said[rank] > MOST:
@@ -128,8 +127,7 @@ class Ranks:
             status = self.processes[rank].wait(timeout=1)
         except subprocess.TimeoutExpired:
             return f"rank {rank} has closed its output"
-        names = {number.value: number.name for number in signal.Signals}
-        return f"rank {rank} has ended, by {names.get(-status, f'exit status {status}')}"
+        return f"rank {rank} is gone: {ended(status)}"
 
     def places(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for those in one place."""

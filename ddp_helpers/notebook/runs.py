@@ -49,7 +49,7 @@ def asked(value: object) -> bool:
 
 FIELDS = {
     "spec.json": dict.fromkeys(("batch_size", "global_batch_size", "seed", "epochs"), whole),
-    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank"), whole)
+    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank", "train_set"), whole)
     | dict.fromkeys(("launcher", "job_id", "dataset", "chip", "device"), text)
     | {"ranks": ranks},
     "status.json": {"state": text},
@@ -130,6 +130,7 @@ class Run:
         spec, env, asked = self.spec, self.env, self.job.get("job") or {}
         ranks, batch = env.get("world_size", 1 if env else None), spec.get("batch_size")
         row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
+        row["train_set"] = env.get("train_set")
         row |= {"machine": self.machine, "site": self.job.get("site"), "job_id": env.get("job_id")}
         row |= {"launcher": env.get("launcher", "single"), "world_size": ranks, "nodes": self.nodes}
         row |= {"cpus_per_task": asked.get("cpus_per_task", env.get("cpus", env.get("cpus_per_rank")))}

@@ -4,7 +4,18 @@ import numpy as np
 import pandas as pd
 
 DONE = "done"
-SETTING = ["run", "dataset", "machine", "site", "job_id", "launcher", "world_size", "nodes", "cpus_per_task"]
+SETTING = [
+    "run",
+    "dataset",
+    "train_set",
+    "machine",
+    "site",
+    "job_id",
+    "launcher",
+    "world_size",
+    "nodes",
+    "cpus_per_task",
+]
 SETTING += ["batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
 MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"]
 MEASURED += ["test_loss", "test_accuracy"]
@@ -93,6 +104,7 @@ def check_comparable(runs: pd.DataFrame) -> None:
         raise ScalingError("no finished run to compare: run some first, or look at the column `state` of the table")
     strong = runs["scaling"] == "strong"
     same = [("machine", runs), ("site", runs.dropna(subset=["site"])), ("dataset", runs), ("asked", runs)]
+    same.append(("train_set", runs.dropna(subset=["train_set"])))
     same += [("global_batch", runs[strong]), ("batch_size", runs[~strong])]
     for what, rows in same:
         if len(found := sorted({str(one).removesuffix(".0") for one in rows[what]})) > 1:

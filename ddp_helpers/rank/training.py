@@ -7,7 +7,7 @@ from argparse import Namespace
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from ddp_helpers.rank.model import loss_and_right
 
@@ -21,8 +21,8 @@ def has_bf16(device: torch.device) -> bool:
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
 
 
-def settle(args: Namespace, device: torch.device) -> dict:
-    """Settle precision and workers where no flag does. Returns what the record says of the device."""
+def settle(args: Namespace, device: torch.device, train_set: Dataset) -> dict:
+    """Settle precision and workers where no flag does. Returns what the record says of data and device."""
     on_gpu = device.type == "cuda"
     chip = torch.cuda.get_device_name(device) if on_gpu else torch.cpu.get_capabilities().get("cpu_name")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
@@ -30,7 +30,9 @@ def settle(args: Namespace, device: torch.device) -> dict:
     cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's processes share them
     cpus = max(1, min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus))))
     args.num_workers = cpus - 1 if args.num_workers is None else args.num_workers
-    return {"device": str(device), "chip": chip, "cpus": cpus, "torch": torch.__version__, "made_from": MADE_FROM}
+    data = {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    found = {"device": str(device), "chip": chip, "cpus": cpus, "torch": torch.__version__, "made_from": MADE_FROM}
+    return data | found
 
 
 def one_pass(

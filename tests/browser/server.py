@@ -81,7 +81,7 @@ def environment(course: Path, state: Path, token: str) -> dict[str, str]:
     own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share", "JUPYTER_RUNTIME_DIR": "runtime"}
     folders = {name: str(state / folder) for name, folder in own.items()}
-    return clean() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": f"{course}:{course / 'ddp_helpers' / 'startup'}"}
+    return clean() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)}
 
 
 @contextmanager

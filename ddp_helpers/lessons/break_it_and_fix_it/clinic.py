@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.launch import Launch, LaunchError, take
 from ddp_helpers.notebook.launchers import commands, environment
-from ddp_helpers.notebook.processes import TimeLimit, lines_of, marked
+from ddp_helpers.notebook.processes import TimeLimit, ended, lines_of, marked
 from ddp_helpers.notebook.screen import coloured
 
 MARK = "DDP_COURSE_CASE"  # an environment variable that the processes of one case have
@@ -94,13 +94,6 @@ def end(name: str, value: str) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(found, timeout=5)
-
-
-def ended(code: int | None) -> str:
-    """An exit status in words."""
-    if code is None:
-        return "still there at the time limit"
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 TAG = "DDP_COURSE_CLINIC"  # an environment variable that every process of this notebook inherits

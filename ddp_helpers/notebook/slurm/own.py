@@ -9,11 +9,13 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
+from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.slurm.files import PREPARED, discard, missing
 from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check
-from ddp_helpers.notebook.slurm.run import write
+from ddp_helpers.notebook.slurm.queue import available, look
+from ddp_helpers.notebook.slurm.run import submit, write
 from ddp_helpers.notebook.slurm.site import Site
+from ddp_helpers.notebook.slurm.watch import watch
 from ddp_helpers.rank.arguments import FLAGS, read_flags
 
 
@@ -88,17 +90,7 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
     if str(script) in FLAGS:
         check_words(str(script), job, site, folder)
-    folder = Path(folder).absolute()
-    made, target = missing(folder, name), folder / name
-    write(job, site, folder)
-    try:
-        if not (target.is_file() and target.read_text(errors="replace") == text):  # it may lie there already
-            with target.open("x") as file:  # another one is not overwritten
-                file.write(text)
-    except OSError as error:
-        discard(made)
-        raise JobError(f"{folder} cannot take the script ({error.strerror}): choose another folder") from None
-    PREPARED[folder] = made
+    write(job, site, folder, text)
     return job
 
 
@@ -109,3 +101,22 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
     for part in name.split("/"):
         check("run", part, NAME, "a name of letters, digits, dot, dash and underscore, or several with /")
     return root / name
+
+
+def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
+    """Whether every row of the doctor is green on so many nodes and GPUs; a person on the login node calls it.
+
+    The job is made from the site file, as a learner's jobs are. Prints what the ranks say, which is the doctor's table.
+    Raises JobError where no Slurm answers, or where it refuses the job.
+    """
+    from ddp_helpers.rank.staging import stage  # here, since it imports torch, which no other job needs
+
+    if not available():
+        raise JobError("no Slurm answers here: go to the login node, or start one with slurm/cluster up")
+    place, folder = Site.load(site), runs.fresh(ROOT / "runs", "ready")
+    words = ("--data", stage(ROOT / "data").absolute(), "--run-dir", "{run_dir}")
+    shape = {"nodes": nodes, "tasks_per_node": gpus_per_node, "gpus_per_node": gpus_per_node, "time": "00:05:00"}
+    prepare("doctor", words, place, folder, **shape)
+    number = submit(folder)
+    watch(folder)
+    return look(number)[0].state == "COMPLETED"

@@ -15,22 +15,28 @@ from ddp_helpers.notebook.slurm.site import Site, render
 from ddp_helpers.notebook.slurm.watch import RANK, line
 
 
-def write(job: Job, site: Site, folder: Path) -> Path:
+def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path:
     """Write the sbatch file into a run folder, beside the script that it starts, and give its path.
 
-    Raises JobError, with nothing written, if the folder holds another run.
+    script: the text of that script, to be written too; then all is taken back if Slurm refuses the job. Raises
+    JobError, with nothing written, if the folder holds another run, or another script of that name.
     """
     folder = Path(folder).absolute()
-    text, made = render(job, site, folder), missing(folder)
+    text, made, target = render(job, site, folder), missing(folder, job.program[0]), folder / job.program[0]
     try:
         if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
             raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
         (folder / BATCH).write_text(text)
+        if script is not None:
+            if not (target.is_file() and target.read_text(errors="replace") == script):  # it may lie there already
+                with target.open("x") as file:  # another one is not overwritten
+                    file.write(script)
+            PREPARED[folder] = made
     except OSError as error:
         discard(made)
-        raise JobError(f"{tidy(str(folder))} cannot take a run ({error.strerror}): choose a writable folder") from None
+        raise JobError(f"{tidy(str(folder))} cannot take the job ({error.strerror}): choose another folder") from None
     return folder / BATCH
 
 

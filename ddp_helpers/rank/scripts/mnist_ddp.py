@@ -75,7 +75,7 @@ def main() -> None:
     sets = datasets(args.data)
     record = Record(args.run_dir if me[1] == 0 else None)
     device, group = join(args, *me)
-    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)} | group
+    env = settle(args, device, sets[0]) | group
     with record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)

@@ -147,7 +147,7 @@ def main() -> None:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     sets = datasets(args.data)
     device, group = join(args, *me)
-    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)} | group
+    env = settle(args, device, sets[0]) | group
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
     with lost_ranks_named(votes.roll_call):

@@ -123,7 +123,7 @@ def main() -> None:
     args = read_flags()
     sets = datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
-    env = settle(args, device) | {"dataset": getattr(sets[0], "name", type(sets[0]).__name__)}
+    env = settle(args, device, sets[0])
     with Record(args.run_dir) as record:
         record.note(spec=vars(args), env=env, status={"state": "running"})
         train(args, device, *sets, record)
