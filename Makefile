@@ -24,7 +24,8 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
-	@$(BIN)/python -m ddp_helpers.upkeep.course
+	@$(BIN)/python -m ddp_helpers.upkeep.front_page
+	@$(BIN)/python -m ddp_helpers.upkeep.architecture
 
 site: .venv/installed  ## build the reading edition, pages to read without a network, from the notebooks as they are
 	@rm -rf build/site

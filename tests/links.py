@@ -1,14 +1,10 @@
-"""Links and figures of pages: of HTML as it was built, and of Markdown and notebooks as they were written."""
+"""Links and figures of the pages that `make site` builds."""
 
-import json
 import re
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-from markdown_it import MarkdownIt
-from mdit_py_plugins.anchors import anchors_plugin
 
 LOADED = {"stylesheet", "icon", "preload", "modulepreload", "manifest", "preconnect", "dns-prefetch"}
 # A style sheet, or a script, that fetches something from another host. A link in a comment is none.
@@ -41,35 +37,10 @@ class Page(HTMLParser):
         if tag != "a":
             self.loads += [found[key] for key in ("src", "srcset", "poster", "data") if found.get(key)]
 
-    def add_markdown(self, text: str, headings: bool = True) -> None:
-        """Read Markdown into the page. headings: whether they are anchors, as on a code host."""
-        parser = MarkdownIt("commonmark").enable("table").use(anchors_plugin, max_level=6)
-        for token in parser.parse(text):
-            if headings and token.type == "heading_open":
-                self.anchors.add(str(token.attrs["id"]))
-            for part in [token, *(token.children or [])]:
-                if part.type in ("html_block", "html_inline"):
-                    self.feed(part.content)
-                elif part.type == "link_open":
-                    self.links.append(str(part.attrs["href"]))
-                elif part.type == "image":
-                    self.loads.append(str(part.attrs["src"]))
-                    self.figures.append((str(part.attrs["src"]), part.content))
-
 
 def read(path: Path) -> Page:
-    """A page of any of the three kinds. JupyterLab names headings its own way: a notebook's anchors are its ids."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".html":
-        return Page(text)
-    page = Page()
-    if path.suffix == ".md":
-        page.add_markdown(text)
-    else:
-        for cell in json.loads(text)["cells"]:
-            if cell["cell_type"] == "markdown":
-                page.add_markdown("".join(cell["source"]), headings=False)
-    return page
+    """A page as it was built."""
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def well_formed(url: str) -> bool:
@@ -101,7 +72,7 @@ def leads(pages: dict[Path, Page], path: Path, url: str) -> bool:
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if not target.exists():
         return False
-    if not parts.fragment or target.suffix not in (".html", ".md", ".ipynb"):
+    if not parts.fragment or target.suffix != ".html":
         return True
     anchors = (pages[target] if target in pages else read(target)).anchors
     return unquote(parts.fragment) in anchors

@@ -1,0 +1,91 @@
+"""Count the lines, files and imports of each wing of ddp_helpers, and draw them as docs/architecture.png."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+from textwrap import wrap
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook.drawing import GREY, Picture, arrow, box, canvas, described, rank_colour, write
+
+WINGS = {
+    "upkeep": "what maintainers run: execute the course, measure it, keep its records",
+    "lessons": "a module or a folder for each notebook, of its name: exercises, figures, what only it needs",
+    "notebook": "where the learner sits: write scripts, start ranks, send jobs, read records, draw",
+    "rank": "what runs on every rank: the one source of every line of a script",
+}
+PACKAGE = ROOT / "ddp_helpers"
+ROW, WIDE, TALL = 10, 0.93, 0.66  # boxes in a row, and a box with the gap to the next, in inches
+
+
+def modules() -> dict[str, Path]:
+    """The file of each module of the package, by its dotted name."""
+    names = {path: path.relative_to(ROOT).with_suffix("").parts for path in sorted(PACKAGE.rglob("*.py"))}
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+
+
+def imports() -> set[tuple[str, str]]:
+    """Every import of one module of the package by another, as (who, whom); those inside functions, too."""
+    known, found = modules(), set()
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            for alias in node.names if isinstance(node, ast.ImportFrom) and node.module else ():
+                whom = f"{node.module}.{alias.name}"
+                found |= {(name, one) for one in [whom if whom in known else node.module] if one in known}
+    return found
+
+
+def room(module: str) -> tuple[str, str]:
+    """The wing that a module belongs to, and the part of that wing; ("", "") for the package and its command line."""
+    _, *parts = module.split(".")
+    return (parts[0], ".".join(parts[1:2])) if parts and parts[0] in WINGS else ("", "")
+
+
+def lines() -> dict[tuple[str, str], int]:
+    """How many lines each part of each wing has, files without code left out."""
+    found = Counter()
+    for name, path in modules().items():
+        found[room(name)] += len(path.read_text().splitlines())
+    return {(wing, part): count for (wing, part), count in found.items() if count and part}
+
+
+def picture() -> Picture:
+    """The wings one below the other, a box a part with its lines, and how many imports lead down."""
+    sizes, crossing = lines(), Counter((room(who)[0], room(whom)[0]) for who, whom in imports())
+    files = Counter(room(name)[0] for name in modules())
+    up = sum(count for (who, whom), count in crossing.items() if who and whom and below(whom, who))
+    title = f"{'No import leads' if not up else f'{up} imports lead'} up: {sum(sizes.values()):,} lines in four wings"
+    parts = {wing: sorted((part, count) for (one, part), count in sizes.items() if one == wing) for wing in WINGS}
+    rows = {wing: -(-len(found) // ROW) for wing, found in parts.items()}
+    ax = canvas(0.6 + 0.85 * len(WINGS) + TALL * sum(rows.values()), title)
+    top = 0.65
+    for number, (wing, what) in enumerate(WINGS.items()):
+        total = sum(count for _, count in parts[wing])
+        write(ax, 0.1, top + 0.05, f"{wing}/", size=12, weight="bold", ha="left")
+        write(ax, 1.2, top + 0.05, f"{total:,} lines, {files[wing]} files: {what}", size=10, ha="left", color=GREY)
+        for place, (part, count) in enumerate(parts[wing]):
+            corner = (0.1 + WIDE * (place % ROW), top + 0.25 + TALL * (place // ROW))
+            text = "\n".join(wrap(part.replace("_", " "), 11, break_long_words=False))
+            box(ax, corner, (WIDE - 0.08, TALL - 0.08), f"{text}\n{count}", rank_colour(number), size=7.5)
+        top += 0.35 + TALL * rows[wing]
+        if down := [f"{crossing[wing, low]} {low}/" for low in list(WINGS)[number + 1 :] if crossing[wing, low]]:
+            arrow(ax, (0.35, top - 0.05), (0.35, top + 0.3))
+            write(ax, 0.55, top + 0.12, f"imports {', '.join(down)}", size=9, ha="left")
+        top += 0.5
+    return described(ax.figure, f"The wings of ddp_helpers. {title}. {told(sizes, files)}")
+
+
+def below(one: str, other: str) -> bool:
+    """Whether a wing stands above the other in the picture, and so must not be imported by it."""
+    return list(WINGS).index(one) < list(WINGS).index(other)
+
+
+def told(sizes: dict[tuple[str, str], int], files: Counter) -> str:
+    """The lines and files of each wing in words."""
+    sums = {wing: sum(count for (one, _), count in sizes.items() if one == wing) for wing in WINGS}
+    return "; ".join(f"{wing}: {count:,} lines in {files[wing]} files" for wing, count in sums.items())
+
+
+if __name__ == "__main__":
+    drawn = picture()
+    print(drawn.alt, f"wrote {drawn.save(ROOT / 'docs' / 'architecture.png').relative_to(ROOT)}", sep="\n")

@@ -1,0 +1,67 @@
+"""Write what README.md shows of the notebooks: titles, questions and minutes in its tables, and the headline figure."""
+
+import base64
+import re
+from pathlib import Path
+
+import nbformat
+
+from ddp_helpers import ROOT
+
+README = ROOT / "README.md"
+NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+NOTEBOOK = ROOT / "notebooks" / "09_plot_the_scaling.ipynb"
+HEADING = "## Speed-up and efficiency"
+PICTURE = ROOT / "docs" / "headline.png"
+MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: its number, and what one needs
+TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
+
+
+def opening(number: str) -> str:
+    """The first cell of a notebook: its title, its question, its time."""
+    return nbformat.read(NOTEBOOKS[number], as_version=4).cells[0].source
+
+
+def minutes(number: str) -> int:
+    """What a notebook's own Time line says: reading, and waiting if it says so."""
+    return sum(map(int, re.findall(r"\d+", re.search(r"\*\*Time\*\* ([^.]*)", opening(number))[1])))
+
+
+def map_row(number: str, needs: str) -> str:
+    """The row of a notebook in the map of the course."""
+    title, question = (re.search(pattern, opening(number), re.M)[1] for pattern in (r"^# (.+)$", r"^\*(\w.+)\*$"))
+    link = f"[{number} {title}](notebooks/{NOTEBOOKS[number].name})"
+    return f"| {link} | {question} | {minutes(number)} | {needs} |"
+
+
+def track_row(row: re.Match) -> str:
+    """The row of a track, with the minutes of its notebooks added up."""
+    numbers = re.findall(r"\d\d", row[2])
+    if " to " in row[2]:
+        numbers = [number for number in NOTEBOOKS if numbers[0] <= number <= numbers[1]]
+    return f"{row[1]}{row[2]}{row[3]}{sum(map(minutes, numbers))}{row[4]}"
+
+
+def tables(text: str) -> str:
+    """README's text with a row for each notebook, in order, and with its tracks' minutes; what one needs stays."""
+    needs = dict(MAP.findall(text))
+    rows = "\n".join(map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
+    first, *_, last = MAP.finditer(text)
+    return TRACK.sub(track_row, text[: first.start()] + rows + text[last.end() :])
+
+
+def headline(notebook: Path = NOTEBOOK) -> bytes:
+    """The first figure below the heading. Raises ValueError if there is none: the notebook was not executed."""
+    below = False
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        below = below or (cell.cell_type == "markdown" and HEADING in cell.source.splitlines())
+        for output in cell.get("outputs", []) if below else []:
+            if picture := output.get("data", {}).get("image/png"):
+                return base64.b64decode(picture)
+    raise ValueError(f"{notebook.name} has no figure below {HEADING!r}: execute it first, with `make notebooks`")
+
+
+if __name__ == "__main__":
+    PICTURE.write_bytes(headline())
+    README.write_text(tables(README.read_text()))
+    print(f"wrote {PICTURE.relative_to(ROOT)}, and the tables of {README.name}")
