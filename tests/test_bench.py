@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ddp_helpers.lessons.train_on_one_gpu import ladder
-from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.upkeep import messages
 from ddp_helpers.upkeep.bench import training
 from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
@@ -48,7 +47,7 @@ def test_rungs_ranks_and_their_picture(digits, tmp_path, monkeypatch, capsys):
     assert [row["name"] for row in rows] == list(some) and rows[0]["ratio"] == 1
     for row in rows:
         assert row["middle_half"][0] <= row["median"] <= row["middle_half"][1]
-        assert 0 < row["share_of_limit"] < 1.5 and row["peak_megabytes"] > 100 and "CPUs busy" in row["busy"]
+        assert 0 < row["share_of_limit"] < 1.5 and "CPUs busy" in row["busy"]
         assert row["name"] in said
     beside = on_ranks("DDP, 2 ranks", [row * 2 for row in rows[1]["images_per_second"]], rows, CPU)
     assert beside["ratio"] == pytest.approx(2 * rows[1]["ratio"])
@@ -56,23 +55,6 @@ def test_rungs_ranks_and_their_picture(digits, tmp_path, monkeypatch, capsys):
     picture([*rows, beside], "digits", tmp_path / "bench.png")
     assert (tmp_path / "bench.png").stat().st_size > 10_000
     json.dumps([*rows, beside], allow_nan=False)
-
-
-def test_the_scripts_are_measured_as_they_are_written_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "digits", lambda folder: write_digits(folder / "digits", train=256, test=64))
-    assert training.together(tmp_path, 2, "--global-batch-size", 64) > 0
-    assert training.single(tmp_path, "--no-cuda", processes=2, threads="1") > 0
-    assert all(100 < held < 20_000 for held in training.memory(tmp_path, training.digits(tmp_path)))
-
-
-def test_seconds_to_an_accuracy_are_those_of_training(digits, tmp_path):
-    lines = training.epochs(tmp_path, digits, 2)
-    assert [line["epoch"] for line in lines] == [1, 2]
-    assert training.seconds_to(lines, 0) == [lines[0]["seconds"]]
-    assert training.seconds_to([line | {"test_accuracy": line["epoch"] / 2} for line in lines], 1) == [
-        lines[0]["seconds"] + lines[1]["seconds"]
-    ]
-    assert training.seconds_to(lines, 1.1) == []
 
 
 def test_a_message_is_the_error_without_its_frames():
@@ -87,4 +69,3 @@ def test_without_a_gpu_no_message_is_recorded(capsys):
     with pytest.raises(SystemExit) as stopped:
         messages.record()
     assert stopped.value.code == 2 and "no GPU can be seen here" in capsys.readouterr().err
-    assert not messages.FILE.exists()

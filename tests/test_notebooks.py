@@ -6,7 +6,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from ddp_helpers import ROOT
 from ddp_helpers.upkeep.stale import digest
@@ -73,40 +72,3 @@ def test_the_course_is_a_chain() -> None:
     for before, after in pairwise(PATHS):
         assert f"({after.name})" in nbformat.read(before, as_version=4).cells[0].source, f"{before.name} has no next"
         assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"
-
-
-def planted(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A sound notebook with something more in it."""
-    sound = new_code_cell("x = 1", metadata={"tags": ["parameters"]}, execution_count=1)
-    notebook = new_notebook(cells=[sound, *cells])
-    notebook.metadata["made_from"] = digest(notebook)
-    return notebook
-
-
-def ran(source: str, *outputs: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    return new_code_cell(source, execution_count=2, outputs=list(outputs))
-
-
-@pytest.mark.parametrize(
-    ("cell", "what"),
-    [
-        (ran("x", new_output("error", ename="ValueError", evalue="", traceback=[])), "the error ValueError"),
-        (ran("x", new_output("stream", text="at /home/ann/course/x.py")), "the path /home/ann/course/x.py"),
-        (ran("x", new_output("display_data", data={"image/png": "iVBORw0KGgo="})), "without alt text"),
-        (ran("\n".join("x" * 31)), "31 lines"),
-        (new_code_cell("x"), "never run"),
-        (new_markdown_cell("```python\nx\n```"), "fenced Python"),
-        (new_markdown_cell("[next](07_nowhere.ipynb)"), "leads nowhere"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_each_problem_is_found(cell: nbformat.NotebookNode, what: str, tmp_path: Path) -> None:
-    assert problems(planted(), tmp_path) == []
-    found = problems(planted(cell), tmp_path)
-    assert len(found) == 1 and what in found[0]
-
-
-def test_outputs_of_another_source_are_found(tmp_path: Path) -> None:
-    notebook = planted()
-    notebook.cells[0].source = "x = 2"
-    assert "make notebooks" in problems(notebook, tmp_path)[0]

@@ -13,7 +13,6 @@ from ddp_helpers.rank.staging import check_data, stage
 from ddp_helpers.rank.topology import Topology
 from ddp_helpers.upkeep.bench import training
 from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
-from ddp_helpers.upkeep.bench.jobs import collecting, plotting, records, submit_to_step
 from ddp_helpers.upkeep.bench.training import (
     cost_of_ddp,
     fast_against_plain,
@@ -21,6 +20,7 @@ from ddp_helpers.upkeep.bench.training import (
     memory,
     resumable_against_ddp,
     row,
+    submit_to_step,
     two_and_one,
     two_apart,
 )
@@ -78,11 +78,9 @@ def several(folder: Path, device: torch.device, ladder: list[dict]) -> tuple[lis
 
 
 def jobs(folder: Path, data: Path, dataset: str) -> list[dict]:
-    """The goals of checkpoints, Slurm, records and memory."""
+    """The goals of checkpoints, Slurm and memory."""
     return [
         row("votes, a checkpoint each 50 steps / none: images/s", resumable_against_ddp(folder), ">=", 0.9),
         row("from submit to the first step, 4 ranks on 2 nodes: s", submit_to_step(folder), "<=", 20),
-        row("collect 1,000 run records: s", collecting(records(folder, 1000)), "<=", 2),
-        row("plot them: s", plotting(records(folder, 1000)), "<=", 5),
         row(f"peak memory of a rank, {dataset}: MB", memory(folder, data), "<=", 1500),
     ]

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
 from ddp_helpers.lessons.train_on_one_gpu.ladder import QUIET
-from ddp_helpers.notebook import launch, runs, scripts
+from ddp_helpers.notebook import launch, runs, scripts, slurm
 from ddp_helpers.rank.data import Batches, load_data
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
@@ -154,6 +154,25 @@ def memory(folder: Path, data: Path) -> list[float]:
     """The most MB that each of two ranks holds: all data, a training step, the whole test."""
     said = launched(folder, data, 2, "--epochs", 1, "--dry-run").lines
     return [float(text.split()[1]) for _, text in said if text.startswith("peak")]
+
+
+def submit_to_step(folder: Path) -> list[float]:
+    """Seconds from submitting a job of 4 ranks on 2 nodes to its first training step; none without Slurm."""
+    if not slurm.available():
+        return []
+    data, site, waited = digits(folder), slurm.Site.load("local"), []
+    words = ("--data", str(data), "--epochs", "1", "--log-interval", "1", "--run-dir", "{run_dir}")
+    for number in range(3):
+        run = folder / f"job{number}"
+        slurm.prepare("mnist_ddp", words, site, run, nodes=2, tasks_per_node=2, gpus_per_node=2)
+        begin = time.monotonic()
+        with redirect_stdout(io.StringIO()):
+            slurm.submit(run)
+            while not any("1/12" in line for line in slurm.said(run, 0)) and time.monotonic() < begin + 120:
+                time.sleep(0.05)
+            waited.append(time.monotonic() - begin)
+            slurm.watch(run)
+    return waited
 
 
 def row(name: str, values: list[float], sign: str = "<=", goal: float | None = None) -> dict:
