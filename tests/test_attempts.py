@@ -60,9 +60,9 @@ def test_without_a_checkpoint_every_step_of_the_attempt_is_lost(story):
 
 def test_the_weights_of_an_epoch_are_those_of_the_attempt_that_did_it_last(story):
     redone = line(121.0, "epoch", 8, epoch=1, weights="c")
-    assert survive_preemption.weights(story(*KILLED)) == {1: "a"}
-    assert survive_preemption.weights(story(*KILLED, line(120.0, "started", 5, world_size=2), redone)) == {1: "c"}
-    assert survive_preemption.weights(story(START)) == {}
+    assert survive_preemption.digests(story(*KILLED)) == {1: "a"}
+    assert survive_preemption.digests(story(*KILLED, line(120.0, "started", 5, world_size=2), redone)) == {1: "c"}
+    assert survive_preemption.digests(story(START)) == {}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_line_that_cannot_be_read_is_named_and_left_out(story, capsys, bad):
 
 def test_no_story_is_an_empty_table_and_a_figure_all_the_same(tmp_path, capsys):
     table = survive_preemption.events(tmp_path)
-    assert len(table) == len(survive_preemption.attempts(table)) == len(survive_preemption.weights(table)) == 0
+    assert len(table) == len(survive_preemption.attempts(table)) == len(survive_preemption.digests(table)) == 0
     assert "no attempts (FileNotFoundError)" in capsys.readouterr().err
     assert "1 run" in attempts_timeline({"none": table}).alt
 

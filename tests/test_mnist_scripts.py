@@ -82,6 +82,19 @@ def remove(raw):
     (raw / TRAIN).unlink()
 
 
+@pytest.mark.parametrize(("name", "value"), [("SLURM_CPUS_PER_TASK", "abc"), ("LOCAL_WORLD_SIZE", "0")])
+def test_cpus_that_no_launcher_would_set_are_not_counted(name, value, monkeypatch):
+    def cpus():
+        args = Namespace(precision=None, num_workers=None)
+        return training.settle(args, torch.device("cpu"), range(7))["cpus"]
+
+    found = cpus()
+    monkeypatch.setenv(name, value)
+    assert cpus() == found
+    monkeypatch.setenv(name, str(4 * found))
+    assert cpus() == (1 if name == "LOCAL_WORLD_SIZE" else found), "the control: a number counts"
+
+
 @pytest.mark.parametrize("damage", [cut_short, empty, remove])
 def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "copy")
@@ -220,7 +233,7 @@ def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
     assert (status, err) == (0, "")
     assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", out.splitlines()[-1])
     run = check_record(here / "runs" / "one", "single", 1)
-    assert run.env.keys() == {"device", "chip", "cpus", "torch", "made_from", "dataset"}
+    assert run.env.keys() == {"device", "chip", "cpus", "torch", "made_from", "dataset", "train_set"}
     assert run.spec["save_model"] is True and run.env["made_from"] == "ddp_helpers, imported"
     check_model(here / "runs" / "one")
     assert [path.name for path in here.iterdir()] == ["runs"]

@@ -174,7 +174,7 @@ def attempts(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def weights(table: pd.DataFrame) -> dict[int, str]:
+def digests(table: pd.DataFrame) -> dict[int, str]:
     """The digest of all weights after each epoch, as the last attempt that finished the epoch has it."""
     done = table[table["event"] == "epoch"]
     return {int(epoch): digest for epoch, digest in zip(done.get("epoch", []), done.get("weights", []), strict=True)}

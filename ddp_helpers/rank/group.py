@@ -55,6 +55,5 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size
     dist.all_gather_object(ranks, mine)
-    job = os.environ.get("SLURM_JOB_ID")
     group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
-    return device, {"launcher": launcher, "job_id": job} | group
+    return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group
