@@ -19,8 +19,9 @@ test: .venv/installed system staged  ## all tests: helpers, scripts, and every n
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(SLURM) $(BIN)/python -m pytest
 
+LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
-	@$(SLURM) $(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
