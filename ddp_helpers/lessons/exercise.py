@@ -38,7 +38,7 @@ class Exercise:
         return RIGHT
 
     def explained(self, answer: Callable) -> list[str]:
-        """What is to be said of this wrong answer, if it is a known one."""
+        """Return the hint for a wrong answer, if its mistake is a known one."""
         return [told for told, trap in self.traps.items() if all(alike(answer, trap, case) for case in self.cases)][:1]
 
 
@@ -48,7 +48,7 @@ def alike(one: Callable, other: Callable, case: tuple) -> bool:
 
 
 def outcome(function: Callable, case: tuple) -> Any:
-    """What a function gives, or the kind of error with which it ends."""
+    """Return what a function gives, or the kind of error with which it ends."""
     try:
         return function(*copy.deepcopy(case))
     except Exception as error:

@@ -140,7 +140,7 @@ EXERCISES = [
 
 
 def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_rank") -> Picture:
-    """Which GPU each rank asks for with cuda:local_rank or, the mistake, with cuda:rank."""
+    """Draw the GPU that each rank asks for with cuda:local_rank or, the mistake, with cuda:rank."""
     height, pitch = (1.65 if use == "local_rank" else 2.0), min(2.07, 8.25 / max(gpus_per_node))
     ax = canvas(0.55 + height * len(gpus_per_node), f"Every rank asks for cuda:{use}, as in data.to({use})")
     first, lost = 0, []
@@ -196,7 +196,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
-    """How the local rank gets from the launcher to the device."""
+    """Draw the local rank's way from the launcher to the device."""
     bottom, colour = max(3.35, 0.95 + 0.36 * gpus), rank_colour(local_rank)
     ax, middle = canvas(bottom + 0.2, "How a process finds its GPU"), (0.95 + bottom) / 2
     for x, heading in zip((0.65, 2.98, 6.2, 8.75), ("launcher", "environment", "script", "node"), strict=True):

@@ -26,7 +26,7 @@ from ddp_helpers.notebook.drawing import (
 
 
 def after_all_reduce(world_size: int) -> int:
-    """What every rank holds after all_reduce, if rank r held r + 1."""
+    """Compute what every rank holds after all_reduce, if rank r held r + 1."""
     return sum(range(1, world_size + 1))
 
 
@@ -36,7 +36,7 @@ def barrier_waits(arrival: Sequence[float]) -> list[float]:
 
 
 def reduce_scatter_parts(held: Sequence[Sequence[float]]) -> list[float]:
-    """What each rank gets from a reduce-scatter, if rank r held the numbers held[r], one for each rank."""
+    """Compute what each rank gets from a reduce-scatter, if rank r held the numbers held[r], one for each rank."""
     return [sum(places) for places in zip(*held, strict=True)]
 
 
@@ -149,7 +149,7 @@ def _row(ax: Axes, y: float, label: str, texts: list[str], own: bool = False) ->
 
 
 def collectives(world_size: int = 4) -> Picture:
-    """What each collective leaves on every rank, before and after, in numbers."""
+    """Draw what each collective leaves on every rank, before and after, in numbers."""
     panels, sums = _exchanges(world_size)
     across, height = 2 if world_size <= 4 else 1, 0.95 + 0.4 * world_size
     ax = canvas(0.7 + height * 4 / across, f"Four collectives on {world_size} ranks: before → after")

@@ -37,7 +37,7 @@ def workers_per_rank(launcher: str, ranks_per_node: int, cpus_per_task: int) -> 
 
 
 def batch_plan(samples: int, world_size: int, global_batch: int) -> dict[str, int] | None:
-    """What a rank does in an epoch: per_rank batch, samples in its shard, steps, last_batch. None if uneven."""
+    """Compute a rank's epoch: per_rank batch, samples in its shard, steps, last_batch. None if uneven."""
     return None if global_batch % world_size else plan(-(-samples // world_size), global_batch // world_size)
 
 
@@ -121,7 +121,7 @@ def shard_indices(order: list[int], world_size: int, drop_last: bool = False) ->
 def picture_of_shards(
     samples: int = 10, world_size: int = 4, drop_last: bool = False, order: list[int] | None = None
 ) -> Picture:
-    """Which samples each rank gets, and which are repeated or dropped to make the shares equal."""
+    """Draw the samples of each rank, and those that are repeated or dropped to make the shards equal."""
     order = list(range(samples)) if order is None else order
     parts = shard_indices(order, world_size, drop_last)
     dealt, given = len(parts[0]) * world_size, len(order)

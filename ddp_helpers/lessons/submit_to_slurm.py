@@ -124,7 +124,7 @@ TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 
 
 def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
-    """Where a job passes: written in the notebook, waiting in the queue, running on its nodes, kept as a record."""
+    """Draw a job's way: written in the notebook, waiting in the queue, running on its nodes, kept as a record."""
     ax = canvas(4.35, "The way of a job")
     stops = [
         (LEFT, 1.5, "you", "notebook,\nlogin node", "the script\nthe job\nthe site"),

@@ -235,7 +235,7 @@ def _panel(ax: Axes, events: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 def _end(one: object) -> str:
-    """How an attempt ended, in a few words."""
+    """Describe an attempt's end in a few words."""
     at = {"unknown": "ended without a word after", "killed": "killed in", "failed": "failed in"}
     text = f"{at.get(one.ended, one.ended + ' after')} step {one.to_step}"
     if one.ended == "done":

@@ -58,14 +58,14 @@ def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> l
 
 
 def key(epochs: pd.DataFrame) -> str:
-    """What the lines are."""
+    """Describe the lines of the figure."""
     weak = "dashed: the same batch per rank, solid: the same global batch" if epochs["scaling"].nunique() > 1 else ""
     thin = "thin: each run, thick: their median" if epochs.groupby("number").ngroups > 1 else ""
     return "; ".join(filter(None, (thin, weak)))
 
 
 def told(epochs: pd.DataFrame, name: str) -> str:
-    """Where each number of ranks ended, in words."""
+    """Describe the last values of each number of ranks, for the alt text."""
     last = epochs.sort_values("epoch").groupby("number").last()
     keys = last["cpus_per_task"].fillna(0), last["scaling"], last["world_size"], last["asked"]
     ends = last.groupby(list(keys))[list(ROWS)].median()

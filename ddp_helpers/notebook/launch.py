@@ -29,7 +29,7 @@ class LaunchError(RuntimeError):
 
 @dataclass
 class Launch:
-    """What a launch printed, as (rank, or '' for the launcher itself; line), and how many seconds it took."""
+    """The output of a launch: pairs of rank ('' for the launcher itself) and line, and the seconds it took."""
 
     lines: list[tuple[str, str]]
     seconds: float
@@ -87,7 +87,7 @@ def take(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
 
 
 def report(launch: Launch, what: str) -> str:
-    """What went wrong: the first rank that failed, where the launcher says it, and its last lines."""
+    """Describe a failed launch: the first rank that failed, where the launcher names it, and its last lines."""
     said = "\n".join(line for who, line in launch.lines if not who)
     first = re.search(r"Root Cause.*?rank\s*: (\d+)", said, re.S) or re.search(
         r"Process name: \[\[\d+,\d+\],(\d+)\]", said

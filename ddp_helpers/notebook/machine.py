@@ -21,7 +21,7 @@ def machine() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Where, when and from which revision something is measured: what its record begins with."""
+    """Return the provenance of a measurement: machine, time and git revision."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"machine": machine(), "made_from": f"ddp_helpers {__version__}{revision()}", "started": started}
 

@@ -73,7 +73,7 @@ def parsed(content: str) -> dict:
 
 
 def fitting(content: dict, file: str) -> tuple[dict, list[str]]:
-    """What of a file's content fits, and a line on each value that does not; null is a value that is not there."""
+    """Keep the values of a file that have the right type, and report each other one in a line; null counts as missing."""
     kinds = FIELDS[file].items()
     wrong = [key for key, fits in kinds if content.get(key) is not None and not fits(content[key])]
     kept = {key: value for key, value in content.items() if key not in wrong}
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """How the run ended: what its job came to, else what it said itself; unknown if it was killed too early."""
+        """The state in which the run ended: its job's, else what it recorded itself; unknown if it was killed too early."""
         if self.status.get("state") == "preempted" and self.job.get("state") == "FAILED":
             return "preempted"  # it left with an error so that it is started again
         early = {"PENDING": "pending", "COMPLETED": "done, no record"}.get(self.job.get("state"), "unknown")
@@ -121,12 +121,12 @@ class Run:
 
     @property
     def damage(self) -> list[str]:
-        """What could not be read; nothing of a job that still waits, or trains nothing: it has no record to miss."""
+        """List what could not be read; nothing for a job that still waits or trains nothing, which has no record."""
         begun = self.status or self.epochs or (self.folder / "spec.json").exists()
         return self.problems if begun else []
 
     def row(self) -> dict:
-        """What was asked, and where it ran, as one row."""
+        """Return the setting of the run, and where it ran, as one row of the table."""
         spec, env, asked = self.spec, self.env, self.job.get("job") or {}
         ranks, batch = env.get("world_size", 1 if env else None), spec.get("batch_size")
         row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
@@ -216,7 +216,7 @@ def table(*folders: str | Path) -> "pd.DataFrame":
 
 
 def differing(found: Sequence[Run]) -> list[str]:
-    """What runs were asked for with more than one value; not what has a column anyway, or changes no result."""
+    """List the spec values that differ between runs, but those that have a column anyway, or change no result."""
     values: dict[str, set] = {}
     for run in found:
         for name, value in run.spec.items():

@@ -27,7 +27,7 @@ class ScalingError(ValueError):
     """Runs that cannot be compared; one line with what was found, and what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it: the line, without the frames that lead to it."""
+        """Have IPython show the message alone, without a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -132,7 +132,7 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def unit(runs: pd.DataFrame) -> str:
-    """What one rank of these runs holds: a GPU; on CPUs, and where no machine is recorded, no more than a rank."""
+    """Name the unit of these runs: GPU, or rank on CPUs and where no machine is recorded."""
     return "rank" if runs["machine"].fillna("CPU").astype(str).str.startswith("CPU").any() else "GPU"
 
 

@@ -83,7 +83,7 @@ def home_of(name: str, value: object) -> tuple[str, str]:
 
 
 def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
-    """What a learner defined in a cell, as a Source. Raises ValueError if it needs what a script does not have.
+    """Read what a learner defined in a cell as a Source. Raises ValueError if it needs what a script does not have.
 
     others: the names of what else goes into the script, and may be needed.
     """

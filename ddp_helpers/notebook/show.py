@@ -41,7 +41,7 @@ def source(thing: object) -> Code:
 
 
 def hunks(old: str, new: str, context: int = 1) -> list[str]:
-    """What changes from one script of the course to another, hunk by hunk; without the lines that say where."""
+    """Show the diff between two scripts of the course, hunk by hunk, without the lines that say where."""
     texts = [scripts.Script(name).text().splitlines() for name in (old, new)]
     lines = list(difflib.unified_diff(*texts, n=context, lineterm=""))[2:]
     starts = [i for i, line in enumerate(lines) if line.startswith("@@")] + [len(lines)]

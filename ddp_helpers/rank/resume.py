@@ -23,7 +23,7 @@ from ddp_helpers.rank.record import Record, write
 
 
 class Rest(Sampler):
-    """What is left of a sampler's epoch: its first `done` samples were trained on before."""
+    """Yield the rest of a sampler's epoch: its first `done` samples were trained on before."""
 
     def __init__(self, whole: DistributedSampler) -> None:
         self.whole, self.done = whole, 0

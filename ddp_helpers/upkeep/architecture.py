@@ -42,7 +42,7 @@ def room(module: str) -> tuple[str, str]:
 
 
 def lines() -> dict[tuple[str, str], int]:
-    """How many lines each part of each wing has, files without code left out."""
+    """Count the lines of each part of each wing, files without code left out."""
     found = Counter()
     for name, path in modules().items():
         found[room(name)] += len(path.read_text().splitlines())

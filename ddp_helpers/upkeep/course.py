@@ -21,7 +21,7 @@ BUILD = ROOT / "build"
 
 @dataclass
 class Outcome:
-    """How the execution of one notebook went."""
+    """The outcome of executing one notebook."""
 
     name: str
     seconds: float

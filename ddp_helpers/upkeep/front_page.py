@@ -23,7 +23,7 @@ def opening(number: str) -> str:
 
 
 def minutes(number: str) -> int:
-    """What a notebook's own Time line says: reading, and waiting if it says so."""
+    """Add up the minutes in a notebook's own Time line: reading, and waiting if it says so."""
     return sum(map(int, re.findall(r"\d+", re.search(r"\*\*Time\*\* ([^.]*)", opening(number))[1])))
 
 

@@ -18,7 +18,7 @@ class Project(Exercise):
     judge: Callable[[Callable], list[str]]
 
     def verdict(self, answer: Callable) -> str:
-        """What is to be said of a learner's function: right, not attempted, or all that is missing, a line each."""
+        """Return the verdict on a learner's function: right, not attempted, or all that is missing, a line each."""
         try:
             lines = self.judge(answer)
         except NotImplementedError:
@@ -29,7 +29,7 @@ class Project(Exercise):
 
 
 def how_tested(images: int, ranks: int, counted: int) -> str:
-    """How the ranks have tested, from the number of test images that they counted together."""
+    """Classify an evaluation by the number of test images that all ranks counted together."""
     if counted <= images:
         return "each once" if counted == images else "not all"
     return "each by every rank" if counted == images * ranks else "padded"

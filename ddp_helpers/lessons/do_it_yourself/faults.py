@@ -36,7 +36,7 @@ def equal(ranks: list[dict], alone: dict) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """What stands in the course's script and what in the faulty one; how a run shows it, and what is said then."""
+    """A fault: the right text and the wrong one, a predicate on runs that detects it, and the hint to give then."""
 
     right: str
     wrong: str

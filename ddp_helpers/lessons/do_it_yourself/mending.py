@@ -12,7 +12,7 @@ from ddp_helpers.notebook import launch
 from ddp_helpers.notebook.scripts import Script
 
 RANKS = 2
-WITNESS = ROOT / "ddp_helpers" / "rank" / "witness.py"
+WITNESS = Path(__file__).with_name("witness.py")
 # An odd number of test images, so that a padded shard is seen; no GPU and no bfloat16, so that results compare.
 TRAIN, TEST = 512, 201
 FLAGS = [
@@ -52,14 +52,14 @@ def seen(text: str, ranks: int, name: str) -> list[dict]:
 
 @cache
 def alone() -> dict:
-    """What the course's script sees in one process: what two ranks must come to."""
+    """Run the course's script in one process under the witness: the reference for two ranks."""
     print("the course's own script, in one process:")
     return seen(Script("mnist_single").text(), 1, "alone")[0]
 
 
 @cache
 def together(text: str) -> list[dict]:
-    """What each rank sees in a mended script; a text that was run is not run again."""
+    """Run a mended script on two ranks under the witness; a text that was run before is taken from the cache."""
     print(f"your script, on {RANKS} ranks:")
     return seen(text, RANKS, "mended")
 

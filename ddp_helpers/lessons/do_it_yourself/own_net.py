@@ -31,7 +31,7 @@ def judge(my_run: Callable[[Path], None]) -> list[str]:
 
 
 def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
-    """What a run folder lacks, a line each; where the job never came to an end, only that."""
+    """List what a run folder lacks, a line each; only that it did not end, if the job never came to an end."""
     try:
         said = known(folder)
     except JobError:

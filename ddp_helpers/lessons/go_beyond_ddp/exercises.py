@@ -4,12 +4,12 @@ from ddp_helpers.lessons.exercise import Exercise
 
 
 def bytes_per_rank(parameters: int, ranks: int, way: str) -> float:
-    """What stays on a rank in float32 with Adam, without activations; way: DDP, ZeRO or FSDP2."""
+    """Compute the memory of a rank in float32 with Adam, without activations; way: DDP, ZeRO or FSDP2."""
     return parameters * {"DDP": 16, "ZeRO": 8 + 8 / ranks, "FSDP2": 16 / ranks}[way]
 
 
 def bytes_a_step(parameters: int, ranks: int, way: str) -> float:
-    """What a rank sends in a step in float32, if each collective is the best possible; way: DDP or FSDP2."""
+    """Compute what a rank sends in a step in float32, with bandwidth-optimal collectives; way: DDP or FSDP2."""
     collectives = {"DDP": 2, "FSDP2": 3}[way]
     return collectives * (ranks - 1) / ranks * 4 * parameters
 

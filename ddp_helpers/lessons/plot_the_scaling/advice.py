@@ -40,7 +40,7 @@ def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
 
 
 def rests_on(rows: pd.DataFrame) -> str:
-    """Which runs were compared, and how often each size was measured."""
+    """Name the runs that were compared, and the number of repeats of each size."""
     *fewer, most = rows["world_size"]
     sizes = f"{', '.join(map(str, fewer))}{' and ' if fewer else ''}{many(most, rows['unit'].iloc[0])}"
     counts = " and ".join(map(str, sorted(set(rows["repeats"]))))
@@ -68,7 +68,7 @@ def cost(row: pd.Series) -> str:
 
 
 def gain(row: pd.Series) -> str:
-    """What this setting gave over the fewest ranks, and what it cost."""
+    """Describe a setting's speed-up over the fewest ranks, its efficiency and its device-hours."""
     if row["world_size"] == row["base"]:
         return cost(row)
     speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"

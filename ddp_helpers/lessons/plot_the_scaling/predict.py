@@ -41,7 +41,7 @@ class Model:
 
     @property
     def assumes(self) -> dict[str, str]:
-        """What a prediction takes for granted, by what it is about."""
+        """List the assumptions of the prediction, by subject."""
         return {"scaling": KEPT[self.scaling], **ASSUMES}
 
     def seconds(self, n: ArrayLike) -> np.ndarray:
@@ -69,7 +69,7 @@ class Model:
 
     @property
     def superlinear(self) -> str:
-        """Where the fitted runs beat the ideal by more than 5 %, which the model cannot follow; '' if nowhere."""
+        """Name the fitted runs that beat the ideal by more than 5 %, which the model cannot follow; '' if none does."""
         sizes = np.unique(self.ranks)
         took = np.array([np.median(self.measured[self.ranks == size]) for size in sizes])
         gain = took[0] * sizes[0] / (took * sizes)
@@ -101,7 +101,7 @@ def fit(ranks: Sequence[int], seconds: Sequence[float], scaling: str = "strong")
 
 
 def resampled(ranks: np.ndarray, seconds: np.ndarray, scaling: str, noise: float) -> Iterator[np.ndarray]:
-    """The terms of many fits: runs of each size drawn again, sizes moved by the noise, ties settled by chance.
+    """Bootstrap the fit: runs of each size drawn with replacement, sizes moved by the noise, ties broken at random.
 
     Without repeats the noise, which is the fit's own residual, is all that moves them. It is wide rather than narrow.
     """
@@ -113,12 +113,12 @@ def resampled(ranks: np.ndarray, seconds: np.ndarray, scaling: str, noise: float
 
 
 def allowed(sizes: int) -> list[tuple[int, ...]]:
-    """Which terms, by index, may stand together: the work, and as many more as the sizes can tell apart."""
+    """List the sets of terms, by index, that a fit may use: the work, and as many more as there are sizes to determine them."""
     return [(0, 1, 2)] if sizes > 3 else [(0, 1), (0, 2)]
 
 
 def best(ranks: np.ndarray, seconds: np.ndarray, scaling: str, choices: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """The terms of the choice that fits best, none negative, and what they are off by, relative, for each row."""
+    """Fit by non-negative least squares with each choice of terms; returns the best terms and their relative residuals."""
     found = []
     matrix = parts(ranks, scaling) / seconds[:, None]
     for choice in map(list, choices):
@@ -130,7 +130,7 @@ def best(ranks: np.ndarray, seconds: np.ndarray, scaling: str, choices: Sequence
 
 
 def parts(n: ArrayLike, scaling: str) -> np.ndarray:
-    """What each term is multiplied by on n ranks, [..., 3]."""
+    """Compute the design matrix: the factor of each term on n ranks, shape [..., 3]."""
     n = np.asarray(n, float)
     steps = 1 / n if scaling == "weak" else np.ones_like(n)
     return np.stack([1 / n, steps * 2 * (n - 1) / n, steps * (n - 1)], axis=-1)

@@ -65,7 +65,7 @@ def near(ax: Axes, model: Model, ranks: np.ndarray, seconds: np.ndarray, unit: s
 
 
 def told(model: Model, ranks: np.ndarray, seconds: np.ndarray, unit: str) -> str:
-    """What was held out, in words."""
+    """Name the held-out rows in words."""
     said = (
         f"{many(size, unit)} {took:.3g} s measured, {predicted:.3g} s predicted ({percent(predicted / took - 1)})"
         for size, took, predicted in judged(model, ranks, seconds)

@@ -55,7 +55,7 @@ def ladder(
 
 
 def seconds(spent: Mapping[str, Mapping[str, float]], images: int, where: str) -> Picture:
-    """Where the time of each recipe goes: a stacked bar in milliseconds per 1,000 images."""
+    """Draw where the time of each recipe goes: a stacked bar in milliseconds per 1,000 images."""
     figure, ax = plt.subplots(figsize=(9.5, 1.8 + 0.6 * len(spent)), layout="constrained")
     longest = max(sum(parts.values()) for parts in spent.values())
     for row, parts in enumerate(spent.values()):

@@ -34,7 +34,7 @@ class Graph:
             raise ValueError("a CUDA graph needs a GPU, and this model is on a CPU")
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """What the step returns."""
+        """Return the captured step's outputs."""
         if not self.graph:
             self.record(images, labels)
         if images.shape != self.images.shape:

@@ -39,7 +39,7 @@ Note = tuple[str, list[int], float]  # what happened, to which layers, and when 
 
 
 def at(notes: Sequence[Note], what: str, layers: Sequence[int] = ()) -> float:
-    """When this happened; where it happened several times, when for the last time."""
+    """Return the time of an event in ms; of several, the last one's."""
     return max(ms for name, which, ms in notes if name == what and (not layers or list(which) == list(layers)))
 
 
@@ -116,7 +116,7 @@ def _all_reduces(ax: Axes, notes: Sequence[Note]) -> None:
 
 
 def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_reduce_ms: float = 3) -> Picture:
-    """How DDP hides communication: a bucket's all-reduce runs while earlier layers still compute."""
+    """Draw how DDP overlaps communication: a bucket's all-reduce runs while earlier layers still compute."""
     order = list(range(layers, 0, -1))  # backward goes from the last layer to the first
     buckets = [order[start : start + per_bucket] for start in range(0, layers, per_bucket)]
     full = [layer_ms * (layers - bucket[-1] + 1) for bucket in buckets]
@@ -181,7 +181,7 @@ def _bar(
 
 
 def memory_of_gradients(parameters_mb: float = 100) -> Picture:
-    """What gradient_as_bucket_view saves: the second copy of all gradients."""
+    """Draw what gradient_as_bucket_view saves: the second copy of all gradients."""
     apart, together = ["gradients", "buckets: a second copy"], ["gradients, in the buckets"]
     ax = canvas(3.95, "GPU memory of one rank, here rank 0")
     for y, view, blocks in ((1.0, False, ["parameters", *apart]), (2.65, True, ["parameters", *together])):

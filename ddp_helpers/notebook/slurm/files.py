@@ -35,7 +35,7 @@ def discard(made: Iterable[Path]) -> None:
 
 
 def known(folder: Path) -> dict:
-    """What job.json holds. Raises JobError where there is no job, or where it is damaged."""
+    """Read job.json. Raises JobError where there is no job, or where it is damaged."""
     try:
         said = parsed((Path(folder) / "job.json").read_text())
         if said["job_id"] is None:  # then it is still to be submitted, or ran here

@@ -18,7 +18,7 @@ class JobError(ValueError):
     """A job that cannot be; one line with what is wrong, the value seen, and what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it: the line, without the frames that lead to it."""
+        """Have IPython show the message alone, without a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 

@@ -29,7 +29,7 @@ CURES = {
 
 @dataclass
 class State:
-    """What Slurm says of a job, or of one task of an array; times as Slurm writes them, seconds from start to end."""
+    """The state of a job, or of one task of an array; times as Slurm writes them, seconds from start to end."""
 
     job_id: str
     state: str
@@ -127,13 +127,13 @@ def tasks_of(state: State) -> list[State]:
 
 
 def controller(job_id: str) -> list[State]:
-    """What `scontrol show job` says."""
+    """Read the states that `scontrol show job` reports."""
     done = ask("scontrol", "show", "job", job_id, "--oneliner")
     return [from_fields(line, "scontrol") for line in done.stdout.splitlines() if line.startswith("JobId=")]
 
 
 def accounting(job_id: str) -> list[State]:
-    """What `sacct` says, where the cluster keeps accounts."""
+    """Read the states that `sacct` reports, where the cluster keeps accounts."""
     if not shutil.which("sacct"):
         return []
     columns = ["JobIDRaw", "State", "Reason", "ExitCode", "NodeList", "Submit", "Start", "End", "JobID"]
@@ -144,7 +144,7 @@ def accounting(job_id: str) -> list[State]:
 
 
 def completion_log(job_id: str) -> list[State]:
-    """What the cluster's log of completed jobs says, where it keeps one that we may read."""
+    """Read the states in the cluster's log of completed jobs, where it keeps one that we may read."""
     try:
         lines = Path(completion_log_path()).read_text(errors="replace").splitlines()
     except OSError:
@@ -156,7 +156,7 @@ def completion_log(job_id: str) -> list[State]:
 
 
 def completion_log_path() -> str:
-    """Where slurm.conf says that the log is."""
+    """Find the path of that log in slurm.conf."""
     found = re.search(r"^JobCompLoc\s*= (.*)$", ask("scontrol", "show", "config").stdout, re.M)
     return found[1].strip() if found else ""
 

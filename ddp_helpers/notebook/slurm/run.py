@@ -99,7 +99,7 @@ def log_of(folder: Path, job_id: str | None) -> list[str]:
 
 
 def said(folder: Path, rank: int | str) -> list[str]:
-    """What a rank of the job said, from the job's log."""
+    """Read a rank's lines from the job's log."""
     marked = map(RANK.match, log_of(folder, known(folder)["job_id"]))
     return [tidy(found[2]) for found in marked if found and found[1] == str(rank)]
 

@@ -81,7 +81,7 @@ class Site:
 
     @property
     def flags(self) -> list[str]:
-        """What srun and sbatch need on their command lines to be let onto the cluster at all."""
+        """Return the flags that srun and sbatch need to be let onto the cluster: account, partition, QOS, reservation."""
         keys = ("account", "partition", "qos", "reservation")
         return [f"--{key}={getattr(self, key)}" for key in keys if getattr(self, key)]
 
@@ -193,7 +193,7 @@ def render(job: Job, site: Site, folder: Path) -> str:
 
 @cache
 def environment() -> Environment:
-    """What the template is read with, and how its values are made safe for the shell."""
+    """Make the jinja environment of the template, with filters that quote values for the shell."""
     found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
     found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
     found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
@@ -202,13 +202,13 @@ def environment() -> Environment:
 
 
 def word(text: str) -> str:
-    """A word of the program as the shell must see it: as it is, but for the variables that stand in it."""
+    """Quote a word of the program for the shell, but for the variables that stand in it."""
     parts = [part for part in HOLES.split(text) if part]
     return "".join(SHELL.get(part) or shlex.quote(part) for part in parts) or "''"
 
 
 def wrapper(job: Job, site: Site) -> str:
-    """What bash does on each node, in the container if there is one, before it becomes the program."""
+    """Return the bash lines that run on each node, in the container if there is one, before the program."""
     steps = ['export PET_NODE_RANK="$SLURM_NODEID"'] if job.launcher == "torchrun" else []
     steps += [f"source {site.source}"] if site.source else []
     return " && ".join([*steps, 'exec "$@"'])

@@ -21,7 +21,7 @@ class Red(Exception):
 
 
 def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a call gives, or the words with which it stops or fails, and which then end no process. Any rank."""
+    """Call a function; return its value, or the words with which it stops or fails, without ending the process. Any rank."""
     try:
         with redirect_stderr(StringIO()):
             return call(), []
@@ -50,11 +50,11 @@ class Case:
     lost: list[int] = field(default_factory=list)  # ranks that were waited for already
 
     def count(self, note: str) -> int:
-        """How many ranks left this note."""
+        """Count the ranks that left this note."""
         return self.store.add(note, 0)
 
     def first(self, name: str, mine: str = "") -> str:
-        """What rank 0 says here; every rank calls it, with what it would say."""
+        """Broadcast what rank 0 says; every rank calls it, with what it would say."""
         if self.rank == 0:
             self.store.set(name, mine)
         return self.store.get(name).decode()

@@ -113,7 +113,7 @@ def check_cpus(case: Case) -> str:
 
 
 def check_network(case: Case) -> str:
-    """Where gloo listens on this host, ranks on another one can reach it."""
+    """Check that ranks on another host can reach the address on which gloo listens here."""
     address, name = os.environ.get("GLOO_SOCKET_IFNAME", ""), socket.gethostname()
     if unknown := {*address.split(",")} - {"", *(known for _, known in socket.if_nameindex())}:
         raise Red(f"GLOO_SOCKET_IFNAME={address}: there is no {', '.join(sorted(unknown))}")

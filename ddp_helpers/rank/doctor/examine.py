@@ -55,7 +55,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
 
 
 def visit(case: Case, name: str) -> list[str]:
-    """What a check says of this rank: what was seen, and the cure, or '' if all is well."""
+    """Run a check on this rank; return what was seen, and the cure, or '' if all is well."""
     check, cure = CHECKS[name]
     seen, trouble = overhear(lambda: check(case))
     return [*trouble, cure][:2] if trouble else [seen, ""]

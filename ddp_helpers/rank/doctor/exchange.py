@@ -25,7 +25,7 @@ def check_clocks(case: Case) -> str:
 
 
 def check_folder(case: Case) -> str:
-    """What rank 0 writes into the run folder, all ranks see. Nothing is left."""
+    """Check that all ranks see what rank 0 writes into the run folder, and remove it."""
     folder = case.args.run_dir.absolute()
     if case.rank == 0:
         case.first("folder", str(folder))

@@ -87,7 +87,7 @@ def single(
 
 
 def fast_against_plain(folder: Path, *flags: str) -> list[float]:
-    """How many times faster mnist_fast is than the recipe of PyTorch's own example."""
+    """Measure the speed of mnist_fast as a multiple of PyTorch's own example, in turns."""
     plain_recipe = [sys.executable, "-m", "ddp_helpers.lessons.train_on_one_gpu.plain", str(digits(folder))]
 
     def plain() -> float:
@@ -97,7 +97,7 @@ def fast_against_plain(folder: Path, *flags: str) -> list[float]:
 
 
 def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
-    """How many per cent slower a group of one rank is than no group."""
+    """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
     train_set = load_data(data)[0]
     some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
     batches = Batches(train_set, some, 64, device, None)
@@ -131,7 +131,7 @@ def two_and_one(folder: Path, batch: int) -> list[tuple[float, float]]:
 
 
 def two_apart(folder: Path, batch: int) -> list[float]:
-    """How many times as much two processes do at half the batch that never talk: what two ranks cannot exceed."""
+    """Measure the speed-up of two processes without communication, each at half the batch: the bound for two ranks."""
 
     def speed_of(processes: int) -> float:
         flags = "--no-cuda", "--batch-size", batch // processes
@@ -141,7 +141,7 @@ def two_apart(folder: Path, batch: int) -> list[float]:
 
 
 def resumable_against_ddp(folder: Path) -> list[float]:
-    """How many times as fast two ranks train that vote and save every 50 steps as two that do neither."""
+    """Measure the speed of mnist_ddp_resumable with a checkpoint each 50 steps as a multiple of mnist_ddp's, on 2 ranks."""
 
     def saving() -> float:
         flags = "--batch-size", 32, "--checkpoint-every", 50
@@ -192,7 +192,7 @@ def row(name: str, values: list[float], sign: str = "<=", goal: float | None = N
 
 
 def turns(seconds: float, a: Callable[[], float], b: Callable[[], float]) -> list[tuple[float, float]]:
-    """What a and b measure, taking turns, A B B A, for so many seconds and at least three times."""
+    """Measure a and b in turns, A B B A, for so many seconds and at least three times; returns the pairs."""
     pairs, end = [], time.monotonic() + seconds
     while len(pairs) < 3 or time.monotonic() < end:
         first, second = (a, b) if len(pairs) % 2 == 0 else (b, a)
