@@ -73,7 +73,7 @@ def parsed(content: str) -> dict:
 
 
 def fitting(content: dict, file: str) -> tuple[dict, list[str]]:
-    """Keep the values of a file that have the right type, and report each other one in a line; null counts as missing."""
+    """Keep the values of a file that have the right type; report each other one in a line. null is a missing value."""
     kinds = FIELDS[file].items()
     wrong = [key for key, fits in kinds if content.get(key) is not None and not fits(content[key])]
     kept = {key: value for key, value in content.items() if key not in wrong}
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state in which the run ended: its job's, else what it recorded itself; unknown if it was killed too early."""
+        """The state in which the run ended: its job's, else the one it recorded; unknown if it was killed early."""
         if self.status.get("state") == "preempted" and self.job.get("state") == "FAILED":
             return "preempted"  # it left with an error so that it is started again
         early = {"PENDING": "pending", "COMPLETED": "done, no record"}.get(self.job.get("state"), "unknown")

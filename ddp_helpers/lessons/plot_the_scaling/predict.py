@@ -113,12 +113,12 @@ def resampled(ranks: np.ndarray, seconds: np.ndarray, scaling: str, noise: float
 
 
 def allowed(sizes: int) -> list[tuple[int, ...]]:
-    """List the sets of terms, by index, that a fit may use: the work, and as many more as there are sizes to determine them."""
+    """List the sets of terms, by index, that a fit may use: the work, and as many more as the sizes determine."""
     return [(0, 1, 2)] if sizes > 3 else [(0, 1), (0, 2)]
 
 
 def best(ranks: np.ndarray, seconds: np.ndarray, scaling: str, choices: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Fit by non-negative least squares with each choice of terms; returns the best terms and their relative residuals."""
+    """Fit each choice of terms by non-negative least squares; returns the best, and its relative residuals."""
     found = []
     matrix = parts(ranks, scaling) / seconds[:, None]
     for choice in map(list, choices):

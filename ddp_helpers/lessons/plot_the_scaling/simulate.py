@@ -17,7 +17,7 @@ from ddp_helpers.rank.topology import Topology
 
 
 def topologies(nodes: int, per_node: int) -> list[Topology]:
-    """Compute the Topology of each rank of a job from the variables that srun would set; the learner's process calls it."""
+    """Compute each rank's Topology from the variables that srun would set; the learner's process calls it."""
     return [Topology.from_env(env) for env in variables(nodes, per_node)]
 
 
@@ -62,7 +62,7 @@ def evaluation_shards(length: int, job: Sequence[Topology]) -> list[range]:
 
 @dataclass(frozen=True)
 class Cover:
-    """The coverage of a dataset by shards: no sample is left out if `missing` is 0, and none repeated if `extra` is 0."""
+    """The coverage of a dataset by shards: none is left out if `missing` is 0, and none repeated if `extra` is 0."""
 
     missing: int  # samples that no rank has
     extra: int  # times that a rank has a sample which it, or another, has already

@@ -81,7 +81,7 @@ class Site:
 
     @property
     def flags(self) -> list[str]:
-        """Return the flags that srun and sbatch need to be let onto the cluster: account, partition, QOS, reservation."""
+        """The flags that srun and sbatch need to be let onto the cluster: account, partition, QOS, reservation."""
         keys = ("account", "partition", "qos", "reservation")
         return [f"--{key}={getattr(self, key)}" for key in keys if getattr(self, key)]
 

@@ -21,7 +21,7 @@ class Red(Exception):
 
 
 def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Call a function; return its value, or the words with which it stops or fails, without ending the process. Any rank."""
+    """Call a function; return its value, or the words with which it stops or fails; the process goes on. Any rank."""
     try:
         with redirect_stderr(StringIO()):
             return call(), []

@@ -141,7 +141,7 @@ def two_apart(folder: Path, batch: int) -> list[float]:
 
 
 def resumable_against_ddp(folder: Path) -> list[float]:
-    """Measure the speed of mnist_ddp_resumable with a checkpoint each 50 steps as a multiple of mnist_ddp's, on 2 ranks."""
+    """Measure mnist_ddp_resumable, a checkpoint each 50 steps, as a multiple of mnist_ddp's speed, on 2 ranks."""
 
     def saving() -> float:
         flags = "--batch-size", 32, "--checkpoint-every", 50
