@@ -190,7 +190,7 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
     words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", f"{name}/a/b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "cannot take a run (File too large)" in done.stderr and not (ROOT / "runs" / name).exists()
+    assert "cannot take the job (File too large)" in done.stderr and not (ROOT / "runs" / name).exists()
 
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
