@@ -75,7 +75,7 @@ def test_a_folder_that_no_job_file_can_name_is_refused_and_not_made(folder, tmp_
 def test_a_folder_that_cannot_be_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        assert "choose a writable folder" in refused(write, Job(**GOOD), Site("here"), folder)
+        assert "choose another folder" in refused(write, Job(**GOOD), Site("here"), folder)
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and not (tmp_path / "file").read_text()
 
 

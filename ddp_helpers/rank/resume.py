@@ -64,8 +64,7 @@ class Run:
         """Add a line to attempts.jsonl: what happened, when and after which step; rank 0 writes."""
         if dist.get_rank() == 0:
             line = {"time": round(time.time(), 3), "event": event, "step": self.progress["step"], **more}
-            with (self.args.run_dir / "attempts.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            os.write(self.held.fileno(), f"{json.dumps(line)}\n".encode())  # to close another would end the lock
 
     def save(self, sums: Tensor) -> str:
         """Write a checkpoint; every rank calls it. Stops all if their weights differ, or if it cannot be written."""
@@ -102,7 +101,7 @@ class Run:
             content = content or (b"" if resume in ("auto", "never") else read(Path(resume)))
             folder.mkdir(parents=True, exist_ok=True)
             self.held = (folder / "attempts.jsonl").open("a")
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+            fcntl.lockf(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # this process alone: no worker inherits it
             return content, ""
         except BlockingIOError:
             return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"

@@ -24,6 +24,9 @@ FORK.set_forkserver_preload(
 def rank_main(script, args, env, log, fault):
     """What the forked process does: become the script."""
     os.environ |= env
+    # A DataLoader's workers are forked, as under torchrun. A forkserver of the rank's own would import torch again, and
+    # outlive a rank that is killed.
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)  # OMP_NUM_THREADS was read when torch was imported
     with Path(log).open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
