@@ -3,13 +3,14 @@
 from itertools import pairwise
 
 from ddp_helpers import ROOT
-from ddp_helpers.upkeep.architecture import below, imports, modules, room
+from ddp_helpers.upkeep.architecture import above, imports, room
+from ddp_helpers.upkeep.stale import modules
 
 
 def upward(found):
     """Imports of a wing that stands above, and of one lesson by another; what all lessons share is `exercise`."""
     rooms = [(who, whom, room(who), room(whom)) for who, whom in found]
-    wrong = [(who, whom) for who, whom, one, other in rooms if one[0] and other[0] and below(other[0], one[0])]
+    wrong = [(who, whom) for who, whom, one, other in rooms if one[0] and other[0] and above(other[0], one[0])]
     return wrong + [
         (who, whom)
         for who, whom, one, other in rooms

@@ -19,7 +19,6 @@ from ddp_helpers.notebook.scripts import Script
 
 SOLUTION = ROOT / "notebooks" / "solutions" / "13_do_it_yourself.ipynb"
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
-RIGHT_ONE = right_mend
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +124,7 @@ def test_a_stub_is_not_attempted(project):
 def test_the_faulty_script_is_the_courses_own_but_for_its_faults(tmp_path, monkeypatch):
     text = faults.write(tmp_path / "folder" / "faulty.py").read_text()
     compile(text, "faulty", "exec")
-    assert text != Script("mnist_ddp").text() == RIGHT_ONE(text)
+    assert text != Script("mnist_ddp").text() == right_mend(text)
     nowhere = faults.Fault("a line that is not there", "", faults.equal, "", "")
     monkeypatch.setattr(faults, "FAULTS", (nowhere,))
     with pytest.raises(ValueError, match="stands 0 times in mnist_ddp"):
@@ -134,7 +133,7 @@ def test_the_faulty_script_is_the_courses_own_but_for_its_faults(tmp_path, monke
 
 @pytest.mark.parametrize("left", faults.FAULTS, ids=lambda fault: fault.mended.__name__)
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
-    verdict = MEND.verdict(lambda text: RIGHT_ONE(text).replace(left.right, left.wrong))
+    verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
     assert verdict == f"not yet: still there: {left.still}"
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
     assert found == [f"found: {fault.found}" for fault in faults.FAULTS if fault is not left]
@@ -179,7 +178,7 @@ def test_bad_mending_is_found(what):
     changes, told = WRONG[what]
 
     def mend(text):
-        text = RIGHT_ONE(text)
+        text = right_mend(text)
         for old, new in changes:
             assert text.count(old) == 1
             text = text.replace(old, new)

@@ -2,11 +2,11 @@
 
 import ast
 from collections import Counter
-from pathlib import Path
 from textwrap import wrap
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.drawing import GREY, Picture, arrow, box, canvas, described, rank_colour, write
+from ddp_helpers.upkeep.stale import modules
 
 WINGS = {
     "upkeep": "what maintainers run: execute the course, measure it, keep its records",
@@ -14,14 +14,7 @@ WINGS = {
     "notebook": "where the learner sits: write scripts, start ranks, send jobs, read records, draw",
     "rank": "what runs on every rank: the one source of every line of a script",
 }
-PACKAGE = ROOT / "ddp_helpers"
 ROW, WIDE, TALL = 10, 0.93, 0.66  # boxes in a row, and a box with the gap to the next, in inches
-
-
-def modules() -> dict[str, Path]:
-    """The file of each module of the package, by its dotted name."""
-    names = {path: path.relative_to(ROOT).with_suffix("").parts for path in sorted(PACKAGE.rglob("*.py"))}
-    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
 
 
 def imports() -> set[tuple[str, str]]:
@@ -37,8 +30,8 @@ def imports() -> set[tuple[str, str]]:
 
 def room(module: str) -> tuple[str, str]:
     """The wing that a module belongs to, and the part of that wing; ("", "") for the package and its command line."""
-    _, *parts = module.split(".")
-    return (parts[0], ".".join(parts[1:2])) if parts and parts[0] in WINGS else ("", "")
+    _, wing, part, *_ = [*module.split("."), "", ""]
+    return (wing, part) if wing in WINGS else ("", "")
 
 
 def lines() -> dict[tuple[str, str], int]:
@@ -53,16 +46,16 @@ def picture() -> Picture:
     """The wings one below the other, a box a part with its lines, and how many imports lead down."""
     sizes, crossing = lines(), Counter((room(who)[0], room(whom)[0]) for who, whom in imports())
     files = Counter(room(name)[0] for name in modules())
-    up = sum(count for (who, whom), count in crossing.items() if who and whom and below(whom, who))
+    up = sum(count for (who, whom), count in crossing.items() if who and whom and above(whom, who))
     title = f"{'No import leads' if not up else f'{up} imports lead'} up: {sum(sizes.values()):,} lines in four wings"
     parts = {wing: sorted((part, count) for (one, part), count in sizes.items() if one == wing) for wing in WINGS}
     rows = {wing: -(-len(found) // ROW) for wing, found in parts.items()}
+    told = {wing: f"{sum(count for _, count in parts[wing]):,} lines, {files[wing]} files" for wing in WINGS}
     ax = canvas(0.6 + 0.85 * len(WINGS) + TALL * sum(rows.values()), title)
     top = 0.65
     for number, (wing, what) in enumerate(WINGS.items()):
-        total = sum(count for _, count in parts[wing])
         write(ax, 0.1, top + 0.05, f"{wing}/", size=12, weight="bold", ha="left")
-        write(ax, 1.2, top + 0.05, f"{total:,} lines, {files[wing]} files: {what}", size=10, ha="left", color=GREY)
+        write(ax, 1.2, top + 0.05, f"{told[wing]}: {what}", size=10, ha="left", color=GREY)
         for place, (part, count) in enumerate(parts[wing]):
             corner = (0.1 + WIDE * (place % ROW), top + 0.25 + TALL * (place // ROW))
             text = "\n".join(wrap(part.replace("_", " "), 11, break_long_words=False))
@@ -72,18 +65,13 @@ def picture() -> Picture:
             arrow(ax, (0.35, top - 0.05), (0.35, top + 0.3))
             write(ax, 0.55, top + 0.12, f"imports {', '.join(down)}", size=9, ha="left")
         top += 0.5
-    return described(ax.figure, f"The wings of ddp_helpers. {title}. {told(sizes, files)}")
+    words = "; ".join(f"{wing}: {counted}" for wing, counted in told.items())
+    return described(ax.figure, f"The wings of ddp_helpers. {title}. {words}")
 
 
-def below(one: str, other: str) -> bool:
-    """Whether a wing stands above the other in the picture, and so must not be imported by it."""
+def above(one: str, other: str) -> bool:
+    """Whether a wing stands above the other in the picture, so that the other must not import it."""
     return list(WINGS).index(one) < list(WINGS).index(other)
-
-
-def told(sizes: dict[tuple[str, str], int], files: Counter) -> str:
-    """The lines and files of each wing in words."""
-    sums = {wing: sum(count for (one, _), count in sizes.items() if one == wing) for wing in WINGS}
-    return "; ".join(f"{wing}: {count:,} lines in {files[wing]} files" for wing, count in sums.items())
 
 
 if __name__ == "__main__":

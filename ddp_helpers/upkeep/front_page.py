@@ -2,6 +2,7 @@
 
 import base64
 import re
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -17,6 +18,7 @@ MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: i
 TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
 
 
+@cache
 def opening(number: str) -> str:
     """The first cell of a notebook: its title, its question, its time."""
     return nbformat.read(NOTEBOOKS[number], as_version=4).cells[0].source

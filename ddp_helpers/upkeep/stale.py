@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
@@ -50,11 +51,18 @@ def closure(uses: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
+def modules() -> dict[str, Path]:
+    """The file of each module of the package, by its dotted name."""
+    names = {
+        path: path.relative_to(ROOT).with_suffix("").parts for path in sorted((ROOT / "ddp_helpers").rglob("*.py"))
+    }
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+
+
 def known() -> dict[str, set[str]]:
     """Map each name that code may use, of a module or in NAMED, to the paths of its files."""
     found = defaultdict(set)
-    for path in (ROOT / "ddp_helpers").rglob("*.py"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for name, path in modules().items():
         found[name].add(path.relative_to(ROOT).as_posix())
     for path in (path for pattern in NAMED for path in ROOT.glob(pattern)):
         for file in path.rglob("*") if path.is_dir() else [path]:
