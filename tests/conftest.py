@@ -18,9 +18,20 @@ settings.register_profile(
 )
 settings.load_profile("course")
 
+# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook, and a file that is marked so.
+ALONE = {"cluster", "browser"}
 LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_(?!CONF$)|CUDA_VISIBLE_|OMP_|DDP_"
 )
+
+
+def pytest_collection_modifyitems(items):
+    """Sort the tests into groups, for each of which pytest-xdist takes one process: "alone", and one a file."""
+    for item in items:
+        alone = item.path.suffix == ".ipynb" or ALONE & {*getattr(item, "fixturenames", ())}
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("alone" if alone else item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] != "alone")  # the longest group first
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from ddp_helpers.lessons.do_it_yourself.own_net import missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.notebook.scripts import Script
 
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+
 SOLUTION = ROOT / "notebooks" / "solutions" / "13_do_it_yourself.ipynb"
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from real import THOROUGH
 
 from ddp_helpers.notebook import launch, launchers, runs, scripts
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.skipif(not MNIST_ROOT, reason="DDP_MNIST_ROOT names no 
 POISON = 'raise ImportError("a written-out script must not need ddp_helpers")\n'
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"][: 3 if THOROUGH else 1])  # 2 minutes each
 def test_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_imported(launcher, tmp_path, request):
     if launcher == "mpirun":
         request.getfixturevalue("mpirun")

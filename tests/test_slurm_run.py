@@ -16,6 +16,8 @@ from ddp_helpers.notebook.parameters import execute
 from ddp_helpers.notebook.slurm import Job, JobError, Site, cancel, collect, look, queue, said, submit, watch, write
 from ddp_helpers.notebook.slurm.run import log_of
 
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+
 LIMIT = 150  # seconds that a busy machine may need for a job of four ranks
 JOB = ROOT / "slurm" / "job.ipynb"
 STEP = re.compile(r"\[#*\.*\] \d+/\d+|epoch 1:")

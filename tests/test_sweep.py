@@ -22,6 +22,8 @@ LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
 from ddp_helpers.lessons.sweep_the_cluster import sweep
+
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 print(sweep(json.loads(sys.argv[1])))
 """
 
