@@ -25,6 +25,7 @@ LAUNCHERS = re.compile(
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Sort the tests into groups, for each of which pytest-xdist takes one process: "alone", and one a file."""
     for item in items:
