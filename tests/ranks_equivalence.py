@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.rank.topology import Topology, process_group
-
 SAMPLES, STEPS, MICRO = 24, 3, 3
 
 
@@ -76,36 +74,38 @@ def replicas(weights: Tensor) -> list[bool]:
     return [bool(torch.equal(one, everyone[0])) for one in everyone]
 
 
-def shards(size: int, me: Topology) -> list[list[int]]:
+def shards(size: int) -> list[list[int]]:
     """What DistributedSampler gives to each rank, as the ranks themselves say it."""
-    sampler = DistributedSampler(range(size), me.world_size, me.rank, seed=1)
+    sampler = DistributedSampler(range(size), seed=1)
     sampler.set_epoch(2)
-    everyone = [None] * me.world_size
+    everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, list(sampler))
     return everyone
 
 
 def main() -> None:
-    me = Topology.from_env()
-    with process_group(me, torch.device("cpu"), 60):
-        mine = list(range(me.rank, SAMPLES, me.world_size))
-        one = train(new_model(), list(range(SAMPLES)))  # what one process would get from all samples
-        real = train(DDP(new_model()), mine)
-        same_shard = train(DDP(new_model()), list(range(0, SAMPLES, me.world_size)))
-        perturbed = real.clone()
-        perturbed[0] += 1e-15 * abs(perturbed[0]) + 1e-15 if me.rank == me.world_size - 1 else 0
-        found = {
-            "ddp - one process": real - one,
-            "same shard everywhere - one process": same_shard - one,
-            "by hand - ddp": by_hand(mine, average=True) - real,
-            "by hand, not averaged - ddp": by_hand(mine, average=False) - real,
-            "no_sync - one big batch": accumulated(mine, divide=True) - real,
-            "no_sync, not divided - one big batch": accumulated(mine, divide=False) - real,
-        }
-        found = {name: difference.abs().max().item() for name, difference in found.items()}
-        found |= {"replicas": replicas(real), "perturbed replicas": replicas(perturbed)}
-        found["shards"] = {size: shards(size, me) for size in (1, 7, 24, 25)}
-        print(json.dumps(found), flush=True)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = list(range(rank, SAMPLES, world_size))
+    one = train(new_model(), list(range(SAMPLES)))  # what one process would get from all samples
+    real = train(DDP(new_model()), mine)
+    same_shard = train(DDP(new_model()), list(range(0, SAMPLES, world_size)))
+    perturbed = real.clone()
+    perturbed[0] += 1e-15 * abs(perturbed[0]) + 1e-15 if rank == world_size - 1 else 0
+    found = {
+        "ddp - one process": real - one,
+        "same shard everywhere - one process": same_shard - one,
+        "by hand - ddp": by_hand(mine, average=True) - real,
+        "by hand, not averaged - ddp": by_hand(mine, average=False) - real,
+        "no_sync - one big batch": accumulated(mine, divide=True) - real,
+        "no_sync, not divided - one big batch": accumulated(mine, divide=False) - real,
+    }
+    found = {name: difference.abs().max().item() for name, difference in found.items()}
+    found |= {"replicas": replicas(real), "perturbed replicas": replicas(perturbed)}
+    found["shards"] = {size: shards(size) for size in (1, 7, 24, 25)}
+    print(json.dumps(found), flush=True)
+    dist.barrier()  # nobody leaves while a peer still needs an answer
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

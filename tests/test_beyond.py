@@ -17,14 +17,12 @@ BATCH, WIDE = 32, 50
 
 # Two ranks train a small stack in four ways; rank 0 prints what was counted.
 RANKS = """
-import json, torch, torch.nn.functional as F
+import json, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_helpers.lessons.go_beyond_ddp.measure import race
-from ddp_helpers.rank.topology import process_group
-from ddp_helpers.rank.topology import Topology
 
 def model():
     torch.manual_seed(1)
@@ -51,17 +49,18 @@ def fsdp():
         fully_shard(layer)
     return whole, torch.optim.Adam(whole.parameters(), lr=0.001)
 
-me = Topology.from_env()
-with process_group(me, torch.device("cpu"), seconds=60):
-    numbers = torch.Generator().manual_seed(2 + me.rank)
-    batches = [tuple(torch.randn(16, 512, generator=numbers) for _ in "xy") for _ in range(4)]
-    ways = {"DDP": ddp, "ZeRO": zero, "FSDP2": fsdp, "other rate": lambda: ddp(0.002)}
-    results = race({name: (make, step) for name, make in ways.items()}, batches)
-    base = results["DDP"]["weights"]
-    for way in results.values():
-        del way["gradient"]
-        way["off"] = (way.pop("weights") - base).abs().max().item()
-    print(json.dumps(results))
+dist.init_process_group("gloo")
+numbers = torch.Generator().manual_seed(2 + dist.get_rank())
+batches = [tuple(torch.randn(16, 512, generator=numbers) for _ in "xy") for _ in range(4)]
+ways = {"DDP": ddp, "ZeRO": zero, "FSDP2": fsdp, "other rate": lambda: ddp(0.002)}
+results = race({name: (make, step) for name, make in ways.items()}, batches)
+base = results["DDP"]["weights"]
+for way in results.values():
+    del way["gradient"]
+    way["off"] = (way.pop("weights") - base).abs().max().item()
+print(json.dumps(results))
+dist.barrier()
+dist.destroy_process_group()
 """
 
 

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from ddp_helpers.lessons.train_on_one_gpu import accuracy, ladder
 from ddp_helpers.lessons.train_on_one_gpu.ladder import as_graph
-from ddp_helpers.rank.data import Batches, load_data
+from ddp_helpers.rank.data import Batches, datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.step import Step
@@ -108,7 +108,7 @@ def test_bfloat16_is_close_and_not_equal():
 
 
 def test_every_rung_of_the_ladder_trains(digits):
-    train_set, _ = load_data(digits)
+    train_set, _ = datasets(digits)
     found = {
         name: rung.trainer(train_set, list(range(128)), CPU)
         for name, rung in ladder.rungs(CPU, workers=1, large=64).items()
@@ -146,7 +146,7 @@ def test_a_graph_without_a_gpu_is_refused():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 def test_a_graph_plays_back_the_step(digits):
-    train_set, _ = load_data(digits)
+    train_set, _ = datasets(digits)
     device, weights = torch.device("cuda"), []
     for graph in (False, True):
         torch.manual_seed(1)

@@ -7,43 +7,146 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from real import IMPORT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import slurm
 from ddp_helpers.notebook.launchers import clean
+from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.launchers import who_am_i
 
-BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
-STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-RECORDED = {
+
+def variables(text):
+    """NAME=value, separated by blanks, as a mapping."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+# Recorded on Slurm 22.05: the body of a batch job of 2 nodes of 2 tasks. SLURM_PROCID is 0 in every one.
+BATCH = variables("""
+    CUDA_VISIBLE_DEVICES=0,1 SLURMD_NODENAME=node1 SLURM_CPUS_ON_NODE=2 SLURM_CPUS_PER_TASK=1 SLURM_GPUS_ON_NODE=2
+    SLURM_GTIDS=0 SLURM_JOBID=1 SLURM_JOB_CPUS_PER_NODE=2(x2) SLURM_JOB_GPUS=0,1 SLURM_JOB_ID=1
+    SLURM_JOB_NODELIST=node[1-2] SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_NPROCS=4
+    SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2 SLURM_PROCID=0 SLURM_TASKS_PER_NODE=2(x2)
+""")
+# And the last task of its step: srun without arguments.
+STEP = BATCH | variables("""
+    MASTER_ADDR=node1 SLURMD_NODENAME=node2 SLURM_DISTRIBUTION=block SLURM_GTIDS=2,3
+    SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_PROCID=3 SLURM_SRUN_COMM_PORT=38871
+    SLURM_STEPID=0 SLURM_STEP_GPUS=0,1 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=node[1-2] SLURM_STEP_NUM_NODES=2
+    SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)
+""")
+# Node 1 of a step of 4 + 3 tasks: GTIDS are the ranks on this node.
+UNEVEN = STEP | variables("""
+    SLURM_GTIDS=4,5,6 SLURM_LOCALID=2 SLURM_NPROCS=7 SLURM_NTASKS=7 SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=7
+    SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_TASKS_PER_NODE=4,3
+""")
+ONE_TASK = STEP | variables("""
+    SLURM_GTIDS=0 SLURM_LOCALID=0 SLURM_NNODES=1 SLURM_NODEID=0 SLURM_NPROCS=1 SLURM_NTASKS=1 SLURM_PROCID=0
+    SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1
+""")
+del ONE_TASK["MASTER_ADDR"]
+INTERACTIVE = variables("SLURM_JOB_ID=77 SLURM_JOBID=77 SLURM_JOB_NODELIST=node1 SLURM_NNODES=1")
+# Recorded on Open MPI 4.1: rank 1 of mpirun -n 2.
+MPI = variables("""
+    OMPI_APP_CTX_NUM_PROCS=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_NODE_RANK=1
+    OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_FIRST_RANKS=0 OMPI_NUM_APP_CTX=1 OMPI_UNIVERSE_SIZE=2
+    PMIX_NAMESPACE=1973354497 PMIX_RANK=1
+""")
+TORCHRUN = variables("""
+    GROUP_RANK=1 GROUP_WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29400 RANK=2
+    ROLE_NAME=default ROLE_RANK=2 ROLE_WORLD_SIZE=4 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RESTART_COUNT=0
+    TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True WORLD_SIZE=4
+""")
+# Rank 3 of Intel MPI's mpirun -n 4 -ppn 2, as far as a Topology reads it; MPICH sets the same.
+MPICH = variables("MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1")
+# The same rank of HPE Cray's mpiexec, in a PBS job.
+PALS = variables("""
+    PALS_APID=7e1 PALS_LOCAL_RANKID=1 PALS_NODEID=1 PALS_RANKID=3 PBS_JOBID=4711.pbs PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2
+    PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1
+""")
+# Recorded on Slurm 22.05: the shell of salloc -n4, with LaunchParameters=use_interactive_step.
+SALLOC = variables("""
+    SLURM_CPUS_ON_NODE=4 SLURM_GTIDS=0 SLURM_JOB_ID=1 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 SLURM_PROCID=0
+    SLURM_STEPID=4294967290 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1
+    SLURM_STEP_TASKS_PER_NODE=1 SLURM_TASKS_PER_NODE=4
+""")
+HAND = variables("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_PORT=29500")
+RECORDED = {  # environment: launcher, rank, local rank, world size
     "nothing": ({}, ("single", 0, 0, 1)),
-    "a batch script": (BATCH, ("single", 0, 0, 1)),
-    "a step": (STEP, ("slurm", 3, 1, 4)),
-    # salloc -n4 where LaunchParameters has use_interactive_step, and srun --pty bash: a step of one task
-    "the shell of an allocation": (
-        BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},
-        ("slurm", 0, 0, 1),
+    "batch body": (BATCH, ("single", 0, 0, 1)),
+    "interactive allocation": (INTERACTIVE, ("single", 0, 0, 1)),
+    "shell of salloc": (SALLOC, ("slurm", 0, 0, 1)),
+    "step": (STEP, ("slurm", 3, 1, 4)),
+    "step, uneven nodes": (UNEVEN, ("slurm", 6, 2, 7)),
+    "step of one task": (ONE_TASK, ("slurm", 0, 0, 1)),
+    "step with PMI2": (STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "10"}, ("slurm", 3, 1, 4)),
+    "srun in a shell of salloc": (SALLOC | STEP, ("slurm", 3, 1, 4)),
+    "torchrun": (TORCHRUN, ("torchrun", 2, 0, 4)),
+    # One torchrun for each node, started by srun: Slurm then counts 2 tasks where torchrun has 4 ranks.
+    "torchrun under srun": (
+        STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "1"} | TORCHRUN,
+        ("torchrun", 2, 0, 4),
     ),
-    "mpirun": (MPIRUN, ("openmpi", 1, 1, 2)),
-    "mpirun in a batch script": (BATCH | MPIRUN, ("openmpi", 1, 1, 2)),
-    "MPICH, and Intel MPI": ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("mpich", 2, 0, 4)),
-    "PALS": ({"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "2", "PMI_LOCAL_SIZE": "4"}, ("pals", 6, 2, 8)),
-    "torchrun under srun": (STEP | TORCHRUN, ("torchrun", 5, 1, 8)),
-    "by hand": ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, ("env", 1, 1, 2)),
-    "srun with PMI2": (STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "10"}, ("slurm", 3, 1, 4)),
+    "mpirun": (MPI, ("openmpi", 1, 1, 2)),
+    "mpirun in an allocation": (BATCH | MPI, ("openmpi", 1, 1, 2)),
+    "mpirun in a shell of salloc": (SALLOC | MPI, ("openmpi", 1, 1, 2)),
+    "mpirun, its daemons started by srun": (
+        STEP | MPI | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"},
+        ("openmpi", 3, 1, 4),
+    ),
+    "mpirun of MPICH or Intel": (MPICH, ("mpich", 3, 1, 4)),
+    "mpirun of Intel in an allocation": (BATCH | MPICH, ("mpich", 3, 1, 4)),
+    "mpirun of Intel, its daemons started by srun": (
+        STEP | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"} | MPICH,
+        ("mpich", 3, 1, 4),
+    ),
+    "mpiexec of PALS": (PALS, ("pals", 3, 1, 4)),
+    "mp.spawn": (HAND, ("env", 1, 1, 2)),
+    "mp.spawn on two nodes": (HAND | {"RANK": "3", "WORLD_SIZE": "4"}, ("env", 3, 1, 4)),
 }
-CONTRADICTIONS = {
-    "RANK from the batch script": STEP | {"RANK": "0"},
-    "another world size": STEP | {"WORLD_SIZE": "2"},
-    "a world size and no launcher": {"WORLD_SIZE": "2"},
-    "a rank too high": {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
-    "a local rank above the rank": {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
-    "no number": {"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
-    "a number is missing": {"RANK": "0", "WORLD_SIZE": "2"},
+
+
+def without(env, name):
+    """The environment without this variable."""
+    return {key: value for key, value in env.items() if key != name}
+
+
+CONTRADICTIONS = {  # environment, and what the line must say
+    "RANK without WORLD_SIZE": (without(HAND, "WORLD_SIZE"), "env: ['1', '1', '']"),
+    "WORLD_SIZE without RANK": (without(HAND, "RANK"), "single: ['0', '0', '1'] ['0', '0', '2']"),
+    "no LOCAL_RANK": (without(HAND, "LOCAL_RANK"), "env: ['1', '', '2']"),
+    "torchrun without RANK": (without(TORCHRUN, "RANK"), "torchrun: ['', '0', '4']"),
+    "step without PROCID": (without(STEP, "SLURM_PROCID"), "slurm: ['', '1', '4']"),
+    "mpirun without its rank": (without(MPI, "OMPI_COMM_WORLD_RANK"), "openmpi: ['', '1', '2']"),
+    "MPICH without its size": (without(MPICH, "PMI_SIZE"), "mpich: ['3', '1', '']"),
+    "PALS without its rank": (without(PALS, "PMI_RANK"), "pals: ['', '1', '4']"),
+    "RANK = WORLD_SIZE": (HAND | {"RANK": "2"}, "env: ['2', '1', '2']"),
+    "RANK > WORLD_SIZE": (TORCHRUN | {"RANK": "9"}, "torchrun: ['9', '0', '4']"),
+    "a local rank above the rank": (HAND | {"RANK": "0"}, "env: ['0', '1', '2']"),
+    "PROCID = NUM_TASKS": (STEP | {"SLURM_PROCID": "4"}, "slurm: ['4', '1', '4']"),
+    "no ranks": (HAND | {"WORLD_SIZE": "0", "RANK": "0", "LOCAL_RANK": "0"}, "env: ['0', '0', '0']"),
+    "WORLD_SIZE in a batch body": (BATCH | {"WORLD_SIZE": "4"}, "single: ['0', '0', '1'] ['0', '0', '4']"),
+    "WORLD_SIZE in a step": (STEP | {"WORLD_SIZE": "2"}, "slurm: ['3', '1', '4'] ['3', '1', '2']"),
+    "WORLD_SIZE under mpirun": (MPI | {"WORLD_SIZE": "4"}, "openmpi: ['1', '1', '2'] ['1', '1', '4']"),
+    # export RANK=$SLURM_PROCID in the batch body: it is 0 there, and so in every task.
+    "exported RANK": (STEP | {"RANK": "0"}, "slurm: ['3', '1', '4'] ['0', '1', '4']"),
+    "two lines in a value": (HAND | {"RANK": "1\n2"}, "env: ['1\\n2', '1', '2']"),
 }
+# The last is two digits that are not ASCII.
+NO_NUMBERS = ["-1", "one", "", " ", "1.5", "0x1", "+1", "1_0", "9" * 30, "9" * 5000, "\u00b2\u0661"]
+NUMBERS = [
+    (HAND, "RANK"),
+    (HAND, "WORLD_SIZE"),
+    (TORCHRUN, "LOCAL_RANK"),
+    (STEP, "SLURM_PROCID"),
+    (STEP, "SLURM_STEP_NUM_TASKS"),
+    (STEP, "WORLD_SIZE"),
+    (MPI, "OMPI_COMM_WORLD_LOCAL_RANK"),
+    (MPI, "RANK"),
+    (MPICH, "PMI_SIZE"),
+    (PALS, "PMI_LOCAL_RANK"),
+]
 # One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
 SAY = """import sys
 from ddp_helpers.rank.launchers import who_am_i
@@ -57,12 +160,26 @@ def test_a_recorded_environment_is_read(name):
     assert who_am_i(env) == expected
 
 
+def refused(env, capsys):
+    """The one line with which an environment is refused."""
+    with pytest.raises(SystemExit) as stopped:
+        who_am_i(env)
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and "export neither" in err
+    return err
+
+
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_contradiction_stops_with_one_line(name, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        who_am_i(CONTRADICTIONS[name])
-    said = capsys.readouterr()
-    assert stopped.value.code == 2 and said.err.count("\n") == 1 and "export neither" in said.err
+    env, parts = CONTRADICTIONS[name]
+    err = refused(env, capsys)
+    assert all(part in err for part in re.findall(r"^\w+: |\[.*?\]", parts))
+
+
+@pytest.mark.parametrize(("env", "variable"), NUMBERS, ids=[name for _, name in NUMBERS])
+def test_what_is_no_number_stops_with_one_line(env, variable, capsys):
+    for value in NO_NUMBERS:
+        assert repr(value) in refused(env | {variable: value}, capsys)
 
 
 def say(*command):
@@ -109,25 +226,24 @@ echo end
     assert lines == sorted(["single 0 0 1", *ranks]), log.read_text()
 
 
-def test_one_visible_gpu_is_cuda_0_for_every_local_rank(monkeypatch):
-    import torch
-
-    from ddp_helpers.rank import group
-
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "index"), [(1, 0, 0), (2, 0, 0), (2, 1, 1), (8, 1, 1), (1, 1, 0), (1, 5, 0)]
+)
+def test_the_local_rank_claims_its_gpu_or_the_one_that_it_is_shown(gpus, local_rank, index, monkeypatch):
+    """A machine without a GPU can only be told that it has some."""
     claimed = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
-    monkeypatch.setattr(group.dist, "init_process_group", lambda **_: (_ for _ in ()).throw(RuntimeError("no GPU")))
-    args = group.Namespace(no_cuda=False, timeout=1, global_batch_size=None, batch_size=1)
-    with pytest.raises(SystemExit):
-        group.join(args, "slurm", 1, 1, 2)
-    assert claimed == [torch.device("cuda", 0)]
+    assert [claim_device(local_rank)] == claimed == [torch.device("cuda", index)]
+    assert claim_device(local_rank, no_cuda=True) == torch.device("cpu") and len(claimed) == 1
+
+
+def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SystemExit):
-        group.join(args, "slurm", 3, 1, 4)
-    assert claimed[1] == torch.device("cuda", 1)
-    with pytest.raises(SystemExit, match="local rank 2 finds 2 GPUs"):
-        group.join(args, "slurm", 2, 2, 4)
+    with pytest.raises(SystemExit) as stopped:
+        claim_device(2)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith("local rank 2 finds 2 GPUs: ") and said.count("\n") == 1
 
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):

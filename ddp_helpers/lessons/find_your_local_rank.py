@@ -81,12 +81,9 @@ def strings(env: Mapping[str, str]) -> tuple:
     return tuple(env[name] for name in NAMES[signs[0]]) if signs else (0, 0, 1)
 
 
-MASTER = {"MASTER_ADDR": "node1"}  # with it, and with the ranks of a node, the course's own Topology can answer too
-TORCHRUN = MASTER | {"TORCHELASTIC_RUN_ID": "7f3a", "RANK": "5", "WORLD_SIZE": "8"}
-TORCHRUN |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-MPIRUN = MASTER | {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
-MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-BATCH = MASTER | {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "7f3a", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+BATCH = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
 STEP = BATCH | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
 
 

@@ -7,17 +7,16 @@ from pathlib import Path
 import torch
 
 from ddp_helpers import __version__
+from ddp_helpers.notebook.launchers import cpus
 from ddp_helpers.notebook.scripts import revision
-from ddp_helpers.rank.topology import Topology
 
 
 def machine() -> str:
     """One line about this machine: processor, CPUs, GPUs, torch; the learner's process calls it and prints it."""
-    cpus = Topology().cpus()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
     processor = chip(torch.device("cpu"))
-    return f"{processor}, {cpus} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{processor}, {cpus()} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def provenance() -> dict[str, str]:

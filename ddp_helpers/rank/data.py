@@ -28,23 +28,15 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
 MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels, where 0 is black and 1 is white
 
 
-def load_data(root: Path) -> tuple[MNIST, MNIST]:
-    """Training and test set; every rank calls it, and none downloads."""
-    transform = Compose([ToTensor(), Normalize((MEAN,), (STD,))])  # what the DataLoader does to each image
-    return MNIST(root, train=True, transform=transform), MNIST(root, train=False, transform=transform)
-
-
 class Batches:
     """Batches of images [b, 1, 28, 28] and labels [b] on the device, in the sampler's order.
 
     workers=None holds all images on the device, if they fit, and prepares whole batches there; a number has that many
-    DataLoader processes prepare one image at a time. After a pass, `took` is its seconds, `waited` those for data,
-    and training adds `exposed`, those that backward waited for other ranks, and `sums`, what it has counted.
+    DataLoader processes prepare one image at a time. After a pass, `took` is its seconds.
     """
 
     def __init__(self, data: MNIST, sampler: Sampler | Sequence, size: int, device: torch.device, workers: int | None):
         self.sampler, self.size, self.device, self.loader = sampler, size, device, None
-        self.exposed = 0.0
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
         if workers is None and data.data.nbytes < free / 4:  # the rest is for the work
             self.images, self.labels = data.data.to(device).unsqueeze(1), data.targets.to(device)
@@ -65,14 +57,8 @@ class Batches:
                 yield self.images[index].float().div_(255).sub_(MEAN).div_(STD), self.labels[index]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.begin = asked = time.perf_counter()
-        self.took = self.waited = 0.0
-        try:
-            for batch in self.source():
-                self.waited += time.perf_counter() - asked
-                yield batch
-                asked = time.perf_counter()
-        finally:  # also where the caller breaks off, as in a dry run
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()  # until here the work was queued, not done
-            self.took = time.perf_counter() - self.begin
+        begin = time.perf_counter()
+        yield from self.source()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # until here the work was queued, not done
+        self.took = time.perf_counter() - begin

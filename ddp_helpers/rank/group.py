@@ -22,6 +22,17 @@ def own_keys(store: dist.Store, launcher: str) -> dist.Store:
     return dist.PrefixStore(" ".join(os.environ.get(name, "") for name in names), store)
 
 
+def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
+    gpus = 0 if no_cuda else torch.cuda.device_count()
+    if local_rank >= gpus > 1:
+        stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
+    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # shown one: cuda:0
+    if gpus:
+        torch.cuda.set_device(device)
+    return device
+
+
 def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
     """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds.
 
@@ -30,14 +41,12 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
     if left:
         stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
-    gpus = 0 if args.no_cuda else torch.cuda.device_count()
-    if local_rank >= gpus > 1:
-        stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one visible: cuda:0
-    if gpus:
-        torch.cuda.set_device(device)
+    device = claim_device(local_rank, args.no_cuda)
+    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    # Said before the wait: the rank whose line is missing in the log never came.
+    print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
-    group |= {"backend": "nccl" if gpus else "gloo", "device_id": device if gpus else None}
+    group |= {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
     address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
     place = f"MASTER_ADDR={address} MASTER_PORT={port}"
     if world_size > 1 and not (address and port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 2**16):
@@ -51,8 +60,6 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     except (RuntimeError, ValueError) as error:  # it says how many came
         why = str(error).partition("\n")[0]
         stop(f"rank {rank} of {world_size} at {place}: {why}; is it the same for all ranks, and do all run?")
-    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    print("rank {rank} of {0} on {host}, {device}".format(world_size, **mine), flush=True)
     ranks = [mine] * world_size
     dist.all_gather_object(ranks, mine)
     group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}

@@ -67,30 +67,7 @@ class Step:
         return count(output, labels)
 
 
-def train_epoch(step: Step, batches: Batches, args: Namespace, title: str) -> Tensor:
-    """One pass over this rank's batches; every rank calls it. Returns its [loss, correct, samples], as sums.
-
-    A rank that has a title prints a progress bar under it every args.log_interval batches.
-    """
+def train_epoch(step: Step, batches: Batches) -> Tensor:
+    """Train one pass over the batches. Returns its [loss, correct, samples], as sums."""
     step.model.train()
-    sums = batches.sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
-    for number, (images, labels) in enumerate(batches, 1):
-        counted = step(images, labels)
-        sums += counted
-        if title and (number % args.log_interval == 0 or number == len(batches)):
-            bar, loss = "#" * (20 * number // len(batches)), counted[0] / counted[2]
-            print(f"{title} [{bar:.<20}] {number}/{len(batches)} loss {loss:.4f}", flush=True)
-        if args.dry_run:
-            break
-    return sums
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches) -> Tensor:
-    """[loss, correct, samples] over this rank's test batches; the ranks may hold different numbers of them."""
-    model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=batches.device)
-
-    for images, labels in batches:
-        sums += count(model(images), labels)
-    return sums
+    return sum(step(images, labels) for images, labels in batches)

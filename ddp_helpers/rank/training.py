@@ -21,14 +21,19 @@ def has_bf16(device: torch.device) -> bool:
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
 
 
+def cpus_of_rank() -> int:
+    """Count the CPUs that this rank has to itself: those of its Slurm task, or its share of torchrun's."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK"))
+    sharing, task = (int(value) if value.isdecimal() else 0 for value in given)
+    return max(1, min(cpus // max(1, sharing), task or cpus))
+
+
 def settle(args: Namespace, device: torch.device, train_set: Dataset) -> dict:
     """Settle precision and workers where no flag does. Returns what the record says of data and device."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK"))
-    sharing, task = (int(value) if value.isdecimal() else 0 for value in given)
-    cpus = max(1, min(cpus // max(1, sharing), task or cpus))  # torchrun's processes share them
+    cpus = cpus_of_rank()
     args.num_workers = cpus - 1 if args.num_workers is None else args.num_workers
     found = {"device": str(device), "chip": chip, "cpus": cpus, "torch": torch.__version__, "made_from": MADE_FROM}
     return found | {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}

@@ -1,4 +1,4 @@
-"""A job of many ranks in one process: its real topologies and samplers are made rank after rank.
+"""A job of many ranks in one process: its real places and samplers are made rank after rank.
 
 Nothing is trained and nobody waits: it says what a job of that size is handed, not how fast it is.
 """
@@ -8,30 +8,36 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.rank.topology import Topology
+from ddp_helpers.rank.launchers import who_am_i
 
 
-def topologies(nodes: int, per_node: int) -> list[Topology]:
-    """Compute each rank's Topology from the variables that srun would set; the learner's process calls it."""
-    return [Topology.from_env(env) for env in variables(nodes, per_node)]
+class Place(NamedTuple):
+    """A rank's place in its job."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def places(nodes: int, per_node: int) -> list[Place]:
+    """Read each rank's place from the variables that srun would set; the learner's process calls it."""
+    return [Place(*who_am_i(env)[1:]) for env in variables(nodes, per_node)]
 
 
 def variables(nodes: int, per_node: int) -> Iterator[dict[str, str]]:
-    """The variables that srun sets for each task of such a job, as far as a Topology reads them."""
-    for node in range(nodes):
-        here = range(node * per_node, (node + 1) * per_node)
-        for local_rank, rank in enumerate(here):
-            env = {"SLURM_JOB_ID": 1, "SLURM_STEP_NUM_TASKS": nodes * per_node, "SLURM_PROCID": rank}
-            env |= {"SLURM_LOCALID": local_rank, "SLURM_NODEID": node, "SLURM_GTIDS": ",".join(map(str, here))}
-            yield {name: str(value) for name, value in env.items()} | {"MASTER_ADDR": "node0000"}
+    """The variables that srun sets for each task of such a job, as far as a script reads them."""
+    for rank in range(nodes * per_node):
+        env = {"SLURM_STEP_NUM_TASKS": nodes * per_node, "SLURM_PROCID": rank, "SLURM_LOCALID": rank % per_node}
+        yield {name: str(value) for name, value in env.items()}
 
 
-def sampler(length: int, me: Topology, epoch: int = 1) -> DistributedSampler:
+def sampler(length: int, me: Place, epoch: int = 1) -> DistributedSampler:
     """The training sampler of a rank, as mnist_ddp makes it, in this epoch."""
     made = DistributedSampler(range(length), me.world_size, me.rank, seed=1)
     made.set_epoch(epoch)
@@ -49,13 +55,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def shards(length: int, job: Sequence[Topology], epoch: int = 1) -> list[list[int]]:
+def shards(length: int, job: Sequence[Place], epoch: int = 1) -> list[list[int]]:
     """The training samples of every rank, by their index. The job's ranks take turns."""
     with one_thread():
         return [list(sampler(length, me, epoch)) for me in job]
 
 
-def evaluation_shards(length: int, job: Sequence[Topology]) -> list[range]:
+def evaluation_shards(length: int, job: Sequence[Place]) -> list[range]:
     """The test samples of every rank, by their index, as mnist_ddp shares them."""
     return [range(me.rank, length, me.world_size) for me in job]
 
@@ -77,7 +83,7 @@ def cover(shards: Sequence[Sequence[int]], length: int) -> Cover:
     return Cover(int((seen[:length] == 0).sum()), sum(sizes) - int((seen > 0).sum()), min(sizes), max(sizes))
 
 
-def sampler_cost(length: int, me: Topology, times: int = 3) -> tuple[float, int]:
+def sampler_cost(length: int, me: Place, times: int = 3) -> tuple[float, int]:
     """Seconds (the best of `times`) and bytes of memory that one rank's sampler takes for the order of one epoch."""
     made, took = sampler(length, me), []
     with one_thread():

@@ -72,7 +72,6 @@ def as_graph(step: Step) -> Step:
     return step
 
 
-QUIET = {"log_interval": 1, "dry_run": False}  # what train_epoch asks of the flags, besides the speed
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -95,13 +94,13 @@ class Rung:
         """A function that trains for one pass over these images, and returns images per second."""
         torch.manual_seed(1)
         model = self.net().to(device, memory_format=self.layout)
-        flags = Namespace(precision=self.precision, compile=self.compile, **QUIET)
+        flags = Namespace(precision=self.precision, compile=self.compile)
         step = Step(model, Adadelta(model.parameters(), lr=self.lr, foreach=self.foreach), flags)
         step = as_graph(step) if self.graph else step
         batches = Batches(data, order, self.batch_size, device, self.workers)
 
         def train() -> float:
-            train_epoch(step, batches, flags, "")
+            train_epoch(step, batches)
             return len(order) / batches.took
 
         return train

@@ -9,8 +9,8 @@ import torch
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.machine import provenance
+from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data, stage
-from ddp_helpers.rank.topology import Topology
 from ddp_helpers.upkeep.bench import training
 from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
 from ddp_helpers.upkeep.bench.training import (
@@ -28,14 +28,14 @@ from ddp_helpers.upkeep.bench.training import (
 
 def bench() -> None:
     """Measure every goal, print the tables, draw the ladder, write build/bench.json; one process, a quiet machine."""
-    me, load, data = Topology.from_env(), os.getloadavg()[0], stage(ROOT / "data")
-    device, dataset = me.device(), check_data(data)
+    load, data = os.getloadavg()[0], stage(ROOT / "data")
+    device, dataset = claim_device(0), check_data(data)
     record = provenance() | {"device": str(device), "dataset": dataset, "load_before": load}
     print(f"{record['machine']}; load {load:.1f} before the start: a machine that others use misses goals")
     ladder = climb(data, device)
     print(f"\n{'':<55} {'median':>8}  {'middle half':<16}   n  goal", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        rows, ranks = one_device(Path(name), data, me, device, ladder), several(Path(name), device, ladder)
+        rows, ranks = one_device(Path(name), data, device, ladder), several(Path(name), device, ladder)
         rows += ranks[0] + jobs(Path(name), data, dataset)
     (ROOT / "build").mkdir(exist_ok=True)
     where = f"{dataset}, batches of 64, {device.type.upper()}{'; DDP: a thread each' if ranks[1] else ''}"
@@ -45,7 +45,7 @@ def bench() -> None:
     print("written: build/bench.json and build/bench.png")
 
 
-def one_device(folder: Path, data: Path, me: Topology, device: torch.device, ladder: list[dict]) -> list[dict]:
+def one_device(folder: Path, data: Path, device: torch.device, ladder: list[dict]) -> list[dict]:
     """The goals of one process; on a GPU also those of all of MNIST."""
     gpu, shares = device.type == "cuda", [rung["share_of_limit"] for rung in ladder if rung["precision"] == "bf16"]
     rows = [
@@ -53,7 +53,7 @@ def one_device(folder: Path, data: Path, me: Topology, device: torch.device, lad
         row("best rung's share of the bf16 matrix rate", [max(shares)] if shares else [], ">=", 0.4),
         row("mnist_fast / PyTorch's example: images/s", fast_against_plain(folder), ">=", 50 if gpu else 4),
         row("the same, batch 256: images/s", fast_against_plain(folder, "--batch-size", "256", "--lr", "2"), ">=", 4),
-        row("DDP with one rank, slower than without: %", cost_of_ddp(data, me, device), "<=", 3),
+        row("DDP with one rank, slower than without: %", cost_of_ddp(data, device), "<=", 3),
     ]
     if gpu:
         lines = training.epochs(folder, data, 14)

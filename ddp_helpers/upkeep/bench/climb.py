@@ -8,8 +8,8 @@ import torch
 from ddp_helpers.lessons.train_on_one_gpu import ladder
 from ddp_helpers.lessons.train_on_one_gpu.figures import ladder as draw
 from ddp_helpers.lessons.train_on_one_gpu.ladder import busy
-from ddp_helpers.rank.data import load_data
-from ddp_helpers.rank.topology import Topology
+from ddp_helpers.notebook.launchers import cpus
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.training import has_bf16
 
 HEAD = f"{'one device, rung by rung':<28} {'images/s':>10}  {'middle half':<17} ratio  of the limit  busy"
@@ -17,18 +17,18 @@ HEAD = f"{'one device, rung by rung':<28} {'images/s':>10}  {'middle half':<17} 
 
 def climb(data: Path, device: torch.device, passes: int = 7) -> list[dict]:
     """Measure the rungs in turns, print the table, and return its rows; one process calls it."""
-    train_set, _ = load_data(data)
+    train_set, _ = datasets(data)
     order = torch.randperm(len(train_set))[: 1024 if device.type == "cpu" else 60_000].tolist()
     rungs = ladder.rungs(device)
     trainers = {name: rung.trainer(train_set, order, device) for name, rung in rungs.items()}
-    rates, cpus = ladder.in_turns(trainers, passes), Topology.from_env().cpus()
+    rates = ladder.in_turns(trainers, passes)
     limits = {kind: ladder.matrix_rate(kind, device) / ladder.operations() for kind in ladder.TYPES}
     print(HEAD)
     rows = []
     for name, seen in rates.items():
         kind = rungs[name].precision
         row = step(name, seen, median(rates["plain loader"]), kind, limits[kind])
-        row["busy"] = busy(trainers[name], device, cpus)
+        row["busy"] = busy(trainers[name], device, cpus())
         spread = "{:,.0f} to {:,.0f}".format(*row["middle_half"])
         numbers = f"{row['ratio']:5.2f}  {row['share_of_limit']:12.0%}  {row['busy']}"
         print(f"{name:<28} {row['median']:10,.0f}  {spread:<17} {numbers}", flush=True)

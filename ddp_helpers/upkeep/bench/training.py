@@ -13,16 +13,15 @@ from pathlib import Path
 from statistics import quantiles
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
-from ddp_helpers.lessons.train_on_one_gpu.ladder import QUIET
 from ddp_helpers.notebook import launch, runs, scripts, slurm
-from ddp_helpers.rank.data import Batches, load_data
+from ddp_helpers.rank.data import Batches, datasets
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.step import Step, train_epoch
-from ddp_helpers.rank.topology import Topology, process_group
 from ddp_helpers.rank.training import has_bf16
 
 IMPORTS = """
@@ -47,11 +46,11 @@ def trainee(batches: Batches, wrap: bool) -> Callable[[], float]:
     model = Net().to(batches.device, memory_format=torch.channels_last)
     model = DDP(model, gradient_as_bucket_view=True) if wrap else model
     precision = "bf16" if has_bf16(batches.device) else "float32"
-    flags = Namespace(precision=precision, compile=False, **QUIET)
+    flags = Namespace(precision=precision, compile=False)
     step = Step(model, Adadelta(model.parameters()), flags)
 
     def speed() -> float:
-        train_epoch(step, batches, flags, "")
+        train_epoch(step, batches)
         return len(batches.sampler) / batches.took
 
     return speed
@@ -96,13 +95,15 @@ def fast_against_plain(folder: Path, *flags: str) -> list[float]:
     return [a / b for a, b in turns(45, lambda: single(folder, *flags, name="mnist_fast"), plain)]
 
 
-def cost_of_ddp(data: Path, me: Topology, device: torch.device) -> list[float]:
+def cost_of_ddp(data: Path, device: torch.device) -> list[float]:
     """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
-    train_set = load_data(data)[0]
+    train_set = datasets(data)[0]
     some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
     batches = Batches(train_set, some, 64, device, None)
-    with process_group(me, device, 60):
-        pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
+    dist.destroy_process_group()
     return [100 * (a / b - 1) for a, b in pairs[1:]]
 
 
