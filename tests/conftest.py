@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from real import THOROUGH
 
@@ -17,6 +18,8 @@ settings.register_profile(
     "course", derandomize=not THOROUGH, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("course")
+
+torch.set_num_threads(1)  # two processes test at once, perhaps on two CPUs: threads that wait for one another would spin
 
 # Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook, and a file that is marked so.
 ALONE = {"cluster", "browser"}
