@@ -19,7 +19,7 @@ settings.register_profile(
 )
 settings.load_profile("course")
 
-torch.set_num_threads(1)  # two processes test at once, perhaps on two CPUs: threads that wait for one another would spin
+torch.set_num_threads(1)  # two processes test at once: on two CPUs, threads that wait for one another would spin
 
 # Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook, and a file that is marked so.
 ALONE = {"cluster", "browser"}
