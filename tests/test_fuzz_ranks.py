@@ -46,6 +46,7 @@ def test_an_environment_gives_a_sound_rank_or_one_line():
         if not line:
             _, rank, local_rank, world_size = found
             assert 0 <= local_rank <= rank < world_size
+            assert int(env.get("RANK", rank)) == rank and int(env.get("WORLD_SIZE", world_size)) == world_size
 
     fuzz(environment, check)
     assert min(len(sound), len(unsound)) > INPUTS / 10, "both ends are reached"

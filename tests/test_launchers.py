@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from real import IMPORT, until
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import slurm
 from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.rank.group import claim_device
+from ddp_helpers.rank.group import claim_device, join
 from ddp_helpers.rank.launchers import who_am_i
+from ddp_helpers.rank.training import cpus_of_rank
 
 
 def variables(text):
@@ -58,7 +60,7 @@ TORCHRUN = variables("""
     ROLE_NAME=default ROLE_RANK=2 ROLE_WORLD_SIZE=4 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RESTART_COUNT=0
     TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True WORLD_SIZE=4
 """)
-# Rank 3 of Intel MPI's mpirun -n 4 -ppn 2, as far as a Topology reads it; MPICH sets the same.
+# Rank 3 of Intel MPI's mpirun -n 4 -ppn 2, as far as a script reads it; MPICH sets the same.
 MPICH = variables("MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1")
 # The same rank of HPE Cray's mpiexec, in a PBS job.
 PALS = variables("""
@@ -133,8 +135,8 @@ CONTRADICTIONS = {  # environment, and what the line must say
     "exported RANK": (STEP | {"RANK": "0"}, "slurm: ['3', '1', '4'] ['0', '1', '4']"),
     "two lines in a value": (HAND | {"RANK": "1\n2"}, "env: ['1\\n2', '1', '2']"),
 }
-# The last is two digits that are not ASCII.
-NO_NUMBERS = ["-1", "one", "", " ", "1.5", "0x1", "+1", "1_0", "9" * 30, "9" * 5000, "\u00b2\u0661"]
+# The last two are digits that are not ASCII.
+NO_NUMBERS = ["-1", "one", "", " ", "1.5", "0x1", "+1", "1_0", "9" * 30, "9" * 5000, "\u00b2", "\u0661"]
 NUMBERS = [
     (HAND, "RANK"),
     (HAND, "WORLD_SIZE"),
@@ -244,6 +246,32 @@ def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch, capsys):
         claim_device(2)
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and said.startswith("local rank 2 finds 2 GPUs: ") and said.count("\n") == 1
+
+
+def test_join_claims_the_device_that_it_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    args = Namespace(no_cuda=False, timeout=1, global_batch_size=None, batch_size=1)
+    with pytest.raises(SystemExit, match="local rank 2 finds 2 GPUs"):
+        join(args, "slurm", 2, 2, 4)
+
+
+CPUS = {  # CPUs that the process may use, variables, CPUs of the rank
+    "alone": (8, {}, 8),
+    "a task of Slurm": (8, {"SLURM_CPUS_PER_TASK": "3"}, 3),
+    "a task that srun gave fewer": (2, {"SLURM_CPUS_PER_TASK": "16"}, 2),
+    "torchrun's ranks share": (8, {"LOCAL_WORLD_SIZE": "2"}, 4),
+    "more ranks than CPUs": (1, {"LOCAL_WORLD_SIZE": "2"}, 1),
+    "no number": (4, {"SLURM_CPUS_PER_TASK": "two"}, 4),
+}
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_the_cpus_of_a_rank(name, monkeypatch):
+    usable, env, expected = CPUS[name]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    assert cpus_of_rank() == expected
 
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):

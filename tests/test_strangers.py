@@ -48,6 +48,8 @@ def test_a_rank_of_a_stranger_does_not_join(case):
     said = [rank.communicate(timeout=IMPORT) for rank in ranks]
     assert all(rank.returncode == 2 for rank in ranks), said
     assert not any("together" in out for out, _ in said), said
+    for rank, (out, err) in enumerate(said):
+        assert out.startswith(f"rank {rank} of 2 on ") and "do all run?" in err
 
 
 def test_whoever_bears_the_name_of_the_same_start_does_join():

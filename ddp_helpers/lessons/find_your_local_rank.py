@@ -45,7 +45,7 @@ def formula_works(gpus: Sequence[int]) -> bool:
     return all(rank % gpus[node] == local for rank, (node, local) in enumerate(places))
 
 
-def who_am_i(env: Mapping[str, str]) -> tuple[int, int, int]:
+def my_numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, world size) under torchrun, mpirun, a Slurm step, or (0, 0, 1) under none of them."""
     return from_table(env, NAMES)
 
@@ -112,7 +112,7 @@ EXERCISES = [
         },
     ),
     Exercise(
-        who_am_i,
+        my_numbers,
         [(TORCHRUN,), (MPIRUN,), (STEP,), (BATCH,), (STEP | TORCHRUN,), ({},)],
         {
             "That is the batch script, a single process: only a step has SLURM_STEP_NUM_TASKS.": by_procid,

@@ -61,7 +61,7 @@ def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
 
 def hello(rank: int, world_size: int) -> str:
     """The line of `simple_ddp`, on nodes of four ranks."""
-    return f"Hello from rank {rank} of {world_size} on node{rank // 4 + 1}, local rank {rank % 4}"
+    return f"Hello from rank {rank} of {world_size}, local rank {rank % 4}, started by slurm"
 
 
 EXERCISES = [

@@ -45,9 +45,6 @@ class Batches:
             kept["generator"] = torch.Generator()  # or each pass takes a number that dropout would have had
             self.loader = DataLoader(data, size, sampler=sampler, num_workers=workers or 0, **kept)
 
-    def __len__(self) -> int:
-        return -(-len(self.sampler) // self.size)
-
     def source(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches, untimed."""
         for images, labels in self.loader or ():

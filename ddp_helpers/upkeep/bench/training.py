@@ -101,9 +101,12 @@ def cost_of_ddp(data: Path, device: torch.device) -> list[float]:
     some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
     batches = Batches(train_set, some, 64, device, None)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
-    dist.destroy_process_group()
+    claimed = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=claimed)
+    try:
+        pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
+    finally:
+        dist.destroy_process_group()
     return [100 * (a / b - 1) for a, b in pairs[1:]]
 
 
