@@ -54,7 +54,7 @@ def first_digits(lines: Sequence[str], world_size: int) -> list[int]:
 
 
 def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: the number at the end of the line."""
+    """A mistake: the local rank is taken for the rank."""
     came = {int(line.partition("local rank ")[2].split(",")[0]) for line in lines if line.startswith("Hello")}
     return [rank for rank in range(world_size) if rank not in came]
 
