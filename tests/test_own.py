@@ -16,13 +16,13 @@ from ddp_helpers.notebook import runs, scaling, slurm
 from ddp_helpers.notebook.curves import curves
 from ddp_helpers.notebook.slurm import ready
 
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+
 SCRIPT = """
 import argparse, os, pathlib
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)

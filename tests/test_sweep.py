@@ -18,12 +18,12 @@ from ddp_helpers.lessons import sweep_the_cluster
 from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.notebook.slurm import queue
 
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+
 LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
 from ddp_helpers.lessons.sweep_the_cluster import sweep
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 print(sweep(json.loads(sys.argv[1])))
 """
 

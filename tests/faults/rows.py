@@ -121,7 +121,8 @@ def refused(matrix, name, env=None, data=None, says=""):
     flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", T, "--no-cuda"]
     flags += ["--precision", "float32"]
     ended = run(matrix.script, *flags, size=1, folder=folder, env=env)
-    own = re.compile(r"left: |\[W|\[E|Exception raised|frame #|<omit")  # of this test's, and torch's remarks
+    # What this test says, what a rank says of itself, and torch's remarks.
+    own = re.compile(r"left: |rank \d+ of \d+ on |\[W|\[E|Exception raised|frame #|<omit")
     lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
     assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
     assert (says or name) in lines[0], lines[0]
@@ -152,7 +153,8 @@ def port_busy(matrix):
 def other_world(matrix, size):
     """The same samples on another number of ranks, without dropout: weights that are close, and said to be no more.
 
-    One epoch: sums that are rounded otherwise move a ReLU's zero sooner or later, and from there the runs part.
+    One epoch: sums that are rounded otherwise move a ReLU's zero sooner or later, and from there the runs part: by
+    2e-5 on some processors. A step that is left out moves the weights by 4e-2.
     """
     plain = matrix.changed(("nn.Dropout(0.25)", "nn.Identity()"), ("nn.Dropout(0.5)", "nn.Identity()"))
     folder, reference = matrix.fresh(f"world_{size}"), matrix.fresh("without_dropout")
@@ -163,7 +165,7 @@ def other_world(matrix, size):
     assert "close to, not equal to, the uninterrupted run" in again.said[0], again.said[0]
     ours, theirs = (saved_model(one).state_dict() for one in (folder, reference))
     worst = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
-    assert worst < 1e-6, f"weights differ by {worst:.1e}"
+    assert worst < 1e-4, f"weights differ by {worst:.1e}"
     return ended.seconds
 
 
