@@ -22,7 +22,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def cpus_of_rank() -> int:
-    """Count the CPUs that this rank has to itself: those of its Slurm task, or its share of torchrun's."""
+    """Count the CPUs that this process has to itself: those of its Slurm task, or its share of torchrun's."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK"))
     sharing, task = (int(value) if value.isdecimal() else 0 for value in given)
