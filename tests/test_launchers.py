@@ -9,6 +9,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fuzzing import stopped
 from real import IMPORT, until
 
 from ddp_helpers import ROOT
@@ -162,26 +163,18 @@ def test_a_recorded_environment_is_read(name):
     assert who_am_i(env) == expected
 
 
-def refused(env, capsys):
-    """The one line with which an environment is refused."""
-    with pytest.raises(SystemExit) as stopped:
-        who_am_i(env)
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and "export neither" in err
-    return err
-
-
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_a_contradiction_stops_with_one_line(name, capsys):
+def test_a_contradiction_stops_with_one_line(name):
     env, parts = CONTRADICTIONS[name]
-    err = refused(env, capsys)
-    assert all(part in err for part in re.findall(r"^\w+: |\[.*?\]", parts))
+    _, line = stopped(who_am_i, env)
+    assert all(part in line for part in ["export neither", *re.findall(r"^\w+: |\[.*?\]", parts)])
 
 
 @pytest.mark.parametrize(("env", "variable"), NUMBERS, ids=[name for _, name in NUMBERS])
-def test_what_is_no_number_stops_with_one_line(env, variable, capsys):
+def test_what_is_no_number_stops_with_one_line(env, variable):
     for value in NO_NUMBERS:
-        assert repr(value) in refused(env | {variable: value}, capsys)
+        _, line = stopped(who_am_i, env | {variable: value})
+        assert repr(value) in line and "export neither" in line
 
 
 def say(*command):
@@ -240,12 +233,10 @@ def test_the_local_rank_claims_its_gpu_or_the_one_that_it_is_shown(gpus, local_r
     assert claim_device(local_rank, no_cuda=True) == torch.device("cpu") and len(claimed) == 1
 
 
-def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch, capsys):
+def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SystemExit) as stopped:
-        claim_device(2)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.startswith("local rank 2 finds 2 GPUs: ") and said.count("\n") == 1
+    _, line = stopped(claim_device, 2)
+    assert line.startswith("local rank 2 finds 2 GPUs: ")
 
 
 def test_join_claims_the_device_that_it_is_told(monkeypatch):
