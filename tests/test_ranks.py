@@ -161,7 +161,7 @@ def test_an_interrupt_ends_what_hangs(kernel):
 def test_a_rank_that_dies_is_named(kernel):
     kernel.run("%%ranks 2\nimport os\nimport signal\nimport torch.distributed as dist")
     said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
-    assert "rank 1 is gone: ended by SIGKILL\nall 2 ranks were ended" in said  # perhaps below what rank 0 had to say
+    assert said.startswith("rank 1 is gone: ended by SIGKILL\nall 2 ranks were ended")
     kernel.run("%%ranks 2\nimport os")
     assert "is gone: exit status 3" in kernel.run("%%ranks 2\nos._exit(3)")
 

@@ -158,7 +158,7 @@ class Ranks:
 
         Where not all have run it to its end, all are ended, and the next cell starts new ones.
         """
-        screen, name, failed, why, kind = Screen(sort=True), "", {}, "", LaunchError
+        screen, name, failed, why, dead, kind = Screen(sort=True), "", {}, "", "", LaunchError
         try:
             if not self.cells:
                 screen.wait(f"starting {self.size} {'rank' if self.size == 1 else 'ranks'} …")
@@ -171,18 +171,18 @@ class Ranks:
         except TimeoutError:
             late = "" if failed else f" after {limit if name else LIMIT:g} s"
             why = f"not {'done' if name else 'started'}{late}:\n{self.places(name, cell)}"
-        except ChildProcessError as dead:
-            why = f"{dead}\n"
+        except ChildProcessError as error:
+            dead = f"{error}\n"
         except KeyboardInterrupt:
             why, kind = f"stopped:\n{self.places(name, cell)}", Stopped
         finally:
             if self.busy:  # also where something else went wrong
                 self.end()
             screen.draw()
-        if why:
-            why += f"all {self.size} ranks were ended, with their variables: the next cell starts new ones"
-        if why or failed:
-            raise (kind if name else Stopped)("\n".join(filter(None, [told(failed), why])))
+        anew = f"all {self.size} ranks were ended, with their variables: the next cell starts new ones"
+        said = [dead and dead + anew, told(failed), why and why + anew]  # a rank that died is the cause of the rest
+        if any(said):
+            raise (kind if name else Stopped)("\n".join(filter(None, said)))
 
 
 def told(failed: dict[int, str]) -> str:
