@@ -14,7 +14,7 @@ import pytest
 from real import until
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons import sweep_the_cluster
+from ddp_helpers.lessons.sweep_the_cluster import sweep as sweep_the_cluster
 from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.notebook.slurm import queue
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
-from ddp_helpers.lessons.sweep_the_cluster import sweep
+from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
 print(sweep(json.loads(sys.argv[1])))
 """
 
