@@ -7,8 +7,7 @@ from asked import asked, cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
-from ddp_helpers.lessons.do_it_yourself.exercises import Project
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, Project, same
 
 EVERY = exercises()
 EXERCISES = {

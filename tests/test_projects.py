@@ -11,10 +11,9 @@ from nbclient import NotebookClient
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.do_it_yourself import faults, mending
-from ddp_helpers.lessons.do_it_yourself.exercises import SEPARATOR
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import missing
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
 from ddp_helpers.notebook.scripts import Script
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RIGHT, NOT_ATTEMPTED = "right", "not attempted"
+SEPARATOR = "\n         "  # the next line of a verdict stands below the first
 SHORT = reprlib.Repr()
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = 12
 SHORT.maxstring = SHORT.maxother = 80
@@ -40,6 +41,23 @@ class Exercise:
     def explained(self, answer: Callable) -> list[str]:
         """Return the hint for a wrong answer, if its mistake is a known one."""
         return [told for told, trap in self.traps.items() if all(alike(answer, trap, case) for case in self.cases)][:1]
+
+
+@dataclass(frozen=True)
+class Project(Exercise):
+    """An exercise without an oracle to compare with: `judge` runs the answer, and gives a line for what is missing."""
+
+    judge: Callable[[Callable], list[str]]
+
+    def verdict(self, answer: Callable) -> str:
+        """Return the verdict on a learner's function: right, not attempted, or all that is missing, a line each."""
+        try:
+            lines = self.judge(answer)
+        except NotImplementedError:
+            return NOT_ATTEMPTED
+        except (Exception, SystemExit) as error:
+            return f"not yet: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
+        return f"not yet: {SEPARATOR.join(lines)}" if lines else RIGHT
 
 
 def alike(one: Callable, other: Callable, case: tuple) -> bool:

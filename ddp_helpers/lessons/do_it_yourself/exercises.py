@@ -1,31 +1,10 @@
 """Exercises of notebook 13: a small one, and two projects, whose answers are run for real."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_helpers.lessons.do_it_yourself import mending, own_net
 from ddp_helpers.lessons.do_it_yourself.faults import FAULTS
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise
-
-SEPARATOR = "\n         "  # the next line stands below the first
-
-
-@dataclass(frozen=True)
-class Project(Exercise):
-    """An exercise without an oracle to compare with: `judge` runs the answer, and gives a line for what is missing."""
-
-    judge: Callable[[Callable], list[str]]
-
-    def verdict(self, answer: Callable) -> str:
-        """Return the verdict on a learner's function: right, not attempted, or all that is missing, a line each."""
-        try:
-            lines = self.judge(answer)
-        except NotImplementedError:
-            return NOT_ATTEMPTED
-        except (Exception, SystemExit) as error:
-            return f"not yet: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
-        return f"not yet: {SEPARATOR.join(lines)}" if lines else RIGHT
+from ddp_helpers.lessons.exercise import Exercise, Project
 
 
 def how_tested(images: int, ranks: int, counted: int) -> str:
