@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ddp_helpers.lessons.do_it_yourself import mending, own_net
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.do_it_yourself import mending, own_net, survive
 from ddp_helpers.lessons.do_it_yourself.faults import FAULTS
 from ddp_helpers.lessons.exercise import Exercise, Project
 
@@ -26,6 +27,11 @@ def mend(text: str) -> str:
     return text
 
 
+def my_resumable_script() -> Path:
+    """The path of spirals_ddp.py, made to survive a kill."""
+    return ROOT / "notebooks" / "solutions" / "spirals_resumable.py"
+
+
 EXERCISES = [
     Exercise(
         how_tested,
@@ -45,4 +51,5 @@ EXERCISES = [
     ),
     Project(my_run, [], {}, own_net.judge),
     Project(mend, [], {}, mending.judge),
+    Project(my_resumable_script, [], {}, survive.judge),
 ]
