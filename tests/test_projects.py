@@ -35,13 +35,17 @@ def solved(tmp_path_factory):
 
 
 def test_the_solutions_are_those_of_the_notebook():
-    assert asked(SOLUTION) == asked(SOLUTION.parents[1] / SOLUTION.name) == ["how_tested", "my_run", "mend"]
+    assert (
+        asked(SOLUTION)
+        == asked(SOLUTION.parents[1] / SOLUTION.name)
+        == ["how_tested", "my_run", "mend", "my_resumable_script"]
+    )
 
 
 def test_the_worked_solutions_are_right(solved):
     lines = solved[0].splitlines()
-    assert lines.count(RIGHT) == 3
-    assert len([line for line in lines if line.startswith("found: ")]) == 2 + len(faults.FAULTS) + 1
+    assert lines.count(RIGHT) == 4
+    assert len([line for line in lines if line.startswith("found: ")]) == 2 + len(faults.FAULTS) + 1 + 2
 
 
 # ---- a net of one's own
@@ -201,3 +205,24 @@ def test_bad_mending_is_found(what):
 def test_a_text_that_cannot_be_run_is_told_so(mend, told):
     verdict = MEND.verdict(mend)
     assert verdict.startswith("not yet: ") and told in verdict
+
+
+# ---- a script that survives a kill
+
+SURVIVOR = exercises("my_resumable_script")["my_resumable_script"]
+FORGOTTEN = {  # what is taken from the solution, and what is told
+    "the optimizer": (
+        '        optimizer.load_state_dict(saved["optimizer"])  # its momentum, too\n',
+        "the weights differ by",
+    ),
+    "everything": ("if CHECKPOINT.exists():", "began with epoch 1"),
+}
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_a_script_forgets_in_a_kill_is_told(what, tmp_path):
+    line, told = FORGOTTEN[what]
+    text, script = SURVIVOR.oracle().read_text(), tmp_path / "mine.py"
+    assert text.count(line) == 1
+    script.write_text(text.replace(line, "if False:" if line.startswith("if") else ""))
+    assert told in SURVIVOR.verdict(lambda: script)
