@@ -11,7 +11,7 @@ from ddp_helpers.lessons.train_mnist_with_ddp import own_script
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into build/own_script
 
 EXERCISE = exercises("my_ddp_script")["my_ddp_script"]
-SOLUTION = ROOT / "notebooks" / "solutions" / "spirals_ddp.py"
+SOLUTION = ROOT / "notebooks" / "solutions" / "signals_ddp.py"
 SET_EPOCH = ("        sampler.set_epoch(epoch)\n", "")
 MISTAKES = {  # what is changed in the solution, and what is told
     "one batch for each rank": ([("args.batch_size // world_size", "args.batch_size")], "weights are not those"),
@@ -19,7 +19,7 @@ MISTAKES = {  # what is changed in the solution, and what is told
     "no set_epoch": ([SET_EPOCH], "which epoch it is"),
     "no sampler": (
         [
-            ("sampler = DistributedSampler(train_set)  # shuffles, too", ""),
+            ("    sampler = DistributedSampler(train_set)\n", ""),
             ("sampler=sampler", "shuffle=True"),
             SET_EPOCH,
         ],
@@ -32,7 +32,7 @@ MISTAKES = {  # what is changed in the solution, and what is told
     ),
     "module.": ([("torch.save(model.state", "torch.save(ddp_model.state")], "save the model inside"),
     "all test all": (
-        [("Subset(test_set, range(rank, len(test_set), world_size))", "test_set")],
+        [("DataLoader(my_tests", "DataLoader(test_set")],
         "each test point once",
     ),
     "nobody adds up": ([("        dist.all_reduce(right)\n", "")], "each test point once"),

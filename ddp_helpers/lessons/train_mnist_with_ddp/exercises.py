@@ -26,8 +26,8 @@ def _means(totals: list[tuple]) -> dict[str, float]:
 
 
 def my_ddp_script() -> Path:
-    """The path of spirals.py, made DDP."""
-    return ROOT / "notebooks" / "solutions" / "spirals_ddp.py"
+    """The path of signals.py, made DDP."""
+    return ROOT / "notebooks" / "solutions" / "signals_ddp.py"
 
 
 ALONE = {"world_size": 1, "batch_size": 128, "epochs": 2, "lr": 1.0, "seed": 1}

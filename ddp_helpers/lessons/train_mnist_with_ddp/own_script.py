@@ -9,7 +9,7 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch
 
-PLAIN = ROOT / "notebooks" / "spirals.py"
+PLAIN = ROOT / "notebooks" / "signals.py"
 WITNESS = Path(__file__).with_name("witness.py")
 RANKS, EPOCHS, TRAIN, TEST = (1, 2, 3), 2, 960, 250
 CLOSE = 1e-4  # weights that differ by less are equal, to the rounding of some steps in float32
@@ -38,7 +38,7 @@ def seen(script: Path, ranks: int) -> Seen:
     folder.mkdir(parents=True)
     done = launch.run(WITNESS, script.resolve(), folder, "--epochs", EPOCHS, ranks=ranks, timeout=90)
     notes = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
-    weights = torch.load(folder / "spirals.pt", map_location="cpu", weights_only=True)
+    weights = torch.load(folder / "signals.pt", map_location="cpu", weights_only=True)
     return Seen([line for _, line in done.lines if line.startswith("epoch ")], notes, weights)
 
 
