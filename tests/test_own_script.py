@@ -1,6 +1,9 @@
 """The long exercise of 06: a script made DDP passes on 1, 2 and 3 ranks, and each plausible mistake is named."""
 
+import nbformat
 import pytest
+from asked import asked
+from nbclient import NotebookClient
 from real import THOROUGH
 
 from ddp_helpers import ROOT
@@ -66,3 +69,12 @@ def test_a_mistake_is_named(mistake, tmp_path, monkeypatch):
 def test_no_script_and_the_plain_one_are_refused_at_once(tmp_path):
     assert "there is no file" in EXERCISE.verdict(lambda: tmp_path / "none.py")
     assert "still the plain one" in EXERCISE.verdict(lambda: own_script.PLAIN)
+
+
+def test_the_worked_solutions_of_the_notebook_are_right():
+    path = SOLUTION.with_name("06_train_mnist_with_ddp.ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    printed = [out.text for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "stream"]
+    assert "".join(printed).splitlines().count(RIGHT) == 3
+    assert asked(path) == asked(path.parents[1] / path.name) == ["epoch_line", "same_training", "my_ddp_script"]
