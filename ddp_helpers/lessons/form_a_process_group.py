@@ -14,6 +14,7 @@ from ddp_helpers.notebook.drawing import (
     RIGHT,
     SMALL,
     TIMES,
+    WRONG,
     Picture,
     arrow,
     box,
@@ -33,11 +34,6 @@ def after_all_reduce(world_size: int) -> int:
 def barrier_waits(arrival: Sequence[float]) -> list[float]:
     """Seconds that each rank spends in a barrier, from the seconds at which the ranks enter it."""
     return [max(arrival) - mine for mine in arrival]
-
-
-def reduce_scatter_parts(held: Sequence[Sequence[float]]) -> list[float]:
-    """Compute what each rank gets from a reduce-scatter, if rank r held the numbers held[r], one for each rank."""
-    return [sum(places) for places in zip(*held, strict=True)]
 
 
 def missing_ranks(lines: Sequence[str], world_size: int) -> list[int]:
@@ -79,18 +75,6 @@ EXERCISES = [
         {
             "That is when the barrier opens; a rank waits from its own arrival on.": lambda a: [max(a)] * len(a),
             "A rank waits for those that come after it, not for those before.": lambda a: [x - min(a) for x in a],
-        },
-    ),
-    Exercise(
-        reduce_scatter_parts,
-        [([[1, 2], [3, 4]],), ([[1, 0, 2], [5, 1, 1], [0, 0, 9]],), ([[5]],)],
-        {
-            "That adds up what one rank holds; rank r gets place r, summed over the ranks.": lambda held: [
-                *map(sum, held)
-            ],
-            "That is an all_reduce: a reduce-scatter leaves one of the sums on each rank.": lambda held: [
-                [sum(places) for places in zip(*held, strict=True)] for _ in held
-            ],
         },
     ),
     Exercise(
@@ -199,3 +183,44 @@ def _cells(ax: Axes, left: float, right: float, y: float, cells: list[tuple | No
         look = {"fill": 0.25, "line": "-"} if cell else {"fill": 0.03, "line": ":"}
         colour = GREY if owner is None else rank_colour(owner)
         box(ax, (x, y - 0.17), (width, 0.34), number, colour, **look, **SMALL)
+
+
+def ring(world_size: int = 4) -> Picture:
+    """Draw an all-reduce around a ring, step by step: the pieces are added up, then the sums are handed round."""
+    steps = world_size - 1
+    title = f"Ring all-reduce on {world_size} ranks: 2 {TIMES} {steps} steps, each rank sends one piece a step"
+    strips, held = (
+        [("start", {}, [[1] * world_size for _ in range(world_size)])],
+        [[1] * world_size for _ in range(world_size)],
+    )
+    for phase, first in (("add", 0), ("hand round", 1)):
+        for step in range(1, world_size):
+            arrived = {rank: (rank + first - step) % world_size for rank in range(world_size)}
+            for rank, piece in arrived.items():
+                held[rank][piece] = world_size if first else step + 1
+            strips.append((f"{phase}, step {step}", arrived, [list(row) for row in held]))
+    ax = canvas(0.7 + 2 * (0.75 + 0.42 * world_size), title)
+    for number, strip in enumerate(strips):
+        across = pieces(LEFT, RIGHT, world_size, gap=0.3)[number % world_size]
+        _strip(ax, across, 0.7 + (0.75 + 0.42 * world_size) * (number // world_size), *strip)
+    key = "row: a rank\ncolumn: a piece\nnumber: ranks added up\ndark: the sum of all\nred line: has just arrived"
+    left, _ = pieces(LEFT, RIGHT, world_size, gap=0.3)[-1]
+    write(ax, left, 0.7 + 0.75 + 0.42 * world_size + 0.9, key, ha="left", **SMALL)
+    alt = (
+        f"Strips of {world_size} x {world_size} boxes. {title}. After {steps} steps each rank has one whole sum, after"
+    )
+    return described(ax.figure, f"{alt} {2 * steps} all of them.")
+
+
+def _strip(ax: Axes, across: tuple[float, float], top: float, name: str, arrived: dict, held: list[list[int]]) -> None:
+    """One step of the ring: what each rank holds of each piece, and what has just arrived."""
+    write(ax, across[0], top, name, ha="left", weight="bold")
+    for rank, row in enumerate(held):
+        y = top + 0.25 + 0.42 * rank
+        write(ax, across[0], y + 0.16, rank, ha="left", **SMALL)
+        for piece, (x, width) in enumerate(pieces(across[0] + 0.2, sum(across), len(row), gap=0.05)):
+            whole = row[piece] == len(row)
+            look = {"fill": 0.85, "color": "white"} if whole else {"fill": 0.12 + 0.15 * (row[piece] - 1)}
+            box(ax, (x, y), (width, 0.32), row[piece], INK if whole else rank_colour(rank), **look, **SMALL)
+            if arrived.get(rank) == piece:
+                ax.plot([x + 0.05, x + width - 0.05], [y + 0.36] * 2, color=WRONG, linewidth=2.5)
