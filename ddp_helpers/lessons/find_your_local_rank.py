@@ -39,12 +39,6 @@ def seat(rank: int, gpus: Sequence[int]) -> tuple[int, int]:
     return node, rank
 
 
-def formula_works(gpus: Sequence[int]) -> bool:
-    """Whether rank % (GPUs of its own node) is the local rank of every rank."""
-    places = [seat(rank, gpus) for rank in range(sum(gpus))]
-    return all(rank % gpus[node] == local for rank, (node, local) in enumerate(places))
-
-
 def my_numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, world size) under torchrun, mpirun, a Slurm step, or (0, 0, 1) under none of them."""
     return from_table(env, NAMES)
@@ -99,16 +93,6 @@ EXERCISES = [
         {
             "Nodes differ: take away the GPUs of one node after the other.": lambda rank, gpus: divmod(rank, gpus[0]),
             "The local rank starts again at 0 on every node.": lambda rank, gpus: (seat(rank, gpus)[0], rank),
-        },
-    ),
-    Exercise(
-        formula_works,
-        [((2, 2),), ((1, 2),), ((2, 1),), ((4, 2),), ((2, 4),), ((3, 2),), ((1, 2, 4),)],
-        {
-            "Equal nodes are safe, and some unequal ones too: try every rank.": lambda gpus: len(set(gpus)) == 1,
-            "Larger nodes first is not enough: on (3, 2) rank 3 has 3 % 2 = 1.": lambda gpus: (
-                list(gpus) == sorted(gpus, reverse=True)
-            ),
         },
     ),
     Exercise(
