@@ -17,7 +17,7 @@ import yaml
 from real import python
 
 from ddp_helpers import ROOT, __version__
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, headline, minutes, tables
+from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, headline, honest_minutes, minutes, tables
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -244,6 +244,11 @@ def wrong_in_plans(text: str) -> list[str]:
 def clock(text: str) -> int:
     hours, rest = text.split(":")
     return 60 * int(hours) + int(rest)
+
+
+@pytest.mark.parametrize("number", [number for number in NOTEBOOKS if number != "13"])  # its projects are long
+def test_the_time_line_is_what_the_cells_come_to(number: str) -> None:
+    assert abs(minutes(number) - honest_minutes(number)) <= 5
 
 
 def test_the_plans_add_up() -> None:
