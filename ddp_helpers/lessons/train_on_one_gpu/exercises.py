@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -89,15 +88,12 @@ def case(seed: int, training: bool, optimized: bool) -> tuple:
     return (model, Descent(model.parameters(), lr=0.5), batches) if optimized else (model, batches)
 
 
-def traps(oracle: Callable, **told: str) -> dict[str, Callable]:
-    """Every combination of switches that are off, under what there is to say of them."""
-    found = {}
-    for kept in product((True, False), repeat=len(told)):
-        off = [name for name, one in zip(told, kept, strict=True) if not one]
-        found[" ".join(map(told.get, off))] = partial(oracle, **dict.fromkeys(off, False))
-    return {words: trap for words, trap in found.items() if words}
+def without(oracle: Callable, *switches: str) -> Callable:
+    """The answer with some of its switches off: a plausible mistake."""
+    return partial(oracle, **dict.fromkeys(switches, False))
 
 
+LEFT = "Two faults are left: one {}, one {}."
 WEIGH = "The last batch is smaller: count each batch by its number of images."
 EXERCISES = [
     Exercise(
@@ -111,16 +107,23 @@ EXERCISES = [
     Exercise(
         train_pass,
         [case(seed, training, optimized=True) for seed in (1, 2) for training in (False, True)],
-        traps(
-            train_pass,
-            clear="Gradients add up from batch to batch: clear them with optimizer.zero_grad().",
-            mode="A test before this pass left the model in evaluation mode: call model.train().",
-            weigh=WEIGH,
-        ),
+        {
+            "Gradients add up from batch to batch: clear them.": without(train_pass, "clear"),
+            "The pass before this one was a test: in which mode is the model?": without(train_pass, "mode"),
+            WEIGH: without(train_pass, "weigh"),
+            LEFT.format("before the loop", "in it"): without(train_pass, "mode", "clear"),
+            LEFT.format("before the loop", "in what is returned"): without(train_pass, "mode", "weigh"),
+            LEFT.format("in the loop", "in what is returned"): without(train_pass, "clear", "weigh"),
+            "None of the three faults is mended yet.": without(train_pass, "mode", "clear", "weigh"),
+        },
     ),
     Exercise(
         accuracy,
         [case(seed, training, optimized=False) for seed in (3, 4) for training in (True, False)],
-        traps(accuracy, mode="Dropout must be off in a test: call model.eval().", weigh=WEIGH),
+        {
+            "Dropout must be off in a test: call model.eval().": without(accuracy, "mode"),
+            WEIGH: without(accuracy, "weigh"),
+            "Two things are missing: the mode, and the sizes of the batches.": without(accuracy, "mode", "weigh"),
+        },
     ),
 ]

@@ -1,5 +1,6 @@
 """The figures of notebook 01: the data, where the seconds go, how fast each recipe is, and how accurate."""
 
+import math
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -47,9 +48,10 @@ def seconds(spent: Mapping[str, Mapping[str, float]], images: int, where: str) -
             left += width
     ax.set_yticks(range(len(spent)), list(spent))
     ax.invert_yaxis()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("milliseconds for 1,000 training images")
     figure.legend(loc="outside right center")
-    found = [f"{parts['data']:.0%} with the {name}" for name, parts in shares.items()]
+    found = [f"{parts['data']:.0%} of the time with the {name}" for name, parts in shares.items()]
     told = [f"{name}: {', '.join(f'{part} {share:.0%}' for part, share in of.items())}" for name, of in shares.items()]
     return headed(figure, f"Data take {', '.join(found)}", where, f"Shares of the time: {'; '.join(told)}.")
 
@@ -84,7 +86,7 @@ def ladder(
     told = "; ".join(f"{name} {rate:,.0f} ({rate / speeds[0]:.1f} times)" for name, rate in rates.items())
     lines = "; a line: the middle half of the passes" if halves else ""
     note = f"{where}; grey: no gain; limit: large matrix products of the same precision{lines}"
-    title = f"{best}: {rates[best] / speeds[0]:.1f} times as fast as the {names[0]}"
+    title = f"{best} trains {rates[best] / speeds[0]:.1f} times as fast as the {names[0]}"
     return headed(figure, title, note, f"Images per second: {told}.")
 
 
@@ -99,10 +101,10 @@ def accuracy(found: pd.DataFrame, where: str) -> Picture:
         ax.errorbar([row + shift for row in range(len(found))], points, yerr=errors, **look)
         told += [f"{name} after {epochs} epochs {point:+.2f} points" for epochs, point in points.items()]
     ax.axhline(0, color=INK, linewidth=1)
-    ax.text(len(found) - 0.55, 0, "plain", ha="left", va="center")
+    ax.text(len(found) - 0.32, 0.02, "plain", ha="right", va="bottom")
     ax.set_xticks(range(len(found)), [f"after {epochs} epoch{'s' * (epochs > 1)}" for epochs in found.index])
     ax.set(xlim=(-0.5, len(found) - 0.3), ylabel="points above or below plain")
     figure.legend(loc="outside right center")
-    last = found["difference"].iloc[-1].abs().max()
+    last = math.ceil(100 * found["difference"].iloc[-1].abs().max()) / 100
     title = f"After {found.index[-1]} epochs both are within {last:.2f} points of the plain recipe"
     return headed(figure, title, f"{where}; a line: two standard errors each way", "; ".join(told) + ".")
