@@ -7,9 +7,8 @@ import torch
 
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.upkeep import messages
-from ddp_helpers.upkeep.bench import climb as climbing
-from ddp_helpers.upkeep.bench import training
-from ddp_helpers.upkeep.bench.climb import of_script, picture
+from ddp_helpers.upkeep.bench import ladder, training
+from ddp_helpers.upkeep.bench.ladder import of_script, picture
 
 CPU = torch.device("cpu")
 
@@ -40,9 +39,9 @@ def test_what_is_compared_takes_turns():
 
 
 def test_rungs_ranks_and_their_picture(digits, tmp_path, monkeypatch, capsys):
-    some = {name: rung for name, rung in climbing.rungs(CPU).items() if name in ("plain loader", "less work")}
-    monkeypatch.setattr(climbing, "rungs", lambda device: some)
-    rows, said = climbing.climb(digits, CPU, passes=2), capsys.readouterr().out
+    some = {name: rung for name, rung in ladder.rungs(CPU).items() if name in ("plain loader", "less work")}
+    monkeypatch.setattr(ladder, "rungs", lambda device: some)
+    rows, said = ladder.climb(digits, CPU, passes=2), capsys.readouterr().out
     assert [row["name"] for row in rows] == list(some) and rows[0]["ratio"] == 1
     for row in rows:
         assert row["middle_half"][0] <= row["median"] <= row["middle_half"][1]
@@ -58,15 +57,15 @@ def test_rungs_ranks_and_their_picture(digits, tmp_path, monkeypatch, capsys):
 
 def test_every_rung_of_the_ladder_trains(digits):
     train_set, _ = datasets(digits)
-    found = {name: rung.trainer(train_set, 128, CPU) for name, rung in climbing.rungs(CPU).items()}
+    found = {name: rung.trainer(train_set, 128, CPU) for name, rung in ladder.rungs(CPU).items()}
     assert next(iter(found)) == "plain loader" and len(found) >= 5
-    rates = climbing.in_turns(found, 2)
+    rates = ladder.in_turns(found, 2)
     assert all(len(seen) == 2 and min(seen) > 0 for seen in rates.values())
 
 
 def test_what_is_held_is_each_image_once_in_a_new_order(digits):
     train_set, _ = datasets(digits)
-    held = climbing.Held(train_set, 100, CPU, size=32)
+    held = ladder.Held(train_set, 100, CPU, size=32)
     passes = [list(held) for _ in range(2)]
     assert [len(labels) for _, labels in passes[0]] == [32, 32, 32, 4]
     first, second = (torch.cat([images for images, _ in batches]) for batches in passes)
@@ -77,8 +76,8 @@ def test_what_is_held_is_each_image_once_in_a_new_order(digits):
 
 def test_the_arithmetic_is_counted():
     forward = 2 * (26 * 26 * 32 * 9 + 24 * 24 * 64 * 288 + 9216 * 128 + 1280)
-    assert climbing.operations() == 3 * forward - 2 * 26 * 26 * 32 * 9  # no gradient for the images themselves
-    assert climbing.matrix_rate("float32", CPU) > 1e8
+    assert ladder.operations() == 3 * forward - 2 * 26 * 26 * 32 * 9  # no gradient for the images themselves
+    assert ladder.matrix_rate("float32", CPU) > 1e8
 
 
 def test_ddp_on_one_rank_is_measured(digits, monkeypatch):

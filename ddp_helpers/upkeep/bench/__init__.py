@@ -12,7 +12,7 @@ from ddp_helpers.notebook.machine import provenance
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data, stage
 from ddp_helpers.upkeep.bench import training
-from ddp_helpers.upkeep.bench.climb import climb, of_script, picture, say
+from ddp_helpers.upkeep.bench.ladder import climb, of_script, picture, say
 from ddp_helpers.upkeep.bench.training import (
     cost_of_ddp,
     fast_against_plain,

@@ -22,7 +22,7 @@ from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import has_bf16, one_pass
-from ddp_helpers.upkeep.bench.climb import Held
+from ddp_helpers.upkeep.bench.ladder import Held
 
 IMPORTS = """
 import time, torch, torchvision
