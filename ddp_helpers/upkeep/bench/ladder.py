@@ -110,7 +110,7 @@ def operations() -> int:
 def climb(data: Path, device: torch.device, passes: int = 7) -> list[dict]:
     """Measure the rungs in turns, print the table, and return its rows; one process calls it."""
     train_set, _ = datasets(data)
-    count, found = 1024 if device.type == "cpu" else 60_000, rungs(device)
+    count, found = min(len(train_set), 1024 if device.type == "cpu" else 60_000), rungs(device)
     rates = in_turns({name: rung.trainer(train_set, count, device) for name, rung in found.items()}, passes)
     limits = {kind: matrix_rate(kind, device) / operations() for kind in TYPES}
     print(HEAD)
