@@ -219,7 +219,7 @@ NEEDED = {  # what stands for NEEDED in the learner's module
     "a function": "def NEEDED(): pass",
     "a class": "class NEEDED: pass",
     "a lambda": "NEEDED = lambda: 3",
-    "a helper": "from ddp_helpers.rank.step import count as NEEDED",
+    "a helper": "from ddp_helpers.rank.training import has_bf16 as NEEDED",
     "a helper module": "from ddp_helpers.rank import model as NEEDED",
     "the class that it replaces": "from ddp_helpers.rank.model import Net as NEEDED",
 }

@@ -1,8 +1,16 @@
-"""Exercises of notebook 01."""
+"""Exercises of notebook 01: a bound, a training loop to mend, and a test."""
 
-import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from ddp_helpers.lessons.exercise import Exercise
+
+Batches = list[tuple[Tensor, Tensor]]
 
 
 def best_speed_up(p: float) -> float:
@@ -10,33 +18,83 @@ def best_speed_up(p: float) -> float:
     return 1 / (1 - p)
 
 
-def fastest_rate(seconds: list[float], images: int) -> float:
-    """Images per second of the fastest pass. The first pass pays for start-up and is left out."""
-    return images / min(seconds[1:])
+def train_pass(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Batches,
+    clear: bool = True,
+    mode: bool = True,
+    weigh: bool = True,
+) -> float:
+    """Train for one pass; returns the mean loss of an image. Each switch that is off is one of the faults to mend."""
+    model.train(mode or model.training)
+    total, count = 0.0, 0
+    for images, labels in batches:
+        if clear:
+            optimizer.zero_grad()
+        loss = F.nll_loss(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        n = len(labels) if weigh else 1
+        total, count = total + loss.item() * n, count + n
+    return total / count
 
 
-def epochs_until_compiling_pays(images: int, before: float, after: float, compile_seconds: float) -> int | None:
-    """Whole epochs until a compiled run is no longer behind; the rates are in images per second. None if never."""
-    saved = images / before - images / after
-    return math.ceil(compile_seconds / saved) if saved > 0 else None
+def accuracy(model: nn.Module, batches: Batches, mode: bool = True, weigh: bool = True) -> float:
+    """Share of the images whose highest score is at their label. Each switch that is off is a plausible mistake."""
+    model.train(model.training and not mode)
+    shares, sizes = [], []
+    for images, labels in batches:
+        shares.append((model(images).argmax(dim=1) == labels).double().mean().item())
+        sizes.append(len(labels) if weigh else 1)
+    return sum(share * size for share, size in zip(shares, sizes, strict=True)) / sum(sizes)
 
 
-def extra_gpu_hours(one: float, many: float, gpus: int) -> float:
-    """GPU hours of a job on many GPUs minus those of the same job on one; the times are in seconds."""
-    return (many * gpus - one) / 3600
+class Doubling(nn.Module):
+    """Stands for dropout, without chance: in training it doubles the scores and turns their order round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores, as they are in evaluation."""
+        return 2 * x.flip(1) if self.training else x
 
 
-def mean_rate(seconds: list[float], images: int) -> float:
-    """A mistake: the mean of the passes, where the fastest counts."""
-    return images * (len(seconds) - 1) / sum(seconds[1:])
+class Model(nn.Sequential):
+    """A small network, with a short name."""
+
+    def __repr__(self) -> str:
+        return "model"
 
 
-def rounded_down(images: int, before: float, after: float, compile_seconds: float) -> int | None:
-    """A mistake: the last epoch before it pays."""
-    saved = images / before - images / after
-    return int(compile_seconds / saved) if saved > 0 else None
+class Descent(SGD):
+    """An optimizer, with a short name."""
+
+    def __repr__(self) -> str:
+        return "optimizer"
 
 
+class Some(list):
+    """Batches, with a short name."""
+
+    def __repr__(self) -> str:
+        return "batches"
+
+
+def case(seed: int, training: bool, optimized: bool) -> tuple:
+    """The arguments of one call: a model in one of its two modes, an optimizer if it is needed, batches of 8, 8, 2."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Model(nn.Linear(3, 4), Doubling(), nn.LogSoftmax(dim=1)).train(training)
+        batches = Some((torch.randn(size, 3), torch.randint(4, (size,))) for size in (8, 8, 2))
+    return (model, Descent(model.parameters(), lr=0.5), batches) if optimized else (model, batches)
+
+
+def without(oracle: Callable, *switches: str) -> Callable:
+    """The answer with some of its switches off: a plausible mistake."""
+    return partial(oracle, **dict.fromkeys(switches, False))
+
+
+LEFT = "Two faults are left: one {}, one {}."
+WEIGH = "The last batch is smaller: count each batch by its number of images."
 EXERCISES = [
     Exercise(
         best_speed_up,
@@ -47,35 +105,25 @@ EXERCISES = [
         },
     ),
     Exercise(
-        fastest_rate,
-        [([9.0, 2.0, 1.6, 2.4], 4096), ([1.0, 1.25, 1.6], 512), ([3.0, 2.0], 1000)],
+        train_pass,
+        [case(seed, training, optimized=True) for seed in (1, 2) for training in (False, True)],
         {
-            "The first pass does not count, even where it is the fastest.": lambda s, images: images / min(s),
-            "A busy machine can only slow a pass: take the fastest one, not the mean.": mean_rate,
-            "That is the seconds of the fastest pass; the rate is images divided by them.": lambda s, _: min(s[1:]),
+            "Gradients add up from batch to batch: clear them.": without(train_pass, "clear"),
+            "The pass before this one was a test: in which mode is the model?": without(train_pass, "mode"),
+            WEIGH: without(train_pass, "weigh"),
+            LEFT.format("before the loop", "in it"): without(train_pass, "mode", "clear"),
+            LEFT.format("before the loop", "in what is returned"): without(train_pass, "mode", "weigh"),
+            LEFT.format("in the loop", "in what is returned"): without(train_pass, "clear", "weigh"),
+            "None of the three faults is mended yet.": without(train_pass, "mode", "clear", "weigh"),
         },
     ),
     Exercise(
-        epochs_until_compiling_pays,
-        [(60_000, 1000, 1500, 30), (60_000, 3000, 3200, 61), (60_000, 1000, 900, 30), (1_000_000, 2000, 4000, 40)],
+        accuracy,
+        [case(seed, training, optimized=False) for seed in (3, 4) for training in (True, False)],
         {
-            "Round up: after a part of an epoch nothing is finished.": rounded_down,
-            "A compiled step that is not faster never pays: give None.": lambda images, before, after, extra: math.ceil(
-                extra / (images / before - images / after)
-            ),
-            "Divide by the seconds that an epoch saves, not by all that it takes.": lambda images, b, a, extra: (
-                math.ceil(extra / (images / a)) if a > b else None
-            ),
-        },
-    ),
-    Exercise(
-        extra_gpu_hours,
-        [(3600, 1800, 4), (3600, 900, 4), (7200, 3600, 2)],
-        {
-            "All GPUs are paid for as long as the job runs: multiply by their number.": lambda one, many, gpus: (
-                (many - one) / 3600
-            ),
-            "The times are in seconds, and an hour has 3,600 of them.": lambda one, many, gpus: many * gpus - one,
+            "Dropout must be off in a test: call model.eval().": without(accuracy, "mode"),
+            WEIGH: without(accuracy, "weigh"),
+            "Two things are missing: the mode, and the sizes of the batches.": without(accuracy, "mode", "weigh"),
         },
     ),
 ]

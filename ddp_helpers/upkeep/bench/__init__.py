@@ -12,7 +12,7 @@ from ddp_helpers.notebook.machine import provenance
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data, stage
 from ddp_helpers.upkeep.bench import training
-from ddp_helpers.upkeep.bench.climb import climb, on_ranks, picture
+from ddp_helpers.upkeep.bench.ladder import climb, of_script, picture, say
 from ddp_helpers.upkeep.bench.training import (
     cost_of_ddp,
     fast_against_plain,
@@ -20,6 +20,7 @@ from ddp_helpers.upkeep.bench.training import (
     memory,
     resumable_against_ddp,
     row,
+    single,
     submit_to_step,
     two_and_one,
     two_apart,
@@ -33,8 +34,11 @@ def bench() -> None:
     record = provenance() | {"device": str(device), "dataset": dataset, "load_before": load}
     print(f"{record['machine']}; load {load:.1f} before the start: a machine that others use misses goals")
     ladder = climb(data, device)
-    print(f"\n{'':<55} {'median':>8}  {'middle half':<16}   n  goal", flush=True)
     with tempfile.TemporaryDirectory() as name:
+        fast = [single(Path(name), name="mnist_fast") for _ in range(3)]
+        ladder.append(of_script("mnist_fast", fast, ladder, device))
+        say(ladder[-1])
+        print(f"\n{'':<55} {'median':>8}  {'middle half':<16}   n  goal", flush=True)
         rows, ranks = one_device(Path(name), data, device, ladder), several(Path(name), device, ladder)
         rows += ranks[0] + jobs(Path(name), data, dataset)
     (ROOT / "build").mkdir(exist_ok=True)
@@ -70,7 +74,7 @@ def several(folder: Path, device: torch.device, ladder: list[dict]) -> tuple[lis
         ratios = [two / one for two, one in zip(twos, ones, strict=True)]
         for name, rates in ((f"DDP, 1 rank, batch {batch}", ones), (f"DDP, 2 ranks, batch {batch}", twos)):
             rows.append(row(f"{name}, a thread each: images/s", rates))
-            beside.append(on_ranks(name, rates, ladder, device))
+            beside.append(of_script(name, rates, ladder, device))
         rows.append(row(f"2 ranks / 1 rank, batch {batch}: images/s", ratios, ">=", goal))
         rows.append(row("the same without any communication: images/s", two_apart(folder, batch)))
     # Where there are too few GPUs for two ranks, both ran on CPUs, and have no place beside a GPU's rungs.

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
 from ddp_helpers.notebook import launch, runs, scripts, slurm
-from ddp_helpers.rank.data import Batches, datasets
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.step import Step, train_epoch
-from ddp_helpers.rank.training import has_bf16
+from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.upkeep.bench.ladder import Held
 
 IMPORTS = """
 import time, torch, torchvision
@@ -41,17 +41,17 @@ print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_
 """
 
 
-def trainee(batches: Batches, wrap: bool) -> Callable[[], float]:
+def trainee(batches: Held, device: torch.device, wrap: bool) -> Callable[[], float]:
     """A function that trains a Net, in DDP as mnist_ddp wraps it or bare, for one pass: images per second."""
-    model = Net().to(batches.device, memory_format=torch.channels_last)
+    model = Net().to(device, memory_format=torch.channels_last).train()
     model = DDP(model, gradient_as_bucket_view=True) if wrap else model
-    precision = "bf16" if has_bf16(batches.device) else "float32"
-    flags = Namespace(precision=precision, compile=False)
-    step = Step(model, Adadelta(model.parameters()), flags)
+    flags = Namespace(precision="bf16" if has_bf16(device) else "float32", dry_run=False)
+    optimizer = Adadelta(model.parameters())
 
     def speed() -> float:
-        train_epoch(step, batches)
-        return len(batches.sampler) / batches.took
+        begin = time.perf_counter()
+        one_pass(model, batches, flags, optimizer)
+        return len(batches.labels) / (time.perf_counter() - begin)
 
     return speed
 
@@ -87,7 +87,7 @@ def single(
 
 def fast_against_plain(folder: Path, *flags: str) -> list[float]:
     """Measure the speed of mnist_fast as a multiple of PyTorch's own example, in turns."""
-    plain_recipe = [sys.executable, "-m", "ddp_helpers.lessons.train_on_one_gpu.plain", str(digits(folder))]
+    plain_recipe = [sys.executable, "-m", "ddp_helpers.upkeep.bench.plain", str(digits(folder))]
 
     def plain() -> float:
         return float(subprocess.run(plain_recipe, capture_output=True, check=True).stdout)
@@ -97,14 +97,12 @@ def fast_against_plain(folder: Path, *flags: str) -> list[float]:
 
 def cost_of_ddp(data: Path, device: torch.device) -> list[float]:
     """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
-    train_set = datasets(data)[0]
-    some = torch.randperm(len(train_set))[: 64 * (3 if device.type == "cpu" else 200)].tolist()
-    batches = Batches(train_set, some, 64, device, None)
+    batches = Held(datasets(data)[0], 64 * (3 if device.type == "cpu" else 200), device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     claimed = device if device.type == "cuda" else None
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=claimed)
     try:
-        pairs = turns(30, trainee(batches, wrap=False), trainee(batches, wrap=True))
+        pairs = turns(30, trainee(batches, device, wrap=False), trainee(batches, device, wrap=True))
     finally:
         dist.destroy_process_group()
     return [100 * (a / b - 1) for a, b in pairs[1:]]

@@ -1,4 +1,4 @@
-"""The fast recipe does what the plain one does, and every rung of the ladder trains."""
+"""The fast recipe does what the plain one does, and both are compared from their records."""
 
 from argparse import Namespace
 
@@ -6,17 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.optim import Adadelta
-from torch.optim.lr_scheduler import StepLR
 
-from ddp_helpers.lessons.train_on_one_gpu import accuracy, ladder
-from ddp_helpers.lessons.train_on_one_gpu.ladder import as_graph
-from ddp_helpers.rank.data import Batches, datasets
+from ddp_helpers.lessons.train_on_one_gpu import accuracy
+from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.step import Step
-from ddp_helpers.rank.training import has_bf16
-
-CPU = torch.device("cpu")
+from ddp_helpers.rank.scripts.mnist_fast import as_graph, held, make_step
 
 
 def nets(p=0.0):
@@ -78,52 +73,6 @@ def test_the_same_seed_drops_the_same():
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
 
 
-def flags(**given):
-    """What a Step asks for."""
-    return Namespace(**{"precision": "float32", "compile": False} | given)
-
-
-def trained(epochs=3, **given):
-    """The weights after a few steps, with a new learning rate after each."""
-    mine, _ = nets()
-    optimizer = Adadelta(mine.parameters(), lr=1.0)
-    scheduler, step = StepLR(optimizer, 1, 0.5), Step(mine, optimizer, flags(**given))
-    torch.manual_seed(2)
-    for _ in range(epochs):
-        step(torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))
-        scheduler.step()
-    return torch.cat([p.detach().flatten() for p in mine.parameters()])
-
-
-def test_a_compiled_update_is_the_update():
-    eager, compiled = trained(), trained(compile=True)
-    assert (eager - compiled).abs().max() < 1e-5
-    assert (eager - trained(epochs=2)).abs().max() > 1e-4, "a step more or less is seen"
-
-
-@pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no bfloat16 units")
-def test_bfloat16_is_close_and_not_equal():
-    off = (trained() - trained(precision="bf16")).abs().max()
-    assert 0 < off < 0.5
-
-
-def test_every_rung_of_the_ladder_trains(digits):
-    train_set, _ = datasets(digits)
-    found = {
-        name: rung.trainer(train_set, list(range(128)), CPU)
-        for name, rung in ladder.rungs(CPU, workers=1, large=64).items()
-    }
-    assert next(iter(found)) == "plain loader" and len(found) >= 7
-    rates = ladder.in_turns(found, 2)
-    assert all(len(seen) == 2 and min(seen) > 0 for seen in rates.values())
-
-
-def test_the_arithmetic_is_counted():
-    forward = 2 * (26 * 26 * 32 * 9 + 24 * 24 * 64 * 288 + 9216 * 128 + 1280)
-    assert ladder.operations() == 3 * forward - 2 * 26 * 26 * 32 * 9  # no gradient for the images themselves
-    assert ladder.matrix_rate("float32", CPU) > 1e8
-
-
 def test_accuracy_is_compared_from_run_records(tmp_path, digits, monkeypatch):
     monkeypatch.setattr(accuracy, "AFTER", (1, 2))
     accuracy.train(digits, tmp_path / "runs", seeds=1)
@@ -138,22 +87,17 @@ def test_accuracy_is_compared_from_run_records(tmp_path, digits, monkeypatch):
     assert before == sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
 
 
-def test_a_graph_without_a_gpu_is_refused():
-    model = Net()
-    with pytest.raises(ValueError, match="needs a GPU"):
-        as_graph(Step(model, Adadelta(model.parameters()), flags()))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 def test_a_graph_plays_back_the_step(digits):
-    train_set, _ = datasets(digits)
     device, weights = torch.device("cuda"), []
+    images, labels = held(datasets(digits)[0], device)
     for graph in (False, True):
         torch.manual_seed(1)
         net = Net().eval().to(device)  # no dropout: the two draw their numbers in another order
-        step = Step(net, Adadelta(net.parameters(), lr=1.0), flags())
-        take = as_graph(step) if graph else step
-        for images, labels in Batches(train_set, range(256), 64, device, None):
-            take(images, labels)
+        optimizer = Adadelta(net.parameters(), lr=torch.tensor(1.0, device=device), capturable=True, foreach=True)
+        step = make_step(net, optimizer, images, labels, Namespace(precision="float32"))
+        step = as_graph(step, net, optimizer, torch.arange(64, device=device)) if graph else step
+        for index in torch.arange(256, device=device).split(64):
+            step(index)
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     assert (weights[0] - weights[1]).abs().max() < 1e-4

@@ -1,6 +1,6 @@
 """The plain recipe, as PyTorch's own MNIST example has it: what the course's speed is measured against.
 
-python -m ddp_helpers.lessons.train_on_one_gpu.plain DATA: two passes over the training set; prints the images per
+python -m ddp_helpers.upkeep.bench.plain DATA: two passes over the training set; prints the images per
 second of the second.
 """
 
