@@ -50,7 +50,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
 
 def finding(figure: Figure, text: str) -> None:
     """Write the figure's title, bold and left: what it shows, in its own numbers."""
-    wide = int(figure.get_figwidth() * 8.4)
+    wide = int(figure.get_figwidth() * 8.9)
     figure.suptitle(textwrap.fill(text, wide), x=0.01, ha="left", fontsize=14, weight="bold")
 
 
