@@ -1,10 +1,11 @@
-"""What the figures of a scaling study share: labels that do not overlap, a caption, names and colours."""
+"""What the figures of a scaling study share: a title that is a finding, labels that do not overlap, a caption."""
 
 import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ddp_helpers.notebook import drawing
@@ -14,18 +15,26 @@ LABEL = tuple[float, float, str, str]  # the point in data units, text, colour
 
 
 def at_the_right(ax: Axes, labels: Sequence[LABEL], gap: float = 0.075) -> None:
-    """Write labels right of the axes, each near its point's height, pushed apart where they would overlap.
+    """Write each label right of its point; those of one column are pushed apart where they would overlap.
 
     Call it when the limits and scales of the axes are final. gap: the least distance, as a share of the height.
     """
     ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
-    to_share = ax.transScale + ax.transLimits
-    labels = sorted(labels, key=lambda label: label[1])
-    points = [to_share.transform(label[:2]) for label in labels]
-    for point, height, (*_, text, colour) in zip(points, apart([y for _, y in points], gap), labels, strict=True):
-        look = {"transform": ax.transAxes, "color": colour, "clip_on": False}
-        ax.plot([point[0], 1.045], [point[1], height], ":", linewidth=0.9, zorder=0, **look)
-        ax.text(1.055, height, text, va="center", **look)
+    columns: dict[float, list[tuple[float, str, str]]] = {}
+    for x, y, text, colour in labels:
+        place, height = (ax.transScale + ax.transLimits).transform((x, y))
+        columns.setdefault(round(place, 2), []).append((height, text, colour))
+    for place, ends in columns.items():
+        ends.sort()
+        for (point, text, colour), height in zip(ends, apart([end[0] for end in ends], gap), strict=True):
+            look = {"transform": ax.transAxes, "color": dark(colour), "clip_on": False}
+            ax.plot([place + 0.01, place + 0.03], [point, height], ":", linewidth=0.9, zorder=0, **look)
+            ax.text(place + 0.035, height, text, va="center", **look)
+
+
+def dark(colour: str) -> tuple[float, ...]:
+    """The hue of a line, dark enough for text on white."""
+    return tuple(0.58 * part for part in to_rgb(colour))
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
@@ -37,6 +46,12 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
             moved[row - 1], moved[row] = moved[row - 1] - lack, moved[row] + lack
     low, high = (moved[0], moved[-1]) if moved else (0, 0)
     return [height - min(low, 0) * (low < 0) - max(high - 1, 0) * (low >= 0) for height in moved]
+
+
+def finding(figure: Figure, text: str) -> None:
+    """Write the figure's title, bold and left: what it shows, in its own numbers."""
+    wide = int(figure.get_figwidth() * 8.9)
+    figure.suptitle(textwrap.fill(text, wide), x=0.01, ha="left", fontsize=14, weight="bold")
 
 
 def caption(figure: Figure, *parts: str) -> None:

@@ -1,14 +1,14 @@
-"""How many GPUs to ask for, from the table of scaling.speedup: the advice, what it rests on, and what is left out."""
+"""How many GPUs to ask for, from the tables of scaling: the advice, what it rests on, and what is left out."""
 
 import pandas as pd
 
-from ddp_helpers.notebook.scaling import many
+from ddp_helpers.notebook.scaling import many, unit
 
 WEAK, CPUS = "more ranks train another model", "another base"  # why runs are left out
 
 
-def recommend(speedups: pd.DataFrame, least: float = 0.8) -> str:
-    """Three lines or two: how many GPUs to ask for, and what more of them gave; the runs compared; those left out.
+def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8) -> str:
+    """How many GPUs to ask for, and what more of them gave; the runs compared; the cheapest and the fastest; the rest.
 
     It compares runs that differ in the number of ranks alone: of one scaling, strong if any is, and with the same CPUs
     for each rank. Of these it takes the fastest setting whose efficiency is at least `least`.
@@ -22,7 +22,7 @@ def recommend(speedups: pd.DataFrame, least: float = 0.8) -> str:
     if larger.empty:
         told += "No run like it used more, so measure the next size before you ask for it."
     others = left_out(speedups.drop(rows.index), best)
-    return "\n".join([told, rests_on(rows), *([f"Left out: {others}."] if others else [])])
+    return "\n".join([told, rests_on(rows), named(per_run), *([f"Not compared: {others}."] if others else [])])
 
 
 def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
@@ -35,7 +35,7 @@ def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
 def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
     """Why not this larger setting: it was no faster, or it is not efficient enough."""
     if row["images_per_second"] <= best["images_per_second"]:
-        return f"{many(row['world_size'], row['unit'])} were no faster, for {cost(row)}."
+        return f"{many(row['world_size'], row['unit'])} were no faster, for {cost(row['device_hours'], row['unit'])}."
     return f"{many(row['world_size'], row['unit'])} gave {gain(row)}: below your bar of {least:.0%}."
 
 
@@ -46,6 +46,24 @@ def rests_on(rows: pd.DataFrame) -> str:
     counts = " and ".join(map(str, sorted(set(rows["repeats"]))))
     noun = "run" if counts == "1" else "runs"
     return f"Compared: {rows['scaling'].iloc[0]} runs{cpus(rows.iloc[0])}, on {sizes}, {counts} {noun} of each."
+
+
+def extremes(per_run: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The fastest and the cheapest of all runs; of those that reached the target, if any did."""
+    reached = per_run.dropna(subset=["to_target"])
+    runs = per_run if reached.empty else reached
+    fastest = runs["seconds"].idxmin() if reached.empty else runs["to_target"].idxmin()
+    return runs.loc[fastest], runs.loc[runs["device_hours"].idxmin()]
+
+
+def named(per_run: pd.DataFrame) -> str:
+    """Name the fastest and the cheapest run, compared or not."""
+    said = []
+    for what, row in zip(("fastest", "cheapest"), extremes(per_run), strict=True):
+        took = "" if pd.isna(row["to_target"]) else f"{row['to_target']:.3g} s to the target, "
+        name = f"{row['scaling']} on {many(row['world_size'], unit(per_run))}{cpus(row)}"
+        said.append(f"the {what} was {name} ({took}{cost(row['device_hours'], unit(per_run))})")
+    return f"Of all runs {', '.join(said)}."
 
 
 def left_out(others: pd.DataFrame, best: pd.Series) -> str:
@@ -62,14 +80,14 @@ def cpus(row: pd.Series) -> str:
     return "" if pd.isna(row["cpus_per_task"]) else f" with {many(int(row['cpus_per_task']), 'CPU')} a rank"
 
 
-def cost(row: pd.Series) -> str:
-    """The device-hours of a run."""
-    return f"{row['device_hours']:.2g} {row['unit'].replace('rank', 'device')}-hours a run"
+def cost(hours: float, unit: str) -> str:
+    """What a run held, in GPU-hours, or in GPU-seconds where it is little."""
+    return f"{hours:,.2g} {unit}-hours a run" if hours >= 0.1 else f"{3600 * hours:.0f} {unit}-seconds a run"
 
 
 def gain(row: pd.Series) -> str:
-    """Describe a setting's speed-up over the fewest ranks, its efficiency and its device-hours."""
+    """Describe a setting's speed-up over the fewest ranks, its efficiency and its cost."""
     if row["world_size"] == row["base"]:
-        return cost(row)
+        return cost(row["device_hours"], row["unit"])
     speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"
-    return f"{speed}, efficiency {row['efficiency']:.0%}, {cost(row)}"
+    return f"{speed}, efficiency {row['efficiency']:.0%}, {cost(row['device_hours'], row['unit'])}"

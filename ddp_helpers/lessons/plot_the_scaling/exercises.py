@@ -1,20 +1,92 @@
-"""Exercises of notebook 09."""
+"""Exercises of notebook 09; two of them run on real ranks."""
 
+import functools
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from statistics import median
 
+import torch
+import torch.distributed as dist
+
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.notebook.ranks import LOOPBACK
 
 Runs = list[tuple[int, str, float]]
 
 
-def efficiency_on(n: int, seconds: float, alone: float) -> float:
-    """Speed-up on n GPUs, divided by n; alone: the seconds on one."""
-    return alone / seconds / n
+@dataclass(frozen=True)
+class OnRanks(Exercise):
+    """An exercise that runs on real ranks: a case holds the arguments of rank 0, of rank 1, and so on."""
+
+    def verdict(self, answer: Callable) -> str:
+        """One line about a learner's function, from what it gave on each rank."""
+        traps = {told: everywhere(trap) for told, trap in self.traps.items()}
+        return Exercise(everywhere(self.oracle), self.cases, traps).verdict(everywhere(answer))
 
 
-def serial_part(n: int, times: float) -> float:
-    """The serial share of the work, 0 to 1, at which n GPUs are so many times as fast as one."""
-    return (1 / times - 1 / n) / (1 - 1 / n)
+def everywhere(function: Callable) -> Callable:
+    """Make of a function that runs on a rank one that starts the ranks, and gives what each of them returned."""
+
+    @functools.wraps(function)
+    def on_ranks(*each: tuple) -> list:
+        with tempfile.TemporaryDirectory() as folder:
+            context = multiprocessing.get_context("fork")  # a function that stands in a notebook cannot be imported
+            found, shared = context.Queue(), (function, each, f"file://{folder}/store")
+            ranks = [context.Process(target=one_rank, args=(found, rank, *shared)) for rank in range(len(each))]
+            for process in ranks:
+                process.start()
+            said = dict(found.get(timeout=60) for _ in ranks)
+            for process in ranks:
+                process.join()
+        for rank, (kind, value) in sorted(said.items()):
+            if kind:
+                raise NotImplementedError if kind == "NotImplementedError" else RuntimeError(f"rank {rank}: {value}")
+        return [value for _, (_, value) in sorted(said.items())]
+
+    return on_ranks
+
+
+def one_rank(found: multiprocessing.Queue, rank: int, function: Callable, each: tuple, store: str) -> None:
+    """Join the group, call the function, and put into the queue what came of it; the ranks' processes run this."""
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    torch.set_num_threads(1)  # a pool of threads does not survive the fork
+    try:
+        dist.init_process_group("gloo", store, timedelta(seconds=10), rank=rank, world_size=len(each))
+        found.put((rank, ("", function(*each[rank]))))
+        dist.barrier()  # who left at once would be missed by one that still waits
+    except Exception as error:
+        found.put((rank, (type(error).__name__, str(error).partition("\n")[0].rpartition("] ")[2])))
+
+
+def job_rate(images: int, seconds: float) -> float:
+    """Images per second of the whole job, on every rank, from the images and seconds of this one."""
+    total, longest = torch.tensor(float(images)), torch.tensor(seconds)
+    dist.all_reduce(total)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return (total / longest).item()
+
+
+def summed(value: float) -> float:
+    """The sum of a number over the ranks."""
+    total = torch.tensor(float(value))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def late_rank(waited: float) -> int:
+    """The rank that the others waited for, on every rank, from the seconds that this one has waited."""
+    return int(gathered(waited).argmin())
+
+
+def gathered(value: float) -> torch.Tensor:
+    """The numbers of all ranks."""
+    everyone = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, torch.tensor([value]))
+    return torch.cat(everyone)
 
 
 def gpus_to_ask_for(runs: Runs, least: float) -> int:
@@ -54,24 +126,30 @@ SLOW = [*done({1: 100, 2: 50, 4: 40}), (2, "done", 51), (2, "done", 90)]
 PUBLISHED = done({4: 2.66, 8: 1.43, 16: 0.82, 32: 0.5})
 
 EXERCISES = [
-    Exercise(
-        efficiency_on,
-        [(4, 30.0, 100.0), (8, 25.0, 100.0), (32, 0.49, 11.7)],
+    OnRanks(
+        job_rate,
+        [((100, 2.0), (50, 2.5)), ((64, 1.0), (64, 2.0), (64, 1.5))],
         {
-            "That is the speed-up; divide it by the number of GPUs.": lambda n, seconds, alone: alone / seconds,
-            "Upside down: speed-up is the time on one GPU divided by the time on n.": lambda n, seconds, alone: (
-                seconds / alone / n
+            "That is this rank's own speed; the job's images are those of all ranks.": lambda images, seconds: (
+                images / seconds
+            ),
+            "The ranks work at the same time, and the job takes as long as the slowest: MAX, not a sum.": (
+                lambda images, seconds: summed(images) / summed(seconds)
+            ),
+            "A rank that is done early waits: divide all images by the longest seconds, once.": (
+                lambda images, seconds: summed(images / seconds)
             ),
         },
     ),
-    Exercise(
-        serial_part,
-        [(32, 16.0), (4, 4.0), (4, 2.0)],
+    OnRanks(
+        late_rank,
+        [((0.5,), (0.25,), (0.0,)), ((0.0,), (1.0,))],
         {
-            "That is the efficiency that is lost; put the speed-up into Amdahl's formula instead.": lambda n, times: (
-                1 - times / n
+            "That rank waited longest, so it came first; the late one waits least.": lambda waited: int(
+                gathered(waited).argmax()
             ),
-            "That counts the parallel part as free; it takes (1 - serial) / n.": lambda n, times: 1 / times,
+            "That is the least wait, and not the rank that has it.": lambda waited: gathered(waited).min().item(),
+            "Each rank names itself: gather the waits of all ranks first.": lambda waited: dist.get_rank(),
         },
     ),
     Exercise(
