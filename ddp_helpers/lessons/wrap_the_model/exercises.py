@@ -1,6 +1,6 @@
 """Exercises of notebook 05: functions that every rank of a group calls; the checker looks at what the ranks did."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,21 +18,28 @@ Piece = tuple[Tensor, Tensor]  # images and labels of a micro-batch
 
 @dataclass(frozen=True)
 class OnRanks(Exercise):
-    """An exercise that runs on live ranks: each calls `judge`, which says what is wrong, or nothing."""
+    """An exercise that runs on live ranks: on each, `judge` yields a line a case, what is wrong or nothing."""
 
-    judge: Callable[[Callable], str]
+    judge: Callable[[Callable], Iterator[str]]
 
     def verdict(self, answer: Callable) -> str:
-        """Return the verdict on a learner's function; every rank of the group calls it, and gets its own."""
+        """Return the verdict on a learner's function; every rank of the group calls it."""
         if not dist.is_initialized():
             return "not yet: run this cell on ranks, with `%%ranks 2` as its first line"
         try:
-            told = self.judge(answer)
+            told = next(filter(None, map(agreed, self.judge(answer))), "")
         except NotImplementedError:
             return NOT_ATTEMPTED
         except Exception as error:
             told = f"{self.oracle.__name__} ends with {type(error).__name__}: {error}"
         return f"not yet: {told}" if told else RIGHT
+
+
+def agreed(line: str) -> str:
+    """What the first rank says that has something to say; every rank calls it, so that all stop at the same case."""
+    lines = [None] * dist.get_world_size()
+    dist.all_gather_object(lines, line)
+    return next(filter(None, lines), "")
 
 
 def device() -> torch.device:
@@ -51,9 +58,6 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-# ---- drifted
-
-
 def drifted(model: nn.Module) -> list[str]:
     """The names of the parameters that are not the same on all ranks."""
     found = []
@@ -66,13 +70,7 @@ def drifted(model: nn.Module) -> list[str]:
 
 
 def _compares_with_rank_0(model: nn.Module) -> list[str]:
-    found = []
-    for name, parameter in model.named_parameters():
-        first = parameter.data.clone()
-        dist.broadcast(first, src=0)
-        if not torch.equal(first, parameter.data):
-            found.append(name)
-    return found
+    return drifted(model)[: 9 * dist.get_rank()]
 
 
 def _compares_sums(model: nn.Module) -> list[str]:
@@ -92,29 +90,25 @@ def _overwrites(model: nn.Module) -> list[str]:
     return found
 
 
-def judge_drifted(answer: Callable) -> str:
-    """Ask about replicas that are the same, and about some where the last rank has swapped two numbers."""
+def judge_drifted(answer: Callable) -> Iterator[str]:
+    """Ask about replicas that are the same, and about some where the last rank has swapped numbers."""
     for names in ([], ["1.weight"], ["0.weight", "1.bias"]):
         model = small_model()
         for name, parameter in model.named_parameters():
             if name in names and dist.get_rank() == dist.get_world_size() - 1:
                 parameter.data = parameter.data.flip(0)
-        before = flat(list(model.parameters()))
-        given = answer(model)
+        before, found = flat(list(model.parameters())), [None] * dist.get_world_size()
+        dist.all_gather_object(found, answer(model))
         if not torch.equal(before, flat(list(model.parameters()))):
-            return "it has changed the model, and should only look."
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, given)
-        if any(one != found[0] for one in found):
+            yield "it has changed the model, and should only look."
+        elif any(one != found[0] for one in found):
             said = " and ".join(f"rank {rank} {one}" for rank, one in enumerate(found))
-            return f"the ranks should give the same answer, but they give: {said}."
-        if given != names:
-            two = " Two numbers were swapped: their sum is the same." if given == [] else ""
-            return f"it gives {given}, and should give {names}.{two}"
-    return ""
-
-
-# ---- average_in_one
+            yield f"the ranks should give the same answer, but they give: {said}."
+        elif found[0] != names:
+            two = " Numbers were swapped: their sum is the same." if found[0] == [] else ""
+            yield f"it gives {found[0]}, and should give {names}.{two}"
+        else:
+            yield ""
 
 
 def average_in_one(model: nn.Module) -> None:
@@ -147,7 +141,7 @@ def _all_have_gradients(model: nn.Module) -> None:
     average_in_one(model)
 
 
-def judge_average(answer: Callable) -> str:
+def judge_average(answer: Callable) -> Iterator[str]:
     """Ask for the mean of gradients that differ by rank; the second time a layer is frozen."""
     for frozen in (False, True):
         model = small_model()
@@ -161,14 +155,15 @@ def judge_average(answer: Callable) -> str:
         mean /= dist.get_world_size()
         sent, after = _count_all_reduces(answer, model, frozen), flat([parameter.grad for parameter in trained])
         if sent != 1:
-            return f"all-reduces: {sent}, and there should be 1."
-        if torch.equal(after, before):
-            return "the gradients are as they were: the mean is not in p.grad."
-        if torch.allclose(after, mean * dist.get_world_size()):
-            return "the gradients are sums over the ranks, and should be means."
-        if not torch.allclose(after, mean):
-            return "the gradients are not the means over the ranks: does each piece go back to its own parameter?"
-    return ""
+            yield f"all-reduces: {sent}, and there should be 1."
+        elif torch.equal(after, before):
+            yield "the gradients are as they were: the mean is not in p.grad."
+        elif torch.allclose(after, mean * dist.get_world_size()):
+            yield "the gradients are sums over the ranks, and should be means."
+        elif not torch.allclose(after, mean):
+            yield "the gradients are not the means over the ranks: does each piece go back to its own parameter?"
+        else:
+            yield ""
 
 
 def _count_all_reduces(answer: Callable, model: nn.Module, frozen: bool) -> int:
@@ -188,9 +183,6 @@ def _count_all_reduces(answer: Callable, model: nn.Module, frozen: bool) -> int:
     finally:
         dist.all_reduce = original
     return len(calls)
-
-
-# ---- accumulate
 
 
 def accumulate(ddp_model: DDP, optimizer: Optimizer, pieces: list[Piece]) -> None:
@@ -226,11 +218,11 @@ def _share(labels: Tensor, pieces: list[Piece]) -> float:
     return len(labels) / sum(len(one) for _, one in pieces)
 
 
-def judge_accumulate(answer: Callable) -> str:
+def judge_accumulate(answer: Callable) -> Iterator[str]:
     """Compare two steps over pieces of 8, 8 and 4 images with two steps over whole batches."""
     model, whole, calls = small_model(), small_model(), []
 
-    def counted(calls: list, bucket: dist.GradBucket) -> torch.futures.Future:
+    def counted(calls: list, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         calls.append(1)
         return allreduce_hook(None, bucket)
 
@@ -247,10 +239,11 @@ def judge_accumulate(answer: Callable) -> str:
         optimizers[1].step()
         found, expected = flat(list(model.parameters())), flat(list(whole.parameters()))
         if len(calls) != step:
-            return f"all-reduces in {step} steps: {len(calls)}. {WHY_NOT_ONE[len(calls) > step]}"
-        if not torch.allclose(found, expected):
-            return f"after step {step} the weights are not those of a step with the whole batch. {WHY_OTHER[step]}"
-    return ""
+            yield f"all-reduces in {step} steps: {len(calls)}. {WHY_NOT_ONE[len(calls) > step]}"
+        elif not torch.allclose(found, expected):
+            yield f"after step {step} the weights are not those of a step with the whole batch. {WHY_OTHER[step]}"
+        else:
+            yield ""
 
 
 WHY_NOT_ONE = {
@@ -268,7 +261,7 @@ EXERCISES = [
         [],
         {
             "the ranks should give the same answer": _compares_with_rank_0,
-            "Two numbers were swapped: their sum is the same.": _compares_sums,
+            "Numbers were swapped: their sum is the same.": _compares_sums,
             "it has changed the model, and should only look.": _overwrites,
         },
         judge_drifted,

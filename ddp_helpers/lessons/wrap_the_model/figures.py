@@ -75,7 +75,9 @@ def one_step(ranks: Sequence[Sequence[Note]], where: str) -> Picture:
         ax.spines["left"].set_visible(False)
     axes[-1].set(xlabel="time since the start of the step [ms]", xlim=(0, None))
     waits = plt.Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=INK, hatch="////", linewidth=0.5)
-    axes[0].legend([waits], ["backward waits for\nthe last all-reduce"], loc="lower left", fontsize=10)
+    sent = plt.Rectangle((0, 0), 1, 1, color=INK, alpha=0.75)
+    names = ["all-reduce of a bucket", "backward waits for it"]
+    axes[0].legend([sent, waits], names, loc="lower left", fontsize=10)
     early = sum(start < at(ranks[0], "gradient ready") for _, start, _ in buckets(ranks[0]))
     finding = f"{early} of {rows} all-reduces start while backward still computes"
     figure.suptitle(finding, x=0.01, ha="left", fontsize=14, weight="bold")
