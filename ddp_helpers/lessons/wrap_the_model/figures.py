@@ -123,7 +123,7 @@ def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_r
     full = [layer_ms * (layers - bucket[-1] + 1) for bucket in buckets]
     slow = full[-1] + all_reduce_ms * len(buckets) + layer_ms
     sizes = (layer_ms, all_reduce_ms, 7.4 / slow)
-    ax = canvas(5.5, "")
+    ax = canvas(5.65, "")
     fast = _timeline(ax, 0.55, "DDP: each bucket as soon as it is full", buckets, full, sizes)
     _timeline(ax, 2.75, "Without overlap: all of them after backward", buckets, [full[-1]] * len(buckets), sizes)
     write(
