@@ -7,13 +7,11 @@ from asked import asked, cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
-from ddp_helpers.lessons.do_it_yourself.exercises import Project
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
 
 EVERY = exercises()
-EXERCISES = {
-    name: one for name, one in EVERY.items() if not isinstance(one, Project)
-}  # tests/test_projects.py has those
+# The others are run for real: tests/test_projects.py has the projects, tests/test_wrap_exercises.py those on ranks.
+EXERCISES = {name: one for name, one in EVERY.items() if type(one) is Exercise}
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exercise.traps]
 
