@@ -1,26 +1,21 @@
-"""Figures of notebook 05: a measured step, buckets and overlap, memory of gradients, DataParallel, the cost of DDP."""
+"""Figures of notebook 05: a measured step, buckets and overlap, memory of gradients, DataParallel."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from ddp_helpers.lessons.wrap_the_model.cost import PARTS, Seconds
 from ddp_helpers.notebook.drawing import (
-    BLUE,
     CODE,
-    GREEN,
     GREY,
     INK,
     LEFT,
-    ORANGE,
-    RED,
     RIGHT,
     SMALL,
-    TIMES,
+    WIDTH,
     Picture,
     arrow,
     box,
@@ -30,7 +25,6 @@ from ddp_helpers.notebook.drawing import (
     link,
     pieces,
     rank_colour,
-    span,
     write,
 )
 from ddp_helpers.notebook.labels import caption
@@ -59,26 +53,35 @@ def behind_backward(notes: Sequence[Note]) -> float:
 def one_step(ranks: Sequence[Sequence[Note]], where: str) -> Picture:
     """Every rank's step as lanes: compute, gradients that become ready, and the all-reduce of each bucket.
 
-    ranks: the notes of each rank. where: the machine they were measured on, for the title.
+    ranks: the notes of each rank. where: the machine they were measured on, for the caption.
     """
     rows = len(buckets(ranks[0]))
     figure, axes = plt.subplots(
-        len(ranks), figsize=(9.5, 0.9 + len(ranks) * (1.3 + 0.32 * rows)), sharex=True, layout="constrained"
+        len(ranks), figsize=(WIDTH, 0.9 + len(ranks) * (1.3 + 0.32 * rows)), sharex=True, layout="constrained"
     )
     for rank, (ax, notes) in enumerate(zip(axes, ranks, strict=True)):
         _compute(ax, notes, rank_colour(rank))
         _gradients(ax, notes)
         _all_reduces(ax, notes)
-        ax.set(ylim=(rows + 1.6, -0.6), yticks=[0, 1, 1.6 + rows / 2])
-        ax.set_title(f"rank {rank}", loc="left")
-        ax.set_yticklabels(["compute", "gradient\nready", "all-reduce\nof buckets"])
+        names = [
+            f"bucket {row}: layers {', '.join(map(str, which[::-1]))}" for row, (which, *_) in enumerate(buckets(notes))
+        ]
+        ax.set(ylim=(rows + 1.6, -0.6), yticks=[0, 1, *(2.1 + row for row in range(rows))])
+        ax.set_yticklabels(["compute", "gradient of layer", *names])
+        ax.set_title(
+            f"rank {rank}: {behind_backward(notes):.0%} of the all-reduce time before its last gradient", loc="left"
+        )
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-    axes[-1].set(
-        xlabel="time since the start of the step [ms]; hatched: backward waits for the last all-reduces", xlim=(0, None)
-    )
-    figure.suptitle(f"One step, measured: {where}", fontsize=13, weight="bold")
+    axes[-1].set(xlabel="time since the start of the step [ms]", xlim=(0, None))
+    waits = plt.Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=INK, hatch="////", linewidth=0.5)
+    sent = plt.Rectangle((0, 0), 1, 1, color=INK, alpha=0.75)
+    names = ["all-reduce of a bucket", "backward waits for it"]
+    axes[0].legend([sent, waits], names, loc="lower left", fontsize=10)
     early = sum(start < at(ranks[0], "gradient ready") for _, start, _ in buckets(ranks[0]))
+    finding = f"{early} of {rows} all-reduces start while backward still computes"
+    figure.suptitle(finding, x=0.01, ha="left", fontsize=14, weight="bold")
+    caption(figure, f"one step, measured on {len(ranks)} ranks: {where}")
     return described(
         figure,
         f"One measured step on {len(ranks)} ranks, as lanes: forward, backward, step; below, when the gradients of "
@@ -103,16 +106,14 @@ def _gradients(ax: Axes, notes: Sequence[Note]) -> None:
     """A tick and a number where all gradients of a layer are ready."""
     for layer in sorted({which[0] for what, which, _ in notes if what == "gradient ready"}):
         ms = at(notes, "gradient ready", [layer])
-        ax.plot([ms, ms], [0.55, 0.85], color=INK, linewidth=1.6)
-        ax.text(ms, 1.15, str(layer), ha="center", va="center", fontsize=10)
+        ax.plot([ms, ms], [0.55, 0.8], color=INK, linewidth=1.6)
+        ax.text(ms, 1.1, str(layer), ha="center", va="center", fontsize=10)
 
 
 def _all_reduces(ax: Axes, notes: Sequence[Note]) -> None:
     """A bar for each bucket's all-reduce, each on a row of its own, since they can overlap."""
-    for row, (layers, start, end) in enumerate(buckets(notes)):
+    for row, (_, start, end) in enumerate(buckets(notes)):
         ax.barh(2.1 + row, end - start, 0.7, start, color=INK, alpha=0.75)
-        name = f"bucket {row}: layers {', '.join(map(str, reversed(layers)))} "
-        ax.text(start, 2.1 + row, name, ha="right", va="center", fontsize=10)
 
 
 def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_reduce_ms: float = 3) -> Picture:
@@ -121,11 +122,22 @@ def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_r
     buckets = [order[start : start + per_bucket] for start in range(0, layers, per_bucket)]
     full = [layer_ms * (layers - bucket[-1] + 1) for bucket in buckets]
     slow = full[-1] + all_reduce_ms * len(buckets) + layer_ms
-    sizes = (layer_ms, all_reduce_ms, 8.1 / slow)
-    ax = canvas(5.9, "Backward pass on every rank: when are the gradients averaged?")
+    sizes = (layer_ms, all_reduce_ms, 7.4 / slow)
+    ax = canvas(5.65, "")
     fast = _timeline(ax, 0.55, "DDP: each bucket as soon as it is full", buckets, full, sizes)
-    late = [full[-1]] * len(buckets)
-    _timeline(ax, 3.25, "Without overlap: after the backward pass", buckets, late, sizes)
+    _timeline(ax, 2.75, "Without overlap: all of them after backward", buckets, [full[-1]] * len(buckets), sizes)
+    write(
+        ax,
+        LEFT,
+        0.25,
+        f"Overlap makes this step {fast:g} ms long instead of {slow:g}",
+        size=14,
+        weight="bold",
+        ha="left",
+    )
+    _axis(ax, 4.95, slow, sizes[2])
+    made_up = f"A sketch: its times are made up, {layer_ms:g} ms a layer and {all_reduce_ms:g} ms an all-reduce."
+    write(ax, LEFT, 5.4, made_up, ha="left", color=GREY, **SMALL)
     return described(
         ax.figure,
         f"Backward through {layers} layers, {layer_ms:g} ms each, gradients in {len(buckets)} buckets, "
@@ -134,12 +146,24 @@ def ddp_buckets(layers: int = 6, per_bucket: int = 2, layer_ms: float = 2, all_r
     )
 
 
+def _axis(ax: Axes, y: float, end: float, scale: float) -> None:
+    """The time axis below both schedules."""
+    ax.plot([1.3, 1.3 + end * scale], [y, y], color=INK, linewidth=1.2)
+    every = max(5, 5 * round(end / 25))
+    for ms in range(0, int(end) + 1, every):
+        ax.plot([1.3 + ms * scale] * 2, [y, y + 0.07], color=INK, linewidth=1.2)
+        write(ax, 1.3 + ms * scale, y + 0.22, ms, **SMALL)
+    write(ax, LEFT, y + 0.05, "time [ms]", ha="left")
+
+
 def _timeline(ax: Axes, top: float, title: str, buckets: list[list[int]], starts: list[float], sizes: tuple) -> float:
     """Draw one schedule, whose all-reduces may start at the given times; give its total time."""
     layer_ms, all_reduce_ms, scale = sizes
     now = free = 0.0
     bar = partial(_bar, ax, top, scale)
-    _lanes(ax, top, title)
+    write(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
+    for lane, name in ((0.63, "compute"), (1.18, "gradients"), (1.83, "network")):
+        write(ax, LEFT, top + lane, name, ha="left")
     for number, (layers, earliest) in enumerate(zip(buckets, starts, strict=True)):
         name, short = f"bucket {number}", str(number)
         bar(now, layer_ms * len(layers), 0.95, [f"{name} fills", name, short], fill=0, line="--")
@@ -153,15 +177,8 @@ def _timeline(ax: Axes, top: float, title: str, buckets: list[list[int]], starts
             arrow(ax, (1.28 + now * scale, top + 1.42), (1.4 + now * scale, top + 1.6))
     bar(now, free - now, 0.4, ["waits"], fill=0, line=":")
     bar(free, layer_ms, 0.4, ["step"], INK)
-    span(ax, 1.3, 1.3 + (free + layer_ms) * scale, top + 2.28, f"{free + layer_ms:g} ms")
+    write(ax, 1.35 + (free + layer_ms) * scale, top + 0.63, f"{free + layer_ms:g} ms", ha="left", weight="bold")
     return free + layer_ms
-
-
-def _lanes(ax: Axes, top: float, title: str) -> None:
-    """The names of a schedule and of its lanes."""
-    write(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
-    for lane, name in ((0.63, "compute"), (1.18, "gradients"), (1.83, "network"), (2.28, "time")):
-        write(ax, LEFT, top + lane, name, ha="left")
 
 
 def _bar(
@@ -183,13 +200,14 @@ def _bar(
 def memory_of_gradients(parameters_mb: float = 100) -> Picture:
     """Draw what gradient_as_bucket_view saves: the second copy of all gradients."""
     apart, together = ["gradients", "buckets: a second copy"], ["gradients, in the buckets"]
-    ax = canvas(3.95, "GPU memory of one rank, here rank 0")
-    for y, view, blocks in ((1.0, False, ["parameters", *apart]), (2.65, True, ["parameters", *together])):
-        write(ax, LEFT, y - 0.22, f"gradient_as_bucket_view={view}", ha="left", weight="bold", **CODE)
+    ax = canvas(2.85, f"Views save one copy of the gradients: {3 * parameters_mb:g} MB become {2 * parameters_mb:g} MB")
+    for y, view, blocks in ((0.92, False, ["parameters", *apart]), (1.92, True, ["parameters", *together])):
+        write(ax, LEFT, y - 0.2, f"gradient_as_bucket_view={view}", ha="left", weight="bold", **CODE)
         for text, (left, width) in zip(blocks, pieces(LEFT, RIGHT, 3), strict=False):
             hatch = "///" if "copy" in text else ""
-            box(ax, (left, y), (width, 0.65), f"{text}\n{parameters_mb:g} MB", rank_colour(0), hatch=hatch)
-        span(ax, LEFT, left + width, y + 0.82, f"{len(blocks) * parameters_mb:g} MB")
+            box(ax, (left, y), (width, 0.42), f"{text}, {parameters_mb:g} MB", rank_colour(0), hatch=hatch, size=11)
+    caption = "The memory of one rank, without activations and the optimizer's state."
+    write(ax, LEFT, 2.65, caption, ha="left", color=GREY, **SMALL)
     return described(
         ax.figure,
         f"Memory of one rank: without gradient_as_bucket_view, {parameters_mb:g} MB of parameters, as much "
@@ -200,7 +218,7 @@ def memory_of_gradients(parameters_mb: float = 100) -> Picture:
 
 def data_parallel_vs_ddp(gpus: int = 4) -> Picture:
     """Why not DataParallel: all its traffic passes through GPU 0, while DDP has no hub."""
-    ax = canvas(4.65, f"The same {gpus} GPUs, two ways to share the work")
+    ax = canvas(4.65, "DataParallel sends all through GPU 0; DDP has no hub")
     write(ax, 2.35, 0.65, f"DataParallel: 1 process, {gpus} threads", weight="bold")
     box(ax, (LEFT, 0.85), (4.5, 2.9), fill=0.06)
     hub = box(ax, (1.7, 1.0), (1.3, 0.5), "GPU 0", rank_colour(0), weight="bold")
@@ -233,59 +251,3 @@ def _ring(ax: Axes, gpus: int) -> None:
         link(ax, here, following, bend=-0.2)
     sent = "every step, round the ring\nall-reduce of the gradients,\nno copies of the model"
     write(ax, 7.15, 4.2, sent, **SMALL)
-
-
-COLOURS = dict(zip(PARTS, (ORANGE, BLUE, RED, GREEN), strict=True))
-
-
-def cost_of_steps(panels: Mapping[str, Mapping[str, Seconds]], reference: str, where: str, remark: str = "") -> Picture:
-    """A panel for each group of settings and a stacked bar for each setting: the milliseconds of its step, by part.
-
-    panels: title -> setting -> seconds of each part. reference: the setting that the speed of the others is told by.
-    where: the machine they were measured on. remark: what else the reader must know, for the caption.
-    """
-    counts = [len(rows) for rows in panels.values()]
-    size = (9.5, 1.3 + 0.75 * len(counts) + 0.4 * sum(counts))
-    figure, axes = plt.subplots(
-        len(panels), figsize=size, layout="constrained", squeeze=False, gridspec_kw={"height_ratios": counts}
-    )
-    for ax, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
-        _panel(ax, rows, reference)
-        ax.set_title(title, loc="left")
-    axes[-1, 0].set_xlabel("milliseconds of one step")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
-    figure.legend(handles, PARTS, loc="outside upper left", ncols=len(PARTS))
-    caption(
-        figure, f"measured on rank 0: {where}", "communication: what the step takes longer than inside no_sync", remark
-    )
-    told = " ".join(f"{title}: {_told(rows)}." for title, rows in panels.items())
-    return described(figure, f"Milliseconds of one training step, by part; {where}. {told}")
-
-
-def _panel(ax: Axes, rows: Mapping[str, Seconds], reference: str) -> None:
-    """The bars of one group; behind each its milliseconds, and how many times as fast as the reference it is."""
-    totals = {name: _total(parts) for name, parts in rows.items()}
-    for row, parts in enumerate(rows.values()):
-        left = 0.0
-        for part in PARTS:
-            ax.barh(row, 1e3 * parts[part], 0.65, left, color=COLOURS[part])
-            left += 1e3 * parts[part]
-    for row, total in enumerate(totals.values()):
-        ax.text(total, row, f"  {total:.0f} ms ({totals[reference] / total:.2f}{TIMES})", va="center")
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.set_xlim(0, 1.22 * max(totals.values()))
-    ax.invert_yaxis()
-    ax.tick_params(axis="y", length=0)
-
-
-def _total(parts: Seconds) -> float:
-    """Milliseconds of all parts."""
-    return 1e3 * sum(parts.values())
-
-
-def _told(rows: Mapping[str, Seconds]) -> str:
-    """One panel in words."""
-    return "; ".join(
-        f"{name} {_total(parts):.0f} ms ({', '.join(f'{part} {1e3 * parts[part]:.1f}' for part in PARTS)})"
-        for name, parts in rows.items()
-    )
