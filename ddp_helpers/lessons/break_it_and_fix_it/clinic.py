@@ -45,7 +45,10 @@ FRAME = "\n".join([*IMPORTS, "", *JOIN, "# the cell stands here", *LEAVE])
 LINE = r"\s*([1-9]\d?)\s+(fails|aborts|lies|hangs\s+limit=(\d+))(\s+bare)?((?:\s+[A-Z_]+=\S+)*)\s*"
 WIDTH, MOST = 240, 7  # letters of a line, and lines of a rank, that are shown
 # What tells nothing: the frames of Python and of C++, and what stands around them.
-NOISE = re.compile(r"\s(?! what)|$|Traceback|frame #|<omitting|Exception raised|Thread 0x|The above|During|terminate c")
+NOISE = re.compile(
+    r"\s(?! what)|$|Traceback|frame #|<omitting|Exception raised|Thread 0x|The above|During|terminate c"
+    r"|\S+ UserWarning: (Detected an existing|torch\.distributed is) "  # DCP's
+)
 STACK = re.compile(r' *File "(?P<file>[^"]*)", line (?P<line>\d+) in ')  # as faulthandler writes it
 STAMP = re.compile(r"\[[WE]\d+ [\d:.]+ \S+\] (\[c10d\] )?|\S+\.py:\d+: |^\[rank\d+\]: ?")  # when and where it was said
 SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")  # where gloo was built, which is long
@@ -145,7 +148,7 @@ def telling(lines: list[str]) -> list[str]:
             if "/build/cells/" in found["file"]:
                 kept.append(f"in line {found['line']} of the cell")
         elif not NOISE.match(line):
-            kept.append(SOURCE.sub(r"[\1gloo/\2]", STAMP.sub("", line, count=1)).strip())
+            kept.append(SOURCE.sub(r"[\1gloo/\2]", STAMP.sub("", line)).strip())
     return [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in dict.fromkeys(kept)][-MOST:]
 
 
