@@ -23,6 +23,7 @@ NUMBERS = [str(number) for number in range(1, 26)]
 @pytest.fixture(autouse=True)
 def nobody_is_left():
     """What a test starts bears a mark of its own, and nothing that bears it is left when the test ends."""
+    multiprocessing.forkserver.ensure_running()
     mark, begin = uuid.uuid4().hex, {process.pid for process in ranks()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLINIC_TEST", mark)
@@ -33,8 +34,7 @@ def nobody_is_left():
 
 def ranks() -> list[psutil.Process]:
     """The ranks that the server has forked and that are still there."""
-    server = multiprocessing.forkserver._forkserver._forkserver_pid
-    return psutil.Process(server).children() if server else []
+    return psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid).children()
 
 
 # ---- the magic

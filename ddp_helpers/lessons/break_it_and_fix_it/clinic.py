@@ -26,7 +26,7 @@ from ddp_helpers.notebook.screen import coloured, tidy
 LIMIT = 90.0  # seconds for a run that is not meant to hang
 GRACE = 4.0  # seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun
 # A server that has torch forks each rank, in a tenth of a second; a new Python would import torch for seconds.
-START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+START = multiprocessing.get_context("forkserver")
 START.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])  # DDP's first call imports the last
 # What stands around a cell: the same few lines in most scripts. They go before it as one line, in the place of the
 # magic's own, so that the line numbers of errors are those of the cell.
@@ -194,6 +194,5 @@ def written(cell: str, framed: bool, cured: bool) -> Path:
 
 def load_ipython_extension(shell) -> None:
     """Make `%%clinic` known, for %load_ext, and start the server: it imports torch while the reader reads."""
-    if sys.platform == "linux":
-        multiprocessing.forkserver.ensure_running()
+    multiprocessing.forkserver.ensure_running()
     shell.register_magic_function(clinic_magic, "cell", "clinic")

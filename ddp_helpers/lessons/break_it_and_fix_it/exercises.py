@@ -2,6 +2,7 @@
 
 import json
 import marshal
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -60,15 +61,9 @@ class OnRanks(Exercise):
         run = clinic.Run(clinic.written(text, True, True), 3, limit=10)
         clinic.attend(run)
         said = [[json.loads(line[6:]) for line in run.said(rank) if line.startswith("gives ")] for rank in range(3)]
-        errors = [line for rank in range(3) for line in run.said(rank) if line.startswith(("NotImpl", "Runtime"))]
-        others = [line for rank in range(3) for line in run.said(rank) if "Error" in line]
-        why = (
-            ""
-            if run.ends == [0] * 3
-            else "ranks that wait for each other"
-            if None in run.ends
-            else [*errors, *others, "?"][0]
-        )
+        ends = [line for rank in range(3) for line in run.said(rank) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        first = min(ends, key=lambda line: "remote" in line, default="no word")  # not who complains of another
+        why = "" if run.ends == [0] * 3 else "ranks that wait for each other" if None in run.ends else first
         return [list(one) for one in zip_longest(*said)], why
 
 
