@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
-from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault
+from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand
 from ddp_helpers.notebook.launch import LaunchError
 from ddp_helpers.notebook.processes import marked
 
@@ -202,11 +202,14 @@ def test_a_cell_that_was_not_run_is_found(notebook):
     assert problems(broken) == ["14: no cell that was run"]
 
 
-# ---- its figure
+# ---- its figures
 
 
 def test_the_figure_leads_to_every_failure():
-    picture = find_the_fault()
-    assert set(re.findall(r"\d+", picture.alt)) == set(NUMBERS)
+    assert set(re.findall(r"\d+", find_the_fault().alt)) == set(NUMBERS)
+
+
+@pytest.mark.parametrize("figure", [find_the_fault, where_they_stand])
+def test_a_figure_can_be_read(figure):
     for check in ("texts_are_legible_and_on_the_page", "texts_do_not_overlap", "texts_do_not_cross_the_edges_of_boxes"):
-        getattr(test_diagrams, f"test_{check}")((picture, []))
+        getattr(test_diagrams, f"test_{check}")((figure(), []))

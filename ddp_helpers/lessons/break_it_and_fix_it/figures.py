@@ -1,4 +1,4 @@
-"""How to find what is wrong with a run: eight questions, and where each answer leads."""
+"""How to find what is wrong with a run: eight questions, and where the ranks of a hang stand."""
 
 from ddp_helpers.notebook.drawing import (
     GREEN,
@@ -12,6 +12,7 @@ from ddp_helpers.notebook.drawing import (
     box,
     canvas,
     described,
+    rank_colour,
     write,
 )
 
@@ -53,3 +54,42 @@ def find_the_fault() -> Picture:
             for question, name, look, numbers in QUESTIONS
         ),
     )
+
+
+# A failure, and for each rank: what both have done, where it stands, and whether it waits there.
+HANGS = [
+    ("8 · A rank hangs", ("a step", "barrier()", True), ("a step", "reads from a dead file server", False)),
+    ("9 · Uneven batches", ("batch 5", "barrier() after the epoch", True), ("batch 5", "backward() of batch 6", True)),
+    (
+        "11 · Evaluation on rank 0",
+        ("backward()", "broadcast of the buffers", True),
+        ("backward()", "all-reduce of the gradients", True),
+    ),
+    (
+        "24 · Stop at different steps",
+        ("step 2", "writes a checkpoint", False),
+        ("step 2", "all-reduce of step 3", True),
+    ),
+]
+
+
+def where_they_stand() -> Picture:
+    """Two lanes for each of four hangs of notebook 10: the line in which each rank stands."""
+    ax = canvas(0.75 + 1.02 * len(HANGS), "In a hang, two ranks stand in different lines")
+    write(ax, RIGHT, 0.27, "hatched: it waits for the other", ha="right", **SMALL)
+    for row, (name, *ranks) in enumerate(HANGS):
+        y = 0.62 + 1.02 * row
+        write(ax, LEFT, y + 0.42, name, ha="left", weight="bold", size=11)
+        for rank, (done, stands, waits) in enumerate(ranks):
+            lane, colour = y + 0.44 * rank, rank_colour(rank)
+            write(ax, 3.2, lane + 0.19, f"rank {rank}", ha="left", size=11)
+            box(ax, (3.95, lane), (1.6, 0.38), done, INK, fill=0.06, size=11)
+            box(ax, (5.65, lane), (RIGHT - 5.65, 0.38), stands, colour, hatch="///" if waits else "", size=11)
+    told = (
+        "; ".join(
+            f"rank {rank} {'waits' if waits else 'is'} in: {stands}" for rank, (_, stands, waits) in enumerate(ranks)
+        )
+        for _, *ranks in HANGS
+    )
+    said = " ".join(f"{name}: {line}." for (name, *_), line in zip(HANGS, told, strict=True))
+    return described(ax.figure, f"Where two ranks stand in four hangs. {said}")
