@@ -7,7 +7,7 @@ from torch.utils.data import DistributedSampler
 
 from ddp_helpers.lessons.find_your_local_rank import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group import collectives, spmd
-from ddp_helpers.lessons.shard_the_data import global_batch, picture_of_shards, shard_indices
+from ddp_helpers.lessons.shard_the_data.figures import deals_by_epoch, global_batch, picture_of_shards, shard_indices
 from ddp_helpers.lessons.submit_to_slurm import way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
 from ddp_helpers.notebook.drawing import DPI, Picture
@@ -36,6 +36,11 @@ CASES = [  # function, arguments, and what its alt text must name
     (ddp_buckets, {}, ["6 layers", "3 buckets", "takes 17 ms", "takes 23 ms"]),
     (ddp_buckets, {"layers": 8, "per_bucket": 3, "all_reduce_ms": 5}, ["8 layers", "5 ms"]),
     (ddp_buckets, {"layers": 16, "per_bucket": 2, "all_reduce_ms": 1}, ["8 buckets"]),
+    (
+        deals_by_epoch,
+        {"forgotten": [[[0, 2], [1, 3]]] * 2, "told": [[[0, 2], [1, 3]], [[3, 2], [0, 1]]]},
+        ["0 of 4", "2 do"],
+    ),
     (global_batch, {}, ["64 samples", "256 samples"]),
     (global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
     (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),

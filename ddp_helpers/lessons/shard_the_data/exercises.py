@@ -1,0 +1,201 @@
+"""Exercises of notebook 04; two of them run on ranks."""
+
+import functools
+import marshal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddp_helpers.lessons.exercise import Exercise
+
+RANKS, LIMIT = 2, 10  # of the exercises that run on ranks, and the seconds that they may take
+
+
+class Answers:
+    """A model's answers to a test set, 1 where it is right; `looked_at` has the samples that were asked for."""
+
+    def __init__(self, right: list[int]) -> None:
+        self.right, self.looked_at = right, []
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    def __getitem__(self, sample: int | slice) -> int | list[int]:
+        found, places = self.right[sample], range(len(self.right))[sample]
+        self.looked_at += [places] if isinstance(places, int) else places
+        return found
+
+
+def on_a_rank(code: str, case: list) -> list:
+    """Call a function, given as its code in hexadecimal, on this rank: what it gives, and the samples it looked at."""
+    answers = Answers(case[0] if isinstance(case[0], list) else [])
+    body, defaults = marshal.loads(bytes.fromhex(code))
+    function = FunctionType(body, globals(), argdefs=defaults)
+    given = function(*([answers, *case[1:]] if len(answers) else case))
+    return [given.tolist() if hasattr(given, "tolist") else given, answers.looked_at]
+
+
+def on_ranks(function: Callable, seen: Callable[..., dict]) -> Callable:
+    """Make of a rank's function one that calls it on all ranks, and gives what can be seen of that."""
+
+    @functools.wraps(function)
+    def called(*case: object) -> dict:
+        from ddp_helpers.notebook import ranks  # here: the ranks import this module, too
+
+        code = marshal.dumps((function.__code__, function.__defaults__)).hex()  # one made in a cell has no module
+        ranks.start(RANKS, code=code, case=case)
+        try:
+            ranks.there(RANKS).run(f"from {__name__} import on_a_rank\nfound = on_a_rank(code, case)", LIMIT)
+        except ranks.LaunchError as error:
+            if "NotImplementedError" in str(error):
+                raise NotImplementedError from None
+            told = [line for line in str(error).splitlines() if line and "Traceback" not in line and line[0] != " "]
+            raise RuntimeError(f"on the ranks: {'; '.join(told)}") from None
+        return seen(ranks.pull("found"), *case)
+
+    return called
+
+
+@dataclass(frozen=True)
+class OnRanks(Exercise):
+    """An exercise whose function is called on every rank; `seen` makes of what the ranks did what is compared."""
+
+    seen: Callable[..., dict]
+
+    def verdict(self, answer: Callable) -> str:
+        """One line about a learner's function."""
+        traps = {told: on_ranks(trap, self.seen) for told, trap in self.traps.items()}
+        return Exercise(on_ranks(self.oracle, self.seen), self.cases, traps).verdict(on_ranks(answer, self.seen))
+
+
+# ---- the exercises
+
+
+def batch_plan(samples: int, world_size: int, global_batch: int) -> dict[str, int] | None:
+    """Compute a rank's epoch: per_rank batch, samples in its shard, steps, last_batch. None if uneven."""
+    return None if global_batch % world_size else plan(-(-samples // world_size), global_batch // world_size)
+
+
+def plan(shard: int, per_rank: int) -> dict[str, int]:
+    """The plan for a shard and a per-rank batch."""
+    steps = -(-shard // per_rank)
+    return {"per_rank": per_rank, "shard": shard, "steps": steps, "last_batch": shard - (steps - 1) * per_rank}
+
+
+def rounded_down(samples: int, world_size: int, global_batch: int) -> dict[str, int] | None:
+    """A mistake: a shard without padding."""
+    return None if global_batch % world_size else plan(samples // world_size, global_batch // world_size)
+
+
+def not_divided(samples: int, world_size: int, global_batch: int) -> dict[str, int] | None:
+    """A mistake: the global batch on every rank."""
+    return None if global_batch % world_size else plan(-(-samples // world_size), global_batch)
+
+
+def batches_seen(samples: int, global_batch: int, epochs: int) -> list[list[list[int]]]:
+    """The samples of each batch that this rank sees: a list of batches for each epoch."""
+    return passes(samples, global_batch // dist.get_world_size(), epochs)
+
+
+def passes(samples: int, batch: int, epochs: int, deal: bool = True, tell: bool = True) -> list[list[list[int]]]:
+    """The batches of each epoch, with a sampler that deals and is told the epoch, or without."""
+    sampler, seen = DistributedSampler(range(samples)) if deal else None, []
+    loader = DataLoader(range(samples), batch, sampler=sampler, shuffle=not deal)
+    for epoch in range(epochs):
+        if deal and tell:
+            sampler.set_epoch(epoch)
+        seen.append([one.tolist() for one in loader])
+    return seen
+
+
+def batches_of_all(found: list, samples: int, global_batch: int, epochs: int) -> dict[str, object]:
+    """Sum up what the ranks have seen in training."""
+    by_rank = [[[sample for batch in epoch for sample in batch] for epoch in given] for given, _ in found]
+    dealt = [sorted(sample for rank in by_rank for sample in rank[epoch]) for epoch in range(epochs)]
+    return {
+        "largest batch of each rank": [max(len(batch) for epoch in given for batch in epoch) for given, _ in found],
+        "epochs with each sample once": dealt.count(list(range(samples))),
+        "different epochs on rank 0": len({tuple(epoch) for epoch in by_rank[0]}),
+    }
+
+
+def exact_accuracy(right: Sequence[int]) -> float:
+    """Share of all samples that are right, on every rank, of which this one looks at its own alone."""
+    mine = right[dist.get_rank() :: dist.get_world_size()]
+    return share(summed([sum(mine), len(mine)]))
+
+
+def summed(numbers: list[float]) -> list[float]:
+    """The sums of these numbers over all ranks."""
+    total = torch.tensor(numbers, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def share(sums: list[float]) -> float:
+    """The first number divided by the second."""
+    return sums[0] / sums[1]
+
+
+def own_share(right: Sequence[int]) -> float:
+    """A mistake: nothing is added up over the ranks."""
+    mine = right[dist.get_rank() :: dist.get_world_size()]
+    return sum(mine) / len(mine)
+
+
+def padded(right: Sequence[int]) -> float:
+    """A mistake: a sampler that repeats samples."""
+    mine = [right[sample] for sample in DistributedSampler(range(len(right)), shuffle=False)]
+    return share(summed([sum(mine), len(mine)]))
+
+
+def accuracy_of_all(found: list, right: Sequence[int]) -> dict[str, object]:
+    """Sum up what the ranks have seen in an evaluation."""
+    looked_at = sorted(sample for _, samples in found for sample in samples)
+    return {"accuracy on each rank": [given for given, _ in found], "samples looked at": looked_at}
+
+
+EXERCISES = [
+    Exercise(
+        batch_plan,
+        [(100, 2, 8), (60_000, 8, 64), (100, 2, 65), (513, 4, 64), (128, 4, 32)],
+        {
+            "A batch that the ranks cannot share evenly has no plan: give None.": lambda samples, ranks, batch: plan(
+                -(-samples // ranks), batch // ranks
+            ),
+            "The sampler pads, so the shard is rounded up.": rounded_down,
+            "A rank takes its part of the global batch, not all of it.": not_divided,
+        },
+    ),
+    OnRanks(
+        batches_seen,
+        [(16, 8, 2), (24, 4, 3)],
+        {
+            "Each rank goes through all samples: the loader needs a DistributedSampler.": (
+                lambda samples, batch, epochs: passes(samples, batch // RANKS, epochs, deal=False)
+            ),
+            "Every epoch has the same order: call set_epoch before each pass.": (
+                lambda samples, batch, epochs: passes(samples, batch // RANKS, epochs, tell=False)
+            ),
+            "A rank takes its part of the global batch, not all of it.": passes,
+        },
+        batches_of_all,
+    ),
+    OnRanks(
+        exact_accuracy,
+        [([1, 0, 1, 1, 0],), ([1, 0, 0],), ([1, 1, 0, 1],)],
+        {
+            "Each rank looks at every sample: take a share of them.": lambda right: sum(right[:]) / len(right),
+            "The ranks do not agree: each knows its own share alone. Add up over the ranks.": own_share,
+            "An average of averages: add up both numbers over the ranks, and divide once.": (
+                lambda right: share(summed([own_share(right), 1]))
+            ),
+            "A sample counts twice, for the sampler pads. Take every world_size-th sample, from rank on.": padded,
+        },
+        accuracy_of_all,
+    ),
+]
