@@ -1,0 +1,151 @@
+"""Notebook 11: the attempts of a run read from its record, and its figures: survival, attempts, how often to save."""
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ddp_helpers.notebook.drawing import BLUE, GREY, INK, ORANGE, RED, Picture, described, rank_colour
+from ddp_helpers.notebook.labels import caption
+from ddp_helpers.notebook.scaling import many
+
+ENDS = {"done", "preempted", "failed"}
+
+
+def events(folder: str | Path) -> pd.DataFrame:
+    """A row for each line of a run's attempts.jsonl: attempt, from 1; seconds since the first start; what; step."""
+    found = []
+    for line in (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines():
+        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off when its process died
+            one = json.loads(line)
+            found.append((float(one["time"]), str(one["event"]), int(one["step"])))
+    table = pd.DataFrame(found, columns=["seconds", "event", "step"])
+    table["seconds"] -= table["seconds"].min()
+    table.insert(0, "attempt", (table["event"] == "started").cumsum().clip(lower=1))
+    return table
+
+
+def attempts(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each attempt: from which second and step to which, how it ended, steps saved, and steps lost.
+
+    Lost are the steps done after its last checkpoint: the next attempt does them again. An attempt without a word on
+    its end has the end "unknown", and the second and step at which it was last heard of.
+    """
+    rows = []
+    for number, mine in table.groupby("attempt"):
+        ends, saved = mine[mine["event"].isin(ENDS)], mine[mine["event"] == "saved"]
+        first, last = mine.iloc[0], ends.iloc[0] if len(ends) else mine.iloc[-1]
+        row = {"attempt": number, "begin": first["seconds"], "end": last["seconds"]}
+        row |= {"from_step": first["step"], "to_step": last["step"], "saves": len(saved)}
+        row |= {"lost_steps": last["step"] - (saved["step"].max() if len(saved) else first["step"])}
+        rows.append(row | {"ended": last["event"] if last["event"] in ENDS else "unknown"})
+    return pd.DataFrame(rows)
+
+
+def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
+    """A lane for each run, its attempts one after the other. runs: what `events` gives, by the run's name."""
+    figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.75 * len(runs)), layout="constrained")
+    lost = {}
+    for lane, (name, table) in enumerate(runs.items()):
+        found = attempts(table)
+        lost[name] = int(found["lost_steps"].sum())
+        for one in found.itertuples():
+            _attempt(ax, lane, one, table[table["attempt"] == one.attempt])
+        for before, after in zip(found.itertuples(), found.iloc[1:].itertuples(), strict=False):
+            ax.annotate("", (after.begin, lane), (before.end, lane), arrowprops={"arrowstyle": "->", "color": GREY})
+            middle = (before.end + after.begin) / 2
+            ax.text(middle, lane - 0.2, f"{after.begin - before.end:.1f} s", ha="center", color=GREY)
+    ax.set_yticks(range(len(runs)), [f"{name}\n{many(lost[name], 'step')} lost" for name in runs])
+    ax.set(ylim=(len(runs) - 0.5, -0.6), xlabel="seconds since the run first started", xlim=(0, None))
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    said = "; ".join(f"{name}: {many(lost[name], 'step')} lost" for name in runs if runs[name]["attempt"].max() > 1)
+    figure.suptitle(said[:1].upper() + said[1:], x=0.01, ha="left", weight="bold", size=12)
+    caption(figure, "numbers are attempts, ticks checkpoints; hatched is work that was lost, and done again")
+    rows = "; ".join(f"{name}: {_told(attempts(table))}" for name, table in runs.items())
+    return described(figure, f"The attempts of {many(len(runs), 'run')} on a time axis. {rows}.")
+
+
+def _attempt(ax: Axes, lane: int, one: object, mine: pd.DataFrame) -> None:
+    """One attempt in its lane: a bar with a tick for each checkpoint."""
+    ax.barh(lane, one.end - one.begin, 0.5, one.begin, color=rank_colour(one.attempt - 1), alpha=0.3)
+    saved = mine.loc[mine["event"] == "saved", "seconds"]
+    ax.vlines(saved, lane - 0.25, lane + 0.25, color=rank_colour(one.attempt - 1), linewidth=1.8, zorder=4)
+    if one.lost_steps:
+        since = saved.max() if len(saved) else one.begin
+        ax.barh(lane, one.end - since, 0.5, since, facecolor="white", edgecolor=RED, hatch="////", zorder=3)
+    ax.text((one.begin + one.end) / 2, lane - 0.32, str(one.attempt), ha="center", va="bottom", color=INK)
+
+
+def _told(table: pd.DataFrame) -> str:
+    """The attempts in words, for who cannot see them."""
+    return ", then ".join(
+        f"attempt {one.attempt} from second {one.begin:.1f} to {one.end:.1f}, {many(one.saves, 'checkpoint')}, "
+        f"{one.ended} after step {one.to_step}, {many(one.lost_steps, 'step')} lost"
+        for one in table.itertuples()
+    )
+
+
+def survival(gpu_hours: float, days: int = 7) -> Picture:
+    """The share of jobs that meet no failure. gpu_hours: from one failure to the next, of one GPU."""
+
+    def share(gpus: float) -> float:
+        return math.exp(-days * 24 * gpus / gpu_hours)
+
+    figure, ax = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
+    gpus = np.geomspace(1, 16_384, 200)
+    ax.plot(gpus, [share(n) for n in gpus], color=BLUE, linewidth=2)
+    for n in (8, 64, 256, 1024, 16_384):
+        hours = gpu_hours / n
+        often = f"{hours / 24:,.0f} days" if hours > 48 else f"{hours:,.0f} hours"
+        look = {"ha": "center", "xytext": (0, 8)} if n > 1024 else {"xytext": (7, 4)}
+        ax.plot(n, share(n), "o", color=BLUE, clip_on=False)
+        text = f"{n:,}: {share(n):.0%}\na failure every\n{often}"
+        ax.annotate(text, (n, share(n)), textcoords="offset points", **look)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([2**k for k in range(0, 15, 2)], [f"{2**k:,}" for k in range(0, 15, 2)])
+    ax.set(xlabel="GPUs", ylabel=f"{days} days without a failure", ylim=(0, 1.25), yticks=[0, 0.5, 1])
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    title = f"A job of {days} days gets through on 64 GPUs with {share(64):.0%}, on 1,024 with {share(1024):.0%}"
+    ax.set_title(title, loc="left")
+    caption(figure, f"one failure in {gpu_hours:,.0f} hours of a GPU, as in Llama 3's training; failures at random")
+    return described(figure, f"{title}, if failures come at random, one in {gpu_hours:,.0f} hours of a GPU.")
+
+
+def u_curve(cost: float, between: Mapping[str, float], where: str) -> Picture:
+    """What saving each so many seconds costs.
+
+    cost: seconds of a checkpoint. between: seconds from one failure to the next, by the name of that time.
+    """
+    figure, ax = plt.subplots(figsize=(9.5, 4), layout="constrained")
+    interval, said = np.geomspace(1, 7200, 300), []
+    for (name, seconds), colour in zip(between.items(), (RED, BLUE, ORANGE), strict=False):
+        best = math.sqrt(2 * cost * seconds)
+        least = cost / best + best / (2 * seconds)
+        ax.plot(interval, cost / interval + interval / (2 * seconds), color=colour, linewidth=2)
+        ax.plot(best, least, "o", color=colour)
+        said.append(f"one failure each {name}: save every {best:.0f} s, and lose {least:.2%} of the time")
+        ax.annotate(f"{best:.0f} s", (best, least), (0, 8), textcoords="offset points", ha="center")
+        end = cost / interval[-1] + interval[-1] / (2 * seconds)
+        ax.text(interval[-1] * 1.1, end, f"one failure\neach {name}", va="center")
+    ax.set(
+        xscale="log", yscale="log", xlabel="seconds from one checkpoint to the next", ylabel="share of the time lost"
+    )
+    ax.set(xlim=(1, 3e4), ylim=(ax.get_ylim()[0], 1.3), xticks=[1, 10, 60, 600, 3600])
+    ax.set_xticklabels(["1 s", "10 s", "1 min", "10 min", "1 h"])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.2%}" if value < 0.01 else f"{value:.0%}")
+    title = said[0][0].upper() + said[0][1:]
+    ax.set_title(title, loc="left")
+    caption(
+        figure, f"a checkpoint takes {cost:.3f} s here: {where}", "lost is the saving, and half an interval a failure"
+    )
+    return described(
+        figure, f"U-shaped curves of the time lost over the interval between saves. Least: {'; '.join(said)}."
+    )
