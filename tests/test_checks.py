@@ -9,11 +9,12 @@ from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
 from ddp_helpers.lessons.do_it_yourself.exercises import Project
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
+from ddp_helpers.lessons.submit_to_slurm.exercises import JobFile
 
 EVERY = exercises()
 EXERCISES = {
-    name: one for name, one in EVERY.items() if not isinstance(one, Project)
-}  # tests/test_projects.py has those
+    name: one for name, one in EVERY.items() if not isinstance(one, Project | JobFile)
+}  # tests/test_projects.py and tests/test_submit_to_slurm.py have those
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exercise.traps]
 
