@@ -26,7 +26,7 @@ TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 
 def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
     """Draw a job's way: written in the notebook, waiting in the queue, running on its nodes, kept as a record."""
-    ax = canvas(4.35, "The way of a job")
+    ax = canvas(4.35, f"A job of {nodes * tasks_per_node} ranks waits until {nodes} nodes are free at once")
     stops = [
         (LEFT, 1.5, "you", "notebook,\nlogin node", "the script\nthe job\nthe site"),
         (2.3, 1.5, "the file", "job.sbatch", "what is asked,\nthen what\nruns there"),
