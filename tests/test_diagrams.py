@@ -8,7 +8,7 @@ from torch.utils.data import DistributedSampler
 from ddp_helpers.lessons.find_your_local_rank import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group import collectives, spmd
 from ddp_helpers.lessons.shard_the_data.figures import deals_by_epoch, global_batch, picture_of_shards, shard_indices
-from ddp_helpers.lessons.submit_to_slurm import way_of_a_job
+from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
 from ddp_helpers.notebook.drawing import DPI, Picture
 
@@ -51,6 +51,8 @@ CASES = [  # function, arguments, and what its alt text must name
     (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
     (way_of_a_job, {"nodes": 2, "tasks_per_node": 4}, ["ranks 0 to 7"]),
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
+    (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),
+    (backfill, {"long": 30, "short": 5}, ["from 30 to 60 min", "for 5 min"]),
     (memory_of_gradients, {}, ["300 MB", "200 MB"]),
     (memory_of_gradients, {"parameters_mb": 44.7}, ["44.7 MB", "134.1 MB", "89.4 MB"]),
 ]

@@ -21,11 +21,11 @@ from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, headline, honest_m
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-README, SEEDS, GLOSSARY, TROUBLE, TRAINERS, STUMBLES = (
+README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
     path.read_text()
     for path in (
         ROOT / "README.md",
-        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers", "stumbles")),
+        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
     )
 )
 LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
@@ -100,7 +100,6 @@ TABLES = {
     "seeds": (SEEDS, ("point", "notebook", "heading")),
     "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading")),
     "glossary": (GLOSSARY, ("word", "what it is", "notebook", "heading")),
-    "stumbles": (STUMBLES, ("stumble", "what was done", "notebook", "heading")),
 }
 
 
@@ -116,7 +115,7 @@ def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50), ("stumbles", 50)])
+@pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50)])
 def test_each_row_names_a_heading_that_is_there(name: str, least: int) -> None:
     text, header = TABLES[name]
     assert wrong_places(text, header) == []

@@ -1,0 +1,1 @@
+"""Notebook 07: the terminal in a cell, its exercises, and its figures."""

@@ -1,0 +1,90 @@
+"""Notebook 07's exercises that submit a job file, and its `%%slurm` cells, on the course's own Slurm."""
+
+from pathlib import Path
+
+import pytest
+from asked import asked, cells
+from IPython.core.error import UsageError
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons import exercises
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
+from ddp_helpers.lessons.submit_to_slurm import terminal
+from ddp_helpers.lessons.submit_to_slurm.exercises import JobFile
+
+JOB_FILES = {name: one for name, one in exercises().items() if isinstance(one, JobFile)}
+TRAPS = [(name, told) for name, exercise in JOB_FILES.items() for told in exercise.traps]
+
+
+class Shell:
+    """What the magic needs of IPython."""
+
+    def __init__(self, **variables: object) -> None:
+        self.user_ns = variables
+
+
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_a_right_job_file_is_right_and_a_stub_not_attempted(cluster, name: str) -> None:
+    def stub(*_: object) -> str:
+        raise NotImplementedError
+
+    assert JOB_FILES[name].verdict(JOB_FILES[name].oracle) == RIGHT
+    assert JOB_FILES[name].verdict(stub) == NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize(("name", "told"), TRAPS)
+def test_a_plausible_mistake_is_seen_in_what_the_ranks_did(cluster, name: str, told: str) -> None:
+    verdict = JOB_FILES[name].verdict(JOB_FILES[name].traps[told])
+    assert verdict.startswith("not yet: ") and verdict.endswith(told)
+
+
+def test_a_job_file_that_slurm_refuses_is_told_so(cluster) -> None:
+    verdict = JOB_FILES["job_file"].verdict(lambda *_: "#!/bin/bash\n#SBATCH --nodes=999\nsrun python who.py\n")
+    assert "Slurm refused the job" in verdict
+
+
+def test_without_slurm_nothing_is_said_of_a_job_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lesson, "available", lambda: False)
+    assert JOB_FILES["job_file"].verdict(lambda *_: "").startswith("not checked")
+
+
+def test_the_worked_solutions_are_right(cluster, capsys: pytest.CaptureFixture) -> None:
+    [path] = (ROOT / "notebooks").glob("07_*.ipynb")
+    solution, scope = path.parent / "solutions" / path.name, {}
+    assert asked(solution) == asked(path)
+    for source in cells(solution, "code"):
+        exec(source, scope)
+    assert capsys.readouterr().out.splitlines().count(RIGHT) == len(asked(path))
+
+
+def test_a_cell_is_run_in_bash_with_the_notebooks_values(cluster, capsys: pytest.CaptureFixture) -> None:
+    shell = Shell(nodes=2)
+    terminal.Terminal(shell).run("", "value=x; echo {nodes} {unknown} ${value} $(sinfo -ho %R)")
+    assert capsys.readouterr().out == "2 {unknown} x course\n" and shell.user_ns["said"].startswith("2 ")
+
+
+def test_a_cell_that_fails_must_say_so(cluster, capsys: pytest.CaptureFixture) -> None:
+    slurm = terminal.Terminal(Shell())
+    slurm.run("fails", "exit 7")
+    assert capsys.readouterr().out == "exit status 7\n"
+    for line, cell in (("", "false; true"), ("fails", "true"), ("failing", "true")):
+        with pytest.raises(UsageError):
+            slurm.run(line, cell)
+
+
+def test_a_cell_that_never_ends_is_stopped_with_its_job(cluster, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell()
+    slurm = terminal.Terminal(shell)
+    slurm.run("", 'sbatch --time=1 --output=out.log --wrap "sleep 1; echo done"')
+    assert shell.user_ns["JOB"].isdecimal()
+    slurm.run("until", "tail -F --lines=+1 out.log 2>/dev/null")
+    assert shell.user_ns["said"] == "done\n"
+
+
+def test_without_slurm_a_cell_is_left_out(monkeypatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(terminal, "available", lambda: False)
+    shell = Shell()
+    terminal.Terminal(shell).run("", "exit 1")
+    assert "left out" in capsys.readouterr().out and shell.user_ns["said"] == ""
