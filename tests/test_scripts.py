@@ -82,8 +82,7 @@ def test_a_script_says_what_it_was_made_from_and_how_to_launch_it(tmp_path):
     text = write("mnist_ddp", tmp_path / "mnist_ddp.py").read_text()
     top = ast.get_docstring(ast.parse(text))
     assert "Written out from ddp_helpers" in top and "torchrun --standalone" in top
-    made = next(line for line in text.splitlines() if line.startswith("MADE_FROM = "))
-    assert ast.literal_eval(made.partition(" = ")[2]) in top
+    assert re.search(r'env\["made_from"\] = "(.*)"', text)[1] in top
 
 
 # The most lines of each script as it is written out; whoever makes one longer has to say so here.
