@@ -21,8 +21,14 @@ def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return device
 
 
-def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> torch.device:
-    """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds."""
+def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
+    """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds.
+
+    Returns the device, and what the record says of the group. args.batch_size is one rank's from then on.
+    """
+    args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
+    if left:
+        stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
     device = claim_device(local_rank, args.no_cuda)
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
     # Another job may come to the same address and port: what only this start has stands in front of each key there.
@@ -37,4 +43,7 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
     except (RuntimeError, ValueError) as error:  # it says how many came
         line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
         stop(f"{line}; export MASTER_ADDR and MASTER_PORT, the same for all ranks; do all run?")
-    return device
+    ranks = [{"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}] * world_size
+    dist.all_gather_object(ranks, ranks[rank])
+    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
+    return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group

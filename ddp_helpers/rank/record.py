@@ -36,8 +36,9 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         yield
         write(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
+        status = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
-            write(args.run_dir, {"status.json": {"state": "failed", "why": f"{type(error).__name__}: {error}"}})
+            write(args.run_dir, {"status.json": status})
         if isinstance(error, OSError):
             stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
         raise

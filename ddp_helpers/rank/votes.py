@@ -3,13 +3,10 @@
 import signal
 import time
 from datetime import timedelta
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from ddp_helpers.rank.launchers import stop
 
 # Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
@@ -21,14 +18,12 @@ def ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class Preempted(SystemExit):
-    """Leave, all ranks after the same step, with exit status 75: all is saved, and the same command goes on."""
+class Leave(SystemExit):
+    """All ranks leave after the same step: with status 75, and the same command goes on; or 2, something is wrong."""
 
-    state = "preempted"
-
-    def __init__(self, told: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(told).name} after step {step}, and saved")
-        self.code = 75  # EX_TEMPFAIL of sysexits.h
+    def __init__(self, why: str, code: int = 2) -> None:
+        super().__init__(why)
+        self.code, self.state = code, "preempted" if code == 75 else "failed"
 
 
 class Votes:
@@ -41,9 +36,9 @@ class Votes:
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
+    def hear(self, number: int, frame: object) -> None:
         """Handle a signal: only note it, since it may come at any moment."""
-        self.told = self.told or number
+        self.told = number
 
     def due(self) -> bool:
         """Count a step, and say whether to vote after it: about once a second, or as often as was asked for."""
@@ -51,16 +46,17 @@ class Votes:
         return self.left <= 0
 
     def count(self, bad: Tensor) -> int:
-        """Vote; returns the signal that any rank was told, or 0. Stops all ranks where a loss was not finite."""
+        """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
         rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
         loss, gradient = bad.tolist()
-        mine = [self.told, loss * (rank + 1), gradient, 0 if rank else int((self.steps - self.left) / took)]
-        ballots = torch.tensor(mine)
+        pace = (self.steps - self.left) / took if rank == 0 else 0  # rank 0's steps a second
+        ballots = torch.tensor([self.told, loss * (rank + 1), gradient, pace], dtype=torch.float64)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
-        told, who, spoilt, pace = ballots.tolist()
+        told, who, spoilt, pace = map(int, ballots.tolist())
         if who or spoilt:
             what = f"the loss of rank {who - 1}" if who else "a gradient"
-            stop(f"{what} is not finite; no weight was changed since, and nothing saved: check its data, or lower --lr")
+            cure = "no weight was changed since, and nothing saved: check its data, or lower --lr"
+            raise Leave(f"{what} is not finite; {cure}")
         self.steps = self.left = self.every or max(1, pace)
         self.since = time.monotonic()
         return told

@@ -6,7 +6,6 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # 
 --batch-size counts the samples of one rank, --global-batch-size those of all; --timeout: seconds to wait for a rank.
 """
 
-import os
 import time
 from argparse import Namespace
 from io import BytesIO
@@ -67,21 +66,15 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
-    launcher, rank, local_rank, world_size = me = who_am_i()
+    me = who_am_i()
     args = read_flags(global_batch_size=None, timeout=600)
     sets = datasets(args.data)
     if args.run_dir and (args.run_dir / "metrics.jsonl").exists():
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
-    args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
-    if left:
-        stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
-    device = join(args, *me)
+    device, group = join(args, *me)
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    args.run_dir = args.run_dir if rank == 0 else None  # which alone writes the record
-    ranks = [{"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}] * world_size
-    dist.all_gather_object(ranks, ranks[rank])
-    group = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": world_size, "ranks": ranks}
-    with recorded(args, device, sets[0], global_batch_size=args.batch_size * world_size, **group):
+    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes the record
+    with recorded(args, device, sets[0], **group):
         train(args, device, *sets)
 
 
