@@ -201,7 +201,7 @@ CONTROLS = {
         (),
         2,
     ),
-    "random numbers": ([("torch.set_rng_state(random[dist.get_rank()][0])", "pass")], (), 2),
+    "random numbers": ([("torch.set_rng_state(cpu)", "pass")], (), 2),
     "sampler": ([("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]")], (), 2),
     "generator": (
         [

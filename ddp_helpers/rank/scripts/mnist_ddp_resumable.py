@@ -31,13 +31,8 @@ from ddp_helpers.rank.training import has_bf16, one_pass
 from ddp_helpers.rank.votes import Leave, Votes, ignore_signals
 
 
-def train_epoch(
-    ddp_model: DDP, batches: DataLoader, optimizer: torch.optim.Optimizer, run: Run, votes: Votes
-) -> Tensor:
-    """Train on what is left of an epoch; every rank calls it. Returns sums as one_pass does, with earlier attempts'.
-
-    Saves each args.checkpoint_every steps, and leaves, with all saved, if any rank was told to.
-    """
+def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
+    """Train on the rest of an epoch, vote and save; every rank calls it. Returns sums, with those of other attempts."""
     now, args, device, asked = run.progress, run.args, run.device, time.perf_counter()
     sums = torch.tensor(now["sums"], dtype=torch.float64, device=device) * (dist.get_rank() == 0)
     bad = torch.zeros(2, dtype=torch.bool, device=device)  # whether a loss, or a gradient, was not finite
@@ -141,7 +136,8 @@ def main() -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     how = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
-    print(how if args.run_dir else "", flush=True)
+    if args.run_dir:
+        print(how, flush=True)
     try:
         with recorded(args, device, sets[0], **group):
             slurm = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
