@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 # Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
@@ -32,7 +33,7 @@ class Votes:
     def __init__(self, timeout: float, every: int | None) -> None:
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))  # CPUs talk: the GPU works on
         self.roll_call = dist.new_group(backend="gloo")  # a group that has failed cannot say who is missing
-        self.told, self.every, self.steps, self.left, self.since = 0, every, 1, 1, time.monotonic()
+        self.told, self.bad, self.every, self.pace, self.since = 0, False, every, 1, time.monotonic()
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
@@ -40,23 +41,28 @@ class Votes:
         """Handle a signal: only note it, since it may come at any moment."""
         self.told = number
 
-    def due(self) -> bool:
-        """Count a step, and say whether to vote after it: about once a second, or as often as was asked for."""
-        self.left -= 1
-        return self.left <= 0
+    def guard(self, optimizer: Optimizer, *_: object) -> None:
+        """Change no weight from the first gradient on that is not finite; the optimizer calls it before each step."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.bad = self.bad | ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+        for gradient in gradients:
+            gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
 
-    def count(self, bad: Tensor) -> int:
+    def due(self) -> int:
+        """Say how many steps to take before the next vote: about a second's, or as many as were asked for."""
+        self.since = time.monotonic()
+        return self.every or self.pace
+
+    def count(self, loss: Tensor, steps: int) -> int:
         """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
         rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
-        loss, gradient = bad.tolist()
-        pace = (self.steps - self.left) / took if rank == 0 else 0  # rank 0's steps a second
-        ballots = torch.tensor([self.told, loss * (rank + 1), gradient, pace], dtype=torch.float64)
+        mine = [self.told, 0 if loss.isfinite() else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
+        ballots = torch.tensor(mine)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
-        told, who, spoilt, pace = map(int, ballots.tolist())
+        told, who, spoilt, pace = ballots.tolist()
         if who or spoilt:
             what = f"the loss of rank {who - 1}" if who else "a gradient"
             cure = "no weight was changed since, and nothing saved: check its data, or lower --lr"
             raise Leave(f"{what} is not finite; {cure}")
-        self.steps = self.left = self.every or max(1, pace)
-        self.since = time.monotonic()
+        self.pace = max(1, pace)
         return told

@@ -237,7 +237,7 @@ def control(matrix, part):
 
 def control_vote(matrix):
     """Without the vote the weights become NaN: the row above can fail."""
-    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(bad[1], 0)", "pass")
+    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(self.bad, 0)", "pass")
     folder, script = matrix.fresh("no_vote"), matrix.changed(*without)
     ended = matrix.train(folder, fault=(1, "NaN", "step", 8), script=script)
     assert ended.statuses == [0, 0], ended.said

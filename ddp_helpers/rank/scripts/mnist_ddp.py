@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import join
-from ddp_helpers.rank.launchers import stop, who_am_i
+from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, write
 from ddp_helpers.rank.training import has_bf16, one_pass
@@ -69,8 +69,6 @@ def main() -> None:
     me = who_am_i()
     args = read_flags(global_batch_size=None, timeout=600)
     sets = datasets(args.data)
-    if args.run_dir and (args.run_dir / "metrics.jsonl").exists():
-        stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     device, group = join(args, *me)
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
     args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes the record

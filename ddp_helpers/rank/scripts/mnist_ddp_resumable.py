@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from io import BytesIO
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -32,35 +33,20 @@ from ddp_helpers.rank.votes import Leave, Votes, ignore_signals
 
 
 def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
-    """Train on the rest of an epoch, vote and save; every rank calls it. Returns sums, with those of other attempts."""
-    now, args, device, asked = run.progress, run.args, run.device, time.perf_counter()
-    sums = torch.tensor(now["sums"], dtype=torch.float64, device=device) * (dist.get_rank() == 0)
-    bad = torch.zeros(2, dtype=torch.bool, device=device)  # whether a loss, or a gradient, was not finite
-    for inputs, target in batches:
-        waited = time.perf_counter() - asked
-        inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            loss, right = loss_and_right(ddp_model(inputs), target)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm=10)
-        bad |= ~torch.stack([loss.detach(), norm]).isfinite()
-        for gradient in (p.grad for p in ddp_model.parameters() if p.grad is not None):
-            gradient.masked_fill_(bad[1], 0)  # from there on no weight changes, until the vote finds out
-        optimizer.step()
-        n, seconds = torch.full_like(sums[0], len(target)), torch.full_like(sums[0], waited)  # no copy from the CPU
-        sums += torch.stack([loss.detach() * n, right.double(), n, seconds])
-        now["step"], now["samples"] = now["step"] + 1, now["samples"] + len(target) * dist.get_world_size()
-        if args.dry_run or now["samples"] == len(batches.sampler.whole) * dist.get_world_size():
-            break  # the end of the epoch has a vote and a checkpoint of its own
-        save = now["step"] % (args.checkpoint_every or now["step"] + 1) == 0
-        told = votes.count(bad) if votes.due() or save else 0
-        if save or told:
+    """Train on the rest of an epoch, some steps at a time, then vote, and save; returns the sums of all attempts."""
+    now, args, left, source = run.progress, run.args, len(batches), iter(batches)
+    every = args.checkpoint_every or 2**31
+    sums = torch.tensor(now["sums"], dtype=torch.float64, device=run.device) * (dist.get_rank() == 0)
+    while left:
+        steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
+        some = one_pass(ddp_model, islice(source, steps), args, optimizer)
+        told = votes.count(some[0], steps)
+        sums, left = sums + some, 0 if args.dry_run else left - steps
+        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some[2]) * dist.get_world_size()
+        if left and (told or now["step"] % every == 0):  # the end of the epoch has a checkpoint of its own
             run.save(sums)
-        if told:
+        if left and told:
             raise Leave(f"stopped by {signal.Signals(told).name} after step {now['step']}, and saved", 75)
-        asked = time.perf_counter()
-    votes.count(bad)
     return sums
 
 
@@ -112,8 +98,6 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         run.begin = time.perf_counter()
         if not args.dry_run:
             run.save(torch.zeros(4))
-        if (told := votes.count(torch.zeros(2))) and epoch < args.epochs:
-            raise Leave(f"stopped by {signal.Signals(told).name} after step {run.progress['step']}, and saved", 75)
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir, {"mnist_cnn.pt": content.getvalue()})
@@ -134,6 +118,7 @@ def main() -> None:
     run = Run(args, device, votes.group)
     model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
+    optimizer.register_step_pre_hook(votes.guard)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     how = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
     if args.run_dir:

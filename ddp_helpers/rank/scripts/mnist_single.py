@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, write
 from ddp_helpers.rank.training import has_bf16, one_pass
@@ -50,8 +49,6 @@ def main() -> None:
     """Check what was given, and train."""
     args = read_flags()
     sets = datasets(args.data)
-    if args.run_dir and (args.run_dir / "metrics.jsonl").exists():
-        stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
     with recorded(args, device, sets[0]):
