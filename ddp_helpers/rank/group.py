@@ -22,10 +22,7 @@ def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
 
 
 def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
-    """Claim a device and join the group; every rank calls it. Stops if not all have come in args.timeout seconds.
-
-    Returns the device, and what the record says of the group. args.batch_size is one rank's from then on.
-    """
+    """Claim a device and join the group, or stop after args.timeout seconds; returns the device, and what to record."""
     args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
     if left:
         stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
