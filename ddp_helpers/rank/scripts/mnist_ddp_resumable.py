@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from datetime import timedelta
 from io import BytesIO
@@ -132,6 +133,7 @@ def main() -> None:
             run.log("done")
         dist.barrier()  # no rank leaves while another still needs it
     except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # lets the loader's workers end: no SIGTERM does
         with suppress(OSError):
             run.log(getattr(error, "state", "failed"), why=str(error))
         if isinstance(error, Leave):
