@@ -44,7 +44,7 @@ class Votes:
     def guard(self, optimizer: Optimizer, *_: object) -> None:
         """Change no weight from the first gradient on that is not finite; the optimizer calls it before each step."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.bad = self.bad | ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+        self.bad = self.bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
         for gradient in gradients:
             gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
 
