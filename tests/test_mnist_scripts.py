@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ddp_helpers.notebook import launch, runs
 from ddp_helpers.notebook.scripts import write
 from ddp_helpers.rank import training
+from ddp_helpers.rank.launchers import cpus_of_rank
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.scripts import mnist_ddp, mnist_single
 
@@ -84,15 +85,11 @@ def remove(raw):
 
 @pytest.mark.parametrize(("name", "value"), [("SLURM_CPUS_PER_TASK", "abc"), ("LOCAL_WORLD_SIZE", "0")])
 def test_cpus_that_no_launcher_would_set_are_not_counted(name, value, monkeypatch):
-    def cpus():
-        args = Namespace(precision=None, num_workers=None)
-        return training.settle(args, torch.device("cpu"), range(7))["cpus"]
-
-    found = cpus()
+    found = cpus_of_rank()
     monkeypatch.setenv(name, value)
-    assert cpus() == found
+    assert cpus_of_rank() == found
     monkeypatch.setenv(name, str(4 * found))
-    assert cpus() == (1 if name == "LOCAL_WORLD_SIZE" else found), "the control: a number counts"
+    assert cpus_of_rank() == (1 if name == "LOCAL_WORLD_SIZE" else found), "the control: a number counts"
 
 
 @pytest.mark.parametrize("damage", [cut_short, empty, remove])

@@ -99,7 +99,8 @@ def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
 
 
 PACKAGE = "ddp_helpers.rank.scripts"
-NAMES = sorted(path.stem for path in (ROOT / PACKAGE.replace(".", "/")).glob("[a-z]*.py"))
+FOLDER = ROOT / PACKAGE.replace(".", "/")
+NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
 class Script:
@@ -164,7 +165,7 @@ class Script:
                 sections.append(spaced(parts))
         body = "\n\n\n".join(sections)
         gap = "\n\n" if re.match(r"(#.*\n)*(@|def |class )", body) else "\n"
-        return re.sub("^MADE_FROM = .*", f'MADE_FROM = "{made}"', f"{top}{gap}{body}\n", flags=re.M)
+        return f"{top}{gap}{body}\n".replace("ddp_helpers, imported", made)  # in the record, too
 
 
 def spaced(parts: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Save checkpoints whole or not at all, and load only what is whole."""
+"""Checkpoint files: written whole or not at all, named after their content, the last two kept."""
 
 import hashlib
 from io import BytesIO
@@ -12,11 +12,11 @@ from ddp_helpers.rank.record import write
 def save(folder: Path, step: int, state: dict) -> Path:
     """Write step-STEP-DIGEST.pt, named after the SHA-256 of its content, and keep the last two; one rank calls it."""
     torch.save(state, content := BytesIO())
-    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
-    write(path := folder / f"step-{step:08}-{digest}.pt", content.getvalue())
+    name = f"step-{step:08}-{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.pt"
+    write(folder, {name: content.getvalue()})
     for old in checkpoints(folder)[2:]:
-        old.unlink(missing_ok=True)
-    return path
+        old.unlink()
+    return folder / name
 
 
 def checkpoints(folder: Path) -> list[Path]:

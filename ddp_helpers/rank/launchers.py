@@ -1,9 +1,7 @@
-"""Read rank, local rank and world size from the variables that the launcher sets."""
+"""Who this process is: rank, local rank and world size from one table of launchers, chosen once; and its CPUs."""
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import NoReturn
 
 # A variable that only this launcher sets, then its rank, local rank and world size. The first row that fits counts, as
 # a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script, and SLURM_NTASKS is the job's size, not a step's.
@@ -17,15 +15,13 @@ LAUNCHERS = {
 }
 
 
-def stop(line: str) -> NoReturn:
+def stop(line: str) -> None:
     """End this process with one line on stderr and exit status 2."""
-    ending = SystemExit(" ".join(line.splitlines()))
-    print(ending, file=sys.stderr, flush=True)
-    ending.code = 2
-    raise ending
+    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
-def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
+def who_am_i(env: dict[str, str] = os.environ) -> tuple[str, int, int, int]:
     """Read launcher, rank, local rank and world size; stops where the variables contradict each other. Any rank."""
     launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
     values = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
@@ -34,3 +30,11 @@ def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
     if values != exported or not 0 <= local_rank <= rank < world_size:
         stop(f"{launcher}: rank, local rank, world size {values}; RANK and WORLD_SIZE say {exported}: export neither")
     return launcher, rank, local_rank, world_size
+
+
+def cpus_of_rank() -> int:
+    """Count the CPUs that this process has to itself: those of its Slurm task, or its share of torchrun's."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK"))
+    sharing, task = (int(value) if value.isdecimal() else 0 for value in given)
+    return max(1, min(cpus // max(1, sharing), task or cpus))

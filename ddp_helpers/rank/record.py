@@ -2,55 +2,55 @@
 
 import json
 import os
+from argparse import Namespace
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
-from ddp_helpers.rank.launchers import stop
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ddp_helpers.rank.launchers import cpus_of_rank, stop
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: it gets its name when all of it is there. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name("part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
+def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
+    """Write files whole or not at all: each gets its name when all of it is there. No folder, no files."""
+    for name, content in files.items() if folder else ():
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "part").open("wb") as file:
+            file.write(content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode())
             file.flush()
             os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        (folder / "part").replace(folder / name)
 
 
-class Record:
-    """The record of a run, in a new folder: spec.json, env.json, metrics.jsonl, status.json. No folder, no record."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.lines = folder, b""
-        if folder and (folder / "metrics.jsonl").exists():
-            stop(f"--run-dir {folder} holds a run: choose a new folder")
-
-    def note(self, **files: dict) -> None:
-        """Write name.json for each name."""
-        for name, content in files.items() if self.folder else ():
-            write(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode())
-
-    def epoch(self, epoch: int, **metrics: float) -> None:
-        """Add an epoch's line to metrics.jsonl, and print its score."""
-        right, n = metrics["test_accuracy"] * metrics["test_samples"], metrics["test_samples"]
-        print(f"epoch {epoch}: {right:.0f}/{n:.0f} right, {metrics['images_per_second']:,.0f} images/s", flush=True)
-        self.lines += json.dumps({"epoch": epoch} | metrics).encode() + b"\n"
-        if self.folder:
-            write(self.folder / "metrics.jsonl", self.lines)
-
-    def __enter__(self) -> "Record":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        failed = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
-        try:
-            self.note(status=failed if error else {"state": "done"})
-        except OSError as full:
-            error = error or full
+@contextmanager
+def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group: object):
+    """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
+    env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    env["made_from"] = "ddp_helpers, imported"
+    try:
+        write(args.run_dir, {"spec.json": vars(args), "env.json": env, "status.json": {"state": "running"}})
+        yield
+        write(args.run_dir, {"status.json": {"state": "done"}})
+    except BaseException as error:
+        status = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
+        with suppress(OSError):
+            write(args.run_dir, {"status.json": status})
         if isinstance(error, OSError):
-            stop(f"--run-dir {self.folder or Path()}: {error}: choose a folder with room that you may write to")
+            stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
+        raise
+
+
+def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds: float, test_seconds: float) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl, from the sums of its two passes."""
+    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
+    line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
+    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
+    line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
+    print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
+    if args.run_dir:
+        with (args.run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")

@@ -3,13 +3,11 @@
 import signal
 import time
 from datetime import timedelta
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from ddp_helpers.rank.launchers import stop
+from torch.optim import Optimizer
 
 # Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
@@ -21,14 +19,12 @@ def ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class Preempted(SystemExit):
-    """Leave, all ranks after the same step, with exit status 75: all is saved, and the same command goes on."""
+class Leave(SystemExit):
+    """All ranks leave after the same step: with status 75, and the same command goes on; or 2, something is wrong."""
 
-    state = "preempted"
-
-    def __init__(self, told: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(told).name} after step {step}, and saved")
-        self.code = 75  # EX_TEMPFAIL of sysexits.h
+    def __init__(self, why: str, code: int = 2) -> None:
+        super().__init__(why)
+        self.code, self.state = code, "preempted" if code == 75 else "failed"
 
 
 class Votes:
@@ -37,30 +33,36 @@ class Votes:
     def __init__(self, timeout: float, every: int | None) -> None:
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))  # CPUs talk: the GPU works on
         self.roll_call = dist.new_group(backend="gloo")  # a group that has failed cannot say who is missing
-        self.told, self.every, self.steps, self.left, self.since = 0, every, 1, 1, time.monotonic()
+        self.told, self.bad, self.every, self.pace, self.since = 0, False, every, 1, time.monotonic()
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
+    def hear(self, number: int, frame: object) -> None:
         """Handle a signal: only note it, since it may come at any moment."""
-        self.told = self.told or number
+        self.told = number
 
-    def due(self) -> bool:
-        """Count a step, and say whether to vote after it: about once a second, or as often as was asked for."""
-        self.left -= 1
-        return self.left <= 0
+    def guard(self, optimizer: Optimizer, *_: object) -> None:
+        """Change no weight from the first gradient on that is not finite; the optimizer calls it before each step."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.bad = self.bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
+        for gradient in gradients:
+            gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
 
-    def count(self, bad: Tensor) -> int:
-        """Vote; returns the signal that any rank was told, or 0. Stops all ranks where a loss was not finite."""
+    def due(self) -> int:
+        """Say how many steps to take before the next vote: about a second's, or as many as were asked for."""
+        self.since = time.monotonic()
+        return self.every or self.pace
+
+    def count(self, loss: Tensor, steps: int) -> int:
+        """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
         rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
-        loss, gradient = bad.tolist()
-        mine = [self.told, loss * (rank + 1), gradient, 0 if rank else int((self.steps - self.left) / took)]
+        mine = [self.told, 0 if loss.isfinite() else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
         ballots = torch.tensor(mine)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
         told, who, spoilt, pace = ballots.tolist()
         if who or spoilt:
             what = f"the loss of rank {who - 1}" if who else "a gradient"
-            stop(f"{what} is not finite; no weight was changed since, and nothing saved: check its data, or lower --lr")
-        self.steps = self.left = self.every or max(1, pace)
-        self.since = time.monotonic()
+            cure = "no weight was changed since, and nothing saved: check its data, or lower --lr"
+            raise Leave(f"{what} is not finite; {cure}")
+        self.pace = max(1, pace)
         return told

@@ -201,7 +201,7 @@ CONTROLS = {
         (),
         2,
     ),
-    "random numbers": ([("torch.set_rng_state(random[dist.get_rank()][0])", "pass")], (), 2),
+    "random numbers": ([("torch.set_rng_state(cpu)", "pass")], (), 2),
     "sampler": ([("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]")], (), 2),
     "generator": (
         [
@@ -237,7 +237,7 @@ def control(matrix, part):
 
 def control_vote(matrix):
     """Without the vote the weights become NaN: the row above can fail."""
-    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(bad[1], 0)", "pass")
+    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(self.bad, 0)", "pass")
     folder, script = matrix.fresh("no_vote"), matrix.changed(*without)
     ended = matrix.train(folder, fault=(1, "NaN", "step", 8), script=script)
     assert ended.statuses == [0, 0], ended.said
@@ -252,9 +252,9 @@ VARIABLES = {
     "WORLD_SIZE=two": ({"WORLD_SIZE": "two"}, "['0', '0', 'two']"),
     "LOCAL_RANK=-1": ({"LOCAL_RANK": -1}, "['0', '-1', '1']"),
     "LOCAL_RANK=3": ({"LOCAL_RANK": 3}, "['0', '3', '1']"),
-    "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "MASTER_PORT=99999: no meeting point"),
-    "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "MASTER_PORT=http: no meeting point"),
-    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "MASTER_ADDR= MASTER_PORT="),
+    "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "from 0 to 65535 but was 99999"),
+    "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "'http'; export MASTER_ADDR and MASTER_PORT"),
+    "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "MASTER_ADDR expected, but not set"),
     "Slurm says another": ({"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}, "say ['0', '0', '1']"),
 }
 

@@ -16,7 +16,7 @@ from ddp_helpers.notebook.slurm.queue import available, look
 from ddp_helpers.notebook.slurm.run import submit, write
 from ddp_helpers.notebook.slurm.site import Site
 from ddp_helpers.notebook.slurm.watch import watch
-from ddp_helpers.rank.arguments import FLAGS, read_flags
+from ddp_helpers.rank.arguments import read_flags
 
 
 def text_of(script: str | Path) -> str:
@@ -39,6 +39,14 @@ def text_of(script: str | Path) -> str:
     return text
 
 
+def own_flags(script: str) -> dict | None:
+    """Read in the source of an MNIST script which flags it adds to those of all; None for any other script."""
+    text = (scripts.FOLDER / f"{script}.py").read_text() if script in scripts.NAMES else ""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    found = [call.keywords for call in calls if ast.unparse(call.func) == "read_flags"]
+    return {flag.arg: ast.literal_eval(flag.value) for flag in found[0]} if found else None
+
+
 def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
     """Read what one of the MNIST scripts is given as it will itself. Raises JobError where it would stop."""
     before = sys.argv
@@ -46,10 +54,10 @@ def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
         words = [word.replace(RUN_DIR, str(folder)).replace(ARRAY, value) for word in job.program[1:]]
         sys.argv = [f"{script}.py", *words]
         try:
-            with redirect_stderr(StringIO()):
-                args = read_flags(**FLAGS[script])
-        except SystemExit as wrong:
-            raise JobError(str(wrong)) from None
+            with redirect_stderr(StringIO()) as said:
+                args = read_flags(**own_flags(script))
+        except SystemExit:
+            raise JobError(said.getvalue().strip()) from None
         finally:
             sys.argv = before
         if (getattr(args, "global_batch_size", 0) or 0) % job.ranks:
@@ -88,7 +96,7 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
-    if str(script) in FLAGS:
+    if own_flags(str(script)) is not None:
         check_words(str(script), job, site, folder)
     write(job, site, folder, text)
     return job

@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data   # after: export MASTER_ADDR MASTER_PORT
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # likewise
+--batch-size counts the samples of one rank, --global-batch-size those of all; --timeout: seconds to wait for a rank.
 """
 
 import time
@@ -13,20 +14,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Adadelta
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import GROUP_FLAGS, read_flags
+from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import join
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.record import Record, write
-from ddp_helpers.rank.training import metrics, one_pass, settle
+from ddp_helpers.rank.record import recorded, report, write
+from ddp_helpers.rank.training import has_bf16, one_pass
 
 
-def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
+def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
@@ -35,14 +34,12 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
     train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
-
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
-    # Your own optimizer and schedule go here, if the task asks for others.
-    optimizer = Adadelta(model.parameters(), lr=args.lr)
-    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order each epoch
@@ -59,26 +56,24 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         dist.all_reduce(tested)
         scheduler.step()
         if rank == 0:
-            record.epoch(epoch, **metrics(trained, tested, begin, middle))
+            report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
     if args.save_model and rank == 0:
-        # To use it: model.load_state_dict(torch.load("mnist_cnn.pt", weights_only=True)), then model.eval().
         torch.save(model.state_dict(), content := BytesIO())
-        write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
+        write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
 
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
     me = who_am_i()
-    args = read_flags(**GROUP_FLAGS)
+    args = read_flags(global_batch_size=None, timeout=600)
     sets = datasets(args.data)
-    record = Record(args.run_dir if me[1] == 0 else None)
     device, group = join(args, *me)
-    env = settle(args, device, sets[0]) | group
-    with record:
-        record.note(spec=vars(args), env=env, status={"state": "running"})
-        train(args, device, *sets, record)
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes the record
+    with recorded(args, device, sets[0], **group):
+        train(args, device, *sets)
 
 
 if __name__ == "__main__":

@@ -1,90 +1,59 @@
 """Train a network on MNIST with one process for each GPU; stopped and started again, it ends with the same weights.
 
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 mnist_ddp_resumable.py --data data --run-dir runs/mine
+--checkpoint-every counts steps, and there is one after each epoch. --vote-every: steps from one vote on stopping to the
+next, else about a second. --resume: auto, to go on in the run folder; never; or the path of a checkpoint.
 """
 
+import os
+import signal
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from contextlib import suppress
 from datetime import timedelta
 from io import BytesIO
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Adadelta, Optimizer
-from torch.optim.lr_scheduler import StepLR
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import RESUME_FLAGS, read_flags
+from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import join
 from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_right
-from ddp_helpers.rank.record import write
-from ddp_helpers.rank.resume import AttemptRecord, Rest, Run
-from ddp_helpers.rank.training import metrics, one_pass, settle
-from ddp_helpers.rank.votes import Preempted, Votes, ignore_signals
+from ddp_helpers.rank.record import recorded, report, write
+from ddp_helpers.rank.resume import Rest, Run, weight_digest
+from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.rank.votes import Leave, Votes, ignore_signals
 
 
 def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
-    """Train on what is left of an epoch; every rank calls it. Returns sums as one_pass does, with earlier attempts'.
-
-    Saves each args.checkpoint_every steps, and leaves, with all saved, if any rank was told to.
-    """
-    now, args, device, asked = run.progress, run.args, run.device, time.perf_counter()
-    sums = torch.tensor(now["sums"], dtype=torch.float64, device=device) * (dist.get_rank() == 0)
-    bad = torch.zeros(2, dtype=torch.bool, device=device)  # whether a loss, or a gradient, was not finite
-    for inputs, target in batches:
-        waited = time.perf_counter() - asked
-        inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            loss, right = loss_and_right(ddp_model(inputs), target)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm=10)
-        bad |= ~torch.stack([loss.detach(), norm]).isfinite()
-        for gradient in (p.grad for p in ddp_model.parameters() if p.grad is not None):
-            gradient.masked_fill_(bad[1], 0)  # from there on no weight changes, until the vote finds out
-        optimizer.step()
-        n, seconds = torch.full_like(sums[0], len(target)), torch.full_like(sums[0], waited)
-        sums += torch.stack([loss.detach() * n, right.double(), n, seconds])
-        now["step"], now["samples"] = now["step"] + 1, now["samples"] + len(target) * dist.get_world_size()
-        if args.dry_run or now["samples"] == len(batches.sampler.whole) * dist.get_world_size():
-            break  # the end of the epoch has a vote and a checkpoint of its own
-        save = now["step"] % (args.checkpoint_every or now["step"] + 1) == 0
-        told = votes.count(bad) if votes.due() or save else 0
-        if save or told:
+    """Train on the rest of an epoch, some steps at a time, then vote, and save; returns the sums of all attempts."""
+    now, args, left, source = run.progress, run.args, len(batches), iter(batches)
+    every = args.checkpoint_every or 2**31
+    sums = torch.tensor(now["sums"], dtype=torch.float64, device=run.device) * (dist.get_rank() == 0)
+    while left:
+        steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
+        some = one_pass(ddp_model, islice(source, steps), args, optimizer)
+        told = votes.count(some[0], steps)
+        sums, left = sums + some, 0 if args.dry_run else left - steps
+        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some[2]) * dist.get_world_size()
+        if left and (told or now["step"] % every == 0):  # the end of the epoch has a checkpoint of its own
             run.save(sums)
-        if told:
-            raise Preempted(told, now["step"])
-        asked = time.perf_counter()
-    votes.count(bad)
+        if left and told:
+            raise Leave(f"stopped by {signal.Signals(told).name} after step {now['step']}, and saved", 75)
     return sums
 
 
-@contextmanager
-def lost_ranks_named(group: dist.ProcessGroup) -> Iterator[None]:
-    """End this rank with a line that names the ranks that do not answer, if any is lost in the block; every rank."""
-    try:
-        yield
-    except RuntimeError as error:
-        why = str(error).partition(". This is")[0].partition("\n")[0]
-        try:
-            dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
-        except RuntimeError as missing:
-            who = str(missing).partition(". This is")[0].partition("\n")[0]
-            print(f"rank {dist.get_rank()} lost its peers: {who} ({why})", file=sys.stderr, flush=True)
-            sys.exit(1)
-        raise
-
-
-def prepare(args: Namespace, device: torch.device, batches: DataLoader) -> tuple[nn.Module, DDP]:
+def prepare(seed: int, device: torch.device, batches: DataLoader) -> tuple[nn.Module, DDP]:
     """Make the network, and wrap it; every rank calls it."""
-    torch.manual_seed(args.seed)  # the same first weights each time
+    torch.manual_seed(seed)  # the same first weights each time
     model = Net().to(device)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ddp_model = DDP(model, gradient_as_bucket_view=True)
@@ -93,66 +62,90 @@ def prepare(args: Namespace, device: torch.device, batches: DataLoader) -> tuple
     inputs, target = next(iter(batches))
     loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()
     model.load_state_dict(first)
-    torch.manual_seed(args.seed + dist.get_rank())  # but each rank its own dropout
+    torch.manual_seed(seed + dist.get_rank())  # but each rank its own dropout
     return model, ddp_model
 
 
-def train(run: Run, votes: Votes, env: dict, train_set: Dataset, test_set: Dataset) -> None:
+def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
-    args, rank, world_size = run.args, dist.get_rank(), dist.get_world_size()
+    args, model, rank, world_size = run.args, ddp_model.module, dist.get_rank(), dist.get_world_size()
     sampler = Rest(DistributedSampler(train_set, world_size, rank, seed=args.seed))
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
     loading = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
     loading |= {"pin_memory": run.device.type == "cuda"}
     train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
-
-    model, ddp_model = prepare(args, run.device, DataLoader(train_set, args.batch_size, generator=torch.Generator()))
-    optimizer = Adadelta(model.parameters(), lr=args.lr)
-    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    how = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
-    with AttemptRecord(run) as record:
-        record.go_on(how, spec=vars(args), env=env, status={"state": "running"})
-        for epoch in range(run.progress["epoch"], args.epochs + 1):
-            run.begin = time.perf_counter() - run.progress["took"]
-            sampler.set_epoch(epoch, run.progress["samples"])  # a new order each epoch
-            train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
-            model.train()
-            trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-            dist.all_reduce(trained)
-            trained[3] /= world_size
-            middle = time.perf_counter()
-            model.eval()
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
-            with torch.no_grad():
-                tested = one_pass(model, test_batches, args)
-            dist.all_reduce(tested)
-            scheduler.step()
-            if rank == 0:
-                record.epoch(epoch, **metrics(trained, tested, run.begin, middle))
-            run.epoch_done(epoch)
-            if (told := votes.count(torch.zeros(2))) and epoch < args.epochs:
-                raise Preempted(told, run.progress["step"])
-        if args.save_model and rank == 0:
-            torch.save(model.state_dict(), content := BytesIO())
-            write(args.run_dir / "mnist_cnn.pt", content.getvalue())
+    for epoch in range(run.progress["epoch"], args.epochs + 1):
+        run.begin = time.perf_counter() - run.progress["took"]
+        sampler.set_epoch(epoch, run.progress["samples"])  # a new order each epoch
+        train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
+        model.train()
+        trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
+        dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
+        trained[3] /= world_size  # but for the seconds
+        middle = time.perf_counter()
+        model.eval()
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
+        with torch.no_grad():
+            tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
+        dist.all_reduce(tested)
+        run.parts["scheduler"].step()
+        if rank == 0:
+            report(args, epoch, trained, tested, middle - run.begin, time.perf_counter() - middle)
+            run.progress["metrics"] = (args.run_dir / "metrics.jsonl").read_text()
+        run.log("epoch", epoch=epoch, weights=weight_digest(model))
+        run.progress |= {"epoch": epoch + 1, "samples": 0}
+        run.begin = time.perf_counter()
+        if not args.dry_run:
+            run.save(torch.zeros(4))
+    if args.save_model and rank == 0:
+        torch.save(model.state_dict(), content := BytesIO())
+        write(args.run_dir, {"mnist_cnn.pt": content.getvalue()})
 
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
     me = who_am_i()
-    args = read_flags(**RESUME_FLAGS)
+    args = read_flags(global_batch_size=None, timeout=600, checkpoint_every=None, vote_every=None, resume="auto")
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     sets = datasets(args.data)
     device, group = join(args, *me)
-    env = settle(args, device, sets[0]) | group
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
-    with lost_ranks_named(votes.roll_call):
-        train(Run(args, device, votes.group), votes, env, *sets)
+    run = Run(args, device, votes.group)
+    model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
+    optimizer.register_step_pre_hook(votes.guard)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+    how = run.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+    if args.run_dir:
+        print(how, flush=True)
+    try:
+        with recorded(args, device, sets[0], **group):
+            slurm = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
+            run.log("started", how=how, world_size=dist.get_world_size(), **slurm)
+            write(args.run_dir, {"metrics.jsonl": run.progress["metrics"].encode()})  # of epochs that stay done
+            train(run, votes, ddp_model, optimizer, *sets)
+            run.log("done")
         dist.barrier()  # no rank leaves while another still needs it
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # lets the loader's workers end: no SIGTERM does
+        with suppress(OSError):
+            run.log(getattr(error, "state", "failed"), why=str(error))
+        if isinstance(error, Leave):
+            print(error, file=sys.stderr, flush=True)
+            dist.barrier(group=run.group)  # srun ends all ranks when one has left: rank 0 has written first
+        elif isinstance(error, RuntimeError):  # a rank is gone, or hangs: which?
+            try:
+                dist.monitored_barrier(votes.roll_call, timedelta(seconds=1), wait_all_ranks=True)
+            except RuntimeError as lost:
+                who, why = (str(one).partition("\n")[0].partition(". This is")[0] for one in (lost, error))
+                sys.exit(f"rank {dist.get_rank()} lost its peers: {who} ({why})")
+        raise
     dist.destroy_process_group()
 
 

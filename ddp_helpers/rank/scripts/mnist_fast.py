@@ -10,17 +10,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Adadelta, Optimizer
-from torch.optim.lr_scheduler import StepLR
+from torch.optim import Optimizer
 from torchvision.datasets import MNIST
 
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
-from ddp_helpers.rank.record import Record
-from ddp_helpers.rank.training import metrics, settle
-
-Step = Callable[[Tensor], Tensor]
+from ddp_helpers.rank.record import recorded, report
+from ddp_helpers.rank.training import has_bf16
 
 
 def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -29,24 +26,17 @@ def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
 
-def make_step(model: nn.Module, optimizer: Optimizer, images: Tensor, labels: Tensor, args: Namespace) -> Step:
-    """Make the function that trains on the images of an index, and returns [loss, right, samples, 0], as sums."""
-
-    def step(index: Tensor) -> Tensor:
-        target = labels[index]
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            output = model(images[index])
-            loss = F.nll_loss(output, target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        n = torch.full_like(loss, len(index), dtype=torch.float64)
-        return torch.stack([loss.detach() * n, (output.argmax(dim=1) == target).sum().double(), n, torch.zeros_like(n)])
-
-    return step
+def counted(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> tuple[Tensor, Tensor]:
+    """Compute the mean loss of a batch, and [loss, right, samples, 0] as sums; nothing is copied from the CPU."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+        output = model(images)
+        loss = F.nll_loss(output, labels)
+    n = torch.full_like(loss, len(labels), dtype=torch.float64)
+    right = (output.argmax(dim=1) == labels).sum().double()
+    return loss, torch.stack([loss.detach() * n, right, n, torch.zeros_like(n)])
 
 
-def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, index: Tensor) -> Step:
+def as_graph(step: Callable, model: nn.Module, optimizer: Optimizer, index: Tensor) -> Callable:
     """Record a step once as a CUDA graph, to be played back with one order; nothing is trained by that.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
@@ -61,7 +51,7 @@ def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, index: Tensor) 
     graph = torch.cuda.CUDAGraph()
     optimizer.zero_grad()
     with torch.cuda.graph(graph):
-        counted = step(index)
+        sums = step(index)
     with torch.no_grad():  # as before the warm-up; Adadelta's state begins with zeros
         for parameter, weight in zip(model.parameters(), weights, strict=True):
             parameter.copy_(weight)
@@ -73,25 +63,12 @@ def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, index: Tensor) 
             return step(other)  # the last, smaller batch
         index.copy_(other)
         graph.replay()
-        return counted
+        return sums
 
     return replay
 
 
-@torch.no_grad()
-def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> Tensor:
-    """Count [loss, right, samples, 0] over the test set, as sums."""
-    sums = torch.zeros(4, dtype=torch.float64, device=images.device)
-    for some, target in zip(images.split(args.test_batch_size), labels.split(args.test_batch_size), strict=True):
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            output = model(some).float()
-        right = (output.argmax(dim=1) == target).sum()
-        sums[:2] += torch.stack([F.nll_loss(output, target, reduction="sum"), right])
-    sums[2] = len(labels)
-    return sums
-
-
-def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNIST, record: Record) -> None:
+def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNIST) -> None:
     """Train for args.epochs epochs, and test after each."""
     images, labels = held(train_set, device)
     test_images, test_labels = held(test_set, device)
@@ -99,23 +76,32 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     model = FastNet().to(device, memory_format=torch.channels_last)
     # A GPU's graph needs the learning rate on the device: a number would be recorded for good.
     graph = {"capturable": True, "foreach": True} if device.type == "cuda" else {}
-    optimizer = Adadelta(model.parameters(), lr=torch.tensor(args.lr, device=device) if graph else args.lr, **graph)
-    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    step = make_step(model, optimizer, images, labels, args)
+    lr = torch.tensor(args.lr, device=device) if graph else args.lr
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=lr, **graph)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     order = torch.Generator(device).manual_seed(args.seed)
-    if graph:
-        step = as_graph(step, model, optimizer, torch.arange(args.batch_size, device=device))
+
+    def step(index: Tensor) -> Tensor:
+        loss, sums = counted(model, images[index], labels[index], args)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return sums
+
+    take = as_graph(step, model, optimizer, torch.arange(args.batch_size, device=device)) if graph else step
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         model.train()
-        trained = torch.zeros(4, dtype=torch.float64, device=device)
-        for index in torch.randperm(len(labels), generator=order, device=device).split(args.batch_size):
-            trained += step(index)
+        trained = sum(map(take, torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)))
         trained.tolist()  # waits for the GPU
         middle = time.perf_counter()
-        tested = test(model.eval(), test_images, test_labels, args)
+        model.eval()
+        with torch.no_grad():
+            batches = zip(test_images.split(args.test_batch_size), test_labels.split(args.test_batch_size), strict=True)
+            tested = sum(counted(model, some, target, args)[1] for some, target in batches)
+        tested.tolist()
         scheduler.step()
-        record.epoch(epoch, **metrics(trained, tested, begin, middle))
+        report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
 
 
 def main() -> None:
@@ -123,10 +109,9 @@ def main() -> None:
     args = read_flags()
     sets = datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
-    env = settle(args, device, sets[0])
-    with Record(args.run_dir) as record:
-        record.note(spec=vars(args), env=env, status={"state": "running"})
-        train(args, device, *sets, record)
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    with recorded(args, device, sets[0]):
+        train(args, device, *sets)
 
 
 if __name__ == "__main__":

@@ -9,30 +9,26 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
-from torch.optim import Adadelta
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.record import Record, write
-from ddp_helpers.rank.training import metrics, one_pass, settle
+from ddp_helpers.rank.record import recorded, report, write
+from ddp_helpers.rank.training import has_bf16, one_pass
 
 
-def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, record: Record) -> None:
+def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each."""
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
     loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed)}
     train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_set, args.test_batch_size, **loading)
-
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
-    # Your own optimizer and schedule go here, if the task asks for others.
-    optimizer = Adadelta(model.parameters(), lr=args.lr)
-    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         sampler.generator.manual_seed(args.seed + epoch)  # a new order each epoch
@@ -43,11 +39,10 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)
         scheduler.step()
-        record.epoch(epoch, **metrics(trained, tested, begin, middle))
+        report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
     if args.save_model:
-        # To use it: model.load_state_dict(torch.load("mnist_cnn.pt", weights_only=True)), then model.eval().
         torch.save(model.state_dict(), content := BytesIO())
-        write((args.run_dir or Path()) / "mnist_cnn.pt", content.getvalue())
+        write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
 
 
 def main() -> None:
@@ -55,11 +50,9 @@ def main() -> None:
     args = read_flags()
     sets = datasets(args.data)
     device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
-    env = settle(args, device, sets[0])
-    record = Record(args.run_dir)
-    with record:
-        record.note(spec=vars(args), env=env, status={"state": "running"})
-        train(args, device, *sets, record)
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    with recorded(args, device, sets[0]):
+        train(args, device, *sets)
 
 
 if __name__ == "__main__":

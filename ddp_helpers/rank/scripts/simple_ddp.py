@@ -6,6 +6,7 @@ srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python sim
 """
 
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -13,34 +14,31 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_helpers.rank.launchers import stop, who_am_i
+from ddp_helpers.rank.launchers import LAUNCHERS
 
 
 def main() -> None:
     """Do what every rank does."""
-    launcher, rank, local_rank, world_size = who_am_i()
+    launcher, (_, *names) = next((row for row in LAUNCHERS.items() if row[1][0] in os.environ), ("single", [""]))
+    rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
     print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")  # one visible: cuda:0
-    if gpus:
-        torch.cuda.set_device(device)
-    group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
     if world_size == 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody else comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        stop("no meeting point: export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun")
-    # Blocks until all ranks have come to this line. MASTER_ADDR and MASTER_PORT say where they meet.
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)
-
+        print("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun", file=sys.stderr)
+        sys.exit(2)
+    group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)  # waits for all ranks
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
     output = model(torch.ones(1, 42, device=device)).sum()
     output.backward()  # the gradients are averaged over the ranks here
-    print(f"rank {rank} on {device}: output {output.item():.6f}", flush=True)
-
     outputs = [torch.zeros((), device=device) for _ in range(world_size)]
     dist.all_gather(outputs, output.detach())
     assert all(other == outputs[0] for other in outputs), f"the ranks hold different models: {outputs}"
+    print(f"rank {rank} on {device}: output {output.item():.6f}", flush=True)
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)
     dist.barrier()  # nobody leaves while a peer still needs an answer
