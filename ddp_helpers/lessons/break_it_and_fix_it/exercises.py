@@ -1,70 +1,24 @@
 """Exercises of notebook 10: two in plain Python, and two whose answers run on real ranks."""
 
-import json
-import marshal
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.lessons.break_it_and_fix_it import clinic
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise
-
-# What each rank runs: the answer, by its compiled code, once for each case; it is given its own values of the case.
-SCRIPT = """
-import json, marshal, types
-answer = types.FunctionType(marshal.loads(bytes.fromhex("{code}")), globals())
-{setup}
-print("begins")
-for case in {cases}:
-    given = answer({given})
-    print("gives", json.dumps(given.tolist() if hasattr(given, "tolist") else given))
-    dist.barrier()
-"""
-LAYER = """
-def layer(values):
-    model = nn.Linear(2, 1)
-    nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
-    return model
-"""
+from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, on_ranks
 
 
-@dataclass(frozen=True)
-class OnRanks(Exercise):
-    """An exercise whose answer is called on three real ranks; a case has the values that each rank is given."""
+def on_layers(answer: Callable, *case: list[float]) -> list:
+    """Call an answer on as many ranks as a case has members, each with a layer that has these weights."""
 
-    setup: str = ""
-    given: str = "*case[rank]"
+    def work() -> object:
+        model = torch.nn.Linear(2, 1)
+        torch.nn.utils.vector_to_parameters(torch.tensor(case[dist.get_rank()]), model.parameters())
+        return answer(model)
 
-    def verdict(self, answer: Callable) -> str:
-        """Return one line: right, not attempted, or what the ranks give and why that is not it."""
-        found, why = self.on_ranks(answer)
-        if "NotImplementedError" in why:
-            return NOT_ATTEMPTED
-        expected, name = self.on_ranks(self.oracle)[0], self.oracle.__name__
-        if found == expected:
-            return RIGHT
-        hints = [told for told, trap in self.traps.items() if self.on_ranks(trap)[0] == found][:1]
-        if why:
-            return " ".join([f"not yet: {name} ends with {why}.", *hints])
-        case, one, right = next(both for both in zip(self.cases, found, expected, strict=True) if both[1] != both[2])
-        asked = f"not yet: with {', '.join(map(str, case))} on the three ranks, {name} gives {one}"
-        return " ".join([f"{asked}, and should give {right}.", *hints])
-
-    def on_ranks(self, answer: Callable) -> tuple[list, str]:
-        """What the ranks give, a list for each case; and with what they ended, '' if all is well."""
-        code = marshal.dumps(answer.__code__).hex()
-        text = SCRIPT.format(code=code, setup=self.setup, cases=list(self.cases), given=self.given)
-        run = clinic.Run(clinic.written(text, True, True), 3, limit=10)
-        clinic.attend(run)
-        said = [[json.loads(line[6:]) for line in run.said(rank) if line.startswith("gives ")] for rank in range(3)]
-        ends = [line for rank in range(3) for line in run.said(rank) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        first = min(ends, key=lambda line: "remote" in line, default="no word")  # not who complains of another
-        why = "" if run.ends == [0] * 3 else "ranks that wait for each other" if None in run.ends else first
-        return [list(one) for one in zip_longest(*said)], why
+    return on_ranks(len(case), work)
 
 
 def killed_by(status: int) -> int:
@@ -189,8 +143,7 @@ EXERCISES = [
             "Different weights can have the same sum: compare all of them.": only_sums,
             "A rank that is like rank 0 must hear of those that are not: one more collective.": each_for_itself,
         },
-        setup=LAYER,
-        given="layer(case[rank])",
+        on_layers,
     ),
     OnRanks(
         stop_step,
@@ -200,5 +153,6 @@ EXERCISES = [
             "One rank that was told is enough: do not wait until all are.": all_must_be_told,
             "They vote only in the steps 0, `every`, twice `every`, and so on.": votes_in_each_step,
         },
+        each_its_own,
     ),
 ]

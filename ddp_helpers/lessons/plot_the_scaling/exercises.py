@@ -1,65 +1,14 @@
 """Exercises of notebook 09; two of them run on real ranks."""
 
-import functools
-import multiprocessing
-import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.notebook.ranks import LOOPBACK
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
 
 Runs = list[tuple[int, str, float]]
-
-
-@dataclass(frozen=True)
-class OnRanks(Exercise):
-    """An exercise that runs on real ranks: a case holds the arguments of rank 0, of rank 1, and so on."""
-
-    def verdict(self, answer: Callable) -> str:
-        """One line about a learner's function, from what it gave on each rank."""
-        traps = {told: everywhere(trap) for told, trap in self.traps.items()}
-        return Exercise(everywhere(self.oracle), self.cases, traps).verdict(everywhere(answer))
-
-
-def everywhere(function: Callable) -> Callable:
-    """Make of a function that runs on a rank one that starts the ranks, and gives what each of them returned."""
-
-    @functools.wraps(function)
-    def on_ranks(*each: tuple) -> list:
-        with tempfile.TemporaryDirectory() as folder:
-            context = multiprocessing.get_context("fork")  # a function that stands in a notebook cannot be imported
-            found, shared = context.Queue(), (function, each, f"file://{folder}/store")
-            ranks = [context.Process(target=one_rank, args=(found, rank, *shared)) for rank in range(len(each))]
-            for process in ranks:
-                process.start()
-            said = dict(found.get(timeout=60) for _ in ranks)
-            for process in ranks:
-                process.join()
-        for rank, (kind, value) in sorted(said.items()):
-            if kind:
-                raise NotImplementedError if kind == "NotImplementedError" else RuntimeError(f"rank {rank}: {value}")
-        return [value for _, (_, value) in sorted(said.items())]
-
-    return on_ranks
-
-
-def one_rank(found: multiprocessing.Queue, rank: int, function: Callable, each: tuple, store: str) -> None:
-    """Join the group, call the function, and put into the queue what came of it; the ranks' processes run this."""
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    torch.set_num_threads(1)  # a pool of threads does not survive the fork
-    try:
-        dist.init_process_group("gloo", store, timedelta(seconds=10), rank=rank, world_size=len(each))
-        found.put((rank, ("", function(*each[rank]))))
-        dist.barrier()  # who left at once would be missed by one that still waits
-    except Exception as error:
-        found.put((rank, (type(error).__name__, str(error).partition("\n")[0].rpartition("] ")[2])))
 
 
 def job_rate(images: int, seconds: float) -> float:
@@ -140,6 +89,7 @@ EXERCISES = [
                 lambda images, seconds: summed(images / seconds)
             ),
         },
+        each_its_own,
     ),
     OnRanks(
         late_rank,
@@ -151,6 +101,7 @@ EXERCISES = [
             "That is the least wait, and not the rank that has it.": lambda waited: gathered(waited).min().item(),
             "Each rank names itself: gather the waits of all ranks first.": lambda waited: dist.get_rank(),
         },
+        each_its_own,
     ),
     Exercise(
         gpus_to_ask_for,

@@ -1,18 +1,16 @@
 """Exercises of notebook 04; two of them run on ranks."""
 
-import functools
-import marshal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import FunctionType
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
 
-RANKS, LIMIT = 2, 10  # of the exercises that run on ranks, and the seconds that they may take
+RANKS = 2  # of the exercises that run on ranks
 
 
 class Answers:
@@ -30,46 +28,16 @@ class Answers:
         return found
 
 
-def on_a_rank(code: str, case: list) -> list:
-    """Call a function, given as its code in hexadecimal, on this rank: what it gives, and the samples it looked at."""
+def on_a_rank(answer: Callable, case: tuple) -> list:
+    """Call an answer on this rank: what it gives, and the samples it looked at."""
     answers = Answers(case[0] if isinstance(case[0], list) else [])
-    body, defaults = marshal.loads(bytes.fromhex(code))
-    function = FunctionType(body, globals(), argdefs=defaults)
-    given = function(*([answers, *case[1:]] if len(answers) else case))
+    given = answer(*((answers, *case[1:]) if len(answers) else case))
     return [given.tolist() if hasattr(given, "tolist") else given, answers.looked_at]
 
 
-def on_ranks(function: Callable, seen: Callable[..., dict]) -> Callable:
-    """Make of a rank's function one that calls it on all ranks, and gives what can be seen of that."""
-
-    @functools.wraps(function)
-    def called(*case: object) -> dict:
-        from ddp_helpers.notebook import ranks  # here: the ranks import this module, too
-
-        code = marshal.dumps((function.__code__, function.__defaults__)).hex()  # one made in a cell has no module
-        ranks.start(RANKS, code=code, case=case)
-        try:
-            ranks.there(RANKS).run(f"from {__name__} import on_a_rank\nfound = on_a_rank(code, case)", LIMIT)
-        except ranks.LaunchError as error:
-            if "NotImplementedError" in str(error):
-                raise NotImplementedError from None
-            told = [line for line in str(error).splitlines() if line and "Traceback" not in line and line[0] != " "]
-            raise RuntimeError(f"on the ranks: {'; '.join(told)}") from None
-        return seen(ranks.pull("found"), *case)
-
-    return called
-
-
-@dataclass(frozen=True)
-class OnRanks(Exercise):
-    """An exercise whose function is called on every rank; `seen` makes of what the ranks did what is compared."""
-
-    seen: Callable[..., dict]
-
-    def verdict(self, answer: Callable) -> str:
-        """One line about a learner's function."""
-        traps = {told: on_ranks(trap, self.seen) for told, trap in self.traps.items()}
-        return Exercise(on_ranks(self.oracle, self.seen), self.cases, traps).verdict(on_ranks(answer, self.seen))
+def trial(seen: Callable[..., dict], answer: Callable, *case: object) -> dict:
+    """Call an answer on the ranks; `seen` makes of what they did what is compared."""
+    return seen(on_ranks(RANKS, partial(on_a_rank, answer, case)), *case)
 
 
 # ---- the exercises
@@ -183,7 +151,7 @@ EXERCISES = [
             ),
             "A rank takes its part of the global batch, not all of it.": passes,
         },
-        batches_of_all,
+        partial(trial, batches_of_all),
     ),
     OnRanks(
         exact_accuracy,
@@ -196,6 +164,6 @@ EXERCISES = [
             ),
             "A sample counts twice, for the sampler pads. Take every world_size-th sample, from rank on.": padded,
         },
-        accuracy_of_all,
+        partial(trial, accuracy_of_all),
     ),
 ]
