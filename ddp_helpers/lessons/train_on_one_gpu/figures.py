@@ -51,11 +51,10 @@ def seconds(spent: Mapping[str, Mapping[str, float]], images: int, where: str) -
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("milliseconds for 1,000 training images")
     figure.legend(loc="outside right center")
-    found = [f"{parts['data']:.0%} with the {name}" for name, parts in shares.items()]
+    first, *others = [f"{parts['data']:.0%} {{}}with the {name}" for name, parts in shares.items()]
+    title = ", ".join(["Data take " + first.format("of the time "), *(other.format("") for other in others)])
     told = [f"{name}: {', '.join(f'{part} {share:.0%}' for part, share in of.items())}" for name, of in shares.items()]
-    return headed(
-        figure, f"Loading, as a share of the time: {', '.join(found)}", where, f"Shares of the time: {'; '.join(told)}."
-    )
+    return headed(figure, title, where, f"Shares of the time: {'; '.join(told)}.")
 
 
 def ladder(
