@@ -65,6 +65,7 @@ def one_rank(rank: int, size: int, where: str, work: Callable[[], Any], given: S
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     try:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+        dist.barrier()  # or who is done early leaves while others still connect
         given.put((rank, work()))
     except Exception as error:
         given.put((rank, error))
