@@ -37,10 +37,8 @@ class Rest(Sampler):
 
 def weight_digest(model: nn.Module) -> str:
     """Compute the SHA-256 of all parameters; not of buffers: BatchNorm's differ between ranks until the next step."""
-    found = hashlib.sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    parts = (p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 class Run:
