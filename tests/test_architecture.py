@@ -6,15 +6,17 @@ from ddp_helpers import ROOT
 from ddp_helpers.upkeep.architecture import above, imports, room
 from ddp_helpers.upkeep.stale import modules
 
+SHARED = {"", "exercise", "on_ranks"}  # what all lessons may import
+
 
 def upward(found):
-    """Imports of a wing that stands above, and of one lesson by another; what all lessons share is `exercise`."""
+    """Imports of a wing that stands above, and of one lesson by another."""
     rooms = [(who, whom, room(who), room(whom)) for who, whom in found]
     wrong = [(who, whom) for who, whom, one, other in rooms if one[0] and other[0] and above(other[0], one[0])]
     return wrong + [
         (who, whom)
         for who, whom, one, other in rooms
-        if one[0] == other[0] == "lessons" and one[1] != other[1] and one[1] and other[1] not in ("", "exercise")
+        if one[0] == other[0] == "lessons" and one[1] != other[1] and one[1] and other[1] not in SHARED
     ]
 
 
@@ -27,7 +29,7 @@ def test_no_import_leads_up_and_no_lesson_needs_another():
 
 
 def test_each_notebook_has_a_lesson_of_its_name():
-    lessons = {room(name)[1] for name in modules() if room(name)[0] == "lessons"} - {"", "exercise"}
+    lessons = {room(name)[1] for name in modules() if room(name)[0] == "lessons"} - SHARED
     notebooks = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
     assert lessons == {path.stem[3:] for path in notebooks}
     assert all(int(after.stem[:2]) == int(before.stem[:2]) + 1 for before, after in pairwise(notebooks))
