@@ -349,3 +349,22 @@ def test_once_a_week_the_newest_torch_is_tried() -> None:
     upgrade = next(number for number, step in enumerate(steps) if "--upgrade" in step and "torch torchvision" in step)
     assert "<" not in steps[upgrade] and steps.index("make test") > upgrade > steps.index("make .venv/installed")
     assert "make test-all" in [step.get("run") for step in workflow["jobs"]["all"]["steps"]]
+
+
+# ---- the quiz
+
+PLACE = re.compile(r"\[(\d\d), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
+
+
+def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:
+    text = (DOCS / "quiz.md").read_text()
+    found = PLACE.findall(text)
+    lost = [(number, heading) for number, heading, path in found if not told(number, heading, path)]
+    assert lost == [] and text.count("<details>") == 30 and {number for number, *_ in found} == NOTEBOOKS.keys()
+
+
+def told(number: str, heading: str, path: str) -> bool:
+    """Whether the notebook at the path has this number, and a heading that begins so."""
+    return NOTEBOOKS[number] == ROOT / path and any(
+        name.replace("`", "").startswith(heading.replace("`", "")) for name in headings(number)
+    )
