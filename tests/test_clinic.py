@@ -69,7 +69,7 @@ def test_a_hang_is_ended_at_its_limit(capsys):
 
 def test_who_is_left_when_another_has_failed_is_ended(capsys, monkeypatch):
     monkeypatch.setattr(clinic, "GRACE", 0.5)
-    clinic.clinic_magic("2 fails", "if not CURED:\n    assert rank\n    time.sleep(60)")
+    clinic.clinic_magic("2 fails bare", "if not CURED:\n    assert os.environ['RANK'] != '0'\n    time.sleep(60)")
     assert "broken: rank 0 exit status 1, rank 1 ended by SIGTERM; " in capsys.readouterr().out
 
 
