@@ -12,7 +12,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 
 from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.notebook.screen import Screen
 from ddp_helpers.notebook.slurm import available, look
 
 
@@ -60,13 +60,16 @@ class Terminal:
         ) as process:
             if until:
                 threading.Thread(target=stop_with_job, args=[process, env["JOB"]], daemon=True).start()
+            screen = Screen()
             try:
                 for row in process.stdout:
                     self.variables["said"] += row
-                    print(tidy(row), end="", flush=True)
+                    screen.add("", row.rstrip("\n"))
             except KeyboardInterrupt:
                 os.killpg(process.pid, signal.SIGINT)
                 raise
+            finally:
+                screen.draw()
         return process.returncode
 
 
@@ -78,8 +81,8 @@ def environment() -> dict[str, str]:
 def stop_with_job(process: subprocess.Popen, job: str) -> None:
     """Press Ctrl-C, as it were, when a job has left the queue and its last lines have been shown."""
     while look(job)[0].active:
-        time.sleep(0.5)
-    time.sleep(1)
+        time.sleep(0.25)
+    time.sleep(0.5)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
 
