@@ -82,7 +82,7 @@ def stop_with_job(process: subprocess.Popen, job: str) -> None:
     """Press Ctrl-C, as it were, when a job has left the queue and its last lines have been shown."""
     while look(job)[0].active:
         time.sleep(0.25)
-    time.sleep(0.5)
+    time.sleep(1.5)  # tail looks for a log that was not there once a second
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
 
