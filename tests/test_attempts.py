@@ -1,14 +1,16 @@
 """The story of a run in several attempts, read back and drawn."""
 
 import json
+import time
 
 import pytest
 
-from ddp_helpers.lessons.survive_preemption import exercises, figures
+from ddp_helpers.lessons import on_ranks
+from ddp_helpers.lessons.survive_preemption import figures
 
 
-def line(time, event, step, **more):
-    return json.dumps({"time": time, "event": event, "step": step, **more})
+def line(at, event, step, **more):
+    return json.dumps({"time": at, "event": event, "step": step, **more})
 
 
 START = line(100.0, "started", 0)
@@ -75,6 +77,6 @@ def test_a_figure_says_its_finding():
 
 
 def test_ranks_that_wait_for_each_other_are_ended_and_named(monkeypatch):
-    monkeypatch.setattr(exercises, "PATIENCE", 3)
+    monkeypatch.setattr(on_ranks, "PATIENCE", 3)
     with pytest.raises(TimeoutError, match="rank 0 waited"):
-        exercises.on_ranks(2, lambda: exercises.dist.get_rank() == 0 and exercises.time.sleep(60))
+        on_ranks.on_ranks(2, lambda: on_ranks.dist.get_rank() == 0 and time.sleep(60))
