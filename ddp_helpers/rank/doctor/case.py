@@ -23,11 +23,13 @@ class Red(Exception):
 def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     """Call a function; return its value, or the words with which it stops or fails; the process goes on. Any rank."""
     try:
-        with redirect_stderr(StringIO()):
+        with redirect_stderr(StringIO()) as said:
             return call(), []
     except Red as red:
         return None, list(red.args)
-    except (Exception, SystemExit) as error:  # whatever it is, this rank must come to the next check
+    except SystemExit:  # stop has printed its line
+        return None, [said.getvalue().strip()]
+    except Exception as error:  # whatever it is, this rank must come to the next check
         return None, [str(error).partition("\n")[0] or type(error).__name__]
 
 
