@@ -9,7 +9,8 @@ from pathlib import Path
 
 from docutils import nodes
 from ipython_pygments_lexers import IPython3Lexer
-from pygments.lexer import bygroups
+from pygments.lexer import bygroups, using
+from pygments.lexers.shell import BashLexer
 from pygments.token import Keyword, Operator, String
 from sphinx.application import Sphinx
 
@@ -48,10 +49,14 @@ html_show_copyright = False
 
 
 class Cell(IPython3Lexer):
-    """A code cell. IPython's lexer leaves all that follows a cell magic plain; the course's magics take Python."""
+    """A code cell. IPython's lexer leaves all that follows a cell magic plain; those of the course take Python, or bash."""
 
+    shell = (
+        r"(?s)\A(%%)(slurm|bash|writefile [\w.]+\.sbatch)(.*?\n)(.*)",
+        bygroups(Operator, Keyword, String, using(BashLexer)),
+    )
     magic = (r"\A(%%)(ranks|launch|clinic|writefile)(.*\n)", bygroups(Operator, Keyword, String))
-    tokens = {**IPython3Lexer.tokens, "root": [magic, *IPython3Lexer.tokens["root"]]}  # noqa: RUF012
+    tokens = {**IPython3Lexer.tokens, "root": [shell, magic, *IPython3Lexer.tokens["root"]]}  # noqa: RUF012
 
 
 def entry(path: Path) -> str:

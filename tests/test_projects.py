@@ -197,7 +197,7 @@ def test_bad_mending_is_found(what):
     [
         (lambda text: text, "mend changes nothing"),
         (lambda text: None, "mend gives NoneType"),
-        (lambda text: text.replace("    def __enter__", "  def __enter__"), "no Python any more: line"),
+        (lambda text: text.replace("    def forward", "  def forward"), "no Python any more: line"),
         (lambda text: text.replace("range(0, len", "rang(0, len"), "name 'rang' is not defined"),
     ],
     ids=["nothing", "no text", "no Python", "no run"],
