@@ -49,7 +49,7 @@ html_show_copyright = False
 
 
 class Cell(IPython3Lexer):
-    """A code cell. IPython's lexer leaves all that follows a cell magic plain; those of the course take Python, or bash."""
+    """A code cell. IPython's lexer leaves all below a cell magic plain; those of the course take Python, or bash."""
 
     shell = (
         r"(?s)\A(%%)(slurm|bash|writefile [\w.]+\.sbatch)(.*?\n)(.*)",
