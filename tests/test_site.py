@@ -72,12 +72,15 @@ def test_no_picture_of_any_page_is_without_words(site: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
-def test_cells_of_magics_are_highlighted_as_python(site: Path, path: Path) -> None:
+def test_cells_of_magics_are_highlighted_as_what_they_hold(site: Path, path: Path) -> None:
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    magics = sum(bool(re.match(r"%%(ranks|launch|clinic|writefile)", "".join(cell["source"]))) for cell in cells)
+    magics = sum(
+        bool(re.match(r"%%(ranks|launch|clinic|writefile|slurm|bash)", "".join(cell["source"]))) for cell in cells
+    )
     blocks = re.findall(r"<span></span><span class=\"o\">%%</span>.*?</pre>", page(site, path).read_text(), re.DOTALL)
     assert len(blocks) == magics
-    assert all('<span class="k' in block.split("\n", 1)[1] for block in blocks if "import" in block)
+    python = [block for block in blocks if "import" in block and not re.search(">(slurm|bash)<", block)]
+    assert all('<span class="k' in block.split("\n", 1)[1] for block in python)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
