@@ -9,7 +9,8 @@ import coloured
 import pytest
 import torch
 from faults.matrix import Matrix, events, weights
-from faults.ranks import run
+from faults.ranks import Ranks, run
+from real import until
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts
@@ -96,10 +97,7 @@ def test_another_model_and_another_kind_of_run_are_refused(matrix, told):
     smaller = matrix.changed(
         ("nn.Linear(9216, 128)", "nn.Linear(9216, 64)"), ("nn.Linear(128, 10)", "nn.Linear(64, 10)")
     )
-    before = content(told)
-    ended = matrix.train(told, script=smaller)
-    assert ended.statuses == [1, 1] and content(told) == before
-    assert all("size mismatch for fc1.weight" in said for said in ended.said), ended.said
+    refuses(matrix, told, script=smaller, says="of another script or model")
     folder = matrix.fresh("plain")
     plain = scripts.write("mnist_ddp", matrix.folder / "mnist_ddp.py")
     flags = ["--data", matrix.data, "--run-dir", folder / "run", "--epochs", 1, "--no-cuda"]
@@ -134,6 +132,15 @@ def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
     assert "'once': {'world_size': 2, 'batch_size': 16" in again.said[0], again.said[0]
     ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--global-batch-size", 64)
     assert "with a global batch of 64" in ended.said[0] and "to the bit" not in ended.said[0], ended.said[0]
+
+
+def test_two_attempts_at_once_are_refused(matrix):
+    folder = matrix.fresh("twice")
+    with Ranks(matrix.script, matrix.flags(folder), 2, folder, (1, "SIGSTOP", "step", 9)) as first:
+        until(first.note.exists, "the first attempt trains", 30)
+        second = matrix.train(folder)
+        assert second.statuses == [2, 2] and "another attempt runs there" in second.said[0], second.said
+    matrix.must_resume_equal(folder)
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(tmp_path, monkeypatch):
@@ -216,7 +223,7 @@ def test_the_last_two_are_kept_and_what_is_damaged_does_not_count(tmp_path, caps
 def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(matrix, tmp_path):
     path = save(tmp_path, 5, {"step": 5})
     ended = matrix.train(matrix.fresh("no checkpoint"), "--resume", path)
-    assert ended.statuses == [1, 1] and "KeyError: 'model'" in ended.said[1], ended.said
+    assert ended.statuses == [2, 2] and "of another script or model ('model')" in ended.said[1], ended.said
     assert path.exists()
     with pytest.raises(pickle.UnpicklingError):
         unpack(read(save(tmp_path, 6, {"step": Path("more than data")})))

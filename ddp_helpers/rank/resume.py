@@ -1,7 +1,9 @@
 """Save everything that a run needs to go on as if it had never stopped, and put it back."""
 
+import fcntl
 import hashlib
 import json
+import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -57,8 +59,7 @@ class Run:
         """Add a line to attempts.jsonl: what happened, when and after which step."""
         if self.args.run_dir:
             line = {"time": round(time.time(), 3), "event": event, "step": self.progress["step"], **more}
-            with (self.args.run_dir / "attempts.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            os.write(self.held.fileno(), f"{json.dumps(line)}\n".encode())  # to close another would end the lock
 
     def save(self, sums: Tensor) -> None:
         """Write a checkpoint; every rank calls it. All leave if their weights differ, or if it cannot be written."""
@@ -76,22 +77,26 @@ class Run:
             try:
                 self.log("saved", checkpoint=save(self.args.run_dir / "checkpoints", step, state).name)
             except OSError as error:
-                (self.args.run_dir / "checkpoints" / "part").unlink(missing_ok=True)
                 trouble = [f"no checkpoint of step {step} ({error}): the one before is whole; make room, start again"]
         dist.broadcast_object_list(trouble, group=self.group)
         if trouble[0]:
             raise Leave(trouble[0])
 
     def choose(self) -> tuple[bytes, str]:
-        """Read the checkpoint to go on from, if there is one, and say what is wrong, or nothing; rank 0 calls it."""
+        """Read the checkpoint to go on from, and claim the folder; rank 0 calls it. Says what is wrong, or nothing."""
         folder, resume = self.args.run_dir, self.args.resume
         again = (folder / "attempts.jsonl").exists()
         if (resume == "never" and again) or ((folder / "metrics.jsonl").exists() and not again):
             return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
         try:
+            content = newest(folder / "checkpoints") if again or resume == "auto" else b""
+            content = content or (b"" if resume in ("auto", "never") else read(Path(resume)))
             folder.mkdir(parents=True, exist_ok=True)
-            content = newest(folder / "checkpoints")
-            return content or (b"" if resume in ("auto", "never") else read(Path(resume))), ""
+            self.held = (folder / "attempts.jsonl").open("a")
+            fcntl.lockf(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # this process alone: no worker inherits it
+            return content, ""
+        except BlockingIOError:
+            return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
         except (OSError, ValueError) as error:
             return b"", f"--run-dir {folder} --resume {resume}: {error}"
 
@@ -104,10 +109,14 @@ class Run:
             stop(wrong)
         if not content:
             return "starts from the beginning"
-        state = unpack(content)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        self.progress, setting, shape, random = (state[name] for name in ("progress", "setting", "shape", "random"))
+        try:
+            state = unpack(content)
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            self.progress, setting, shape, random = (state[name] for name in ("progress", "setting", "shape", "random"))
+        except Exception as error:  # of many kinds: whatever it is, nothing can go on from here
+            why = str(error).partition("\n")[0]
+            stop(f"the checkpoint is of another script or model ({why}): take another --run-dir")
         if setting != self.setting:
             stop(f"the checkpoint is of a run with {setting}, not {self.setting}: change it back")
         if self.progress["samples"] % dist.get_world_size():
