@@ -17,11 +17,15 @@ def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
     """Write files whole or not at all: each gets its name when all of it is there. No folder, no files."""
     for name, content in files.items() if folder else ():
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "part").open("wb") as file:
-            file.write(content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode())
-            file.flush()
-            os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
-        (folder / "part").replace(folder / name)
+        text = content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode()
+        try:
+            with (folder / "part").open("wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
+            (folder / "part").replace(folder / name)
+        finally:
+            (folder / "part").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -52,5 +56,6 @@ def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds
     line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
     print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
     if args.run_dir:
-        with (args.run_dir / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        path = args.run_dir / "metrics.jsonl"
+        before = path.read_bytes() if path.exists() else b""
+        write(args.run_dir, {path.name: before + json.dumps(line).encode() + b"\n"})
