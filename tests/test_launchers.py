@@ -16,8 +16,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.notebook import slurm
 from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.rank.group import claim_device, join
-from ddp_helpers.rank.launchers import who_am_i
-from ddp_helpers.rank.training import cpus_of_rank
+from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
 
 
 def variables(text):
@@ -152,7 +151,7 @@ NUMBERS = [
 ]
 # One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
 SAY = """import sys
-from ddp_helpers.rank.launchers import who_am_i
+from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
 sys.stdout.write("I am {} {} {} {}\\n".format(*who_am_i()))
 sys.stdout.flush()"""
 

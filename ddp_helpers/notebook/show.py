@@ -40,9 +40,11 @@ def source(thing: object) -> Code:
     return Code(inspect.getsource(thing))
 
 
-def hunks(old: str, new: str, context: int = 1) -> list[str]:
-    """Show the diff between two scripts of the course, hunk by hunk, without the lines that say where."""
-    texts = [scripts.Script(name).text().splitlines() for name in (old, new)]
+def hunks(old: str | Path, new: str | Path, context: int = 1) -> list[str]:
+    """Show the diff between two scripts, the course's by name or any by path, hunk by hunk, without saying where."""
+    texts = [
+        (one.read_text() if isinstance(one, Path) else scripts.Script(one).text()).splitlines() for one in (old, new)
+    ]
     lines = list(difflib.unified_diff(*texts, n=context, lineterm=""))[2:]
     starts = [i for i, line in enumerate(lines) if line.startswith("@@")] + [len(lines)]
     return ["\n".join(lines[a + 1 : b]) for a, b in pairwise(starts)]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ddp_helpers.rank.launchers import cpus_of_rank as cpus_of_rank
 from ddp_helpers.rank.model import loss_and_right
 
 

@@ -21,7 +21,7 @@ from ddp_helpers.notebook.drawing import (
     rank_colour,
     write,
 )
-from ddp_helpers.notebook.labels import caption
+from ddp_helpers.notebook.labels import caption, finding
 from ddp_helpers.notebook.scaling import many, where
 
 
@@ -70,7 +70,7 @@ def speeds(runs: pd.DataFrame) -> Picture:
     (_, ranks, cpus), best = max(strong, key=lambda one: one[1])
     fastest = f"{many(int(ranks), 'rank')} {TIMES} {many(int(cpus), 'CPU')}"
     title = f"Strong: {fastest} {'is' if ranks == 1 else 'are'} {best / base.median():.1f} {TIMES} as fast as one rank"
-    ax.set_title(title, loc="left")
+    finding(figure, title)
     caption(figure, where(runs))
     return described(figure, f"Dots, one a run, sorted by speed: {', '.join(names)} (fastest last). {title}.")
 
@@ -91,7 +91,7 @@ def wait_and_run(times: Mapping[str, tuple[float, float]], source: str) -> Pictu
     ax.legend(loc="upper right", bbox_to_anchor=(1, 1.25), ncols=2, fontsize=SMALL["size"])
     first = min(times, key=lambda name: sum(times[name]))
     title = f"{first} has the result first, after {sum(times[first]):.0f} s"
-    ax.set_title(title, loc="left")
+    finding(figure, title)
     caption(figure, source)
     said = ", ".join(f"{name} waits {wait:.0f} s and runs {run:.0f} s" for name, (wait, run) in times.items())
     return described(figure, f"Bars of wait and run: {said}. {title}.")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 
 from ddp_helpers.notebook.drawing import RED, Picture, described, rank_colour
-from ddp_helpers.notebook.labels import caption
+from ddp_helpers.notebook.labels import caption, finding
 
 FLOOR = 1e-8  # below it a difference is drawn there: a logarithmic axis has no zero
 
@@ -30,7 +30,7 @@ def proof(losses: Mapping[str, Sequence[float]], apart: Mapping[str, float], con
         right.annotate(f"{value:.0e}", (max(value, FLOOR), row), (4, 0), textcoords="offset points", va="center")
     same = max(value for name, value in apart.items() if name != control)
     title = f"The same model to {same:.0e}; with {control} it differs by {apart[control]:.0e}"
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    finding(figure, title)
     caption(figure, where)
     said = "; ".join(f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items())
     return described(figure, f"Training loss by epoch. {said}. {title}.")
