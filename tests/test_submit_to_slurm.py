@@ -88,3 +88,12 @@ def test_without_slurm_a_cell_is_left_out(monkeypatch, capsys: pytest.CaptureFix
     shell = Shell()
     terminal.Terminal(shell).run("", "exit 1")
     assert "left out" in capsys.readouterr().out and shell.user_ns["said"] == ""
+
+
+@pytest.mark.parametrize("value", ["a; touch b", "$(id)", "`id`", 'a" b', "a\nb", "a && b", "a > b"])
+def test_a_value_that_bash_would_run_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="data is "):
+        terminal.Terminal(Shell(data=value)).filled('ls "{data}"')
+    assert (
+        terminal.Terminal(Shell(data="/a b/é-1.5")).filled('ls "{data}" ${HOME} {x}') == 'ls "/a b/é-1.5" ${HOME} {x}'
+    )

@@ -15,6 +15,8 @@ from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.notebook.screen import Screen
 from ddp_helpers.notebook.slurm import available, look
 
+WORDS = re.compile(r"[\w ./:=,@%+-]*")  # what a value may hold: a path, a number, flags
+
 
 class Terminal:
     """Runs cells in bash, in the notebook's folder; {name} is a variable of the notebook.
@@ -43,8 +45,18 @@ class Terminal:
             raise UsageError(f"the commands ended with exit status {status}")
 
     def filled(self, cell: str) -> str:
-        """Fill in the notebook's variables; what has braces and is none, ${…} too, stays as it is."""
-        return re.sub(r"(?<!\$)\{(\w+)\}", lambda hole: str(self.variables.get(hole[1], hole[0])), cell)
+        """Fill in the notebook's variables; what has braces and is none, ${…} too, stays as it is.
+
+        Raises UsageError for a value that bash would take for more than words.
+        """
+
+        def value(hole: re.Match) -> str:
+            text = str(self.variables.get(hole[1], hole[0]))
+            if hole[1] in self.variables and not WORDS.fullmatch(text):
+                raise UsageError(f"%%slurm: {hole[1]} is {text!r}: bash would take it for more than words")
+            return text
+
+        return re.sub(r"(?<!\$)\{(\w+)\}", value, cell)
 
     def shown(self, commands: str, until: bool) -> int:
         """Run commands, print their lines as they come, and return the exit status; ends all of them if interrupted."""
