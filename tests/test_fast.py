@@ -11,7 +11,7 @@ from ddp_helpers.lessons.train_on_one_gpu import accuracy
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.scripts.mnist_fast import as_graph, held, make_step
+from ddp_helpers.rank.scripts.mnist_fast import as_graph, counted, held
 
 
 def nets(p=0.0):
@@ -95,7 +95,14 @@ def test_a_graph_plays_back_the_step(digits):
         torch.manual_seed(1)
         net = Net().eval().to(device)  # no dropout: the two draw their numbers in another order
         optimizer = Adadelta(net.parameters(), lr=torch.tensor(1.0, device=device), capturable=True, foreach=True)
-        step = make_step(net, optimizer, images, labels, Namespace(precision="float32"))
+
+        def step(index, net=net, optimizer=optimizer):
+            loss, sums = counted(net, images[index], labels[index], Namespace(precision="float32"))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return sums
+
         step = as_graph(step, net, optimizer, torch.arange(64, device=device)) if graph else step
         for index in torch.arange(256, device=device).split(64):
             step(index)
