@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 
+import nbformat
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -19,10 +20,13 @@ settings.register_profile(
 )
 settings.load_profile("course")
 
-torch.set_num_threads(1)  # two processes test at once: on two CPUs, threads that wait for one another would spin
+torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
+os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
 
-# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook, and a file that is marked so.
+# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that sends jobs, and a file that
+# is marked so. The other notebooks are a second group.
 ALONE = {"cluster", "browser"}
+GROUPS = {"alone": 0, "notebooks": 1}  # the longest groups first
 LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_(?!CONF$)|CUDA_VISIBLE_|OMP_|DDP_"
 )
@@ -30,12 +34,21 @@ LAUNCHERS = re.compile(
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Sort the tests into groups, for each of which pytest-xdist takes one process: "alone", and one a file."""
+    """Sort the tests into groups, for each of which pytest-xdist takes one process: GROUPS, and one a file."""
     for item in items:
-        alone = item.path.suffix == ".ipynb" or ALONE & {*getattr(item, "fixturenames", ())}
+        group = item.path.stem
+        if item.path.suffix == ".ipynb":
+            group = "alone" if re.search("slurm|srun", code_of(item.path)) else "notebooks"
+        elif ALONE & {*getattr(item, "fixturenames", ())}:
+            group = "alone"
         if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("alone" if alone else item.path.stem))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] != "alone")  # the longest group first
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: GROUPS.get(item.get_closest_marker("xdist_group").args[0], 2))
+
+
+def code_of(notebook):
+    """Join a notebook's code cells."""
+    return "\n".join(cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code")
 
 
 @pytest.fixture(autouse=True)
