@@ -1,10 +1,12 @@
 """Notebook 03: its exercises, and the diagrams of ranks on nodes and of a signal's path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import torch.distributed as dist
 from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
 from ddp_helpers.notebook.drawing import (
     CODE,
     GREY,
@@ -31,12 +33,16 @@ NAMES = {
 }
 
 
-def seat(rank: int, gpus: Sequence[int]) -> tuple[int, int]:
-    """(node, local rank) of a rank, if node n has gpus[n] GPUs and the nodes are filled one after the other."""
-    node = 0
-    while rank >= gpus[node]:
-        rank, node = rank - gpus[node], node + 1
-    return node, rank
+def local_rank_on(host: str) -> int:
+    """Number the ranks of each host from 0, in the order of their ranks; host is the calling rank's."""
+    return hosts_of_all(host)[: dist.get_rank()].count(host)
+
+
+def hosts_of_all(host: str) -> list[str]:
+    """The hosts of all ranks."""
+    hosts = [host] * dist.get_world_size()
+    dist.all_gather_object(hosts, host)
+    return hosts
 
 
 def my_numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
@@ -87,13 +93,17 @@ def sees(gpus: str, local_rank: int) -> tuple[dict[str, str]]:
 
 
 EXERCISES = [
-    Exercise(
-        seat,
-        [(3, (1, 2, 4)), (0, (2, 2)), (2, (1, 2)), (5, (4, 4)), (6, (4, 2, 2))],
+    OnRanks(
+        local_rank_on,
+        [(("a",), ("b",), ("b",)), (("a",), ("b",), ("a",)), (("a",), ("a",))],
         {
-            "Nodes differ: take away the GPUs of one node after the other.": lambda rank, gpus: divmod(rank, gpus[0]),
-            "The local rank starts again at 0 on every node.": lambda rank, gpus: (seat(rank, gpus)[0], rank),
+            "The local rank starts again at 0 on every host.": lambda host: dist.get_rank(),
+            "Hosts may differ, and take turns: count those before this rank that are on its host.": lambda host: (
+                dist.get_rank() % hosts_of_all(host).count(host)
+            ),
+            "Only the ranks before this one count.": lambda host: hosts_of_all(host).count(host) - 1,
         },
+        each_its_own,
     ),
     Exercise(
         my_numbers,

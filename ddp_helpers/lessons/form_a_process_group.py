@@ -3,9 +3,12 @@
 import re
 from collections.abc import Sequence
 
+import torch
+import torch.distributed as dist
 from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
 from ddp_helpers.notebook.drawing import (
     GREY,
     INK,
@@ -26,9 +29,23 @@ from ddp_helpers.notebook.drawing import (
 )
 
 
-def after_all_reduce(world_size: int) -> int:
-    """Compute what every rank holds after all_reduce, if rank r held r + 1."""
-    return sum(range(1, world_size + 1))
+def mean_over_ranks(mine: float) -> float:
+    """Compute the mean of all ranks' numbers, on every rank."""
+    return sum_over_ranks(mine) / dist.get_world_size()
+
+
+def sum_over_ranks(mine: float) -> float:
+    """A mistake: the sum, on every rank."""
+    total = torch.tensor(mine)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def number_of_rank_0(mine: float) -> float:
+    """A mistake: rank 0's number, on every rank."""
+    copy = torch.tensor(mine)
+    dist.broadcast(copy, 0)
+    return copy.item()
 
 
 def barrier_waits(arrival: Sequence[float]) -> list[float]:
@@ -61,13 +78,18 @@ def hello(rank: int, world_size: int) -> str:
 
 
 EXERCISES = [
-    Exercise(
-        after_all_reduce,
-        [(4,), (1,), (7,)],
+    OnRanks(
+        mean_over_ranks,
+        [((1.0,), (2.0,), (6.0,)), ((4.0,),), ((-1.0,), (4.0,))],
         {
-            "Ranks count from 0, and rank r holds r + 1.": lambda world_size: sum(range(world_size)),
-            "The default of all_reduce is the sum; nothing divides it.": lambda world_size: (world_size + 1) / 2,
+            "The default of all_reduce is the sum: divide it by the world size.": sum_over_ranks,
+            "The group may have any size: ask for it with dist.get_world_size().": lambda mine: (
+                sum_over_ranks(mine) / 2
+            ),
+            "That is rank 0's number on every rank: all ranks' numbers count.": number_of_rank_0,
+            "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": lambda mine: mine,
         },
+        each_its_own,
     ),
     Exercise(
         barrier_waits,
