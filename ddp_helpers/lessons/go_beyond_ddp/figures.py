@@ -130,11 +130,13 @@ def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     axes[0].set_yticks(range(len(table)), table.index)
     axes[0].invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in KINDS.values()]
-    axes[0].legend(handles, list(KINDS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=len(KINDS), fontsize=10)
+    axes[0].set_title(" ", pad=10)  # makes room for the legend, which is wider than its axes
+    legend = axes[0].legend(handles, list(KINDS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=5, fontsize=10)
+    legend.set_in_layout(False)
     share = table["held"].min() / table["held"]["DDP"]
     finding(figure, f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds")
     caption(figure, where, MEANS, SPEED)
-    figure.set_layout_engine("constrained")
+    figure.set_layout_engine("constrained", wspace=0.05)
     rows = " ".join(told_memory(name, row) for name, row in table.iterrows())
     return described(figure, f"Ways beyond DDP, {where}. {rows}")
 

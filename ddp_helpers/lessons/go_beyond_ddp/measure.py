@@ -112,7 +112,7 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
 
     A way: a function that makes model and optimizer, and one that takes a step and gives the loss. The first step is
     not timed: its memory and its gradient are kept. Bytes, milliseconds; `sent` is None where the kernel does not tell.
-    off: the largest difference of a weight from the first way's; apart: between the ranks.
+    weights off: the largest difference of a weight from the first way's; apart: between the ranks.
     """
     results, made = {}, {}
     for name, (make, step) in ways.items():
@@ -123,7 +123,7 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     first, *_ = weights = [whole(model.parameters()) for model, _ in made.values()]
     gradient = results[next(iter(ways))]["gradient"]
     for result, mine in zip(results.values(), weights, strict=True):
-        result |= {"off": (mine - first).abs().max().item(), "apart": apart(mine)}
+        result |= {"weights off": (mine - first).abs().max().item(), "apart": apart(mine)}
         result["gradient off"] = ((result.pop("gradient") - gradient).norm() / gradient.norm()).item()
         result["sent"] = None if None in result["sent"] else median(result["sent"])
     return results
@@ -162,7 +162,8 @@ def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
     found = {kind: size / 1e6 for kind, size in result["memory"].items()}
     found |= {"held": sum(found.values()), "sent": float("nan") if result["sent"] is None else result["sent"] / 1e6}
     found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
-    return found | {"as DDP": f"gradient off by {result['gradient off']:.0e}" if result["off"] else "to the bit"}
+    what = "gradient off" if result["gradient off"] else "weights off"  # PowerSGD's first steps are sent in full
+    return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}
 
 
 def tell(results: dict[str, dict]) -> None:
@@ -171,4 +172,4 @@ def tell(results: dict[str, dict]) -> None:
         found = row(results, name)
         cuda = f" ({result['allocated'] / 1e6:.1f} at most, says CUDA)" if result["allocated"] else ""
         print(f"{name:<14}holds {found['held']:5.1f} MB{cuda}, sends {found['sent']:5.2f} MB a step,", end=" ")
-        print(f"{found['speed']:.2f} of DDP's speed; weights off by {result['off']:.0e}")
+        print(f"{found['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")
