@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_helpers.lessons.go_beyond_ddp import measure
-from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, QUESTIONS, choose, memory_and_speed
+from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, QUESTIONS, choose, memory_and_speed, who_holds
 from ddp_helpers.notebook import launch
 
 BATCH, WIDE = 32, 50
@@ -54,10 +54,6 @@ numbers = torch.Generator().manual_seed(2 + dist.get_rank())
 batches = [tuple(torch.randn(16, 512, generator=numbers) for _ in "xy") for _ in range(4)]
 ways = {"DDP": ddp, "ZeRO": zero, "FSDP2": fsdp, "other rate": lambda: ddp(0.002)}
 results = race({name: (make, step) for name, make in ways.items()}, batches)
-base = results["DDP"]["weights"]
-for way in results.values():
-    del way["gradient"]
-    way["off"] = (way.pop("weights") - base).abs().max().item()
 print(json.dumps(results))
 dist.barrier()
 dist.destroy_process_group()
@@ -138,8 +134,22 @@ def results(tmp_path_factory):
 
 def test_sharded_ways_equal_ddp_to_the_bit_and_another_rate_does_not(results):
     for rank in results:
-        assert rank["DDP"]["off"] == rank["ZeRO"]["off"] == rank["FSDP2"]["off"] == 0
-        assert rank["other rate"]["off"] > 1e-4
+        assert rank["DDP"]["weights off"] == rank["ZeRO"]["weights off"] == rank["FSDP2"]["weights off"] == 0
+        assert rank["other rate"]["weights off"] > 1e-4
+        assert all(way["apart"] == 0 and way["gradient off"] < 1e-6 for way in rank.values())
+
+
+def test_a_row_has_megabytes_and_speeds_in_ddps(results):
+    found = measure.row(results[0], "FSDP2")
+    assert found["held"] == pytest.approx(sum(results[0]["FSDP2"]["memory"].values()) / 1e6)
+    assert found["low"] <= found["speed"] <= found["high"] and found["as DDP"] == "to the bit"
+    assert measure.row(results[0], "DDP")["speed"] == 1
+    assert measure.row(results[0], "other rate")["as DDP"].startswith("weights off by ")
+
+
+def test_what_is_not_counted_is_told_as_nan(results, capsys):
+    measure.tell({name: way | {"sent": None} for name, way in results[0].items()})
+    assert capsys.readouterr().out.count("sends   nan MB a step") == 4
 
 
 def test_shards_hold_their_share(results):
@@ -174,14 +184,15 @@ def test_turns_are_timed_after_the_first(results):
 
 @pytest.fixture
 def table():
-    row = dict.fromkeys(KINDS, 10.0) | {"sent": 16.0, "speed": 1.0, "low": 0.9, "high": 1.1}
-    return pd.DataFrame({"DDP": row, "FSDP2": row | {"parameters": 5.0, "speed": 0.5, "low": 0.4}}).T
+    row = dict.fromkeys(KINDS, 10.0) | {"held": 50.0, "sent": 16.0, "speed": 1.0, "low": 0.9, "high": 1.1}
+    return pd.DataFrame({"DDP": row, "FSDP2": row | {"parameters": 5.0, "held": 45.0, "speed": 0.5, "low": 0.4}}).T
 
 
 def test_the_figure_tells_memory_bytes_and_speed(table):
     picture = memory_and_speed(table, "2 ranks")
     picture.figure.draw_without_rendering()
     assert "2 ranks" in picture.alt and "FSDP2: MB of parameters 5.0" in picture.alt
+    assert picture.figure.get_suptitle() == "FSDP2 holds the least: 90% of what DDP holds"
     assert "16.0 MB sent in a step; 0.50 of DDP's speed" in picture.alt
 
 
@@ -197,5 +208,16 @@ def test_the_chart_names_every_way():
     picture = choose()
     for name in [name for _, name, _, _ in QUESTIONS] + ["tensor or pipeline parallel", "PowerSGD", "Join"]:
         assert name in picture.alt
+    drawn_well(picture)
+
+
+@pytest.mark.parametrize("size", [16e6, 4e9])
+def test_the_picture_of_shards_is_of_its_numbers(size):
+    picture = who_holds({"parameters": size, "gradients": size, "optimizer state": 2 * size})
+    assert f"DDP {4 * size / 1e6:.0f} MB, ZeRO {3 * size / 1e6:.0f} MB, FSDP2 {2 * size / 1e6:.0f} MB" in picture.alt
+    drawn_well(picture)
+
+
+def drawn_well(picture):
     for check in ("texts_are_legible_and_on_the_page", "texts_do_not_overlap", "texts_do_not_cross_the_edges_of_boxes"):
         getattr(test_diagrams, f"test_{check}")((picture, []))

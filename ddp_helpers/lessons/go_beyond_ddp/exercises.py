@@ -1,6 +1,12 @@
-"""Exercises of notebook 12."""
+"""Exercises of notebook 12: what a rank holds, and the two collectives of a sharded layer, on real ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
 
 
 def bytes_per_rank(parameters: int, ranks: int, way: str) -> float:
@@ -8,33 +14,28 @@ def bytes_per_rank(parameters: int, ranks: int, way: str) -> float:
     return parameters * {"DDP": 16, "ZeRO": 8 + 8 / ranks, "FSDP2": 16 / ranks}[way]
 
 
-def bytes_a_step(parameters: int, ranks: int, way: str) -> float:
-    """Compute what a rank sends in a step in float32, with bandwidth-optimal collectives; way: DDP or FSDP2."""
-    collectives = {"DDP": 2, "FSDP2": 3}[way]
-    return collectives * (ranks - 1) / ranks * 4 * parameters
+def sharded_forward(shard: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Compute x @ weight.T where each rank holds some rows of the weight; every rank must call it."""
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    return x @ torch.cat(parts).T
 
 
-def fewest_pieces(batch: int, fixed: float, each: float, memory: float) -> int | None:
-    """The smallest number of equal micro-batches that fits; None if nothing helps."""
-    for pieces in range(1, batch + 1):
-        if batch % pieces == 0 and fixed + batch // pieces * each <= memory:
-            return pieces
-    return None
+def own_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Compute this rank's rows of the mean of all ranks' gradients; every rank must call it."""
+    mine = gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
+    dist.reduce_scatter_tensor(mine, gradient)
+    return mine / dist.get_world_size()
 
 
-def unequal_pieces(batch: int, fixed: float, each: float, memory: float) -> int | None:
-    """As if micro-batches need not be of equal size."""
-    sizes = {pieces: -(-batch // pieces) for pieces in range(1, batch + 1)}
-    return next((pieces for pieces, size in sizes.items() if fixed + size * each <= memory), None)
-
-
-def one_image_always_fits(batch: int, fixed: float, each: float, memory: float) -> int:
-    """As if the smallest micro-batch had to fit."""
-    return fewest_pieces(batch, fixed, each, memory) or batch
+def on_tensors(answer: Callable, *case: tuple) -> list:
+    """Call an answer on as many ranks as a case has members, each with its own lists as tensors: a trial."""
+    return on_ranks(len(case), lambda: answer(*map(torch.tensor, case[dist.get_rank()])).tolist())
 
 
 SIZES = [(1000, ranks, way) for ranks in (2, 8, 1) for way in ("DDP", "ZeRO", "FSDP2")]
-SENT = [(1000, ranks, way) for ranks in (2, 64, 1) for way in ("DDP", "FSDP2")]
+ROWS = [[([[float(rank), 2.0]], [[1.0, 3.0 + rank]]) for rank in range(ranks)] for ranks in (2, 3)]
+GRADIENTS = [[([[1.0 + 4 * rank * row] for row in range(ranks)],) for rank in range(ranks)] for ranks in (2, 3)]
 
 EXERCISES = [
     Exercise(
@@ -52,32 +53,26 @@ EXERCISES = [
             ),
         },
     ),
-    Exercise(
-        bytes_a_step,
-        SENT,
+    OnRanks(
+        sharded_forward,
+        ROWS,
         {
-            "An all-reduce is a reduce-scatter and an all-gather: twice the cost of one.": (
-                lambda parameters, ranks, way: {"DDP": 1, "FSDP2": 3}[way] * (ranks - 1) / ranks * 4 * parameters
-            ),
-            "FSDP2 gathers the weights twice, in forward and in backward, and then scatters gradients.": (
-                lambda parameters, ranks, way: 2 * (ranks - 1) / ranks * 4 * parameters
-            ),
-            "That counts numbers; in float32 each has 4 bytes.": lambda parameters, ranks, way: (
-                bytes_a_step(parameters, ranks, way) / 4
+            "Each rank has some rows only: all must come together before you multiply.": lambda shard, x: x @ shard.T,
+            "The parts belong one below the other, in the order of the ranks.": (
+                lambda shard, x: sharded_forward(shard, x).flip(-1)
             ),
         },
+        on_tensors,
     ),
-    Exercise(
-        fewest_pieces,
-        [(64, 10, 0.5, 80), (64, 50, 1, 80), (64, 50, 1, 57), (12, 50, 1, 52.5), (12, 50, 2, 60), (64, 80, 1, 80)],
+    OnRanks(
+        own_gradient,
+        GRADIENTS,
         {
-            "The pieces are to be of equal size: their number must divide the batch.": unequal_pieces,
-            "What stays may already be too much, or one image; then no number of pieces helps: None.": (
-                one_image_always_fits
-            ),
-            "What stays, `fixed`, is there beside the activations.": lambda batch, fixed, each, memory: fewest_pieces(
-                batch, 0, each, memory
+            "That is the sum; DDP's gradient is the mean.": lambda full: own_gradient(full) * dist.get_world_size(),
+            "The other ranks' gradients belong in it, too: these are rows of your own.": (
+                lambda full: full.chunk(dist.get_world_size())[dist.get_rank()]
             ),
         },
+        on_tensors,
     ),
 ]

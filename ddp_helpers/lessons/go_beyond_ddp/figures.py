@@ -1,4 +1,4 @@
-"""Figures of notebook 12: which method to choose, and the measured memory and speed of each."""
+"""Figures of notebook 12: which method to choose, who holds what, and the measured memory and speed of each."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -22,34 +22,17 @@ from ddp_helpers.notebook.drawing import (
     described,
     write,
 )
-from ddp_helpers.notebook.labels import caption
+from ddp_helpers.notebook.labels import caption, finding
 
 # A question; what to take if the answer is yes, what that costs, and its colour.
+REPLICA, BATCH = "Does all fit: a replica with\nits state, and the batch?", "Does it fit with a\nsmaller batch?"
+SMALLER = "DDP, with accumulation, autocast or recomputation"
+STATE, LAYER = "Does it fit with the\noptimizer state cut?", "Does a layer fit whole,\nbeside 1/N of the rest?"
 QUESTIONS = [
-    (
-        "Does all fit: a replica with\nits state, and the batch?",
-        "DDP",
-        "nothing more; the reference for all below",
-        BLUE,
-    ),
-    (
-        "Does it fit with a\nsmaller batch?",
-        "DDP, with accumulation, autocast or recomputation",
-        "smaller pieces or rounding; the same communication",
-        SKY,
-    ),
-    (
-        "Does it fit with the\noptimizer state cut?",
-        "DDP, with ZeroRedundancyOptimizer",
-        "a broadcast of the weights in each step",
-        ORANGE,
-    ),
-    (
-        "Does a layer fit whole,\nbeside 1/N of the rest?",
-        "FSDP2: fully_shard",
-        "weights gathered twice a step; checkpoints in parts",
-        GREEN,
-    ),
+    (REPLICA, "DDP", "nothing more; the reference for all below", BLUE),
+    (BATCH, SMALLER, "smaller pieces or rounding; the same communication", SKY),
+    (STATE, "DDP, with ZeroRedundancyOptimizer", "a broadcast of the weights in each step", ORANGE),
+    (LAYER, "FSDP2: fully_shard", "weights gathered twice a step; checkpoints in parts", GREEN),
 ]
 LAST = ("tensor or pipeline parallel", "the model's own code must be cut")
 BESIDE = [
@@ -102,39 +85,60 @@ def told() -> str:
     return " ".join(["Questions in order; take the first yes.", *lines, f"No: {LAST[0]}.", *beside])
 
 
-KINDS = {
-    "parameters": BLUE,
-    "gradients": SKY,
-    "optimizer state": ORANGE,
-    "activations": GREEN,
-    "copies": PURPLE,
-}
+KINDS = {"parameters": BLUE, "gradients": SKY, "optimizer state": ORANGE, "activations": GREEN, "copies": PURPLE}
+CUTS = {"DDP": [], "ZeRO": ["optimizer state"], "FSDP2": ["parameters", "gradients", "optimizer state"]}
 MEANS = "copies: weights in another precision or gathered from other ranks, and what a hook keeps"
 SPEED = "speed: DDP's time for a step, divided by this way's; the line spans the middle half of the turns"
+
+
+def who_holds(held: dict[str, float]) -> Picture:
+    """Draw what each of two ranks keeps between steps, for a replica of so many bytes a kind, shards cut evenly."""
+    kept = {way: sum(size / (1 + (kind in cut)) for kind, size in held.items()) / 1e6 for way, cut in CUTS.items()}
+    zero, fsdp = (f"{kept[way] / kept['DDP']:.0%}" for way in ("ZeRO", "FSDP2"))
+    ax = canvas(4.55, f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO, {fsdp} with FSDP2")
+    scale = 6.3 / sum(held.values())
+    for row, (way, cut) in enumerate(CUTS.items()):
+        top, x = 0.95 + 1.15 * row, 1.9
+        write(ax, LEFT, top + 0.42, way, ha="left", weight="bold")
+        for kind, size in held.items():
+            wide, share = size * scale, 1 / (1 + (kind in cut))
+            if not row:
+                write(ax, x + wide / 2, 0.72, kind, size=11)
+            for rank in (0, 1):
+                y, own = top + 0.46 * rank, x + (1 - share) * wide * rank
+                box(ax, (x, y), (wide - 0.08, 0.38), line=":", fill=0)
+                box(ax, (own, y), (share * wide - 0.08, 0.38), f"{share * size / 1e6:.0f} MB", KINDS[kind], size=10)
+            x += wide
+        for rank, y in enumerate((top + 0.19, top + 0.65)):
+            write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
+            write(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
+    write(ax, LEFT, 4.35, "Computed, float32 with Adam. Dotted: on the other rank.", ha="left", color=GREY, **SMALL)
+    told = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
+    return described(ax.figure, f"What each of 2 ranks keeps: {told}; ZeRO cuts the optimizer state, FSDP2 all three.")
 
 
 def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     """A row for each way: memory stacked by kind, bytes sent in a step, speed. table: MB and ratios, a way a row.
 
-    Columns: the KINDS, sent (MB, NaN where nobody knows), speed, low, high (of DDP's speed in the same run).
+    Columns: the KINDS, held, sent (MB, NaN where nobody knows), speed, low, high (of DDP's speed in the same run).
     """
-    size = (9.5, 2.6 + 0.42 * len(table))
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=size, width_ratios=[5, 2, 2.6], sharey=True, layout="constrained"
-    )
-    memory(left, table)
-    sent(middle, table)
-    speed(right, table)
-    left.set_yticks(range(len(table)), table.index)
-    left.invert_yaxis()
-    for ax in (left, middle, right):
+    table = table.sort_values("held", ascending=False, kind="stable")
+    figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.6 + 0.42 * len(table)), width_ratios=[5, 2, 2.6], sharey=True)
+    for ax, draw in zip(axes, (memory, sent, speed), strict=True):
+        draw(ax, table)
         ax.tick_params(axis="y", length=0)
+    axes[0].set_yticks(range(len(table)), table.index)
+    axes[0].invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in KINDS.values()]
-    figure.legend(handles, list(KINDS), loc="outside upper left", ncols=len(KINDS), fontsize=10)
+    axes[0].set_title(" ", pad=10)  # makes room for the legend, which is wider than its axes
+    legend = axes[0].legend(handles, list(KINDS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=5, fontsize=10)
+    legend.set_in_layout(False)
+    share = table["held"].min() / table["held"]["DDP"]
+    finding(figure, f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds")
     caption(figure, where, MEANS, SPEED)
-    return described(
-        figure, f"Ways beyond DDP, {where}. {' '.join(told_memory(name, row) for name, row in table.iterrows())}"
-    )
+    figure.set_layout_engine("constrained", wspace=0.05)
+    rows = " ".join(told_memory(name, row) for name, row in table.iterrows())
+    return described(figure, f"Ways beyond DDP, {where}. {rows}")
 
 
 def memory(ax: Axes, table: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
@@ -96,15 +96,23 @@ def sent() -> int | None:
 
 
 def whole(tensors: Iterable[Tensor]) -> Tensor:
-    """All of them as one vector on the CPU, shards put together; every rank must call it."""
-    return parameters_to_vector([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]).detach().cpu()
+    """All of them as one vector, shards put together; every rank must call it."""
+    return parameters_to_vector([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]).detach()
+
+
+def apart(tensor: Tensor) -> float:
+    """Compute the largest difference between the ranks' values of a tensor; every rank must call it."""
+    ends = torch.stack([tensor, -tensor])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return ends.sum(0).max().item()
 
 
 def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     """Train each way on the same batches, turn by turn, and count; every rank must call it, with as many batches.
 
     A way: a function that makes model and optimizer, and one that takes a step and gives the loss. The first step is
-    not timed: its memory is counted. Bytes, milliseconds; `sent` is None where the kernel does not tell.
+    not timed: its memory and its gradient are kept. Bytes, milliseconds; `sent` is None where the kernel does not tell.
+    weights off: the largest difference of a weight from the first way's; apart: between the ranks.
     """
     results, made = {}, {}
     for name, (make, step) in ways.items():
@@ -112,26 +120,27 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     for batch in batches[1:]:
         for name, (_, step) in ways.items():
             timed_step(results[name], step, *made[name], batch)
-    for name, (model, _) in made.items():
-        results[name]["weights"] = whole(model.parameters())
-        results[name]["sent"] = None if None in results[name]["sent"] else median(results[name]["sent"])
+    first, *_ = weights = [whole(model.parameters()) for model, _ in made.values()]
+    gradient = results[next(iter(ways))]["gradient"]
+    for result, mine in zip(results.values(), weights, strict=True):
+        result |= {"weights off": (mine - first).abs().max().item(), "apart": apart(mine)}
+        result["gradient off"] = ((result.pop("gradient") - gradient).norm() / gradient.norm()).item()
+        result["sent"] = None if None in result["sent"] else median(result["sent"])
     return results
 
 
 def counted_step(make: Callable, step: Callable, batch: Batch) -> tuple[dict, tuple[nn.Module, Optimizer]]:
     """Make a model and an optimizer, take one step, and count the memory; every rank must call it."""
-    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    if torch.cuda.is_available():
+    if gpu := torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if gpu else 0
     model, optimizer = make()
     saved = Saved(model)
     with saved:
         loss = step(model, optimizer, *batch).item()
-    allocated = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else None
-    memory = held(model, optimizer) | saved.most
-    gradient = whole(p.grad for p in model.parameters())
-    result = {"memory": memory, "allocated": allocated, "gradient": gradient, "loss": [loss], "ms": [], "sent": []}
-    return result, (model, optimizer)
+    result = {"allocated": torch.cuda.max_memory_allocated() - before if gpu else None, "loss": [loss]}
+    result |= {"memory": held(model, optimizer) | saved.most, "gradient": whole(p.grad for p in model.parameters())}
+    return result | {"ms": [], "sent": []}, (model, optimizer)
 
 
 def timed_step(result: dict, step: Callable, model: nn.Module, optimizer: Optimizer, batch: Batch) -> None:
@@ -144,3 +153,23 @@ def timed_step(result: dict, step: Callable, model: nn.Module, optimizer: Optimi
     result["ms"].append(1000 * (time.perf_counter() - begin))
     result["sent"].append(None if before is None else sent() - before)
     result["loss"].append(loss)
+
+
+def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
+    """A row of a table: MB by kind, held and sent, speed in DDP's with its quartiles, how near to DDP it trains."""
+    result = results[way]
+    ratios = [base / other for base, other in zip(results["DDP"]["ms"], result["ms"], strict=True)]
+    found = {kind: size / 1e6 for kind, size in result["memory"].items()}
+    found |= {"held": sum(found.values()), "sent": float("nan") if result["sent"] is None else result["sent"] / 1e6}
+    found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
+    what = "gradient off" if result["gradient off"] else "weights off"  # PowerSGD's first steps are sent in full
+    return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}
+
+
+def tell(results: dict[str, dict]) -> None:
+    """Print a line for each way: memory, bytes, speed, and how far its weights are from the first way's."""
+    for name, result in results.items():
+        found = row(results, name)
+        cuda = f" ({result['allocated'] / 1e6:.1f} at most, says CUDA)" if result["allocated"] else ""
+        print(f"{name:<14}holds {found['held']:5.1f} MB{cuda}, sends {found['sent']:5.2f} MB a step,", end=" ")
+        print(f"{found['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")
