@@ -228,7 +228,8 @@ def check_model(path):
 def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
     status, out, err = single(*SMALL, "--run-dir=runs/one", "--save-model")
     assert (status, err) == (0, "")
-    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", out.splitlines()[-1])
+    *_, score, saved = out.splitlines()
+    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", score) and saved == "saved runs/one/mnist_cnn.pt"
     run = check_record(here / "runs" / "one", "single", 1)
     assert run.env.keys() == {"device", "chip", "cpus", "torch", "made_from", "dataset", "train_set"}
     assert run.spec["save_model"] is True and run.env["made_from"] == "ddp_helpers, imported"
@@ -240,7 +241,7 @@ def test_a_run_of_mnist_ddp_leaves_a_complete_record_and_every_rank_says_where_i
     script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
     args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30", "--log-interval=2")
     done = launch.run(script, *args, ranks=2, timeout=120)
-    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", done.of(0)[-1])
+    assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", done.of(0)[-2])
     steps = [line.partition(" loss")[0] for line in done.of(0) if " loss " in line]  # 512 images, 2 ranks, 64 each
     assert steps == ["epoch 1 [##########..........] 2/4", "epoch 1 [####################] 4/4"]
     assert done.of(0)[0] == f"rank 0 of 2 on {os.uname().nodename}, cpu"
@@ -325,6 +326,15 @@ def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
         assert trained(script, tmp_path / "own", ranks, "--batch-size", 32).statuses == [0] * ranks
         (_, loss), (_, expected) = counted_and_recounted(tmp_path / "own")
         assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"
+
+
+def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_path):
+    script = write("mnist_single", tmp_path / "mnist_single.py")
+    script.write_text(script.read_text().replace("        n += len(target)", '        n += len(open("7.png").read())'))
+    ended = trained(script, tmp_path, 1, "--data", digits)
+    assert ended.statuses == [1] and "Traceback" in ended.said[0] and "--run-dir" not in ended.said[0], ended.said
+    run = runs.read(tmp_path / "run")
+    assert run.state == "failed" and "7.png" in run.status["why"]
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])

@@ -15,7 +15,7 @@ def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     gpus = 0 if no_cuda else torch.cuda.device_count()
     if local_rank >= gpus > 1:
         stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # shown one: cuda:0
+    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
     if gpus:
         torch.cuda.set_device(device)
     return device

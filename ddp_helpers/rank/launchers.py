@@ -28,7 +28,7 @@ def who_am_i(env: dict[str, str] = os.environ) -> tuple[str, int, int, int]:
     rank, local_rank, world_size = (int(w) if w.isascii() and w.isdecimal() and len(w) < 19 else -1 for w in values)
     exported = [env.get("RANK", values[0]), values[1], env.get("WORLD_SIZE", values[2])]
     if values != exported or not 0 <= local_rank <= rank < world_size:
-        stop(f"{launcher}: rank, local rank, world size {values}; RANK and WORLD_SIZE say {exported}: export neither")
+        stop(f"{launcher}: rank, local rank, world size {values}; RANK, WORLD_SIZE {exported}: export neither, or all")
     return launcher, rank, local_rank, world_size
 
 

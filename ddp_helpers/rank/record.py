@@ -16,16 +16,19 @@ from ddp_helpers.rank.launchers import cpus_of_rank, stop
 def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
     """Write files whole or not at all: each gets its name when all of it is there. No folder, no files."""
     for name, content in files.items() if folder else ():
-        folder.mkdir(parents=True, exist_ok=True)
         text = content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode()
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with (folder / "part").open("wb") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
             (folder / "part").replace(folder / name)
-        finally:
-            (folder / "part").unlink(missing_ok=True)
+        except OSError as error:
+            with suppress(OSError):
+                (folder / "part").unlink()
+            error.of_record = True  # not of a dataset, whose errors keep their traceback
+            raise
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         status = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             write(args.run_dir, {"status.json": status})
-        if isinstance(error, OSError):
+        if hasattr(error, "of_record"):
             stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
         raise
 

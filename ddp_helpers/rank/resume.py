@@ -59,7 +59,11 @@ class Run:
         """Add a line to attempts.jsonl: what happened, when and after which step."""
         if self.args.run_dir:
             line = {"time": round(time.time(), 3), "event": event, "step": self.progress["step"], **more}
-            os.write(self.held.fileno(), f"{json.dumps(line)}\n".encode())  # to close another would end the lock
+            try:
+                os.write(self.held.fileno(), f"{json.dumps(line)}\n".encode())  # to close another would end the lock
+            except OSError as error:
+                error.of_record = True
+                raise
 
     def save(self, sums: Tensor) -> None:
         """Write a checkpoint; every rank calls it. All leave if their weights differ, or if it cannot be written."""

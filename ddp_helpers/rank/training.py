@@ -18,7 +18,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=None, title: str = "") -> Tensor:
-    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds without data]."""
+    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds waited for data]."""
     device, n, waited, asked = next(model.parameters()).device, 0, 0.0, time.perf_counter()
     counted = torch.zeros(2, dtype=torch.float64, device=device)
     for step, (inputs, target) in enumerate(batches, 1):
@@ -29,7 +29,7 @@ def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=N
         if optimizer:
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
         n += len(target)
         counted += torch.stack([loss.detach().double() * len(target), right.double()])

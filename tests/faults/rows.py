@@ -255,7 +255,7 @@ VARIABLES = {
     "MASTER_PORT=99999": ({"MASTER_PORT": 99999, "WORLD_SIZE": 2}, "from 0 to 65535 but was 99999"),
     "MASTER_PORT=http": ({"MASTER_PORT": "http", "WORLD_SIZE": 2}, "'http'; export MASTER_ADDR and MASTER_PORT"),
     "MASTER_ADDR unset": ({"WORLD_SIZE": 2, "MASTER_ADDR": None}, "MASTER_ADDR expected, but not set"),
-    "Slurm says another": ({"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}, "say ['0', '0', '1']"),
+    "Slurm says another": ({"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 0, "SLURM_LOCALID": 0}, "SIZE ['0', '0', '1']"),
 }
 
 ROWS = [

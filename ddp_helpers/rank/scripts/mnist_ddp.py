@@ -28,7 +28,7 @@ from ddp_helpers.rank.training import has_bf16, one_pass
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)  # repeats samples where shares differ
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
     loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
     loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
@@ -38,6 +38,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     model = Net().to(device)
     torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
+    # Your optimizer and schedule: --lr and --gamma are for these, and a step of the schedule is an epoch.
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
@@ -46,7 +47,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         model.train()
         trained = one_pass(ddp_model, train_batches, args, optimizer, title=f"epoch {epoch}" if rank == 0 else "")
         dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
-        trained[3] /= world_size  # but for the seconds
+        trained[-1] /= world_size  # but for the seconds
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
@@ -62,6 +63,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
+        print(f"saved {args.run_dir or Path()}/mnist_cnn.pt", flush=True)
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         model.train()
         trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
         dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
-        trained[3] /= world_size  # but for the seconds
+        trained[-1] /= world_size  # but for the seconds
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
@@ -102,6 +102,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir, {"mnist_cnn.pt": content.getvalue()})
+        print(f"saved {args.run_dir}/mnist_cnn.pt", flush=True)
 
 
 def main() -> None:
@@ -118,6 +119,7 @@ def main() -> None:
     votes = Votes(args.timeout, args.vote_every)
     run = Run(args, device, votes.group)
     model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
+    # Your optimizer and schedule: --lr and --gamma are for these, and a step of the schedule is an epoch.
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     optimizer.register_step_pre_hook(votes.guard)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)

@@ -27,6 +27,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     test_batches = DataLoader(test_set, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
+    # Your optimizer and schedule: --lr and --gamma are for these, and a step of the schedule is an epoch.
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
@@ -43,6 +44,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     if args.save_model:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
+        print(f"saved {args.run_dir or Path()}/mnist_cnn.pt", flush=True)
 
 
 def main() -> None:
