@@ -66,9 +66,16 @@ def one_rank(rank: int, size: int, where: str, work: Callable[[], Any], given: S
     try:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
         dist.barrier()  # or who is done early leaves while others still connect
-        given.put((rank, work()))
+        given.put((rank, numbers(work())))
     except Exception as error:
         given.put((rank, error))
+
+
+def numbers(value: Any) -> Any:
+    """Turn tensors into lists: a queue would send a tensor as a file, which is gone with its process."""
+    if isinstance(value, list | tuple):
+        return [numbers(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def each_its_own(answer: Callable, *case: tuple) -> list:

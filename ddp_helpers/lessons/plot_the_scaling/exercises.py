@@ -54,10 +54,14 @@ def middles(runs: Runs, states: tuple[str, ...] = ("done",), middle=median) -> d
 
 def chosen(seconds: dict[int, float], least: float, base: int | None = None) -> int:
     """The fastest number of GPUs whose efficiency, counted from `base`, is enough."""
+    return min(efficient(seconds, least, base) or [min(seconds)], key=seconds.get)
+
+
+def efficient(seconds: dict[int, float], least: float, base: int | None = None) -> list[int]:
+    """The numbers of GPUs whose efficiency, counted from `base`, is enough."""
     fewest = min(seconds)
     work = seconds[fewest] * (base or fewest)
-    good = [gpus for gpus, took in seconds.items() if work / (took * gpus) >= least]
-    return min(good or [fewest], key=seconds.get)
+    return [gpus for gpus, took in seconds.items() if work / (took * gpus) >= least]
 
 
 def mean(repeats: list[float]) -> float:
@@ -72,6 +76,8 @@ def done(seconds: dict[int, float]) -> Runs:
 
 FAILED = [*done({1: 104, 2: 54, 4: 30, 8: 22}), (1, "done", 100), (8, "failed", 3)]
 SLOW = [*done({1: 100, 2: 50, 4: 40}), (2, "done", 51), (2, "done", 90)]
+LUCKY = [*done({1: 100, 2: 55, 4: 50}), (4, "done", 20), (4, "done", 51)]
+SLOWER = done({1: 100, 2: 52, 4: 30, 8: 40})
 PUBLISHED = done({4: 2.66, 8: 1.43, 16: 0.82, 32: 0.5})
 
 EXERCISES = [
@@ -105,7 +111,14 @@ EXERCISES = [
     ),
     Exercise(
         gpus_to_ask_for,
-        [(FAILED, 0.8), (PUBLISHED, 0.8), (SLOW, 0.9), (done({1: 183.18, 4: 112.59}), 0.5)],
+        [
+            (FAILED, 0.8),
+            (PUBLISHED, 0.8),
+            (SLOW, 0.9),
+            (LUCKY, 0.6),
+            (SLOWER, 0.2),
+            (done({1: 183.18, 4: 112.59}), 0.5),
+        ],
         {
             "Count finished runs only: one that failed early looks fast.": lambda runs, least: chosen(
                 middles(runs, ("done", "failed")), least
@@ -118,6 +131,12 @@ EXERCISES = [
             ),
             "One slow repeat moves a mean; take the median of the repeats.": lambda runs, least: chosen(
                 middles(runs, middle=mean), least
+            ),
+            "The best repeat may be luck; take the median of the repeats.": lambda runs, least: chosen(
+                middles(runs, middle=min), least
+            ),
+            "Those are the most GPUs that are efficient enough; of these take the fastest.": lambda runs, least: max(
+                efficient(middles(runs), least)
             ),
         },
     ),

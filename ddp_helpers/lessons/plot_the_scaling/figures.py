@@ -198,8 +198,9 @@ def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Pictu
     first, least = (
         f"{many(row['world_size'], name)}, {setting(row['scaling'], row['cpus_per_task'])}" for row in extremes(rows)
     )
-    title = f"Fastest to {target:.0%}: {first}. Cheapest: {least}"
-    finding(figure, title if rows["to_target"].notna().any() else f"No run reached {target:.0%}")
+    reached = rows["to_target"].notna().any()
+    title = f"Fastest to {target:.0%}: {first}. Cheapest: {least}" if reached else f"No run reached {target:.0%}"
+    finding(figure, title)
     caption(figure, where(per_run), "a dot a run; repeats are joined; further left is faster, or cheaper", left_out)
     return described(figure, f"{title}. {where(per_run)}. {'; '.join(said)}.")
 

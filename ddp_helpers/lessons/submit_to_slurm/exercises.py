@@ -42,7 +42,7 @@ class JobFile(Exercise):
             try:
                 text = answer(*case)
                 if not available():
-                    return "not checked: no Slurm answers here"
+                    return "not checked: no Slurm answers here; make cluster starts one on this machine"
                 found = self.judge(submitted(text))
             except NotImplementedError:
                 return NOT_ATTEMPTED
@@ -176,10 +176,14 @@ EXERCISES = [
             (OTHERS,),
             ([OTHERS[0], *SEVEN, "srun: error: node2: task 3: Exited with exit code 9"],),
             ([*SEVEN, "srun: error: node2: task 12: Exited with exit code 1"],),
+            (["srun: error: node4: task 12: Exited with exit code 137", *OTHERS],),
         ],
         {
             "The last one that complains may only have lost its peers: take the first.": lambda log: (
                 _exits(log)[-1] if _exits(log) else None
+            ),
+            "A task and an exit code can have several digits.": lambda log: next(
+                (tuple(int(str(number)[:1]) for number in found) for found in _exits(log)), None
             ),
             "The largest code is Slurm's choice for the job: take the first task that exited.": lambda log: max(
                 _exits(log), key=lambda found: found[1], default=None

@@ -45,6 +45,9 @@ EXERCISES = [
             "With strong scaling the size is the global batch: the ranks share it.": lambda images, ranks, size, _: (
                 images // (size * ranks)
             ),
+            "Strong is the global batch, which the ranks share; weak is the batch of each rank.": (
+                lambda images, ranks, size, kind: images // (size * ranks if kind == "strong" else size)
+            ),
         },
     ),
     Exercise(
