@@ -101,6 +101,12 @@ EXERCISES = [
             "Hosts may differ, and take turns: count those before this rank that are on its host.": lambda host: (
                 dist.get_rank() % hosts_of_all(host).count(host)
             ),
+            "A host's ranks need not be neighbours: count those before this rank that are on its host.": lambda host: (
+                dist.get_rank() - hosts_of_all(host).index(host)
+            ),
+            "That is the first rank of this host: count those between it and this rank.": lambda host: hosts_of_all(
+                host
+            ).index(host),
             "Only the ranks before this one count.": lambda host: hosts_of_all(host).count(host) - 1,
         },
         each_its_own,
@@ -116,7 +122,7 @@ EXERCISES = [
     ),
     Exercise(
         gpu_index,
-        [sees("0,1", 1), sees("0,1", 0), sees("1", 1), sees("10", 1), sees("10,11", 0)],
+        [sees("0,1", 1), sees("0,1", 0), sees("1,2", 1), sees("1", 1), sees("10", 1), sees("10,11", 0)],
         {
             "A task that is shown one GPU calls it cuda:0.": lambda env: int(env["SLURM_LOCALID"]),
             "Those are the node's own numbers; torch counts the visible GPUs from 0.": lambda env: int(
@@ -124,6 +130,15 @@ EXERCISES = [
             ),
             "Count the numbers between the commas, not the characters.": lambda env: (
                 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
+            ),
+            "That is one character, and a number of the node's: torch counts the visible GPUs from 0.": lambda env: int(
+                env["CUDA_VISIBLE_DEVICES"][0]
+            ),
+            "That is the node's number of the first visible GPU; torch calls it cuda:0.": lambda env: int(
+                env["CUDA_VISIBLE_DEVICES"].split(",")[0]
+            ),
+            "The local rank counts places in the list; it is no number that stands in it.": lambda env: (
+                env["CUDA_VISIBLE_DEVICES"].split(",").index(env["SLURM_LOCALID"])
             ),
         },
     ),

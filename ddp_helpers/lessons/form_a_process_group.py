@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -72,6 +73,17 @@ def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
     return [rank for rank in range(world_size) if rank not in came]
 
 
+def numbers(lines: Sequence[str], world_size: int, start: str = "") -> list[int]:
+    """A mistake: every number behind the word rank counts, in lines that start so."""
+    came = {int(number) for line in lines if line.startswith(start) for number in re.findall(r"rank (\d+)", line)}
+    return [rank for rank in range(world_size) if rank not in came]
+
+
+def every_line(lines: Sequence[str], world_size: int) -> list[int]:
+    """A mistake: the first rank of every line counts."""
+    return numbers([re.sub(r", local rank.*", "", line) for line in lines], world_size)
+
+
 def hello(rank: int, world_size: int) -> str:
     """The line of `simple_ddp`, on nodes of four ranks."""
     return f"Hello from rank {rank} of {world_size}, local rank {rank % 4}, started by slurm"
@@ -105,6 +117,8 @@ EXERCISES = [
             ([hello(3, 4), "rank 3 on cpu: output -0.85", hello(0, 4)], 4),
             ([hello(rank, 12) for rank in (10, 0, 2)], 12),
             ([hello(0, 2), hello(1, 2), "all 2 ranks hold the same model"], 2),
+            ([hello(rank, 8) for rank in (6, 4, 7, 5)], 8),
+            ([hello(1, 3), "waiting for rank 2", hello(0, 3)], 3),
         ],
         {
             "The number of lines says how many came, not who.": lambda lines, world_size: [
@@ -112,6 +126,12 @@ EXERCISES = [
             ],
             "A rank can have more than one digit.": first_digits,
             "That is the local rank, which starts again on every node.": local_ranks,
+            "A line also names the local rank: only the number behind `Hello from rank` counts.": partial(
+                numbers, start="Hello"
+            ),
+            "Other lines name ranks, too, and the hello lines also local ranks: count neither.": numbers,
+            "Other lines name ranks, too: only a rank that says hello has come.": every_line,
+            "What a regular expression finds is a string: make it int.": lambda lines, world_size: [*range(world_size)],
         },
     ),
 ]
