@@ -17,7 +17,7 @@ import yaml
 from real import python
 
 from ddp_helpers import ROOT, __version__
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, headline, honest_minutes, minutes, tables
+from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, course, headline, honest_minutes, minutes, tables
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -77,6 +77,12 @@ def section(text: str, heading: str) -> str:
 
 def test_the_headline_figure_is_that_of_the_committed_notebook() -> None:
     assert PICTURE.read_bytes() == headline(), "run: python -m ddp_helpers.upkeep.front_page"
+
+
+def test_the_map_of_the_course_has_each_notebook_with_what_it_needs() -> None:
+    boxes = dict(part.split(" needs ") for part in course((ROOT / "README.md").read_text()).alt.split("; "))
+    assert list(boxes) == list(NOTEBOOKS)
+    assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["13"] == "06, 07, 10"
 
 
 def test_without_outputs_there_is_no_headline(tmp_path: Path) -> None:

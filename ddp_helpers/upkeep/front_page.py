@@ -1,19 +1,22 @@
-"""Write what README.md shows of the notebooks: titles, questions and minutes in its tables, and the headline figure."""
+"""Write what README.md shows of the notebooks: its tables, the map of the course, and the headline figure."""
 
 import base64
 import re
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 
 import nbformat
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook.drawing import BLUE, GREEN, ORANGE, PURPLE, Picture, arrow, box, canvas, described, pieces
 
 README = ROOT / "README.md"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
 NOTEBOOK = ROOT / "notebooks" / "09_plot_the_scaling.ipynb"
 HEADING = "## Speed-up and efficiency"
-PICTURE = ROOT / "docs" / "headline.png"
+PICTURE, COURSE = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
+TITLE = "Nine notebooks lead from one GPU to a cluster; the others branch off"
 MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: its number, and what one needs
 TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
 
@@ -60,6 +63,34 @@ def tables(text: str) -> str:
     return TRACK.sub(track_row, text[: first.start()] + rows + text[last.end() :])
 
 
+def needed(needs: str) -> list[str]:
+    """The numbers of the notebooks in a row's last column: "05 to 07" are three."""
+    ranges = re.findall(r"(\d\d)(?: to (\d\d))?", needs)
+    return [number for first, last in ranges for number in NOTEBOOKS if first <= number <= (last or first)]
+
+
+def course(text: str) -> Picture:
+    """Draw README's rows as a map: each notebook to the right of all that it builds on, arrows from the nearest."""
+    needs = {number: needed(row) for number, row in MAP.findall(text)}
+    place, taken = {}, {}
+    for number in NOTEBOOKS:
+        column = max((place[one][0] + 1 for one in needs[number]), default=0)
+        place[number] = (column, taken.get(column, 0))
+        taken[column] = taken.get(column, 0) + 1
+    across = pieces(0.1, 9.4, 1 + max(column for column, _ in place.values()), gap=0.16)
+    ax = canvas(0.6 + 1.15 * max(taken.values()), TITLE)
+    for number, (column, row) in place.items():
+        (left, width), top = across[column], 0.6 + 1.15 * row
+        words = fill(re.search(r"^# (.+)$", opening(number), re.M)[1], 11)
+        colour = (BLUE if column < 5 else GREEN) if row == 0 else ORANGE if number < "13" else PURPLE
+        box(ax, (left, top), (width, 0.95), f"{number}\n{words}\n{minutes(number)} min", colour, size=8.5)
+        for one in needs[number]:
+            if place[one][0] == column - 1:
+                start, end = (0.6 + 1.15 * place[each][1] + 0.475 for each in (one, number))
+                arrow(ax, (sum(across[column - 1]), start), (left, end))
+    return described(ax.figure, "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs))
+
+
 def headline(notebook: Path = NOTEBOOK) -> bytes:
     """The first figure below the heading. Raises ValueError if there is none: the notebook was not executed."""
     below = False
@@ -73,5 +104,6 @@ def headline(notebook: Path = NOTEBOOK) -> bytes:
 
 if __name__ == "__main__":
     PICTURE.write_bytes(headline())
-    README.write_text(tables(README.read_text()))
-    print(f"wrote {PICTURE.relative_to(ROOT)}, and the tables of {README.name}")
+    README.write_text(text := tables(README.read_text()))
+    course(text).save(COURSE)
+    print(f"wrote {PICTURE.relative_to(ROOT)}, {COURSE.relative_to(ROOT)}, and the tables of {README.name}")
