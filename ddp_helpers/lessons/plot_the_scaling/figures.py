@@ -210,7 +210,7 @@ def seconds_axis(ax: Axes, title: str) -> None:
     ax.set_title(title, loc="left")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "2357" else "")
     ax.tick_params(axis="x", which="both", length=3)
     ax.grid(axis="x", which="both", color=tint(GREY, 0.2))
     ax.set_axisbelow(True)

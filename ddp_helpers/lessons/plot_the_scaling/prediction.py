@@ -31,7 +31,7 @@ def prediction(
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_formatter(lambda *_: "")
     ax.set_ylabel("seconds an epoch")
-    ax.legend(loc="upper right")
+    ax.legend(loc="lower left")
     *fewer, last = map(str, np.unique(model.ranks))
     title = f"Fitted on {', '.join(fewer)} and {last} {unit}s: {told(model, ranks, seconds)}"
     finding(figure, title)
