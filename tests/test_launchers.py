@@ -151,7 +151,7 @@ NUMBERS = [
 ]
 # One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
 SAY = """import sys
-from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
+from ddp_helpers.rank.launchers import who_am_i
 sys.stdout.write("I am {} {} {} {}\\n".format(*who_am_i()))
 sys.stdout.flush()"""
 

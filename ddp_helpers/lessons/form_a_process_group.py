@@ -9,7 +9,7 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
 from ddp_helpers.notebook.drawing import (
     GREY,
     INK,
@@ -32,14 +32,7 @@ from ddp_helpers.notebook.drawing import (
 
 def mean_over_ranks(mine: float) -> float:
     """Compute the mean of all ranks' numbers, on every rank."""
-    return sum_over_ranks(mine) / dist.get_world_size()
-
-
-def sum_over_ranks(mine: float) -> float:
-    """A mistake: the sum, on every rank."""
-    total = torch.tensor(mine)
-    dist.all_reduce(total)
-    return total.item()
+    return summed(mine) / dist.get_world_size()
 
 
 def number_of_rank_0(mine: float) -> float:
@@ -58,25 +51,30 @@ def missing_ranks(lines: Sequence[str], world_size: int) -> list[int]:
     """The ranks, in order, of which no line says "Hello from rank R of W"."""
     found = [re.match(r"Hello from rank (\d+) of", line) for line in lines]
     came = {int(match[1]) for match in found if match}
+    return absent(came, world_size)
+
+
+def absent(came: set[int], world_size: int) -> list[int]:
+    """The ranks of a group that are not among those that came."""
     return [rank for rank in range(world_size) if rank not in came]
 
 
 def first_digits(lines: Sequence[str], world_size: int) -> list[int]:
     """A mistake: one digit of the rank."""
     came = {int(line[16]) for line in lines if line.startswith("Hello from rank ")}
-    return [rank for rank in range(world_size) if rank not in came]
+    return absent(came, world_size)
 
 
 def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
     """A mistake: the local rank is taken for the rank."""
     came = {int(line.partition("local rank ")[2].split(",")[0]) for line in lines if line.startswith("Hello")}
-    return [rank for rank in range(world_size) if rank not in came]
+    return absent(came, world_size)
 
 
 def numbers(lines: Sequence[str], world_size: int, start: str = "") -> list[int]:
     """A mistake: every number behind the word rank counts, in lines that start so."""
     came = {int(number) for line in lines if line.startswith(start) for number in re.findall(r"rank (\d+)", line)}
-    return [rank for rank in range(world_size) if rank not in came]
+    return absent(came, world_size)
 
 
 def every_line(lines: Sequence[str], world_size: int) -> list[int]:
@@ -94,10 +92,8 @@ EXERCISES = [
         mean_over_ranks,
         [((1.0,), (2.0,), (6.0,)), ((4.0,),), ((-1.0,), (4.0,))],
         {
-            "The default of all_reduce is the sum: divide it by the world size.": sum_over_ranks,
-            "The group may have any size: ask for it with dist.get_world_size().": lambda mine: (
-                sum_over_ranks(mine) / 2
-            ),
+            "The default of all_reduce is the sum: divide it by the world size.": summed,
+            "The group may have any size: ask for it with dist.get_world_size().": lambda mine: summed(mine) / 2,
             "That is rank 0's number on every rank: all ranks' numbers count.": number_of_rank_0,
             "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": lambda mine: mine,
         },

@@ -78,6 +78,13 @@ def numbers(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def summed(value: float) -> float:
+    """Compute the sum of a number over the ranks; every rank calls it."""
+    total = torch.tensor(float(value))
+    dist.all_reduce(total)
+    return total.item()
+
+
 def each_its_own(answer: Callable, *case: tuple) -> list:
     """Call an answer on as many ranks as a case has members, each with its own: a trial for OnRanks."""
     return on_ranks(len(case), lambda: answer(*case[dist.get_rank()]))

@@ -9,14 +9,13 @@ from textwrap import fill
 import nbformat
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.drawing import BLUE, GREEN, ORANGE, PURPLE, Picture, arrow, box, canvas, described, pieces
+from ddp_helpers.notebook.drawing import BLUE, ORANGE, Picture, arrow, box, canvas, described, pieces
 
 README = ROOT / "README.md"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
 NOTEBOOK = ROOT / "notebooks" / "09_plot_the_scaling.ipynb"
 HEADING = "## Speed-up and efficiency"
 PICTURE, COURSE = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
-TITLE = "Nine notebooks lead from one GPU to a cluster; the others branch off"
 MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: its number, and what one needs
 TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
 
@@ -25,6 +24,11 @@ TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  #
 def opening(number: str) -> str:
     """The first cell of a notebook: its title, its question, its time."""
     return nbformat.read(NOTEBOOKS[number], as_version=4).cells[0].source
+
+
+def title(number: str) -> str:
+    """The title of a notebook."""
+    return re.search(r"^# (.+)$", opening(number), re.M)[1]
 
 
 def minutes(number: str) -> int:
@@ -42,8 +46,8 @@ def honest_minutes(number: str) -> float:
 
 def map_row(number: str, needs: str) -> str:
     """The row of a notebook in the map of the course."""
-    title, question = (re.search(pattern, opening(number), re.M)[1] for pattern in (r"^# (.+)$", r"^\*(\w.+)\*$"))
-    link = f"[{number} {title}](notebooks/{NOTEBOOKS[number].name})"
+    question = re.search(r"^\*(\w.+)\*$", opening(number), re.M)[1]
+    link = f"[{number} {title(number)}](notebooks/{NOTEBOOKS[number].name})"
     return f"| {link} | {question} | {minutes(number)} | {needs} |"
 
 
@@ -78,16 +82,16 @@ def course(text: str) -> Picture:
         place[number] = (column, taken.get(column, 0))
         taken[column] = taken.get(column, 0) + 1
     across = pieces(0.1, 9.4, 1 + max(column for column, _ in place.values()), gap=0.16)
-    ax = canvas(0.6 + 1.15 * max(taken.values()), TITLE)
+    tops = {number: 0.6 + 1.15 * row for number, (_, row) in place.items()}
+    finding = f"{len(taken)} notebooks lead from one GPU to a cluster; {len(place) - len(taken)} branch off"
+    ax = canvas(0.6 + 1.15 * max(taken.values()), finding)
     for number, (column, row) in place.items():
-        (left, width), top = across[column], 0.6 + 1.15 * row
-        words = fill(re.search(r"^# (.+)$", opening(number), re.M)[1], 11)
-        colour = (BLUE if column < 5 else GREEN) if row == 0 else ORANGE if number < "13" else PURPLE
-        box(ax, (left, top), (width, 0.95), f"{number}\n{words}\n{minutes(number)} min", colour, size=8.5)
+        (left, width), top = across[column], tops[number]
+        words = f"{number}\n{fill(title(number), 11)}\n{minutes(number)} min"
+        box(ax, (left, top), (width, 0.95), words, ORANGE if row else BLUE, size=8.5)
         for one in needs[number]:
             if place[one][0] == column - 1:
-                start, end = (0.6 + 1.15 * place[each][1] + 0.475 for each in (one, number))
-                arrow(ax, (sum(across[column - 1]), start), (left, end))
+                arrow(ax, (sum(across[column - 1]), tops[one] + 0.475), (left, top + 0.475))
     return described(ax.figure, "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs))
 
 

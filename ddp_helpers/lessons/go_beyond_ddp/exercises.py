@@ -30,7 +30,7 @@ def own_gradient(gradient: torch.Tensor) -> torch.Tensor:
 
 def on_tensors(answer: Callable, *case: tuple) -> list:
     """Call an answer on as many ranks as a case has members, each with its own lists as tensors: a trial."""
-    return on_ranks(len(case), lambda: answer(*map(torch.tensor, case[dist.get_rank()])).tolist())
+    return on_ranks(len(case), lambda: answer(*map(torch.tensor, case[dist.get_rank()])))
 
 
 SIZES = [(1000, ranks, way) for ranks in (2, 8, 1) for way in ("DDP", "ZeRO", "FSDP2")]

@@ -6,24 +6,16 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
+from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
 
 Runs = list[tuple[int, str, float]]
 
 
 def job_rate(images: int, seconds: float) -> float:
     """Images per second of the whole job, on every rank, from the images and seconds of this one."""
-    total, longest = torch.tensor(float(images)), torch.tensor(seconds)
-    dist.all_reduce(total)
+    longest = torch.tensor(seconds)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return (total / longest).item()
-
-
-def summed(value: float) -> float:
-    """The sum of a number over the ranks."""
-    total = torch.tensor(float(value))
-    dist.all_reduce(total)
-    return total.item()
+    return summed(images) / longest.item()
 
 
 def late_rank(waited: float) -> int:

@@ -32,7 +32,7 @@ def on_a_rank(answer: Callable, case: tuple) -> list:
     """Call an answer on this rank: what it gives, and the samples it looked at."""
     answers = Answers(case[0] if isinstance(case[0], list) else [])
     given = answer(*((answers, *case[1:]) if len(answers) else case))
-    return [given.tolist() if hasattr(given, "tolist") else given, answers.looked_at]
+    return [given, answers.looked_at]
 
 
 def trial(seen: Callable[..., dict], answer: Callable, *case: object) -> dict:
