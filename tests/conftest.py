@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 
-import nbformat
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,6 +12,7 @@ from real import THOROUGH
 from ddp_helpers.notebook.slurm import available
 from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.upkeep.course import sends_jobs
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
 settings.register_profile(
@@ -38,17 +38,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         group = item.path.stem
         if item.path.suffix == ".ipynb":
-            group = "alone" if re.search("slurm|srun", code_of(item.path)) else "notebooks"
+            group = "alone" if sends_jobs(item.path) else "notebooks"
         elif ALONE & {*getattr(item, "fixturenames", ())}:
             group = "alone"
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: GROUPS.get(item.get_closest_marker("xdist_group").args[0], 2))
-
-
-def code_of(notebook):
-    """Join a notebook's code cells."""
-    return "\n".join(cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code")
 
 
 @pytest.fixture(autouse=True)

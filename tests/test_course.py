@@ -1,11 +1,17 @@
 """The executor behind `make run` says what ran and where the figures are, and fails if a cell fails; what is stale."""
 
 import json
+import re
 import shutil
+import signal
+import subprocess
+import sys
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from real import IMPORT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.upkeep import course, stale
@@ -46,6 +52,36 @@ def test_no_such_notebook_is_a_failure(notebooks, capsys):
     with pytest.raises(SystemExit) as end:
         course.run(["42"], in_place=False)
     assert end.value.code == 2 and capsys.readouterr().err == "no notebook begins with 42: give numbers, such as 03\n"
+
+
+WAITS = """# {jobs}
+import pathlib, time
+pathlib.Path("here_{own}").touch()
+while not pathlib.Path("here_{other}").exists():
+    time.sleep(0.1)"""
+
+
+def test_a_notebook_that_sends_jobs_runs_beside_one_that_does_not(notebooks, capsys):
+    for own, other, jobs in ((1, 2, "srun"), (2, 1, "")):  # each ends only while the other runs
+        cell = new_code_cell(WAITS.format(own=own, other=other, jobs=jobs))
+        nbformat.write(new_notebook(cells=[cell]), notebooks / f"0{own}_waits.ipynb")
+    assert course.run([], in_place=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:8] for line in lines if " ok " in line] == ["01_waits", "02_waits"]
+
+
+def test_ctrl_c_ends_the_course_and_its_kernels(notebooks):
+    cell = "import os, pathlib, time\npathlib.Path('part').write_text(str(os.getpid()))\nos.rename('part', 'pid')"
+    nbformat.write(new_notebook(cells=[new_code_cell(f"{cell}\ntime.sleep(600)")]), notebooks / "01_long.ipynb")
+    here = f"from pathlib import Path; from ddp_helpers.upkeep import course; here = Path({str(notebooks.parent)!r})"
+    here += "; course.NOTEBOOKS, course.BUILD, course.ROOT = here / 'notebooks', here / 'build', here"
+    with subprocess.Popen([sys.executable, "-c", f"{here}; course.run([], False)"], stderr=subprocess.PIPE) as started:
+        until(lambda: (notebooks / "pid").exists(), "a kernel", IMPORT)
+        started.send_signal(signal.SIGINT)
+        assert re.fullmatch(r"stopped by Ctrl-C: .*\n", started.communicate()[1].decode())
+    assert started.returncode == 1
+    kernel = int((notebooks / "pid").read_text())
+    until(lambda: not psutil.pid_exists(kernel), "its end", IMPORT)
 
 
 FUNCTION = '"""A helper."""\n\n\ndef value():\n    """What it gives."""\n    return 1  # so far\n'

@@ -1,12 +1,15 @@
-"""Execute the notebooks of the course in order: into build/, or in place, which makes the committed outputs."""
+"""Execute the notebooks of the course: into build/, two at a time, or in place, which makes the committed outputs."""
 
 import base64
+import re
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -76,19 +79,53 @@ def figures(notebook: NotebookNode, stem: str) -> list[Path]:
     return found
 
 
+def sends_jobs(path: Path) -> bool:
+    """Say whether a notebook's code names Slurm: such notebooks share its queue and runs/, and go one by one."""
+    code = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    return bool(re.search("slurm|srun", "\n".join(code)))
+
+
+def in_lanes(lanes: list[list[Path]], folder: Path) -> list[Outcome]:
+    """Execute each lane's notebooks one after the other, the lanes side by side; Ctrl-C ends all kernels."""
+    outcomes: list[Outcome] = []
+    stopped = threading.Event()
+
+    def drive(lane: list[Path]) -> None:
+        for path in lane:
+            if not stopped.is_set():
+                outcomes.append(execute(path, folder / path.name))
+
+    threads = [threading.Thread(target=drive, args=(lane,)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        stopped.set()
+        for kernel in psutil.Process().children():
+            kernel.terminate()
+        raise
+    return sorted(outcomes, key=lambda one: one.name)
+
+
 def run(only: list[str], in_place: bool) -> int:
     """Execute the notebooks whose names start with one of `only` (all if it is empty). Returns the exit status."""
     paths = [p for p in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")) if not only or p.stem.startswith(tuple(only))]
     if not paths:
         stop(f"no notebook begins with {' or '.join(only)}: give numbers, such as 03")
-    folder = NOTEBOOKS if in_place else BUILD / "notebooks"
-    outcomes = [execute(path, folder / path.name) for path in paths]
+    folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
+    lanes = [[p for p in paths if sends_jobs(p) is jobs] for jobs in (True, False)]
+    try:
+        outcomes = in_lanes([paths] if in_place else lanes, folder)  # committed outputs: nothing ran beside them
+    except KeyboardInterrupt:
+        sys.exit(f"stopped by Ctrl-C: what was executed until then is in {folder}")
     print(f"\n{'notebook':<28} {'result':<8} {'seconds':>7}  figures")
     for one in outcomes:
         where = f"build/figures/{one.name}_1..{len(one.figures)}.png" if one.figures else "none"
         print(f"{one.name:<28} {'FAILED' if one.error else 'ok':<8} {one.seconds:7.0f}  {where}")
-    print(f"executed copies: {folder.relative_to(ROOT)}/, {sum(one.seconds for one in outcomes):.0f} s in all")
+    print(f"executed copies: {folder.relative_to(ROOT)}/, {time.monotonic() - begin:.0f} s in all")
     for one in outcomes:
         if one.error:
             print(f"{one.name}: {one.error}", file=sys.stderr)
-    return int(any(one.error for one in outcomes))
+    return int(len(outcomes) < len(paths) or any(one.error for one in outcomes))
