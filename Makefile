@@ -7,7 +7,7 @@ SLURM := slurm/cluster with
 # garbage collector's looks through them take 0.5 of its 3.2 seconds. Many processes import torch here.
 SOONER := import gc; gc.set_threshold(100_000, 50, 1000)
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lab notebooks site bench faults cluster system staged clean
+.PHONY: help run test test-all lab notebooks site slides bench faults cluster system staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -32,6 +32,9 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 	@rm -rf build/site
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -c docs -d build/doctrees . build/site
 	@echo "The site is in build/site: open build/site/index.html"
+
+slides: .venv/installed  ## write the notebooks' figures, a page for each, into build/slides.pdf
+	@$(BIN)/python -m ddp_helpers.upkeep.slides
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench

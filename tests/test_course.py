@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from real import IMPORT, until
 
 from ddp_helpers import ROOT
-from ddp_helpers.upkeep import course, stale
+from ddp_helpers.upkeep import course, slides, stale
 
 FIGURE = "from ddp_helpers.lessons import shard_the_data\nshard_the_data.global_batch(8, 2)"
 
@@ -46,6 +46,16 @@ def test_a_failing_notebook_fails_the_course_and_is_named(notebooks, capsys):
     out, err = capsys.readouterr()
     assert "FAILED" in out and "01_bad" in err and "ZeroDivisionError" in err
     assert nbformat.read(notebooks / "01_bad.ipynb", 4).cells[0].outputs[-1].ename == "ZeroDivisionError"
+
+
+def test_slides_have_a_page_for_each_figure_under_its_section(notebooks, monkeypatch):
+    cells = [new_markdown_cell("# Good\n\n## Shards"), new_code_cell(FIGURE), new_markdown_cell("## Next")]
+    nbformat.write(new_notebook(cells=[*cells, new_code_cell(FIGURE)]), notebooks / "01_good.ipynb")
+    assert course.run([], in_place=True) == 0
+    assert [section for section, _ in slides.pictures(notebooks / "01_good.ipynb")] == ["Shards", "Next"]
+    monkeypatch.setattr(slides, "ROOT", notebooks.parent)
+    assert slides.write(notebooks.parent / "slides.pdf") == 2
+    assert (notebooks.parent / "slides.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_no_such_notebook_is_a_failure(notebooks, capsys):
