@@ -11,9 +11,9 @@ from real import THOROUGH
 from torch import nn
 
 from ddp_helpers.notebook import scripts
-from ddp_helpers.rank.checkpoint import checkpoints, read, unpack
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.resume import checkpoints, read, unpack
 from faults.ranks import run
 
 T = 4  # seconds that a rank waits for another: --timeout

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import product
 from random import Random
 
-from ddp_helpers.rank.checkpoint import checkpoints, read, unpack
-from ddp_helpers.rank.resume import weight_digest
+from ddp_helpers.rank.resume import checkpoints, read, unpack, weight_digest
 from faults.matrix import T, saved_model, within
 from faults.ranks import run
 
