@@ -128,11 +128,11 @@ def messages(args: Namespace, flags: list[str]) -> None:
     record()
 
 
-def doctor(args: Namespace, flags: list[str]) -> int:
+def doctor(args: Namespace, flags: list[str]) -> None:
     """Check what a job needs; under any launcher, on each rank."""
-    from ddp_helpers.rank.doctor.examine import examine
+    from ddp_helpers.rank.scripts.doctor import main as examine
 
-    return examine(flags, "python -m ddp_helpers doctor")
+    examine(flags, "python -m ddp_helpers doctor")
 
 
 def make_parser() -> Parser:

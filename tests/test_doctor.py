@@ -20,11 +20,11 @@ from real import IMPORT, gated, python
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import launch, scripts, slurm
 from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.rank.doctor import checks, exchange
+from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
-from ddp_helpers.rank.doctor.checks import arrive, runs_on
-from ddp_helpers.rank.doctor.examine import CHECKS, TOGETHER, examine, judge, show, visit
+from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, arrive, runs_on
 from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.scripts.doctor import judge, show, visit
 
 GREEN = f"all {len(CHECKS)} checks green"
 
@@ -232,21 +232,22 @@ def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(script, digits,
 
 PATCHED = """
 import os, sys, time, torch
-from ddp_helpers.rank.doctor import checks, examine as doctor, exchange
+from ddp_helpers.rank.doctor import checks
+from ddp_helpers.rank.scripts import doctor
 if os.environ["RANK"] == "1":
     right, full = time.time, torch.full
-    exchange.time.time = lambda: right() + 5
-    exchange.torch.full = lambda size, value, **more: full(size, 7.0, **more)
+    checks.time.time = lambda: right() + 5
+    checks.torch.full = lambda size, value, **more: full(size, 7.0, **more)
     checks.torchvision.__version__ = "0.0"
-sys.exit(doctor.examine())
+doctor.main()
 """
 LOST = """
 import os, sys
-from ddp_helpers.rank.doctor import examine as doctor
+from ddp_helpers.rank.scripts import doctor
 dies = lambda case: os._exit(9) if case.rank else right(case)
 right, cure = doctor.CHECKS["WHERE"]
 doctor.CHECKS["WHERE"] = dies, cure
-sys.exit(doctor.examine())
+doctor.main()
 """
 
 
@@ -305,7 +306,7 @@ def test_a_wrong_variable_stops_with_one_line(env, capsys, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:
-        examine([])
+        main(["doctor"])
     out, err = capsys.readouterr()
     assert (end.value.code, out, err.count("\n")) == (2, "", 1) and list(env)[-1] in err
 
@@ -539,8 +540,8 @@ def test_on_a_gpu_events_time_many_sums_and_nothing_waits_between_them(monkeypat
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(dist, "all_reduce", count)
-    assert exchange.seconds_of(SimpleNamespace(is_cuda=True), 100) == pytest.approx(0.002)
-    assert "TORCH_NCCL_BLOCKING_WAIT" not in Path(exchange.__file__).read_text()
+    assert checks.seconds_of(SimpleNamespace(is_cuda=True), 100) == pytest.approx(0.002)
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in Path(checks.__file__).read_text()
 
 
 def test_a_table_says_nothing_that_a_terminal_obeys(capsys):
@@ -571,11 +572,11 @@ def lone(folder):
 def test_a_file_where_a_folder_should_be_is_said_and_nothing_is_left(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
-        _, (seen,) = overhear(lambda folder=folder: exchange.check_folder(lone(folder)))
+        _, (seen,) = overhear(lambda folder=folder: checks.check_folder(lone(folder)))
         assert seen == f"{folder} cannot be written (Not a directory)"
-    assert "all ranks see" in exchange.check_folder(lone(tmp_path / "new" / "runs"))
+    assert "all ranks see" in checks.check_folder(lone(tmp_path / "new" / "runs"))
     lost = replace(lone(tmp_path / "new"), size=2)
-    assert overhear(lambda: exchange.check_folder(lost)) == (None, ["rank 1 of 2 missing after 1 s"])
+    assert overhear(lambda: checks.check_folder(lost)) == (None, ["rank 1 of 2 missing after 1 s"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -585,4 +586,4 @@ def test_a_folder_that_each_node_has_for_itself_is_red(tmp_path):
     first.first("file", str(tmp_path / ".doctor-elsewhere"))
     first.store.set("file of 0", "")
     second = replace(first, rank=1)
-    assert overhear(lambda: exchange.check_folder(second)) == (None, [f"not in {tmp_path}: the file that rank 0 wrote"])
+    assert overhear(lambda: checks.check_folder(second)) == (None, [f"not in {tmp_path}: the file that rank 0 wrote"])
