@@ -121,13 +121,6 @@ def accuracy(args: Namespace, flags: list[str]) -> None:
     compare(stage(Path("data")), args.folder)
 
 
-def messages(args: Namespace, flags: list[str]) -> None:
-    """Record CUDA's own error messages, on a machine with a GPU."""
-    from ddp_helpers.upkeep.messages import record
-
-    record()
-
-
 def doctor(args: Namespace, flags: list[str]) -> None:
     """Check what a job needs; under any launcher, on each rank."""
     from ddp_helpers.rank.scripts.doctor import main as examine
@@ -139,7 +132,7 @@ def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, parsers = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, messages, doctor):
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         parsers[do] = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         parsers[do].set_defaults(do=do)
