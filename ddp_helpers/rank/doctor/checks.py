@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -18,6 +18,7 @@ import torchvision
 from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data
 
 
@@ -43,19 +44,16 @@ def arrive(case: Case) -> None:
 
 
 def claim(case: Case) -> None:
-    """Find this rank's device by the scripts' rule. Raises Red where there is none, or one that torch cannot use."""
+    """Claim this rank's device, as the scripts do. Raises Red where there is none, or one that torch cannot use."""
     gpus, asked = 0 if case.args.no_cuda else torch.cuda.device_count(), whole("SLURM_GPUS_ON_NODE", 0)
     if asked and not gpus and not case.args.no_cuda:
         cure = "a torch for the CUDA of the driver that nvidia-smi shows, a newer driver, or --no-cuda"
         raise Red(f"SLURM_GPUS_ON_NODE={asked}, but torch {torch.__version__} sees none", cure)
-    if case.local_rank >= gpus > 1:
-        raise Red(f"local rank {case.local_rank} finds {gpus} GPUs")
+    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
     if gpus:
-        case.device = f"cuda:{min(case.local_rank, gpus - 1)}"
         its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
-        torch.cuda.set_device(case.device)
         case.gpu = f"GPU {its.uuid} on {case.host}"
 
 
@@ -181,28 +179,25 @@ def check_clocks(case: Case) -> str:
 
 
 def check_folder(case: Case) -> str:
-    """Check that all ranks see what rank 0 writes into the run folder, and remove it."""
-    folder = case.args.run_dir.absolute()
-    if case.rank == 0:
-        case.first("folder", str(folder))
+    """All ranks see what rank 0 writes into the run folder; it is removed at the end."""
+    folder, file, why, seen = case.args.run_dir.absolute(), "", "", False
+    with ExitStack() as cleaning:
         try:
-            with NamedTemporaryFile(dir=there(folder), prefix=".doctor-") as file:
-                case.first("file", file.name)
-                case.together("file")
+            if case.rank == 0:
+                file = cleaning.enter_context(NamedTemporaryFile(dir=there(folder), prefix=".doctor-")).name
         except OSError as error:
-            case.first("file")
-            raise Red(f"{folder} cannot be written ({error.strerror})") from error
-        return f"all ranks see what rank 0 wrote for {folder}"
-    here, file, seen = folder == Path(case.first("folder")), case.first("file"), False
-    for _ in range(20):  # a file system may take its time
-        with suppress(OSError):
-            seen = bool(here and (not file or Path(file).stat()))
-        time.sleep(0 if seen else 0.1)
-    if file:
+            why = f"{folder} cannot be written ({error.strerror})"
+        place, file = case.first("folder", str(folder)), case.first("file", file)
+        for _ in range(20):  # a file system may take its time
+            with suppress(OSError):
+                seen = bool(str(folder) == place and (not file or Path(file).stat()))
+            time.sleep(0 if seen else 0.1)
         case.together("file")
+    if why:
+        raise Red(why)
     if not seen:
         raise Red(f"not in {folder}: the file that rank 0 wrote")
-    return ""
+    return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
 
 
 def check_reduce(case: Case) -> str:
@@ -233,18 +228,12 @@ def check_reduce(case: Case) -> str:
 
 
 def seconds_of(total: Tensor, times: int) -> float:
-    """The mean time of so many all-reduces of this tensor, on a GPU by its own clock; every rank calls it."""
-    if total.is_cuda:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-    start = time.perf_counter()
+    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
+    begin = time.perf_counter()
     for _ in range(times):
         dist.all_reduce(total)
-    if total.is_cuda:
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / times
-    return (time.perf_counter() - start) / times
+    total[0].item()  # waits for a GPU, once for all
+    return (time.perf_counter() - begin) / times
 
 
 CHECKS = {  # each row of the table: its check, and the usual cure
