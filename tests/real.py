@@ -90,6 +90,14 @@ def python(*args, limit=IMPORT, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
 
 
+def without_helpers(folder):
+    """The environment of ranks that cannot import ddp_helpers, whoever has installed it."""
+    (folder / "ddp_helpers.py").write_text('raise ImportError("a written-out script must not need ddp_helpers")\n')
+    tried = python("-c", "import ddp_helpers", env={**os.environ, "PYTHONPATH": str(folder)}, cwd="/")
+    assert tried.returncode, "the helpers can be imported, so a script that runs shows nothing"
+    return {"PYTHONPATH": str(folder)}
+
+
 @cache
 def make_lab():
     """The command of `make lab`, from `jupyter` on, for who runs the tests; nothing is installed or started."""
