@@ -172,18 +172,15 @@ def other_world(matrix, size):
     return ended.seconds
 
 
-def killed_anywhere(matrix, times, seed=0):
+def killed_anywhere(matrix, times):
     """SIGKILL to a rank, or to all, at so many random moments: no folder is unreadable, each ends golden."""
-    random, golden = Random(seed), matrix.golden()
-    began = time.monotonic()
+    seed, golden = time.time_ns() if THOROUGH else 0, matrix.golden()
+    random, began = Random(seed), time.monotonic()
     matrix.train(matrix.fresh("length"))
     length, worst = time.monotonic() - began, 0.0
     for number in range(times):
-        folder, moment, ranks = (
-            matrix.fresh(f"random_{number}"),
-            random.uniform(0, length),
-            random.choice([[0], [1], [0, 1]]),
-        )
+        folder, moment = matrix.fresh(f"random_{number}"), random.uniform(0, length)
+        ranks = random.choice([[0], [1], [0, 1]])
         case = f"seed {seed}, kill {number}: ranks {ranks} after {moment:.3f} s"
         ended = matrix.train(folder, kill=(moment, ranks))
         within(ended.seconds, T + 5)
