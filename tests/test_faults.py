@@ -1,4 +1,4 @@
-"""The fault matrix: a row of nearly every kind here; `make faults`, which `make test-all` calls, has all rows, as a table."""
+"""The fault matrix: a row of nearly every kind; `make faults`, which `make test-all` calls, has all, as a table."""
 
 import pytest
 from faults.matrix import Matrix
