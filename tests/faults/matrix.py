@@ -18,6 +18,10 @@ from faults.ranks import run
 
 T = 4  # seconds that a rank waits for another: --timeout
 NAME = "mnist_ddp_resumable"
+TWO_EPOCHS = [
+    *"--global-batch-size 32 --test-batch-size 50 --epochs 2 --checkpoint-every 5".split(),
+    *"--log-interval 1000 --no-cuda --precision float32".split(),
+]
 STEPS = 16  # optimizer steps in an epoch: 512 images, 32 for each step
 
 
@@ -58,21 +62,7 @@ class Matrix:
 
     def flags(self, folder):
         """The command line of a run of two epochs, recorded in folder/run."""
-        batch = ["--global-batch-size", 32, "--test-batch-size", 50, "--epochs", 2, "--checkpoint-every", 5]
-        return [
-            "--data",
-            self.data,
-            "--run-dir",
-            folder / "run",
-            "--timeout",
-            T,
-            "--log-interval",
-            1000,
-            *batch,
-            "--no-cuda",
-            "--precision",
-            "float32",
-        ]
+        return ["--data", self.data, "--run-dir", folder / "run", "--timeout", T, *TWO_EPOCHS]
 
     def golden(self, *more, size=2, script=None) -> str:
         """The weights of the run that nobody harmed."""
