@@ -18,11 +18,9 @@ from faults.ranks import run
 
 T = 4  # seconds that a rank waits for another: --timeout
 NAME = "mnist_ddp_resumable"
-TWO_EPOCHS = [
-    *"--global-batch-size 32 --test-batch-size 50 --epochs 2 --checkpoint-every 5".split(),
-    *"--log-interval 1000 --no-cuda --precision float32".split(),
-]
-STEPS = 16  # optimizer steps in an epoch: 512 images, 32 for each step
+# Of 16 optimizer steps each: 512 images, 32 for each step.
+TWO_EPOCHS = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
+TWO_EPOCHS += ["--log-interval", "1000", "--no-cuda", "--precision", "float32"]
 
 
 @dataclass
