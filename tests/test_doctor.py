@@ -490,12 +490,6 @@ def test_a_row_is_red_with_the_rank_and_a_cure(case):
     assert row[1].startswith(seen) and row[2] and cure in row[2], row
 
 
-def test_every_check_has_a_right_and_a_wrong_case():
-    # Those of TOGETHER need real ranks: they are above.
-    for cases in (RIGHT, WRONG):
-        assert {case[0] for case in cases.values()} == set(CHECKS) - set(TOGETHER)
-
-
 @pytest.mark.parametrize(
     ("its", "built", "fine"),
     [

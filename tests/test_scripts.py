@@ -61,10 +61,6 @@ def stopped(capsys, call, *args):
     return err
 
 
-def test_there_are_the_scripts_of_the_course():
-    assert {"download_data", "mnist_ddp", "mnist_single", "simple_ddp"} <= set(NAMES)
-
-
 def test_scripts_run_where_the_helpers_are_not(tmp_path):
     paths = {name: write(name, tmp_path / f"{name}.py") for name in NAMES}
     for path in paths.values():
