@@ -3,7 +3,10 @@
 import argparse
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from ddp_helpers.rank.launchers import stop
@@ -19,100 +22,94 @@ class Parser(argparse.ArgumentParser):
         stop(f"{self.prog}: {message}; --help lists what can be given")
 
 
-def data(args: Namespace, flags: list[str]) -> None:
+@contextmanager
+def slurm_or_one_line() -> Iterator[ModuleType]:
+    """Give the helpers for Slurm; a job or a site that cannot be used ends the command with one line."""
+    from ddp_helpers.notebook import slurm
+
+    try:
+        yield slurm
+    except slurm.JobError as error:
+        stop(str(error))
+
+
+def data(args: Namespace) -> None:
     """Put MNIST, or the offline digits, into a folder."""
     from ddp_helpers.rank.staging import stage
 
     print(f"use it with: --data {stage(args.folder)}")
 
 
-def script(args: Namespace, flags: list[str]) -> None:
+def script(args: Namespace) -> None:
     """Write a standalone script."""
     from ddp_helpers.notebook.scripts import write
 
     print(f"wrote {write(args.name, args.path)}")
 
 
-def run(args: Namespace, flags: list[str]) -> int:
+def run(args: Namespace) -> int:
     """Execute the notebooks in order."""
     from ddp_helpers.upkeep.course import run as run_course
 
     return run_course(args.only, args.in_place)
 
 
-def keep(args: Namespace, flags: list[str]) -> None:
+def keep(args: Namespace) -> None:
     """Copy finished runs to notebooks/results, to be committed."""
     from ddp_helpers.upkeep.keep import keep as keep_runs
 
     print(f"kept in {keep_runs(args.folder, args.name)}")
 
 
-def site(args: Namespace, flags: list[str]) -> None:
+def site(args: Namespace) -> None:
     """Check a site file, and show the file of a small job there."""
-    from ddp_helpers.notebook import slurm
-
     program = ("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}")
-    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
-    try:
+    with slurm_or_one_line() as slurm:
+        job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
         print(slurm.render(job, slurm.Site.load(args.name), Path("runs/try-site")))
-    except slurm.JobError as error:
-        stop(str(error))
     print(f"# {args.name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
-def job(args: Namespace, flags: list[str]) -> None:
+def job(args: Namespace) -> None:
     """Make a job of a script, the course's or your own, and show its file; what stands behind -- is the script's."""
     from ddp_helpers import ROOT
-    from ddp_helpers.notebook import slurm
 
-    try:
+    shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
+    shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
+    with slurm_or_one_line() as slurm:
         place = slurm.Site.load(args.name)
         folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
-        shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
-        shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
-        slurm.prepare(args.script, flags, place, folder, **shape)
+        slurm.prepare(args.script, args.words, place, folder, **shape)
         print((folder / "job.sbatch").read_text())
         if not args.submit:
-            stem = "it is not submitted. Read it, then: sbatch"
-            print(f"# {stem} '{folder / 'job.sbatch'}'", file=sys.stderr)
-            return
-        if slurm.submit(folder):
+            print(f"# it is not submitted. Read it, then: sbatch '{folder / 'job.sbatch'}'", file=sys.stderr)
+        elif slurm.submit(folder):
             record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
             print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
             print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
-    except slurm.JobError as error:
-        stop(str(error))
 
 
-def collect(args: Namespace, flags: list[str]) -> None:
+def collect(args: Namespace) -> None:
     """Ask Slurm how the jobs of these run folders ended, note it in their records, and list the runs."""
-    from ddp_helpers.notebook import slurm
-
-    try:
+    with slurm_or_one_line() as slurm:
         for run in [run for folder in args.folder for run in slurm.collect(folder)]:
             print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
-    except slurm.JobError as error:
-        stop(str(error))
 
 
-def ready(args: Namespace, flags: list[str]) -> int:
+def ready(args: Namespace) -> int:
     """Run the doctor as a job at a site."""
-    from ddp_helpers.notebook import slurm
-
-    try:
+    with slurm_or_one_line() as slurm:
         return int(not slurm.ready(args.name, args.nodes, args.gpus))
-    except slurm.JobError as error:
-        stop(str(error))
 
 
-def bench(args: Namespace, flags: list[str]) -> None:
+def bench(args: Namespace) -> None:
     """Measure single against plain, DDP against none, two ranks against one."""
     from ddp_helpers.upkeep.bench import bench as measure
 
     measure()
 
 
-def accuracy(args: Namespace, flags: list[str]) -> None:
+def accuracy(args: Namespace) -> None:
     """Train the plain recipe, the fast one and a large batch, five seeds, 14 epochs."""
     from ddp_helpers.lessons.train_on_one_gpu.accuracy import accuracy as compare
     from ddp_helpers.rank.staging import stage
@@ -121,43 +118,36 @@ def accuracy(args: Namespace, flags: list[str]) -> None:
     compare(stage(Path("data")), args.folder)
 
 
-def messages(args: Namespace, flags: list[str]) -> None:
-    """Record CUDA's own error messages, on a machine with a GPU."""
-    from ddp_helpers.upkeep.messages import record
-
-    record()
-
-
-def doctor(args: Namespace, flags: list[str]) -> int:
+def doctor(args: Namespace) -> None:
     """Check what a job needs; under any launcher, on each rank."""
-    from ddp_helpers.rank.doctor.examine import examine
+    from ddp_helpers.rank.scripts.doctor import main as examine
 
-    return examine(flags, "python -m ddp_helpers doctor")
+    examine(args.words, "python -m ddp_helpers doctor")
 
 
 def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
-    commands, parsers = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, messages, doctor):
+    commands, takes = parser.add_subparsers(dest="command", required=True), {}
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
-        parsers[do] = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
-        parsers[do].set_defaults(do=do)
-    parsers[data].add_argument("folder", type=Path, nargs="?", default=Path("data"))
-    parsers[script].add_argument("name")
-    parsers[script].add_argument("path", type=Path)
-    parsers[run].add_argument("only", nargs="*", help="beginnings of names, such as 03; all without any")
-    parsers[run].add_argument("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
-    parsers[keep].add_argument("folder", type=Path)
-    parsers[keep].add_argument("name")
-    for one in (site, job, ready):
-        parsers[one].add_argument("name", help="one of slurm/sites, or the path of a .toml file")
-    parsers[ready].add_argument("--nodes", type=int, default=2)
-    parsers[ready].add_argument("--gpus", type=int, default=2, help="on each node, and one rank for each")
-    add = parsers[job].add_argument
+        command = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
+        command.set_defaults(do=do)
+        takes[do] = command.add_argument
+    takes[data]("folder", type=Path, nargs="?", default=Path("data"))
+    takes[script]("name")
+    takes[script]("path", type=Path)
+    takes[run]("only", nargs="*", help="beginnings of names, such as 03; all without any")
+    takes[run]("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
+    takes[keep]("folder", type=Path)
+    takes[keep]("name")
+    for each in (site, job, ready):
+        takes[each]("name", help="one of slurm/sites, or the path of a .toml file")
+    for each, count in ((job, 1), (ready, 2)):
+        takes[each]("--nodes", type=int, default=count)
+        takes[each]("--gpus", type=int, default=count, help="on each node, and one rank for each")
+    add = takes[job]
     add("script", type=Path, help="the name of one of the course's scripts, or a file; then -- and what it is given")
-    add("--nodes", type=int, default=1)
-    add("--gpus", type=int, default=1, help="on each node, and one rank for each")
     add("--cpus", type=int, default=1, help="for each rank")
     add("--time", default="00:10:00", help="after which Slurm ends the job")
     add("--launcher", default="srun", help="srun: a task for each rank; torchrun: one on each node")
@@ -165,8 +155,8 @@ def make_parser() -> Parser:
     add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
     add("--run", default="", help="the name of the run folder below runs/")
     add("--submit", action="store_true")
-    parsers[collect].add_argument("folder", type=Path, nargs="+", help="of a job that has ended")
-    parsers[accuracy].add_argument("folder", type=Path, help="of the runs; those that are done stay")
+    takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
+    takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser
 
 
@@ -175,13 +165,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
-    args, flags = parser.parse_known_args(words[:cut])
-    if args.do is job and not flags:
-        flags = words[cut + 1 :]
-    elif flags and args.do is not doctor:  # which has a parser of its own, as its script has
-        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    args, args.words = parser.parse_known_args(words[:cut])
+    if args.do is job and not args.words:
+        args.words = words[cut + 1 :]
+    elif args.words and args.do is not doctor:  # which has a parser of its own, as its script has
+        parser.error(f"unrecognized arguments: {' '.join(args.words)}")
     try:
-        return args.do(args, flags) or 0
+        return args.do(args) or 0
     except ModuleNotFoundError as error:
         stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
     except OSError as error:

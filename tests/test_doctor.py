@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 from argparse import Namespace
-from contextlib import closing
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -15,17 +15,19 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from real import IMPORT, gated, python
+from faults.ranks import Ranks
+from real import IMPORT, THOROUGH, python
 
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import launch, scripts, slurm
+from ddp_helpers.notebook import launch, scripts
 from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.rank.doctor import checks, exchange
+from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
-from ddp_helpers.rank.doctor.checks import arrive, runs_on
-from ddp_helpers.rank.doctor.examine import CHECKS, TOGETHER, examine, judge, show, visit
+from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, arrive, runs_on
 from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.scripts.doctor import judge, show, visit
 
+thorough = pytest.mark.skipif(not THOROUGH, reason="make test-all has it")
 GREEN = f"all {len(CHECKS)} checks green"
 
 
@@ -61,14 +63,31 @@ def script(tmp_path):
     return scripts.write("doctor", tmp_path / "doctor.py")
 
 
-def by_hand(script, ranks, size, limit=60, cwd=None, **env):
-    """Start these ranks, {rank: its flags}, where ddp_helpers is not installed, and wait for their ends."""
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": launch.free_port()} | env
-    with gated() as processes:
-        for rank, flags in ranks.items():
-            ids = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-            processes.start(script, *flags, standalone=True, cwd=cwd, **(ids | port))
-        return processes.go(limit)
+@pytest.fixture
+def by_hand(tmp_path_factory):
+    """Start these ranks of a job, {rank: its flags}; give for each how it ended, and what it said."""
+
+    def run(script, ranks, size, **env):
+        env = {"MASTER_PORT": launch.free_port(), "WORLD_SIZE": size} | env
+        with ExitStack() as stack:
+            started = []
+            for rank, flags in ranks.items():
+                own = env | {"RANK": rank, "LOCAL_RANK": rank}
+                started.append(stack.enter_context(Ranks(script, flags, 1, tmp_path_factory.mktemp("rank"), env=own)))
+            ended = [each.wait(IMPORT) for each in started]
+        # None as the status is a rank that was held; what `faults.ranks` adds is not the doctor's.
+        lines = [[line for line in one.said[0].splitlines() if line and line[:6] != "left: "] for one in ended]
+        return [Said(one.statuses[0], "\n".join(said)) for one, said in zip(ended, lines, strict=True)]
+
+    return run
+
+
+@dataclass
+class Said:
+    """How a rank ended, and what it said."""
+
+    status: int | None
+    out: str
 
 
 # ---- green
@@ -92,37 +111,21 @@ def test_it_is_green_under_torchrun_started_from_a_notebook(script, tmp_path, di
     assert [path.name for path in tmp_path.iterdir()] == ["doctor.py"]
 
 
-def test_it_is_green_under_mpirun(mpirun, tmp_path, digits):
-    words = ["-m", "ddp_helpers", "doctor", "--data", digits, "--run-dir", tmp_path]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
-    done = launch.run(*words, ranks=2, launcher="mpirun", timeout=IMPORT, env=meet)
-    assert red("\n".join(done.of(0))) == {} and "started by openmpi" in done.of(0)[1]
-
-
-def test_it_is_green_under_srun_on_two_nodes(cluster, tmp_path, digits):
+@thorough  # under srun it is green in test_docs, in a job
+@pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 2), ("srun", (1, 1))])
+def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
+    request.getfixturevalue("mpirun" if launcher == "mpirun" else "cluster")
     words = ["-m", "ddp_helpers", "doctor", "--data", digits, "--run-dir", tmp_path, "--timeout", 60]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
-    done = launch.run(*words, ranks=(1, 1), launcher="srun", timeout=IMPORT, env=meet)
-    assert red("\n".join(done.of(0))) == {} and "started by slurm" in done.of(0)[1]
-
-
-def test_it_is_green_as_a_job(cluster, tmp_path, digits):
-    folder = tmp_path / "job"
-    program = ("doctor.py", "--data", str(digits), "--run-dir", "{run_dir}", "--timeout", "60")
-    slurm.write(slurm.Job("doctor", program, nodes=2, time="5"), slurm.Site.load("local"), folder)
-    scripts.write("doctor", folder / "doctor.py")
-    slurm.submit(folder)
-    slurm.watch(folder)
-    [run] = slurm.collect(folder)
-    assert run.job["state"] == "COMPLETED"
-    assert red("\n".join(slurm.said(folder, 0))) == {} and not [
-        path for path in folder.iterdir() if path.name[0] == "."
-    ]
+    done = launch.run(*words, ranks=ranks, launcher=launcher, timeout=IMPORT, env=meet)
+    by = {"mpirun": "openmpi", "srun": "slurm"}[launcher]
+    assert red("\n".join(done.of(0))) == {} and f"started by {by}" in done.of(0)[1]
 
 
 # ---- red, with the cure
 
 
+@thorough  # that row alone is below
 def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     # Slurm 22.05 and 23.02 leave a task one CPU where the job asked for more.
     command = ["srun", "--nodes=1", "--cpus-per-task=2", "taskset", "-c", "0", sys.executable, "-m", "ddp_helpers"]
@@ -133,7 +136,7 @@ def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     assert found["cpus"] == ("rank 0: CPUs: 1, but --cpus-per-task=2", 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"')
 
 
-def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(script, tmp_path, digits):
+def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(by_hand, script, tmp_path, digits):
     data = shutil.copytree(digits, tmp_path / "data")
     (data / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     (tmp_path / "two").mkdir()
@@ -154,7 +157,7 @@ def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(script, tmp_path, di
     assert not list((tmp_path / "two").iterdir())
 
 
-def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(script, tmp_path, digits):
+def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(by_hand, script, tmp_path, digits):
     data = shutil.copytree(digits, tmp_path / "data")
     images = data / "MNIST" / "raw" / "train-images-idx3-ubyte"
     flipped = bytearray(images.read_bytes())
@@ -178,7 +181,7 @@ def without(text):
     return found
 
 
-def test_a_missing_rank_is_red(script, digits, tmp_path):
+def test_a_missing_rank_is_red(by_hand, script, digits, tmp_path):
     flags = ["--data", digits, "--run-dir", tmp_path, "--timeout", 3]
     data = ["--data", tmp_path, *flags[2:]]
     first, second = by_hand(script, {0: flags, 1: data}, 3)
@@ -186,42 +189,41 @@ def test_a_missing_rank_is_red(script, digits, tmp_path):
     assert list(found) == ["ranks", "data"], "rank 1's faults are known, too"
     assert found["ranks"][0] == "rank 2 of 3 missing after 3 s" and "read the missing one's own" in found["ranks"][1]
     assert found["data"][0] == "rank 1: no whole data"
-    assert (first.status, first.err, second.status, second.out, second.err) == (1, "", 1, "", "")
-    assert max(first.seconds, second.seconds) < 20
+    assert (first.status, second.status, second.out) == (1, 1, "")
 
 
-def test_a_missing_rank_0_is_one_line(script, digits):
+def test_a_missing_rank_0_is_one_line(by_hand, script, digits):
     (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2)
-    assert (done.status, done.out) == (2, "") and done.seconds < 15
-    assert "MASTER_ADDR=127.0.0.1 MASTER_PORT=" in done.line and "rank 0 is not there (no answer: " in done.line
+    assert done.status == 2 and len(done.out.splitlines()) == 1
+    assert "MASTER_ADDR=127.0.0.1 MASTER_PORT=" in done.out and "rank 0 is not there (no answer: " in done.out
 
 
-def test_a_stranger_who_never_answers_is_one_line(script, digits):
+def test_a_stranger_who_never_answers_is_one_line(by_hand, script, digits):
     with closing(socket.create_server(("127.0.0.1", 0))) as stranger:
         port = stranger.getsockname()[1]
         (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2, MASTER_PORT=port)
-    assert (done.status, done.out) == (2, "") and "stranger" in done.line and done.seconds < 15
+    assert done.status == 2 and len(done.out.splitlines()) == 1 and "stranger" in done.out
 
 
-def test_a_port_that_is_taken_is_red(script, digits, tmp_path):
+def test_a_port_that_is_taken_is_red(by_hand, script, digits, tmp_path):
     with closing(socket.create_server(("", 0))) as stranger:
         port = stranger.getsockname()[1]
         (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, MASTER_PORT=port)
     found = without(done.out)
-    assert done.status == 1 and list(found) == ["ranks"] and done.seconds < 20
+    assert done.status == 1 and list(found) == ["ranks"]
     assert f"MASTER_PORT={port}: rank 0 cannot listen" in found["ranks"][0]
     assert "export another MASTER_PORT" in found["ranks"][1]
 
 
-@pytest.mark.parametrize("env", [{"MASTER_PORT": ""}, {"MASTER_ADDR": ""}, {"MASTER_PORT": "65536"}])
-def test_a_meeting_point_that_nobody_exported_is_red(script, digits, tmp_path, env):
+@pytest.mark.parametrize("env", [{"MASTER_ADDR": ""}, {"MASTER_PORT": "65536"}])
+def test_a_meeting_point_that_nobody_exported_is_red(by_hand, script, digits, tmp_path, env):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, **env)
     found = without(done.out)
     assert done.status == 1 and list(found) == ["ranks"] and "no meeting point" in found["ranks"][0]
     assert "export both" in found["ranks"][1]
 
 
-def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(script, digits, tmp_path):
+def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(by_hand, script, digits, tmp_path):
     flags = ["--data", digits, "--run-dir", tmp_path]
     first, second = by_hand(script, {0: flags, 1: flags}, 2, GLOO_SOCKET_IFNAME="nowhere0")
     found = red(first.out)
@@ -232,38 +234,34 @@ def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(script, digits,
 
 PATCHED = """
 import os, sys, time, torch
-from ddp_helpers.rank.doctor import checks, examine as doctor, exchange
+from ddp_helpers.rank.doctor import checks
+from ddp_helpers.rank.scripts import doctor
 if os.environ["RANK"] == "1":
     right, full = time.time, torch.full
-    exchange.time.time = lambda: right() + 5
-    exchange.torch.full = lambda size, value, **more: full(size, 7.0, **more)
+    checks.time.time = lambda: right() + 5
+    checks.torch.full = lambda size, value, **more: full(size, 7.0, **more)
     checks.torchvision.__version__ = "0.0"
-sys.exit(doctor.examine())
+doctor.main()
 """
 LOST = """
 import os, sys
-from ddp_helpers.rank.doctor import examine as doctor
+from ddp_helpers.rank.scripts import doctor
 dies = lambda case: os._exit(9) if case.rank else right(case)
 right, cure = doctor.CHECKS["WHERE"]
 doctor.CHECKS["WHERE"] = dies, cure
-sys.exit(doctor.examine())
+doctor.main()
 """
 
 
-def patched(tmp_path, code, *flags):
+def patched(by_hand, tmp_path, code, *flags):
     """Two ranks of a doctor that was tampered with, and how each ended."""
-    path = tmp_path / "patched.py"
-    path.write_text(code)
-    ids = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": launch.free_port()}
-    with gated() as processes:
-        for rank in range(2):
-            processes.start(path, *flags, RANK=rank, LOCAL_RANK=rank, **ids)
-        return processes.go(60)
+    (tmp_path / "patched.py").write_text(code)
+    return by_hand(tmp_path / "patched.py", dict.fromkeys(range(2), flags), 2)
 
 
-def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(tmp_path, digits):
+def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(by_hand, tmp_path, digits):
     # The negative control of what is green in every other test.
-    first, second = patched(tmp_path, PATCHED, "--data", digits, "--run-dir", tmp_path)
+    first, second = patched(by_hand, tmp_path, PATCHED, "--data", digits, "--run-dir", tmp_path)
     found = red(first.out)
     assert (first.status, second.status) == (1, 1) and list(found) == ["versions", "clocks", "all-reduce"]
     seen, cure = found["versions"]
@@ -272,11 +270,11 @@ def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(tmp_path, digits)
     assert found["clocks"][0] == "rank 1: 5.0 s ahead of rank 0"
 
 
-@pytest.mark.parametrize("where", ["clocks", "all-reduce", "run folder", "space"])
-def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(where, tmp_path, digits):
-    flags = ["--data", digits, "--run-dir", tmp_path / "runs", "--timeout", 5]
-    first, second = patched(tmp_path, LOST.replace("WHERE", where), *flags)
-    assert (first.status, second.status) == (1, 9) and first.seconds < 30
+@pytest.mark.parametrize("where", ["all-reduce", "space", "clocks", "run folder"][: 4 if THOROUGH else 2])
+def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(where, by_hand, tmp_path, digits):
+    flags = ["--data", digits, "--run-dir", tmp_path / "runs", "--timeout", 4]
+    first, second = patched(by_hand, tmp_path, LOST.replace("WHERE", where), *flags)
+    assert (first.status, second.status) == (1, 9)
     assert red(first.out)["ranks"][0] == "rank 1 of 2 is lost"
     assert not (tmp_path / "runs").exists()
 
@@ -305,12 +303,12 @@ def test_a_wrong_variable_stops_with_one_line(env, capsys, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:
-        examine([])
+        main(["doctor"])
     out, err = capsys.readouterr()
     assert (end.value.code, out, err.count("\n")) == (2, "", 1) and list(env)[-1] in err
 
 
-def test_a_number_of_slurm_that_is_none_is_red(script, digits, tmp_path):
+def test_a_number_of_slurm_that_is_none_is_red(by_hand, script, digits, tmp_path):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 1, SLURM_CPUS_PER_TASK="two")
     found = red(done.out)
     assert list(found) == ["cpus"] and found["cpus"][0] == "rank 0: SLURM_CPUS_PER_TASK is 'two', not a whole number"
@@ -492,12 +490,6 @@ def test_a_row_is_red_with_the_rank_and_a_cure(case):
     assert row[1].startswith(seen) and row[2] and cure in row[2], row
 
 
-def test_every_check_has_a_right_and_a_wrong_case():
-    # Those of TOGETHER need real ranks: they are above.
-    for cases in (RIGHT, WRONG):
-        assert {case[0] for case in cases.values()} == set(CHECKS) - set(TOGETHER)
-
-
 @pytest.mark.parametrize(
     ("its", "built", "fine"),
     [
@@ -513,34 +505,6 @@ def test_every_check_has_a_right_and_a_wrong_case():
 )
 def test_a_torch_runs_on_what_it_was_built_for(its, built, fine):
     assert runs_on(its, built) is fine
-
-
-class Event:
-    """A CUDA event that counts in place of time: a machine without a GPU has none."""
-
-    ticks = 0
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        self.at = Event.ticks
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, other):
-        return (other.at - self.at) * 2.0  # ms
-
-
-def test_on_a_gpu_events_time_many_sums_and_nothing_waits_between_them(monkeypatch):
-    def count(_):
-        Event.ticks += 1
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(dist, "all_reduce", count)
-    assert exchange.seconds_of(SimpleNamespace(is_cuda=True), 100) == pytest.approx(0.002)
-    assert "TORCH_NCCL_BLOCKING_WAIT" not in Path(exchange.__file__).read_text()
 
 
 def test_a_table_says_nothing_that_a_terminal_obeys(capsys):
@@ -571,11 +535,11 @@ def lone(folder):
 def test_a_file_where_a_folder_should_be_is_said_and_nothing_is_left(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
-        _, (seen,) = overhear(lambda folder=folder: exchange.check_folder(lone(folder)))
+        _, (seen,) = overhear(lambda folder=folder: checks.check_folder(lone(folder)))
         assert seen == f"{folder} cannot be written (Not a directory)"
-    assert "all ranks see" in exchange.check_folder(lone(tmp_path / "new" / "runs"))
+    assert "all ranks see" in checks.check_folder(lone(tmp_path / "new" / "runs"))
     lost = replace(lone(tmp_path / "new"), size=2)
-    assert overhear(lambda: exchange.check_folder(lost)) == (None, ["rank 1 of 2 missing after 1 s"])
+    assert overhear(lambda: checks.check_folder(lost)) == (None, ["rank 1 of 2 missing after 1 s"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -585,4 +549,4 @@ def test_a_folder_that_each_node_has_for_itself_is_red(tmp_path):
     first.first("file", str(tmp_path / ".doctor-elsewhere"))
     first.store.set("file of 0", "")
     second = replace(first, rank=1)
-    assert overhear(lambda: exchange.check_folder(second)) == (None, [f"not in {tmp_path}: the file that rank 0 wrote"])
+    assert overhear(lambda: checks.check_folder(second)) == (None, [f"not in {tmp_path}: the file that rank 0 wrote"])

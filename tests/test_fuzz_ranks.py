@@ -11,9 +11,9 @@ import torch
 from fuzzing import INPUTS, fuzz, put, refused, stopped
 from test_launchers import BATCH, HAND, MPI, MPICH, PALS, SALLOC, STEP, TORCHRUN
 
-from ddp_helpers.rank.checkpoint import newest, read, save, unpack
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
+from ddp_helpers.rank.resume import newest, read, save, unpack
 from ddp_helpers.rank.staging import check_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")

@@ -14,8 +14,7 @@ from real import until
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.rank.checkpoint import checkpoints, newest, read, save, unpack
-from ddp_helpers.rank.resume import Rest
+from ddp_helpers.rank.resume import Rest, checkpoints, newest, read, save, unpack
 
 
 @pytest.fixture(scope="module")

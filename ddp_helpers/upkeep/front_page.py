@@ -36,14 +36,6 @@ def minutes(number: str) -> int:
     return sum(map(int, re.findall(r"\d+", re.search(r"\*\*Time\*\* ([^.]*)", opening(number))[1])))
 
 
-def honest_minutes(number: str) -> float:
-    """Compute a notebook's minutes: 200 words a minute, half a minute a code cell, five an exercise."""
-    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
-    code = [cell.source for cell in cells if cell.cell_type == "code"]
-    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
-    return words / 200 + len(code) / 2 + 5 * sum("raise NotImplementedError" in source for source in code)
-
-
 def map_row(number: str, needs: str) -> str:
     """The row of a notebook in the map of the course."""
     question = re.search(r"^\*(\w.+)\*$", opening(number), re.M)[1]

@@ -4,11 +4,10 @@ import argparse
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 from faults.matrix import Matrix
-from faults.rows import ROWS, killed_anywhere
+from faults.rows import ROWS
 from faults.slurm_rows import SLURM_ROWS
 
 
@@ -17,13 +16,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="only rows whose fault has this in its name")
     parser.add_argument("--times", type=int, default=1, help="the whole matrix so often")
-    parser.add_argument("--kills", type=int, help="instead, SIGKILL at so many random moments, a resume after each")
     args = parser.parse_args()
     rows = [row for row in [*ROWS, *SLURM_ROWS] if args.only in row[0]]
-    if args.kills:
-        rows = [
-            (f"SIGKILL, {args.kills} moments", "any", partial(killed_anywhere, times=args.kills, seed=time.time_ns()))
-        ]
     failed, begin = 0, time.monotonic()
     for again in range(args.times):
         print(

@@ -11,14 +11,16 @@ from real import THOROUGH
 from torch import nn
 
 from ddp_helpers.notebook import scripts
-from ddp_helpers.rank.checkpoint import checkpoints, read, unpack
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.resume import checkpoints, read, unpack
 from faults.ranks import run
 
 T = 4  # seconds that a rank waits for another: --timeout
 NAME = "mnist_ddp_resumable"
-STEPS = 16  # optimizer steps in an epoch: 512 images, 32 for each step
+# Of 16 optimizer steps each: 512 images, 32 for each step.
+TWO_EPOCHS = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
+TWO_EPOCHS += ["--log-interval", "1000", "--no-cuda", "--precision", "float32"]
 
 
 @dataclass
@@ -58,21 +60,7 @@ class Matrix:
 
     def flags(self, folder):
         """The command line of a run of two epochs, recorded in folder/run."""
-        batch = ["--global-batch-size", 32, "--test-batch-size", 50, "--epochs", 2, "--checkpoint-every", 5]
-        return [
-            "--data",
-            self.data,
-            "--run-dir",
-            folder / "run",
-            "--timeout",
-            T,
-            "--log-interval",
-            1000,
-            *batch,
-            "--no-cuda",
-            "--precision",
-            "float32",
-        ]
+        return ["--data", self.data, "--run-dir", folder / "run", "--timeout", T, *TWO_EPOCHS]
 
     def golden(self, *more, size=2, script=None) -> str:
         """The weights of the run that nobody harmed."""

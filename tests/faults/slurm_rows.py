@@ -14,7 +14,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.notebook import scripts, slurm
 from ddp_helpers.notebook.processes import marked
 from ddp_helpers.notebook.slurm.queue import ask
-from faults.matrix import NAME, events, weights, within
+from faults.matrix import NAME, TWO_EPOCHS, events, weights, within
 
 KILL_WAIT = 5  # seconds from scancel's SIGTERM to SIGKILL on the course's cluster
 # A job's program that arms one of its ranks and becomes the script.
@@ -37,21 +37,9 @@ class Submitted:
         scripts.write(NAME, self.run / f"{NAME}.py")
         text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
         (self.run / "armed.py").write_text(text)
-        batch = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
-        flags = [
-            "--data",
-            str(matrix.data),
-            "--run-dir",
-            "{run_dir}",
-            "--timeout",
-            "30",
-            "--no-cuda",
-            "--precision",
-            "float32",
-            *batch,
-        ]
+        flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", "30", *TWO_EPOCHS)
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
-        job = slurm.Job(name, (f"{program}.py", *map(str, flags)), **shape)
+        job = slurm.Job(name, (f"{program}.py", *flags), **shape)
         slurm.write(job, slurm.Site.load(site), self.run)
         self.number = slurm.submit(self.run)
 

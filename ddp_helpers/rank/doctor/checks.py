@@ -1,4 +1,4 @@
-"""The checks that a rank can make where others are missing: each gives what was seen, or raises Red."""
+"""The checks of the doctor: each gives what was seen, or raises Red."""
 
 import hashlib
 import os
@@ -6,13 +6,19 @@ import platform
 import re
 import shutil
 import socket
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
+import torch.distributed as dist
 import torchvision
+from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data
 
 
@@ -38,19 +44,16 @@ def arrive(case: Case) -> None:
 
 
 def claim(case: Case) -> None:
-    """Find this rank's device by the scripts' rule. Raises Red where there is none, or one that torch cannot use."""
+    """Claim this rank's device, as the scripts do. Raises Red where there is none, or one that torch cannot use."""
     gpus, asked = 0 if case.args.no_cuda else torch.cuda.device_count(), whole("SLURM_GPUS_ON_NODE", 0)
     if asked and not gpus and not case.args.no_cuda:
         cure = "a torch for the CUDA of the driver that nvidia-smi shows, a newer driver, or --no-cuda"
         raise Red(f"SLURM_GPUS_ON_NODE={asked}, but torch {torch.__version__} sees none", cure)
-    if case.local_rank >= gpus > 1:
-        raise Red(f"local rank {case.local_rank} finds {gpus} GPUs")
+    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
     if gpus:
-        case.device = f"cuda:{min(case.local_rank, gpus - 1)}"
         its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
-        torch.cuda.set_device(case.device)
         case.gpu = f"GPU {its.uuid} on {case.host}"
 
 
@@ -161,3 +164,89 @@ def check_shm(case: Case) -> str:
     if room <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
         raise Red(f"{room / 2**20:.0f} MB for {f'--num-workers {workers}' if workers else 'NCCL'}")
     return f"{room / 2**20:,.0f} MB free"
+
+
+# ---- what all ranks do together
+
+
+def check_clocks(case: Case) -> str:
+    """The hosts' clocks agree, when all ranks look at them."""
+    case.together("clocks")
+    skew = (mine := time.time()) - float(case.first("clock", str(mine)))
+    if abs(skew) > 1:
+        raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
+    return "within a second of rank 0's"
+
+
+def check_folder(case: Case) -> str:
+    """All ranks see what rank 0 writes into the run folder; it is removed at the end."""
+    folder, file, why, seen = case.args.run_dir.absolute(), "", "", False
+    with ExitStack() as cleaning:
+        try:
+            if case.rank == 0:
+                file = cleaning.enter_context(NamedTemporaryFile(dir=there(folder), prefix=".doctor-")).name
+        except OSError as error:
+            why = f"{folder} cannot be written ({error.strerror})"
+        place, file = case.first("folder", str(folder)), case.first("file", file)
+        for _ in range(20):  # a file system may take its time
+            with suppress(OSError):
+                seen = bool(str(folder) == place and (not file or Path(file).stat()))
+            time.sleep(0 if seen else 0.1)
+        case.together("file")
+    if why:
+        raise Red(why)
+    if not seen:
+        raise Red(f"not in {folder}: the file that rank 0 wrote")
+    return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
+
+
+def check_reduce(case: Case) -> str:
+    """An all-reduce gives the right sum on every rank; how fast it was."""
+    size, limit = case.size, timedelta(seconds=case.args.timeout)
+    case.together("all-reduce")
+    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
+    backend = "nccl" if case.count("gpus") == size else "gloo"
+    device = torch.device(case.device if backend == "nccl" else "cpu")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
+    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
+    try:
+        large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
+        dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
+        wrong = large[large != size * (size + 1) / 2][:1].tolist()  # also what is not a number
+        large.zero_()  # sums of sums would overflow below
+        sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
+        took = {name: seconds_of(large[:n], 100 if n < 2**18 else 5) for name, n in sizes.items() if n <= len(large)}
+        case.together("sums")  # nobody leaves while a peer still needs an answer
+    finally:
+        dist.destroy_process_group()
+    if wrong:
+        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {size * (size + 1) / 2:g}")
+    times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in took.items())
+    busbw = f"{large.nbytes / [*took.values()][-1] * 2 * (size - 1) / size / 1e9:.2f} GB/s"
+    return "" if case.rank else f"right sums over {backend}; {times}; busbw {busbw}"
+
+
+def seconds_of(total: Tensor, times: int) -> float:
+    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        dist.all_reduce(total)
+    total[0].item()  # waits for a GPU, once for all
+    return (time.perf_counter() - begin) / times
+
+
+CHECKS = {  # each row of the table: its check, and the usual cure
+    "ranks": (check_ranks, "let one launcher start all ranks, export none; read the missing one's own output"),
+    "versions": (check_versions, "use one environment on all nodes"),
+    "devices": (check_devices, "as many GPUs as tasks on each node, and a torch built for them; or --no-cuda"),
+    "cpus": (check_cpus, 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"'),
+    "network": (check_network, "export GLOO_SOCKET_IFNAME= the interface between the nodes: ip -brief address"),
+    "clocks": (check_clocks, "have the clocks of the nodes set (chronyc makestep, as root)"),
+    "all-reduce": (check_reduce, "the same code on all nodes, and no red row above; --no-cuda, NCCL_DEBUG=INFO"),
+    "run folder": (check_folder, "a --run-dir on a file system that all nodes share, and that you may write to"),
+    "data": (check_dataset, "one --data for all ranks, on a shared file system"),
+    "space": (check_space, "make room for 1 GB, or another --run-dir"),
+    "/dev/shm": (check_shm, "docker run --shm-size=1g, or --ipc=host; or --num-workers 0"),
+}
+TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
