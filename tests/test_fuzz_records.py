@@ -12,9 +12,8 @@ from ddp_helpers.notebook import runs, scaling
 from ddp_helpers.notebook.launch import Launch, take
 from ddp_helpers.notebook.launchers import MARKS
 from ddp_helpers.notebook.screen import Screen
-from ddp_helpers.notebook.slurm.files import job_of, known
 from ddp_helpers.notebook.slurm.job import Job, JobError
-from ddp_helpers.notebook.slurm.watch import RANK
+from ddp_helpers.notebook.slurm.run import RANK, job_of, known
 from ddp_helpers.upkeep import keep as keeping
 
 REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"

@@ -13,9 +13,8 @@ from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scripts
 from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check
 from ddp_helpers.notebook.slurm.queue import available, look
-from ddp_helpers.notebook.slurm.run import submit, write
+from ddp_helpers.notebook.slurm.run import submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site
-from ddp_helpers.notebook.slurm.watch import watch
 from ddp_helpers.rank.arguments import read_flags
 
 
