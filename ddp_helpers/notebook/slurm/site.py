@@ -196,8 +196,7 @@ def environment() -> Environment:
     """Make the jinja environment of the template, with filters that quote values for the shell."""
     found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
     found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
-    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
-    found.filters |= {"inserted": inserted, "quoted_value": quoted_value}
+    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "quoted_value": quoted_value}
     return found
 
 
@@ -214,19 +213,9 @@ def wrapper(job: Job, site: Site) -> str:
     return " && ".join([*steps, 'exec "$@"'])
 
 
-def inserted(text: str, folder: str) -> str:
-    """A word of the site file with the run's folder in it, where it asks for that: to mount it in a container."""
-    return text.replace("{folder}", folder)
-
-
 def quoted_value(line: str) -> str:
     """A line of set-up; what it exports stays one word, whatever its variable holds."""
     return re.sub(r"=(\$.*)", r'="\1"', line)
-
-
-def pattern(path: str) -> str:
-    """A path for --output, in which %j and its like mean something."""
-    return path.replace("%", "%%")
 
 
 def directive(value: str) -> str:
