@@ -15,7 +15,7 @@ from PIL import Image
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), minus its yellow, which fades on white.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
-INK, GREY, PALE = "#222222", "#5A5A5A", "#F2F2F2"
+INK, GREY = "#222222", "#5A5A5A"
 
 plt.rcParams.update(
     {

@@ -52,8 +52,7 @@ def known(folder: Path) -> dict:
             job_of(said)
         else:
             check("job_id", said["job_id"], NAME, "the number that sbatch said")
-        if not runs.text(said["state"]):
-            raise TypeError
+        check("state", said["state"], NAME, "a state of Slurm's")
         return said
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(f"{tidy(str(folder))} holds no job ({type(error).__name__}): write one first") from None

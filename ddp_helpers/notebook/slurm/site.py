@@ -174,7 +174,6 @@ def user() -> str:
     return name
 
 
-TEMPLATE = "job.sbatch.jinja"
 SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
 HOLES = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
 
@@ -186,7 +185,7 @@ def render(job: Job, site: Site, folder: Path) -> str:
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
     python = site.python or ("python" if site.in_container else sys.executable)
     values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
-    text = environment().get_template(TEMPLATE).render(values)
+    text = environment().get_template("job.sbatch.jinja").render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
 
