@@ -17,20 +17,11 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A
 RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
 INK, GREY = "#222222", "#5A5A5A"
 
-plt.rcParams.update(
-    {
-        "figure.dpi": 110,
-        "figure.facecolor": "white",
-        "font.size": 11,
-        "axes.titlesize": 12,
-        "axes.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": plt.cycler(color=RANK_COLOURS),
-        "legend.frameon": False,
-        "savefig.bbox": "tight",
-    }
-)
+LOOK = {"figure.dpi": 110, "figure.facecolor": "white", "font.size": 11, "savefig.bbox": "tight"}
+LOOK |= {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False}
+LOOK |= {"axes.prop_cycle": plt.cycler(color=RANK_COLOURS), "legend.frameon": False}
+LOOK["hatch.linewidth"] = 0.7  # thin enough to read a number on it
+plt.rcParams.update(LOOK)
 
 
 def rank_colour(rank: int) -> str:
@@ -87,8 +78,6 @@ WRONG = "#C00000"  # no rank's colour: a thing that fails
 SMALL, CODE = {"size": 10}, {"size": 10, "family": "monospace"}
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 Point = tuple[float, float]
-
-plt.rcParams["hatch.linewidth"] = 0.7  # thin enough to read a number on it
 
 
 def canvas(height: float, title: str) -> Axes:
