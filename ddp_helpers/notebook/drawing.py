@@ -45,25 +45,18 @@ class Picture:
         return Path(path)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
-        buffer = io.BytesIO()
+        buffer, small = io.BytesIO(), io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI)
-        buffer = reduced(buffer)
-        png = buffer.getvalue()
+        # At most 256 colours: a third of the bytes, and no eye sees it in a figure of the course.
+        colours = Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        colours.save(small, "png", optimize=True)
+        png = small.getvalue()
         pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
         shown = {"alt": self.alt, "width": pixels * CSS_PIXELS_PER_INCH // DPI}
         return {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}, {"image/png": shown}
 
     def __repr__(self) -> str:
         return self.alt
-
-
-def reduced(png: io.BytesIO) -> io.BytesIO:
-    """The same image with at most 256 colours: a third of the bytes, and no eye sees it in a figure of the course."""
-    small = io.BytesIO()
-    Image.open(png).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        small, "png", optimize=True
-    )
-    return small
 
 
 def described(figure: Figure, alt: str) -> Picture:
