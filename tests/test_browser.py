@@ -1,7 +1,7 @@
 """The course in a true JupyterLab, in a true browser: what a learner clicks, and what they then see.
 
 nbmake executes every notebook. Here each thing that only a browser shows is looked at once, in cells written for it;
-`make test-all` opens and runs every notebook too.
+`make test-all` opens and runs every notebook too. And the server is for this machine alone.
 """
 
 import re

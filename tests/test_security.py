@@ -1,7 +1,6 @@
-"""What must never be: code run from a name or a file, a server open to the network, a secret in what is kept."""
+"""What must never be: code run from a name or a file, a secret in what is kept."""
 
 import ast
-import json
 import re
 import shutil
 from pathlib import Path
@@ -18,8 +17,6 @@ from ddp_helpers.upkeep import keep as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
 MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))
-
-
 SHELL = re.compile(r"%%(slurm|bash|writefile (--append )?[\w./]+\.sbatch)\b")  # what a learner types in a terminal
 
 
@@ -53,21 +50,12 @@ LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weigh
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
 CELLS += ["eval(compile(ast.Expression(last.value), name, 'eval'), variables)"]
 UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
-PLANTED = ["torch.load(path)", "torch.load(path, weights_only=False)", "load(path)", "pickle.load(file)", "eval(text)"]
-PLANTED += ["pickle.loads(content)", "subprocess.run(line, shell=True)", "os.system(line)", "os.popen(line)"]
-PLANTED += ["exec(text)", "subprocess.getoutput(line)", "numpy.load(path, allow_pickle=True)"]
-SOUND = "torch.load(f, weights_only=True); json.loads(t); model.eval(); subprocess.run(['a']); run(shell=False)"
 
 
 def test_nothing_runs_what_it_is_given():
     found = {(path.name, call) for path in MODULES + NOTEBOOKS for code in code_of(path) for call in unsafe(code)}
     assert {call for name, call in found if name != "cells.py"} <= {*LESSON}
-    assert {call for name, call in found if name == "cells.py"} <= {*CELLS}
-
-
-def test_such_a_call_would_be_found():
-    assert [unsafe(f"def f():\n    return {code}") for code in PLANTED] == [[code] for code in PLANTED]
-    assert not unsafe(SOUND)
+    assert {call for name, call in found if name == "cells.py"} == {*CELLS}, "the control: these are found"
 
 
 def test_the_lesson_on_the_store_says_where_it_may_be_used():
@@ -152,9 +140,6 @@ SECRETS = re.compile(
     r"gh[pousr]_\w{36}|github_pat_\w{20}|AKIA[0-9A-Z]{16}|\bhf_\w{30}|\bsk-[\w-]{20}|xox[baprs]-\w{10}"
     r"|BEGIN [A-Z ]*PRIVATE|(?i:password|passwd|secret|api_?key|token)\\?[\"']?\s*[=:]\s*\\?[\"'][^\"'\\]{6,}"
 )
-PLANTED_SECRETS = ["ghp_" + "a1B2" * 9, "AKIA" + "A1B2" * 4, "hf_" + "a" * 30, "-----BEGIN RSA PRIVATE KEY-----"]
-PLANTED_SECRETS += ["password = 'hunter22'", 'API_KEY="abcdef123"', json.dumps({"token": "abcdef123"})]
-PLANTED_SECRETS += [json.dumps('token = "abcdef123"')]
 KEPT = [*NOTEBOOKS, *(ROOT / "notebooks" / "results").rglob("*.json*"), *(ROOT / "slurm").rglob("*.toml")]
 KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Makefile", "README.md", "pyproject.toml")]
 
@@ -162,7 +147,3 @@ KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Ma
 def test_no_file_that_is_handed_out_holds_a_secret():
     found = {str(path.relative_to(ROOT)): SECRETS.findall(path.read_text()) for path in KEPT}
     assert {name: what for name, what in found.items() if what} == {} and len(found) > 50
-
-
-def test_a_secret_would_be_found():
-    assert all(SECRETS.search(f"x {text}") for text in PLANTED_SECRETS)
