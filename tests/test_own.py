@@ -63,7 +63,7 @@ def name():
 
 
 def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, name, cluster, capsys):
-    shape = f"--run {name} --nodes 2 --gpus 2 --array 0.1 1e-2 --submit".split()
+    shape = f"--run {name} --nodes 2 --gpus 1 --array 0.1 1e-2 --submit".split()
     assert main(["job", "local", str(mine), *shape, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
     folder = ROOT / "runs" / name
@@ -75,7 +75,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert capsys.readouterr().out.count(": done, no record, 0 epochs\n") == 2
     assert runs.table(folder, *tasks)["state"].tolist() == ["done, no record"] * 2
     said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
-    assert said == ["4 ranks, lr 0.1", "4 ranks, lr 0.01"]
+    assert said == ["2 ranks, lr 0.1", "2 ranks, lr 0.01"]
 
 
 WRONG = {
@@ -103,21 +103,17 @@ WRONG = {
         ["mnist_ddp_resumable", "--nodes", "2", "--", "--global-batch-size", "63", "--run-dir", "{run_dir}"],
         "--global-batch-size 63 cannot be shared evenly by 2 ranks",
     ),
-    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no whole MNIST (train-images-idx3-"),
-    "half of the data": (["mnist_ddp", "--", "--data", "HALF"], "(t10k-images-idx3-ubyte: cut short): get it once"),
+    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no MNIST (train-images-idx3-ubyte"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, digits, tmp_path, capsys):
+def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, tmp_path, capsys):
     words, line = WRONG[case]
     paths = {"MINE": mine, "BAD": tmp_path / "bad.py", "DEEP": tmp_path / "deep.py", "FIFO": tmp_path / "fifo.py"}
     paths["BAD"].write_text("import os\nif:\n")
     paths["DEEP"].write_text("x = " + 200_000 * "-" + "1\n")
     os.mkfifo(paths["FIFO"])
-    paths["HALF"] = shutil.copytree(digits, tmp_path / "half")
-    with (paths["HALF"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
-        file.truncate(1000)
     words = [str(paths.get(word, word)) for word in words]
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(SystemExit) as end:
@@ -204,7 +200,8 @@ def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
 
 def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp_path, cluster, capsys):
     folder = tmp_path / "first"
-    slurm.prepare(mine, ("--lr", "1", "--out", "{run_dir}/said.txt"), slurm.Site.load("local"), folder)
+    mine.write_text("print('done')\n")
+    slurm.prepare(mine, (), slurm.Site.load("local"), folder)
     slurm.submit(folder)
     slurm.watch(folder)
     shutil.copytree(folder, tmp_path / "copy")
@@ -238,9 +235,9 @@ def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
     with pytest.raises(scaling.ScalingError, match=r"more than one asked compared \(lr=0.1 and lr=0.3\)"):
         scaling.speedup(scaling.per_run(table))
     assert scaling.speedup(scaling.per_run(table[table["lr"] == 0.1]))["repeats"].tolist() == [2]
-    about = curves(table).alt
+    labels = " ".join(text.get_text() for ax in curves(table).figure.axes for text in ax.texts)
     plt.close("all")
-    assert "lr=0.1" in about and "lr=0.3" in about
+    assert "lr=0.1" in labels and "lr=0.3" in labels
 
 
 def test_runs_of_two_sites_are_not_compared(tmp_path):
@@ -280,7 +277,7 @@ def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(ca
     (folder / file).write_text((folder / file).read_text().replace(old, new))
     found = runs.table(tmp_path)
     assert scaling.lacks(found)[: len(line) or None] == line
-    assert "accuracy 90.0%" in curves(found).alt and "nan" not in curves(found).alt
+    assert "nan" not in curves(found).alt
     plt.close("all")
 
 
@@ -294,5 +291,5 @@ def test_a_loss_alone_is_drawn(tmp_path):
     path.write_text(path.read_text().replace("test_accuracy", "test_error"))
     drawn = curves(runs.table(tmp_path))
     assert [text.get_text() for text in drawn.figure.axes[1].texts] == ["not recorded"]
-    assert drawn.alt.endswith("loss 0.500.") and "unnamed machine" in drawn.alt
+    assert drawn.alt.startswith("Test loss by epoch") and "unnamed machine" in drawn.alt
     plt.close("all")

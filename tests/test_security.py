@@ -1,22 +1,14 @@
-"""What must never be: code run from a name or a file, a server open to the network, a secret in what is kept."""
+"""What must never be: code run from a name or a file, a secret in what is kept."""
 
 import ast
-import json
 import re
 import shutil
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-import uuid
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 from papermill.translators import PythonTranslator
-from real import IMPORT, make_lab, until
+from real import IMPORT
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, runs, scripts, slurm
@@ -25,8 +17,6 @@ from ddp_helpers.upkeep import keep as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
 MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))
-
-
 SHELL = re.compile(r"%%(slurm|bash|writefile (--append )?[\w./]+\.sbatch)\b")  # what a learner types in a terminal
 
 
@@ -60,66 +50,12 @@ LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weigh
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
 CELLS += ["eval(compile(ast.Expression(last.value), name, 'eval'), variables)"]
 UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
-PLANTED = ["torch.load(path)", "torch.load(path, weights_only=False)", "load(path)", "pickle.load(file)", "eval(text)"]
-PLANTED += ["pickle.loads(content)", "subprocess.run(line, shell=True)", "os.system(line)", "os.popen(line)"]
-PLANTED += ["exec(text)", "subprocess.getoutput(line)", "numpy.load(path, allow_pickle=True)"]
-SOUND = "torch.load(f, weights_only=True); json.loads(t); model.eval(); subprocess.run(['a']); run(shell=False)"
 
 
-@pytest.mark.parametrize("path", MODULES + NOTEBOOKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_runs_what_it_is_given(path):
-    known = LESSON + (CELLS if path.name == "cells.py" else [])
-    assert [call for code in code_of(path) for call in unsafe(code) if call not in known] == []
-
-
-@pytest.mark.parametrize("code", PLANTED)
-def test_such_a_call_would_be_found(code):
-    assert unsafe(f"def f():\n    return {code}") == [code]
-    assert not unsafe(SOUND)
-
-
-# ---- servers
-
-TOKEN = uuid.uuid4().hex
-
-
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    """JupyterLab, started as the Makefile does, and its port."""
-    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("JUPYTER_TOKEN", TOKEN)  # Jupyter makes one up otherwise; the Makefile may set neither
-    port = launch.free_port()
-    command = [sys.executable, "-m", *make_lab(), "--no-browser", f"--port={port}"]
-    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    process = subprocess.Popen(command, cwd=ROOT, **silent)
-    try:
-        until(lambda: answers(port), "JupyterLab answers", IMPORT)
-        yield port
-    finally:
-        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-            child.kill()
-        process.wait(timeout=10)
-
-
-def answers(port):
-    """Whether somebody listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def status(port, query=""):
-    """The answer to somebody who asks for the files."""
-    try:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/api/contents{query}", timeout=20).status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
-    found = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == lab]
-    assert {each.laddr.ip for each in found} == {"127.0.0.1"}
-    assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={TOKEN}") == 200
+def test_nothing_runs_what_it_is_given():
+    found = {(path.name, call) for path in MODULES + NOTEBOOKS for code in code_of(path) for call in unsafe(code)}
+    assert {call for name, call in found if name != "cells.py"} <= {*LESSON}
+    assert {call for name, call in found if name == "cells.py"} == {*CELLS}, "the control: these are found"
 
 
 def test_the_lesson_on_the_store_says_where_it_may_be_used():
@@ -143,15 +79,12 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_parameter_whose_name_is_code_is_refused_and_nothing_is_executed(name, tmp_path):
-    with pytest.raises(slurm.JobError, match="has no parameter") as error:
-        execute("slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1})
-    assert str(error.value).isprintable() and not list(tmp_path.iterdir())
-
-
-def test_papermill_itself_would_take_such_a_name():
-    assert "\nimport os\n" in PythonTranslator.codify({NAMES[1]: 1})
+def test_a_parameter_whose_name_is_code_is_refused_and_nothing_is_executed(tmp_path):
+    for name in NAMES:
+        with pytest.raises(slurm.JobError, match="has no parameter") as error:
+            execute("slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1})
+        assert str(error.value).isprintable() and not list(tmp_path.iterdir())
+    assert "\nimport os\n" in PythonTranslator.codify({NAMES[1]: 1}), "the control: papermill would take it"
 
 
 ODD = ["a b", "it's", 'a "b"', "a; touch canary", "back\\slash", "two\nlines", "$(touch canary)", "%j", "-rf", "é → 中"]
@@ -207,9 +140,6 @@ SECRETS = re.compile(
     r"gh[pousr]_\w{36}|github_pat_\w{20}|AKIA[0-9A-Z]{16}|\bhf_\w{30}|\bsk-[\w-]{20}|xox[baprs]-\w{10}"
     r"|BEGIN [A-Z ]*PRIVATE|(?i:password|passwd|secret|api_?key|token)\\?[\"']?\s*[=:]\s*\\?[\"'][^\"'\\]{6,}"
 )
-PLANTED_SECRETS = ["ghp_" + "a1B2" * 9, "AKIA" + "A1B2" * 4, "hf_" + "a" * 30, "-----BEGIN RSA PRIVATE KEY-----"]
-PLANTED_SECRETS += ["password = 'hunter22'", 'API_KEY="abcdef123"', json.dumps({"token": "abcdef123"})]
-PLANTED_SECRETS += [json.dumps('token = "abcdef123"')]
 KEPT = [*NOTEBOOKS, *(ROOT / "notebooks" / "results").rglob("*.json*"), *(ROOT / "slurm").rglob("*.toml")]
 KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Makefile", "README.md", "pyproject.toml")]
 
@@ -217,8 +147,3 @@ KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Ma
 def test_no_file_that_is_handed_out_holds_a_secret():
     found = {str(path.relative_to(ROOT)): SECRETS.findall(path.read_text()) for path in KEPT}
     assert {name: what for name, what in found.items() if what} == {} and len(found) > 50
-
-
-@pytest.mark.parametrize("text", PLANTED_SECRETS)
-def test_a_secret_would_be_found(text):
-    assert SECRETS.search(f"x {text}")

@@ -57,11 +57,6 @@ def test_a_shipped_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(na
     assert not checked(paths[8:], "SC1091,SC2016") and len(paths) == 16  # SC2016: it asks whether $(…) is meant
 
 
-def test_shellcheck_would_tell_of_a_word_without_quotes(tmp_path):
-    (tmp_path / "bad").write_text("#!/bin/bash\ncd $HOME/$1\nrm $2\n")
-    assert checked([tmp_path / "bad"])
-
-
 def seeds(name):
     """The job of the clusters' own examples, as this site renders it."""
     job = Job("ddp-torch", ("mnist_ddp.py",), 2, 2, 2, cpus_per_task=8, time="00:05:00", memory="32G")

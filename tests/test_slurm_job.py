@@ -230,13 +230,6 @@ def test_an_odd_folder_is_the_ranks_folder_and_nothing_in_it_is_executed(name, t
     assert (output[0] == '"') == any(letter in name for letter in " #")
 
 
-def test_the_stubs_would_tell_of_a_word_that_is_executed(tmp_path):
-    job = Job("try", ("job.py", "HERE"))
-    text = render(job, Site("here"), make(tmp_path) / "run").replace("HERE", "$(touch canary) two words")
-    words, _ = lines_read(text, tmp_path)
-    assert words[-3:] == ["job.py", "two", "words"] and (tmp_path / "run" / "canary").exists()
-
-
 def test_a_task_of_an_array_has_its_value_and_its_folder(tmp_path):
     job = Job("try", ("job.py", "{array}", "{run_dir}", "{run_dir}x"), array=("1e-3", "-2", "c"))
     text = render(job, Site("here"), make(tmp_path) / "run")

@@ -54,9 +54,9 @@ def running(folder):
 
 
 def log_of_completed(run):
-    """The lines of the completion log about jobs of this name, whatever came behind it."""
-    lines = open(queue.completion_log_path()).read().splitlines()  # noqa: SIM115, PTH123
-    return [line for line in lines if re.search(rf" Name={re.escape(run)}(-try\d+)? ", line)]
+    """What Slurm knows of the jobs of this name, whatever came behind it, a line each."""
+    lines = queue.ask("scontrol", "show", "job", "--oneliner").stdout.splitlines()
+    return [line for line in lines if re.search(rf" JobName={re.escape(run)}(-try\d+)? ", line)]
 
 
 def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(cluster, configurations):

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ddp_helpers.notebook.drawing import GREY, WIDTH, Picture, described
-from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, finding, setting
+from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, finding
 from ddp_helpers.notebook.scaling import finished, left_out, many, unit, where
 
 ROWS = {"test_loss": "test loss", "test_accuracy": "test accuracy"}
@@ -39,7 +39,7 @@ def curves(table: pd.DataFrame) -> Picture:
         ax.set_ylabel(what)
     finding(figure, found(epochs))
     caption(figure, where(epochs), key(epochs, name), left_out(table))
-    return described(figure, f"{found(epochs)}. Test loss and accuracy by epoch, {where(epochs)}. {told(epochs, name)}")
+    return described(figure, f"{found(epochs)}. Test loss and accuracy by epoch, {where(epochs)}.")
 
 
 def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> list[LABEL]:
@@ -78,17 +78,3 @@ def key(epochs: pd.DataFrame, name: str) -> str:
     styles = zip(("solid", "dashed", "dotted"), cpus, strict=False)
     said = [f"{style}: {many(int(count), 'CPU')} per {name}" for style, count in styles if len(cpus) > 1]
     return "; ".join([*said, *(["thin: each run, thick: their median"] if epochs["number"].nunique() > 1 else [])])
-
-
-def told(epochs: pd.DataFrame, name: str) -> str:
-    """Describe the last values of each number of ranks, for the alt text."""
-    last = epochs.sort_values("epoch").groupby("number").last()
-    keys = last["cpus_per_task"].fillna(0), last["scaling"], last["world_size"], last["asked"]
-    ends = last.groupby(list(keys))[list(ROWS)].median()
-    said = []
-    for (cpus, scaling, ranks, asked), row in ends.iterrows():
-        how = ", ".join(filter(None, (setting(scaling, cpus or np.nan), asked)))
-        loss, accuracy = f"loss {row['test_loss']:.3f}", f"accuracy {row['test_accuracy']:.1%}"
-        numbers = ", ".join(number for number in (loss, accuracy) if "nan" not in number)
-        said.append(f"{many(ranks, name)} ({how}): {numbers}")
-    return f"After the last epoch, medians: {'; '.join(said)}."

@@ -15,22 +15,13 @@ from PIL import Image
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), minus its yellow, which fades on white.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
-INK, GREY, PALE = "#222222", "#5A5A5A", "#F2F2F2"
+INK, GREY = "#222222", "#5A5A5A"
 
-plt.rcParams.update(
-    {
-        "figure.dpi": 110,
-        "figure.facecolor": "white",
-        "font.size": 11,
-        "axes.titlesize": 12,
-        "axes.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": plt.cycler(color=RANK_COLOURS),
-        "legend.frameon": False,
-        "savefig.bbox": "tight",
-    }
-)
+LOOK = {"figure.dpi": 110, "figure.facecolor": "white", "font.size": 11, "savefig.bbox": "tight"}
+LOOK |= {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False}
+LOOK |= {"axes.prop_cycle": plt.cycler(color=RANK_COLOURS), "legend.frameon": False}
+LOOK["hatch.linewidth"] = 0.7  # thin enough to read a number on it
+plt.rcParams.update(LOOK)
 
 
 def rank_colour(rank: int) -> str:
@@ -54,25 +45,18 @@ class Picture:
         return Path(path)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
-        buffer = io.BytesIO()
+        buffer, small = io.BytesIO(), io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI)
-        buffer = reduced(buffer)
-        png = buffer.getvalue()
+        # At most 256 colours: a third of the bytes, and no eye sees it in a figure of the course.
+        colours = Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        colours.save(small, "png", optimize=True)
+        png = small.getvalue()
         pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
         shown = {"alt": self.alt, "width": pixels * CSS_PIXELS_PER_INCH // DPI}
         return {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}, {"image/png": shown}
 
     def __repr__(self) -> str:
         return self.alt
-
-
-def reduced(png: io.BytesIO) -> io.BytesIO:
-    """The same image with at most 256 colours: a third of the bytes, and no eye sees it in a figure of the course."""
-    small = io.BytesIO()
-    Image.open(png).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        small, "png", optimize=True
-    )
-    return small
 
 
 def described(figure: Figure, alt: str) -> Picture:
@@ -87,8 +71,6 @@ WRONG = "#C00000"  # no rank's colour: a thing that fails
 SMALL, CODE = {"size": 10}, {"size": 10, "family": "monospace"}
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 Point = tuple[float, float]
-
-plt.rcParams["hatch.linewidth"] = 0.7  # thin enough to read a number on it
 
 
 def canvas(height: float, title: str) -> Axes:

@@ -12,19 +12,16 @@ from pathlib import Path
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.launchers import MARKS, commands, environment, free_port
-from ddp_helpers.notebook.processes import TimeLimit, lines_of
+from ddp_helpers.notebook.processes import lines_of
 from ddp_helpers.notebook.screen import Screen, tidy
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
 
-class LaunchError(RuntimeError):
+class LaunchError(PlainError, RuntimeError):
     """A launch that failed or took too long; the message names the rank and holds its last lines."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Have IPython show the message alone: the traceback would be this module's, and helps nobody."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass
@@ -67,7 +64,7 @@ def run(
                         take(line, launcher, launch, screen)
         except FileNotFoundError as missing:
             raise LaunchError(str(missing)) from None
-        except TimeLimit:
+        except TimeoutError:
             raise LaunchError(report(launch, f"not done after {timeout:g} s, so all its ranks were ended")) from None
         finally:
             screen.draw()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddp_helpers.rank.launchers import cpus_of_rank
+
 INHERITED = re.compile(
     r"(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN|PMIX?|PMI2|OMPI|TORCHELASTIC|MASTER|GROUP|ROLE)_|(LOCAL_)?(RANK|WORLD_SIZE)$"
 )
@@ -65,16 +67,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def cpus() -> int:
-    """Count the CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
     import torch  # here, since it takes seconds, and a notebook that hands its job to Slurm needs none of it
 
-    env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus() // sum(per_node)))}
+    env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus_of_rank() // sum(per_node)))}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
     # Two ranks cannot share a GPU under NCCL: with too few, or for several pretended nodes, all ranks use CPUs.
     if len(per_node) > 1 or sum(per_node) > torch.cuda.device_count():

@@ -2,13 +2,12 @@
 
 import platform
 import time
-from pathlib import Path
 
 import torch
 
 from ddp_helpers import __version__
-from ddp_helpers.notebook.launchers import cpus
 from ddp_helpers.notebook.scripts import revision
+from ddp_helpers.rank.launchers import cpus_of_rank
 
 
 def machine() -> str:
@@ -16,7 +15,7 @@ def machine() -> str:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
     processor = chip(torch.device("cpu"))
-    return f"{processor}, {cpus()} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{processor}, {cpus_of_rank()} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def provenance() -> dict[str, str]:
@@ -29,9 +28,4 @@ def chip(device: torch.device) -> str:
     """The name of the GPU, or of the processor where the system tells it. Any process may call it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return torch.cpu.get_capabilities().get("cpu_name") or platform.machine()

@@ -40,16 +40,10 @@ def execute(notebook: str | Path, output: str | Path, **parameters: object) -> N
 
     check_names(notebook, parameters)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
+    options = {"kernel_name": "python3", "progress_bar": False, "log_output": False}
+    options["extra_arguments"] = ["--IPKernelApp.log_level=40"]  # or it warns of a connection that stays here
     try:
-        papermill.execute_notebook(
-            braced(ROOT / notebook),
-            braced(output),
-            parameters,
-            kernel_name="python3",
-            progress_bar=False,
-            log_output=False,
-            extra_arguments=["--IPKernelApp.log_level=40"],  # or it warns of a connection that stays on this machine
-        )
+        papermill.execute_notebook(braced(ROOT / notebook), braced(output), parameters, **options)
     except PapermillExecutionError as error:
         raise JobError(f"{Path(notebook).name} failed: {error.ename}: {error.evalue}") from None
 

@@ -15,10 +15,6 @@ import psutil
 MARK = "DDP_COURSE_LAUNCH"  # an environment variable by which every process of a launch is found again
 
 
-class TimeLimit(Exception):
-    """The launch took longer than it was given."""
-
-
 def marked(mark: str, name: str = MARK) -> list[psutil.Process]:
     """Every process of a launch, also those whose parent is gone: those with this mark in their environment."""
     found = []
@@ -77,7 +73,7 @@ def read(process: subprocess.Popen, arrived: queue.Queue) -> None:
 def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: float) -> Iterator[str | list[int]]:
     """Start the commands together and yield their lines; at last, the list of their exit statuses.
 
-    Raises TimeLimit. Closed early, by an interrupt or an error in the caller, it ends all their processes.
+    Raises TimeoutError. Closed early, by an interrupt or an error in the caller, it ends all their processes.
     """
     mark, end = uuid.uuid4().hex, time.monotonic() + timeout
     arrived: queue.Queue[str | None] = queue.Queue()
@@ -90,7 +86,7 @@ def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: flo
         open_pipes = len(processes)
         while open_pipes:
             if time.monotonic() > end:  # also where lines never stop coming
-                raise TimeLimit
+                raise TimeoutError
             try:
                 line = arrived.get(timeout=0.1)
             except queue.Empty:
@@ -101,7 +97,7 @@ def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: flo
         try:
             statuses = [process.wait(max(0.1, end - time.monotonic())) for process in processes]
         except subprocess.TimeoutExpired:  # it closed its output, but is still there
-            raise TimeLimit from None
+            raise TimeoutError from None
     yield statuses
 
 

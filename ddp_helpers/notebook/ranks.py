@@ -123,11 +123,7 @@ class Ranks:
 
     def ended(self, rank: int) -> str:
         """Say how a rank has ended."""
-        try:
-            status = self.processes[rank].wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return f"rank {rank} has closed its output"
-        return f"rank {rank} is gone: {ended(status)}"
+        return f"rank {rank} is gone: {ended(self.processes[rank].wait(timeout=10))}"
 
     def places(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for those in one place."""

@@ -3,32 +3,19 @@
 import numpy as np
 import pandas as pd
 
+from ddp_helpers.notebook import PlainError
+
 DONE = "done"
-SETTING = [
-    "run",
-    "dataset",
-    "train_set",
-    "machine",
-    "site",
-    "job_id",
-    "launcher",
-    "world_size",
-    "nodes",
-    "cpus_per_task",
-]
-SETTING += ["batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
+SETTING = ["run", "dataset", "train_set", "machine", "site", "job_id", "launcher", "world_size", "nodes"]
+SETTING += ["cpus_per_task", "batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
 MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"]
 MEASURED += ["test_loss", "test_accuracy"]
 SHARES = ["data", "compute", "communication"]
 STILL = {"running": "running or killed", "unknown": "of unknown end"}
 
 
-class ScalingError(ValueError):
+class ScalingError(PlainError, ValueError):
     """Runs that cannot be compared; one line with what was found, and what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Have IPython show the message alone, without a traceback."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 def finished(table: pd.DataFrame) -> pd.DataFrame:

@@ -45,14 +45,10 @@ class Screen:
         self.shown: list[str] = []
         self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
         self.handle, self.drawn = None, 0.0  # drawn: when, 0 for never
-        try:
-            from IPython import get_ipython
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
             from IPython.display import DisplayHandle
 
-            if get_ipython() is not None:
-                self.handle = DisplayHandle()
-        except ImportError:
-            pass
+            self.handle = DisplayHandle()
 
     def wait(self, text: str) -> None:
         """In a notebook, say what is being waited for, until there is a line: an import of torch takes seconds."""

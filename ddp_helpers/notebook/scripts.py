@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 from ddp_helpers import ROOT, __version__
+from ddp_helpers.rank.launchers import stop
 
 
 class Source:
@@ -180,19 +180,16 @@ def spaced(parts: list[str]) -> str:
 def import_lines(imports: set[tuple[str, str, str]]) -> str:
     """Import statements in the usual order: standard library, then the rest; `import` before `from`."""
     names: dict[str, list[str]] = {}
-    for module, original, here in imports:
+    # Constants, then classes, then functions, as import sorters have it.
+    ordered = sorted(imports, key=lambda one: (not one[1].isupper(), one[1][:1].islower(), one[1], one[2]))
+    for module, original, here in ordered:
         alias = here if here in (original or module, "") else f"{original or module} as {here}"
         names.setdefault(f"from {module} import " if original else "import ", []).append(alias)
     lines = [f"import {name}" for name in names.pop("import ", [])]
-    lines += [start + ", ".join(sorted(found, key=order)) for start, found in names.items()]
+    lines += [start + ", ".join(found) for start, found in names.items()]
     lines.sort(key=lambda line: (line.startswith("from"), line))
     own = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
     return "\n".join([*own, "", *(line for line in lines if line not in own)])
-
-
-def order(name: str) -> tuple[bool, str]:
-    """Constants, then classes, then functions, as import sorters have it."""
-    return (not name.isupper(), name[0].islower(), name)
 
 
 def revision() -> str:
@@ -214,7 +211,7 @@ def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) 
     Stops at an unknown script and a path that cannot be written. Raises ValueError for a thing without a place in it.
     """
     if name not in NAMES:
-        refuse(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
+        stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
     path, text = Path(path), standalone(name, replace)
     part = path.parent / f"{path.name}.part"
     try:
@@ -224,12 +221,5 @@ def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) 
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        refuse(f"{path} cannot be written ({error.strerror}): choose another path")
+        stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path
-
-
-def refuse(line: str) -> NoReturn:
-    """Stop with one line. Only here is torch imported: a notebook that hands its job to Slurm needs none of it."""
-    from ddp_helpers.rank.launchers import stop
-
-    stop(line)

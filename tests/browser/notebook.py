@@ -93,20 +93,15 @@ class Notebook:
         self.menu("Run", "Run All Cells")
         return self.finish(seconds)
 
-    def finish(self, seconds: float, above: int | None = None) -> list[str]:
-        """Wait for the cells that were started; what went wrong, a line each."""
+    def finish(self, seconds: float) -> list[str]:
+        """Wait for the cells that were started; errors, other red boxes, and cells that did not run, a line each."""
 
         def over() -> bool:
-            cells = self.cells()[:above]
-            ran = [cell.prompt.isdigit() for cell in cells]
-            return self.idle() and any(ran) and not any(cell.prompt == "*" for cell in cells)
+            prompts = [cell.prompt for cell in self.cells()]
+            return self.idle() and any(prompts) and "*" not in prompts
 
         self.wait(over, "no cell is running any more", seconds)
-        return self.problems(above)
-
-    def problems(self, above: int | None = None) -> list[str]:
-        """Cells that did not run, and what `bad` finds."""
-        idle = [i for i, cell in enumerate(self.cells()[:above]) if not cell.prompt.isdigit()]
+        idle = [i for i, cell in enumerate(self.cells()) if not cell.prompt.isdigit()]
         return self.bad() + [f"code cell {number} did not run" for number in idle]
 
     def bad(self) -> list[str]:
@@ -127,7 +122,7 @@ class Notebook:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"not within {seconds} s: {what}"
-            self.page.wait_for_timeout(500)
+            self.page.wait_for_timeout(200)
 
     def picture(self, path: Path, of: Locator | None = None) -> None:
         """Keep a screenshot, with what is asked for in its middle."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.scripts import Script
-from ddp_helpers.notebook.slurm.files import known
 from ddp_helpers.notebook.slurm.job import JobError
 from ddp_helpers.notebook.slurm.queue import ACTIVE
+from ddp_helpers.notebook.slurm.run import known
 
 SHAPE = {"nodes": 2, "gpus_per_node": 2}  # where the notebook's parameters do not say otherwise
 BAR = 0.8  # share of the test images that must be right

@@ -13,7 +13,7 @@ from IPython.display import DisplayHandle
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.notebook.parameters import check_names, execute
-from ddp_helpers.notebook.slurm.files import known
+from ddp_helpers.notebook.slurm.run import known
 
 JOB = ROOT / "slurm" / "job.ipynb"
 RUNS = ROOT / "runs"

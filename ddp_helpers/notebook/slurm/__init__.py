@@ -1,31 +1,14 @@
 """Jobs for Slurm: a job and a site make an sbatch file; it is submitted, watched, and collected.
 
 job (what is asked) and site (where) make the file; own checks a script and writes both; queue has Slurm's commands;
-run and watch see a run folder through; files knows what lies in it.
+run sees a run folder through.
 """
 
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.own import prepare, ready, run_folder
 from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
-from ddp_helpers.notebook.slurm.run import collect, said, submit, write
+from ddp_helpers.notebook.slurm.run import collect, said, submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site, render
-from ddp_helpers.notebook.slurm.watch import watch
 
-__all__ = [
-    "Job",
-    "JobError",
-    "Site",
-    "available",
-    "cancel",
-    "collect",
-    "look",
-    "prepare",
-    "ready",
-    "render",
-    "run_folder",
-    "said",
-    "start_now",
-    "submit",
-    "watch",
-    "write",
-]
+__all__ = ["Job", "JobError", "Site", "available", "cancel", "collect", "look", "prepare", "ready", "render"]
+__all__ += ["run_folder", "said", "start_now", "submit", "watch", "write"]

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ddp_helpers.notebook import PlainError
+
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 MEMORY = re.compile(r"[1-9]\d*[KMGT]?", re.ASCII)
 VALUE = re.compile(r"[\w.+-]+", re.ASCII)
@@ -14,12 +16,8 @@ UNITS = (1, 60, 3600, 86400)
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
 
 
-class JobError(ValueError):
+class JobError(PlainError, ValueError):
     """A job that cannot be; one line with what is wrong, the value seen, and what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Have IPython show the message alone, without a traceback."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)

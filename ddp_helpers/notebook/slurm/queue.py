@@ -109,9 +109,9 @@ def start_now(job_id: str) -> None:
 def look(job_id: str) -> list[State]:
     """The state of a job, or of each task of an array, from the first that knows it. Raises JobError if none does.
 
-    The controller forgets a job some minutes after its end; then accounting has it, or the log of completed jobs.
+    A site's controller forgets a job some minutes after its end; then accounting has it.
     """
-    for source in (controller, accounting, completion_log):
+    for source in (controller, accounting):
         if found := [each for state in source(job_id) for each in tasks_of(state)]:
             return sorted(found, key=lambda state: state.task.zfill(6))
     raise JobError(f"job {job_id} is not known to Slurm: it ended long ago, or ran on another cluster")
@@ -128,8 +128,11 @@ def tasks_of(state: State) -> list[State]:
 
 def controller(job_id: str) -> list[State]:
     """Read the states that `scontrol show job` reports."""
-    done = ask("scontrol", "show", "job", job_id, "--oneliner")
-    return [from_fields(line, "scontrol") for line in done.stdout.splitlines() if line.startswith("JobId=")]
+    names = ("JobId", "JobState", "Reason", "ExitCode", "NodeList", "SubmitTime", "StartTime", "EndTime", "ArrayTaskId")
+    lines = ask("scontrol", "show", "job", job_id, "--oneliner").stdout.splitlines()
+    # A folder of any name comes late in a line: of two fields of a name the first counts.
+    found = [dict(reversed(re.findall(r"(?:^| )(\w+)=(\S*)", line))) for line in lines if line.startswith("JobId=")]
+    return [State(*(fields.get(name, "") for name in names)) for fields in found]
 
 
 def accounting(job_id: str) -> list[State]:
@@ -141,30 +144,3 @@ def accounting(job_id: str) -> list[State]:
     rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == len(columns) - 1]
     # CANCELLED by 1000; 11_2 is the third task of array 11.
     return [State(row[0], row[1].split()[0], *row[2:8], row[8].partition("_")[2], "sacct") for row in rows]
-
-
-def completion_log(job_id: str) -> list[State]:
-    """Read the states in the cluster's log of completed jobs, where it keeps one that we may read."""
-    try:
-        lines = Path(completion_log_path()).read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    mine = re.compile(rf"(^| )(JobId|ArrayJobId)={re.escape(job_id)} ")
-    found = [from_fields(line, "completion log") for line in lines if mine.search(line)]
-    # A job that was requeued has a line for each attempt, with what it then became: PENDING.
-    return list({state.job_id: state for state in found if not state.active}.values())
-
-
-def completion_log_path() -> str:
-    """Find the path of that log in slurm.conf."""
-    found = re.search(r"^JobCompLoc\s*= (.*)$", ask("scontrol", "show", "config").stdout, re.M)
-    return found[1].strip() if found else ""
-
-
-def from_fields(line: str, source: str) -> State:
-    """A line of Name=value, as scontrol and the completion log write them."""
-    # A folder of any name comes late in the line: of two of a name the first counts.
-    said = dict(reversed(re.findall(r"(?:^| )(\w+)=(\S*)", line)))
-    names = ("JobState", "Reason", "ExitCode", "NodeList", "SubmitTime", "StartTime", "EndTime", "ArrayTaskId")
-    known = [said.get(name, "") for name in names]
-    return State(said.get("JobId", ""), *known, source)

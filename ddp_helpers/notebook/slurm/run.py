@@ -1,18 +1,76 @@
-"""A run folder's way through Slurm: its file written and submitted, and what came of it collected."""
+"""A run folder's way through Slurm: its files written and submitted, the job watched, what came of it collected."""
 
+import json
 import os
-from contextlib import chdir
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import chdir, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.notebook.slurm.files import BATCH, PREPARED, discard, folder_of, job_of, keep, known, log_path, missing
-from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, Job, JobError, seconds
-from ddp_helpers.notebook.slurm.queue import State, available, look, send
+from ddp_helpers.notebook.screen import Screen, tidy
+from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check, seconds
+from ddp_helpers.notebook.slurm.queue import State, available, look, moment, send
 from ddp_helpers.notebook.slurm.site import Site, render
-from ddp_helpers.notebook.slurm.watch import RANK, line
+
+BATCH = "job.sbatch"
+PREPARED: dict[Path, list[Path]] = {}  # by run folder: what this process made there, and takes back if Slurm refuses
+RANK = re.compile(r" *(\d+): ?(.*)")  # how srun, and torchrun as the job file starts it, mark a rank's line
+# Why a job waits for ever, on a cluster that does not refuse it at once (EnforcePartLimits=NO).
+NEVER = {"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"}
+MOST = 8  # ranks for each CPU of this machine: more would do nothing but fill its memory
+
+
+def keep(folder: Path, said: dict) -> None:
+    """Write job.json whole, or not at all."""
+    part = folder / "job.part"
+    part.write_text(json.dumps(said, indent=1) + "\n")
+    part.replace(folder / "job.json")
+
+
+def missing(folder: Path, *names: str) -> list[Path]:
+    """List what is not there yet: of a job's files and these, then of the run folder and its parents, inside out."""
+    files = [folder / name for name in ("job.json", "job.part", BATCH, *names)]
+    return [path for path in (*files, folder, *folder.parents) if not os.path.lexists(path)]
+
+
+def discard(made: Iterable[Path]) -> None:
+    """Remove what was made for a job that was never submitted, but for folders in which something else lies."""
+    for path in made:
+        with suppress(OSError):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+def known(folder: Path) -> dict:
+    """Read job.json. Raises JobError where there is no job, or where it is damaged."""
+    try:
+        said = runs.parsed((Path(folder) / "job.json").read_text())
+        if said["job_id"] is None:  # then it is still to be submitted, or ran here
+            job_of(said)
+        else:
+            check("job_id", said["job_id"], NAME, "the number that sbatch said")
+        check("state", said["state"], NAME, "a state of Slurm's")
+        return said
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JobError(f"{tidy(str(folder))} holds no job ({type(error).__name__}): write one first") from None
+
+
+def job_of(said: dict) -> Job:
+    """The job that job.json tells of. Raises JobError and the like if that is none."""
+    return Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
+
+
+def folder_of(folder: Path, task: str) -> Path:
+    """The run folder of one task of an array; of a job without one, the folder itself."""
+    return folder.with_name(f"{folder.name}-{task}") if task else folder
+
+
+def log_path(folder: Path, job_id: str | None) -> Path:
+    """The log of a job, or of one task of an array; of a job without Slurm, if it has no id."""
+    return Path(folder) / (f"slurm-{job_id}.log" if job_id else "torchrun.log")
 
 
 def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path:
@@ -62,6 +120,65 @@ def submit(folder: Path) -> str:
     return number
 
 
+def watch(folder: Path) -> None:
+    """Show a live line for the job, or for each task of its array, and the ranks' lines as they come, until it ends.
+
+    Interrupted, it leaves the job alone.
+    """
+    number, begin, screen = known(folder)["job_id"], time.monotonic(), Screen()
+    if not number:
+        return  # it ran here, and is over
+    follow, next_look, states = lines_of(Path(folder) / f"slurm-{number}.log"), 0.0, []
+    try:
+        while not states or any(state.active for state in states):
+            time.sleep(0.3)
+            if time.monotonic() > next_look:
+                states = look(number)
+                # Often at first, then at an interval that a busy controller does not mind.
+                next_look = time.monotonic() + min(10, 0.3 + (time.monotonic() - begin) / 50)
+            for state in states:
+                screen.put(state.job_id, line(state))
+            for rank, text in follow:
+                if text is None:
+                    break
+                screen.add(f"rank {rank}" if rank else "", text)
+    except KeyboardInterrupt:
+        print(f"job {number} goes on: watch it again, or end it with cancel({number!r})")
+        raise
+    finally:
+        screen.draw()
+
+
+def line(state: State) -> str:
+    """One line of the queue."""
+    begin, end = moment(state.started), moment(state.ended)
+    if state.state == "PENDING":
+        why = f" ({state.reason})" if state.reason not in ("", "None") else ""
+        why += ": it can never start so, cancel it and ask for less" if state.reason in NEVER else ""
+        return f"job {state.job_id}: pending{why}"
+    if state.active:
+        ran = (datetime.now() - begin).total_seconds() if begin else 0
+        return f"job {state.job_id}: {state.state.lower()} on {state.nodes} for {ran:.0f} s"
+    took = f" after {(end - begin).total_seconds():.0f} s" if begin and end else ""
+    return f"job {state.job_id}: {state.state}{took}, exit code {state.exit_code}, on {state.nodes}"
+
+
+def lines_of(log: Path) -> Iterator[tuple[str, str | None]]:
+    """The lines of a log as it grows: the rank and what it said; ('', None) where nothing more is there yet."""
+    place, rest = 0, ""
+    while True:
+        if log.exists():
+            with log.open(errors="replace") as file:
+                file.seek(place)
+                new = file.read()
+                place = file.tell()
+            *whole, rest = (rest + new).split("\n")
+            for text in whole:
+                rank = RANK.match(text)
+                yield rank.groups() if rank else ("", text)
+        yield "", None
+
+
 def collect(folder: Path) -> list[runs.Run]:
     """The record of the job's run, or of each task of its array, with Slurm's word on how it ended.
 
@@ -102,9 +219,6 @@ def said(folder: Path, rank: int | str) -> list[str]:
     """Read a rank's lines from the job's log."""
     marked = map(RANK.match, log_of(folder, known(folder)["job_id"]))
     return [tidy(found[2]) for found in marked if found and found[1] == str(rank)]
-
-
-MOST = 8  # ranks for each CPU of this machine: more would do nothing but fill its memory
 
 
 def run_here(folder: Path, said: dict) -> None:

@@ -174,7 +174,6 @@ def user() -> str:
     return name
 
 
-TEMPLATE = "job.sbatch.jinja"
 SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
 HOLES = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
 
@@ -186,7 +185,7 @@ def render(job: Job, site: Site, folder: Path) -> str:
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
     python = site.python or ("python" if site.in_container else sys.executable)
     values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
-    text = environment().get_template(TEMPLATE).render(values)
+    text = environment().get_template("job.sbatch.jinja").render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
 
@@ -196,8 +195,7 @@ def environment() -> Environment:
     """Make the jinja environment of the template, with filters that quote values for the shell."""
     found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
     found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
-    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "pattern": pattern}
-    found.filters |= {"inserted": inserted, "quoted_value": quoted_value}
+    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "quoted_value": quoted_value}
     return found
 
 
@@ -214,19 +212,9 @@ def wrapper(job: Job, site: Site) -> str:
     return " && ".join([*steps, 'exec "$@"'])
 
 
-def inserted(text: str, folder: str) -> str:
-    """A word of the site file with the run's folder in it, where it asks for that: to mount it in a container."""
-    return text.replace("{folder}", folder)
-
-
 def quoted_value(line: str) -> str:
     """A line of set-up; what it exports stays one word, whatever its variable holds."""
     return re.sub(r"=(\$.*)", r'="\1"', line)
-
-
-def pattern(path: str) -> str:
-    """A path for --output, in which %j and its like mean something."""
-    return path.replace("%", "%%")
 
 
 def directive(value: str) -> str:
