@@ -19,8 +19,8 @@ from torch.utils.data import DistributedSampler
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
-from ddp_helpers.notebook.drawing import BLUE, GREY, INK, ORANGE, RED, Picture, described, rank_colour
-from ddp_helpers.notebook.labels import caption
+from ddp_helpers.notebook.drawing import BLUE, GREY, INK, ORANGE, RED, WIDTH, Picture, rank_colour
+from ddp_helpers.notebook.labels import captioned
 from ddp_helpers.notebook.scaling import many
 
 ENDS = {"done", "preempted", "failed"}
@@ -58,29 +58,28 @@ def attempts(table: pd.DataFrame) -> pd.DataFrame:
 
 def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
     """A lane for each run, its attempts one after the other. runs: what `events` gives, by the run's name."""
-    figure, ax = plt.subplots(figsize=(9.5, 1.6 + 0.75 * len(runs)), layout="constrained")
-    lost = {}
+    figure, ax = plt.subplots(figsize=(WIDTH, 1.6 + 0.75 * len(runs)), layout="constrained")
+    labels, said = [], []
     for lane, (name, table) in enumerate(runs.items()):
         found = attempts(table)
-        lost[name] = int(found["lost_steps"].sum())
+        labels.append(f"{name}\n{many(int(found['lost_steps'].sum()), 'step')} lost")
+        said += [labels[-1].replace("\n", ": ")] if len(found) > 1 else []
         for one in found.itertuples():
-            _attempt(ax, lane, one, table[table["attempt"] == one.attempt])
+            draw_attempt(ax, lane, one, table[table["attempt"] == one.attempt])
         for before, after in zip(found.itertuples(), found.iloc[1:].itertuples(), strict=False):
             ax.annotate("", (after.begin, lane), (before.end, lane), arrowprops={"arrowstyle": "->", "color": GREY})
             middle = (before.end + after.begin) / 2
             ax.text(middle, lane - 0.2, f"{after.begin - before.end:.1f} s", ha="center", color=GREY)
-    ax.set_yticks(range(len(runs)), [f"{name}\n{many(lost[name], 'step')} lost" for name in runs])
+    ax.set_yticks(range(len(runs)), labels)
     ax.set(ylim=(len(runs) - 0.5, -0.6), xlabel="seconds since the run first started", xlim=(0, None))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    said = "; ".join(f"{name}: {many(lost[name], 'step')} lost" for name in runs if runs[name]["attempt"].max() > 1)
-    figure.suptitle(said[:1].upper() + said[1:], x=0.01, ha="left", weight="bold", size=12)
-    caption(figure, "numbers are attempts, ticks checkpoints; hatched is work that was lost, and done again")
-    rows = "; ".join(f"{name}: {_told(attempts(table))}" for name, table in runs.items())
-    return described(figure, f"The attempts of {many(len(runs), 'run')} on a time axis. {rows}.")
+    said = "; ".join(said)
+    about = "numbers are attempts, ticks checkpoints; hatched is work that was lost, and done again"
+    return captioned(figure, said[:1].upper() + said[1:], about)
 
 
-def _attempt(ax: Axes, lane: int, one: object, mine: pd.DataFrame) -> None:
+def draw_attempt(ax: Axes, lane: int, one: object, mine: pd.DataFrame) -> None:
     """One attempt in its lane: a bar with a tick for each checkpoint."""
     ax.barh(lane, one.end - one.begin, 0.5, one.begin, color=rank_colour(one.attempt - 1), alpha=0.3)
     saved = mine.loc[mine["event"] == "saved", "seconds"]
@@ -91,22 +90,13 @@ def _attempt(ax: Axes, lane: int, one: object, mine: pd.DataFrame) -> None:
     ax.text((one.begin + one.end) / 2, lane - 0.32, str(one.attempt), ha="center", va="bottom", color=INK)
 
 
-def _told(table: pd.DataFrame) -> str:
-    """The attempts in words, for who cannot see them."""
-    return ", then ".join(
-        f"attempt {one.attempt} from second {one.begin:.1f} to {one.end:.1f}, {many(one.saves, 'checkpoint')}, "
-        f"{one.ended} after step {one.to_step}, {many(one.lost_steps, 'step')} lost"
-        for one in table.itertuples()
-    )
-
-
 def survival(gpu_hours: float, days: int = 7) -> Picture:
     """The share of jobs that meet no failure. gpu_hours: from one failure to the next, of one GPU."""
 
     def share(gpus: float) -> float:
         return math.exp(-days * 24 * gpus / gpu_hours)
 
-    figure, ax = plt.subplots(figsize=(9.5, 3.6), layout="constrained")
+    figure, ax = plt.subplots(figsize=(WIDTH, 3.8), layout="constrained")
     gpus = np.geomspace(1, 16_384, 200)
     ax.plot(gpus, [share(n) for n in gpus], color=BLUE, linewidth=2)
     for n in (8, 64, 256, 1024, 16_384):
@@ -121,9 +111,8 @@ def survival(gpu_hours: float, days: int = 7) -> Picture:
     ax.set(xlabel="GPUs", ylabel=f"{days} days without a failure", ylim=(0, 1.25), yticks=[0, 0.5, 1])
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     title = f"A job of {days} days gets through on 64 GPUs with {share(64):.0%}, on 1,024 with {share(1024):.0%}"
-    ax.set_title(title, loc="left")
-    caption(figure, f"one failure in {gpu_hours:,.0f} hours of a GPU, as in Llama 3's training; failures at random")
-    return described(figure, f"{title}, if failures come at random, one in {gpu_hours:,.0f} hours of a GPU.")
+    about = f"one failure in {gpu_hours:,.0f} hours of a GPU, as in Llama 3's training; failures at random"
+    return captioned(figure, title, about)
 
 
 def u_curve(cost: float, between: Mapping[str, float], where: str) -> Picture:
@@ -131,32 +120,23 @@ def u_curve(cost: float, between: Mapping[str, float], where: str) -> Picture:
 
     cost: seconds of a checkpoint. between: seconds from one failure to the next, by the name of that time.
     """
-    figure, ax = plt.subplots(figsize=(9.5, 4), layout="constrained")
+    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     interval, said = np.geomspace(1, 7200, 300), []
     for (name, seconds), colour in zip(between.items(), (RED, BLUE, ORANGE), strict=False):
-        best = math.sqrt(2 * cost * seconds)
+        share, best = cost / interval + interval / (2 * seconds), math.sqrt(2 * cost * seconds)
         least = cost / best + best / (2 * seconds)
-        ax.plot(interval, cost / interval + interval / (2 * seconds), color=colour, linewidth=2)
+        ax.plot(interval, share, color=colour, linewidth=2)
         ax.plot(best, least, "o", color=colour)
-        said.append(f"one failure each {name}: save every {best:.0f} s, and lose {least:.2%} of the time")
         ax.annotate(f"{best:.0f} s", (best, least), (0, 8), textcoords="offset points", ha="center")
-        end = cost / interval[-1] + interval[-1] / (2 * seconds)
-        ax.text(interval[-1] * 1.1, end, f"one failure\neach {name}", va="center")
-    ax.set(
-        xscale="log", yscale="log", xlabel="seconds from one checkpoint to the next", ylabel="share of the time lost"
-    )
+        ax.text(interval[-1] * 1.1, share[-1], f"one failure\neach {name}", va="center")
+        said.append(f"One failure each {name}: save every {best:.0f} s, and lose {least:.2%} of the time")
+    ax.set(xscale="log", yscale="log", xlabel="seconds between checkpoints", ylabel="share of the time lost")
     ax.set(xlim=(1, 3e4), ylim=(ax.get_ylim()[0], 1.3), xticks=[1, 10, 60, 600, 3600])
     ax.set_xticklabels(["1 s", "10 s", "1 min", "10 min", "1 h"])
     ax.minorticks_off()
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.2%}" if value < 0.01 else f"{value:.0%}")
-    title = said[0][0].upper() + said[0][1:]
-    ax.set_title(title, loc="left")
-    caption(
-        figure, f"a checkpoint takes {cost:.3f} s here: {where}", "lost is the saving, and half an interval a failure"
-    )
-    return described(
-        figure, f"U-shaped curves of the time lost over the interval between saves. Least: {'; '.join(said)}."
-    )
+    about = f"a checkpoint takes {cost:.3f} s here: {where}"
+    return captioned(figure, said[0], about, "lost is the saving, and half an interval a failure")
 
 
 class Ranks(int):
@@ -182,9 +162,9 @@ def saving(answer: Callable, size: int, disk: str) -> dict:
 
         try:
             returned = on_ranks(size, work)
+        except NotImplementedError:
+            raise
         except (OSError, RuntimeError) as error:
-            if isinstance(error, NotImplementedError):
-                raise
             returned = f"{type(error).__name__}: {error}"
         holds = path.read_bytes() if path.exists() else b""
         return {"returned": returned, "checkpoint": {OLD: "old", NEW: "new"}.get(holds, "damaged")}
@@ -203,7 +183,7 @@ def save(path: str, content: bytes, straight: bool = False) -> bool:
 
 
 def save_alone(path: str, content: bytes, straight: bool = False) -> bool:
-    """A mistake on many ranks: each writes, and no rank hears how it went on another."""
+    """Write under another name, and rename; each rank that calls it does."""
     written = Path(path if straight else f"{path}.{dist.get_rank()}")
     written.write_bytes(content)
     written.replace(path)
@@ -228,6 +208,14 @@ def save_uncaught(path: str, content: bytes) -> bool:
     return True
 
 
+SAVE_TRAPS = {
+    "The one before is lost: write to another name, and rename at the end.": partial(save, straight=True),
+    "Only rank 0 knows how it went: let it tell the others, with a collective.": save_untold,
+    "Rank 0 leaves with an error, and the others wait for it: catch OSError, and tell them.": save_uncaught,
+    "Every rank writes: one is enough, and they may write over each other.": partial(save_untold, everyone=True),
+}
+
+
 def sharing(answer: Callable, size: int, epoch: int, done: int) -> list:
     """What is left for each rank, of an epoch of 24 samples."""
     return on_ranks(size, lambda: list(answer(DistributedSampler(range(24)), epoch, done)))
@@ -239,9 +227,31 @@ def rest(sampler: DistributedSampler, epoch: int, done: int) -> list[int]:
     return list(sampler)[done // dist.get_world_size() :]
 
 
+REST_TRAPS = {
+    "`done` counts the samples of all ranks: each has done its share of it.": (
+        lambda sampler, epoch, done: sampler.set_epoch(epoch) or list(sampler)[done:]
+    ),
+    "That is the order of another epoch: `set_epoch` comes first.": (
+        lambda sampler, epoch, done: list(sampler)[done // dist.get_world_size() :]
+    ),
+    "That is what is done already; asked is what is left.": (
+        lambda sampler, epoch, done: sampler.set_epoch(epoch) or list(sampler)[: done // dist.get_world_size()]
+    ),
+}
+
+
 def attempts_needed(work: float, limit: float, start: float, grace: float) -> int:
     """The number of attempts, if the warning always comes in time and nothing else goes wrong."""
     return math.ceil(work / (limit - start - grace))
+
+
+NEEDED_TRAPS = {
+    "Start and warning are lost to the work, in each attempt.": lambda work, limit, *lost: math.ceil(work / limit),
+    "A part of an attempt is an attempt: round up.": lambda work, limit, *lost: round(work / (limit - sum(lost))),
+    "If the work fits exactly, no further attempt is needed: round up, instead of adding one.": (
+        lambda work, limit, *lost: int(work / (limit - sum(lost))) + 1
+    ),
+}
 
 
 def steps_between_saves(cost: float, between: float, step: float) -> int:
@@ -249,64 +259,23 @@ def steps_between_saves(cost: float, between: float, step: float) -> int:
     return max(1, round(math.sqrt(2 * cost * between) / step))
 
 
+BETWEEN_TRAPS = {
+    "That is the interval in seconds; divide it by the seconds of a step.": (
+        lambda cost, between, step: round(math.sqrt(2 * cost * between))
+    ),
+    "The formula has a 2 under the root: half an interval is lost on average.": (
+        lambda cost, between, step: max(1, round(math.sqrt(cost * between) / step))
+    ),
+    "No less than one step: nothing can be saved in the middle of one.": (
+        lambda cost, between, step: round(math.sqrt(2 * cost * between) / step)
+    ),
+}
+
+SAVES = [(Ranks(2), "room on the disk"), (Ranks(2), "full disk"), (Ranks(3), "full disk")]
+NEEDED = [(24, 4, 0.25, 0.25), (3, 4, 0.25, 0.25), (3.75, 4, 0.25, 0.25), (7, 4, 0.25, 0.25), (24, 2, 0.5, 0.25)]
 EXERCISES = [
-    OnRanks(
-        save,
-        [(Ranks(2), "room on the disk"), (Ranks(2), "full disk"), (Ranks(3), "full disk")],
-        {
-            "The one before is lost: write to another name, and rename at the end.": partial(save, straight=True),
-            "Only rank 0 knows how it went: let it tell the others, with a collective.": save_untold,
-            "Rank 0 leaves with an error, and the others wait for it: catch OSError, and tell them.": save_uncaught,
-            "Every rank writes: one is enough, and they may write over each other.": partial(
-                save_untold, everyone=True
-            ),
-        },
-        saving,
-    ),
-    OnRanks(
-        rest,
-        [(Ranks(2), 1, 8), (Ranks(2), 3, 0), (Ranks(3), 2, 12)],
-        {
-            "`done` counts the samples of all ranks: each has done its share of it.": lambda sampler, epoch, done: (
-                sampler.set_epoch(epoch) or list(sampler)[done:]
-            ),
-            "That is the order of another epoch: `set_epoch` comes first.": lambda sampler, epoch, done: list(sampler)[
-                done // dist.get_world_size() :
-            ],
-            "That is what is done already; asked is what is left.": lambda sampler, epoch, done: (
-                sampler.set_epoch(epoch) or list(sampler)[: done // dist.get_world_size()]
-            ),
-        },
-        sharing,
-    ),
-    Exercise(
-        attempts_needed,
-        [(24, 4, 0.25, 0.25), (3, 4, 0.25, 0.25), (3.75, 4, 0.25, 0.25), (7, 4, 0.25, 0.25), (24, 2, 0.5, 0.25)],
-        {
-            "Each attempt starts anew, and stops at its warning: both times are lost to the work.": (
-                lambda work, limit, start, grace: math.ceil(work / limit)
-            ),
-            "A part of an attempt is an attempt: round up.": lambda work, limit, start, grace: round(
-                work / (limit - start - grace)
-            ),
-            "If the work fits exactly, no further attempt is needed: round up, instead of adding one.": (
-                lambda work, limit, start, grace: int(work / (limit - start - grace)) + 1
-            ),
-        },
-    ),
-    Exercise(
-        steps_between_saves,
-        [(2.0, 86_400.0, 0.5), (30.0, 3600.0, 1.5), (0.1, 3600.0, 60.0)],
-        {
-            "That is the interval in seconds; divide it by the seconds of a step.": lambda cost, between, step: round(
-                math.sqrt(2 * cost * between)
-            ),
-            "The formula has a 2 under the root: half an interval is lost on average.": lambda cost, between, step: max(
-                1, round(math.sqrt(cost * between) / step)
-            ),
-            "No less than one step: nothing can be saved in the middle of one.": lambda cost, between, step: round(
-                math.sqrt(2 * cost * between) / step
-            ),
-        },
-    ),
+    OnRanks(save, SAVES, SAVE_TRAPS, saving),
+    OnRanks(rest, [(Ranks(2), 1, 8), (Ranks(2), 3, 0), (Ranks(3), 2, 12)], REST_TRAPS, sharing),
+    Exercise(attempts_needed, NEEDED, NEEDED_TRAPS),
+    Exercise(steps_between_saves, [(2.0, 86_400.0, 0.5), (30.0, 3600.0, 1.5), (0.1, 3600.0, 60.0)], BETWEEN_TRAPS),
 ]
