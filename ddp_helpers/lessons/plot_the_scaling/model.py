@@ -3,7 +3,8 @@
 The ranks share the work. Each step adds an all-reduce around a ring: every rank sends 2(n-1)/n times the bytes of the
 gradients, and waits for n-1 neighbours. No term is negative, so n ranks are never more than n times as fast. What is
 done once an epoch, whatever n is, has no term of its own: 1 = 1/n + (n-1)/n, so no times can tell it from a little
-more work and more waiting."""
+more work and more waiting.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
