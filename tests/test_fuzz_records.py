@@ -5,7 +5,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 import pytest
-from fuzzing import INPUTS, flipped, fuzz, put, refused
+from fuzzing import INPUTS, fuzz, put, refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scaling
@@ -15,7 +15,6 @@ from ddp_helpers.notebook.screen import Screen
 from ddp_helpers.notebook.slurm.files import job_of, known
 from ddp_helpers.notebook.slurm.job import Job, JobError
 from ddp_helpers.notebook.slurm.watch import RANK
-from ddp_helpers.upkeep import keep as keeping
 
 REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
 WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}
@@ -129,19 +128,6 @@ def test_a_reader_that_takes_all_for_granted_is_found_out(folder_with):
 
     with pytest.raises((ValueError, TypeError, KeyError, RecursionError)):
         fuzz(record, naive)
-
-
-def test_a_flipped_bit_in_one_line_costs_one_epoch(folder_with):
-    bit = WHOLE["metrics.jsonl"].index(b"\n") * 8 + 7 + 8  # in the brace that begins the second line
-    run = runs.read(folder_with({"metrics.jsonl": flipped(WHOLE["metrics.jsonl"], bit)}))
-    assert [epoch["epoch"] for epoch in run.epochs] == [1, 3] and len(run.problems) == 1
-
-
-def test_a_record_with_a_damaged_file_is_kept_without_it(folder_with, tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
-    folder_with({"env.json": WHOLE["env.json"][:99], "job.json": b"[]"})
-    kept = keeping.keep(tmp_path, "here") / tmp_path.name
-    assert sorted(path.name for path in kept.iterdir()) == ["metrics.jsonl", "spec.json", "status.json"]
 
 
 def test_job_json_is_a_job_or_is_refused(folder_with):
