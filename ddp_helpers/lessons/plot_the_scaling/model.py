@@ -43,7 +43,7 @@ class Model:
 
     def efficiency(self, n: ArrayLike) -> np.ndarray:
         """Predicted efficiency of n ranks against the fewest ranks that were fitted, 1 is ideal."""
-        return ideal(n, self) * self.seconds(self.ranks.min()) / self.seconds(n)
+        return efficiency(n, self.ranks.min(), np.array(list(self.terms.values())))
 
     def band(self, n: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Lowest and highest seconds on n ranks, in 90 % of the draws."""
@@ -51,8 +51,7 @@ class Model:
 
     def efficiency_band(self, n: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Lowest and highest efficiency on n ranks, in 90 % of the draws; each draw against its own base."""
-        shares = ideal(n, self)[..., None] * (parts(self.ranks.min()) @ self.draws.T) / (parts(n) @ self.draws.T)
-        return tuple(np.quantile(shares, [0.05, 0.95], axis=-1))
+        return tuple(np.quantile(efficiency(n, self.ranks.min(), self.draws.T), [0.05, 0.95], axis=-1))
 
 
 def fit(ranks: Sequence[int], seconds: Sequence[float]) -> Model:
@@ -110,9 +109,9 @@ def parts(n: ArrayLike) -> np.ndarray:
     return np.stack([1 / n, 2 * (n - 1) / n, n - 1], axis=-1)
 
 
-def ideal(n: ArrayLike, model: Model) -> np.ndarray:
-    """The share of the work of the fewest ranks fitted that each of n ranks has."""
-    return model.ranks.min() / np.asarray(n, float)
+def efficiency(n: ArrayLike, base: int, terms: np.ndarray) -> np.ndarray:
+    """Compute the efficiency of n ranks against the base, 1 is ideal; terms: [3], or [3, draws]."""
+    return base * (parts(base) @ terms) / (np.asarray(n, float)[..., None] * parts(n) @ terms)
 
 
 def prediction(
