@@ -19,10 +19,10 @@ def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8)
     told += [verdict(row, best, least) for _, row in larger.iterrows()]
     if larger.empty:
         told.append("No run like it used more, so measure the next size before you ask for it.")
-    others = left_out(speedups.drop(rows.index), best)
-    return "\n".join(
-        [" ".join(told), rests_on(rows), named(per_run), *([f"Not compared: {others}."] if others else [])]
-    )
+    lines = [" ".join(told), rests_on(rows), named(per_run)]
+    if others := left_out(speedups.drop(rows.index), best):
+        lines.append(f"Not compared: {others}.")
+    return "\n".join(lines)
 
 
 def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
