@@ -5,7 +5,7 @@ import time
 import pytest
 from faults.matrix import Matrix, events, weights
 from faults.slurm_rows import Submitted
-from real import until
+from real import THOROUGH, until
 from test_cluster import make_cluster, need_slurm, remove
 from test_sites_run import our_python
 
@@ -44,7 +44,7 @@ def there(preempting, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(preempting.state / "slurm.conf"))
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"][: 1 + THOROUGH])
 def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matrix):
     with Submitted(matrix, f"preempted-{launcher}", launcher=launcher) as job:
         job.reaches(5)
@@ -56,24 +56,21 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
         assert weights(job.folder) == matrix.golden(), "the preempted run differs"
 
 
-def test_a_cancelled_job_stays_ended(matrix):
-    with Submitted(matrix, "cancelled") as job:
-        job.reaches(5)
-        slurm.cancel(job.number)
-        until(lambda: not job.processes(), "no process of the job left", 20)
+def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
+    with Submitted(matrix, "cancelled") as cancelled, Submitted(matrix, "told-to-end") as told:
+        cancelled.reaches(5)
+        slurm.cancel(cancelled.number)
+        told.reaches(5)
+        assert ask("scancel", "--signal=TERM", told.number).returncode == 0
+        until(lambda: not told.state().active, "the end", 30)
+        assert "stopped by SIGTERM" in told.log() and "is requeued" not in told.log()
+        until(lambda: not cancelled.processes(), "no process of the job left", 20)
         time.sleep(3)
-        assert job.state().state == "CANCELLED" and "is requeued" not in job.log()
-        assert [event["event"] for event in events(job.folder)].count("started") == 1
+        assert cancelled.state().state == "CANCELLED" and "is requeued" not in cancelled.log()
+        assert [event["event"] for event in events(cancelled.folder)].count("started") == 1
 
 
-def test_a_job_told_by_hand_to_end_stays_ended(matrix):
-    with Submitted(matrix, "told-to-end") as job:
-        job.reaches(5)
-        assert ask("scancel", "--signal=TERM", job.number).returncode == 0
-        until(lambda: not job.state().active, "the end", 30)
-        assert "stopped by SIGTERM" in job.log() and "is requeued" not in job.log()
-
-
+@pytest.mark.skipif(not THOROUGH, reason="the fault matrix has a job that is requeued")
 def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_path):
     site = tmp_path / "container.toml"
     our_python(tmp_path / "python")

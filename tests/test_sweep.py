@@ -14,7 +14,7 @@ import pytest
 from real import until
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.sweep_the_cluster import sweep as sweep_the_cluster
+from ddp_helpers.lessons import sweep_the_cluster
 from ddp_helpers.notebook import runs, slurm
 from ddp_helpers.notebook.slurm import queue
 
@@ -23,17 +23,17 @@ pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
-from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
+from ddp_helpers.lessons.sweep_the_cluster import sweep
 print(sweep(json.loads(sys.argv[1])))
 """
 
 
 @pytest.fixture
 def configurations(digits):
-    """Three tiny configurations, in run folders that are removed at the end."""
+    """Two tiny configurations, in run folders that are removed at the end."""
     name = f"test-sweep-{time.time_ns()}"
     common = {"gpus_per_node": 1, "epochs": 1, "batch_size": 256, "data": str(digits), "time": "5"}
-    yield [common | {"run": f"{name}-{seed}", "seed": seed} for seed in (1, 2, 3)]
+    yield [common | {"run": f"{name}-{seed}", "seed": seed} for seed in (1, 2)]
     for folder in (ROOT / "runs").glob(f"{name}*"):
         if number := runs.read(folder).job.get("job_id"):
             slurm.cancel(number)
@@ -60,16 +60,15 @@ def log_of_completed(run):
 
 
 def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(cluster, configurations):
-    first, second, third = (ROOT / "runs" / each["run"] for each in configurations)
-    third.mkdir(parents=True)  # an attempt that failed: it stays, and the configuration runs again
-    (third / "job.json").write_text(json.dumps({"job": {}, "job_id": None, "state": "FAILED", "site": "local"}))
-    (third / "status.json").write_text(json.dumps({"state": "failed", "why": "meant to"}))
-    failed = {path.name: path.read_bytes() for path in third.iterdir()}
-    child = start(configurations)
-    kernels = []
+    first, second = (ROOT / "runs" / each["run"] for each in configurations)
+    second.mkdir(parents=True)  # an attempt that failed: it stays, and the configuration runs again
+    (second / "job.json").write_text(json.dumps({"job": {}, "job_id": None, "state": "FAILED", "site": "local"}))
+    (second / "status.json").write_text(json.dumps({"state": "failed", "why": "meant to"}))
+    failed = {path.name: path.read_bytes() for path in second.iterdir()}
+    child, kernels = start(configurations), []
     try:
-        number = until(lambda: running(second), "the second job runs", LIMIT)
-        assert child.poll() is None and runs.read(first).state == "done" and runs.read(second).state != "done"
+        number = until(lambda: running(first), "the first job runs", LIMIT)
+        assert child.poll() is None and runs.read(first).state != "done"
         kernels = psutil.Process(child.pid).children(recursive=True)
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -77,28 +76,28 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     again = start(configurations)
     out, _ = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, out[-2000:]
-    repeated = third.with_name(f"{third.name}-try2")
-    for folder in (first, second, repeated):
+    repeated = second.with_name(f"{second.name}-try2")
+    for folder in (first, repeated):
         run = runs.read(folder)
         assert (run.state, run.job["state"], run.env["world_size"]) == ("done", "COMPLETED", 1)
         assert run.job["job_id"] == run.env["job_id"] and run.job["seconds"] > 0 and not run.problems
         assert len(log_of_completed(folder.name)) == 1
-    assert runs.read(second).job["job_id"] == number
-    assert {path.name: path.read_bytes() for path in third.iterdir()} == failed
+    assert runs.read(first).job["job_id"] == number
+    assert {path.name: path.read_bytes() for path in second.iterdir()} == failed
     mine = sorted((ROOT / "runs").glob(f"{first.name[:-2]}*"))
-    assert mine == [first, second, third, repeated]
+    assert mine == [first, second, repeated]
     assert kernels and not psutil.wait_procs(kernels, timeout=20)[1]  # and nothing of the killed one is left
     # A third time there is nothing to do, and all is shown.
     before = {folder: (folder / "job.json").read_text() for folder in mine}
     table = sweep_the_cluster.sweep(configurations)
-    assert list(table["state"]) == ["done"] * 3 and list(table.index) == [first.name, second.name, repeated.name]
+    assert list(table["state"]) == ["done"] * 2 and list(table.index) == [first.name, repeated.name]
     assert {folder: (folder / "job.json").read_text() for folder in mine} == before
 
 
 @pytest.mark.parametrize("wrong", [{"node": 2}, {"run": ""}, {"run": "a"}])
 def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(wrong, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep_the_cluster, "one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "run_one", ran.append)
     good = {"run": "a", "nodes": 1}
     with pytest.raises(slurm.JobError, match=r"did you mean nodes\?|a `run` of its own") as error:
         sweep_the_cluster.sweep([good, good | {"run": "b"} | wrong])
@@ -116,15 +115,15 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
     monkeypatch.setattr(sweep_the_cluster.slurm, "look", forget)
-    sweep_the_cluster.one({"run": "a"})
+    sweep_the_cluster.run_one({"run": "a"})
     with pytest.raises(slurm.JobError, match="job 6 is not known"):
-        sweep_the_cluster.one({"run": "b"})
+        sweep_the_cluster.run_one({"run": "b"})
 
 
 def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_no_obstacle(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
-    monkeypatch.setattr(sweep_the_cluster, "one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "run_one", ran.append)
     (tmp_path / "a").mkdir()
     parameters = {"run": "a-try2", "nodes": 1}
     (tmp_path / "a" / "job.ipynb").write_text(json.dumps({"metadata": {"papermill": {"parameters": parameters}}}))

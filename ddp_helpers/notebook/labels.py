@@ -61,6 +61,13 @@ def caption(figure: Figure, *parts: str) -> None:
         figure.supxlabel(textwrap.fill(f"{said}.", wide), fontsize=10, color=drawing.GREY, x=0.01, ha="left")
 
 
+def captioned(figure: Figure, title: str, *parts: str) -> drawing.Picture:
+    """Finish a figure with its title, a finding, and its caption; the alt text says both."""
+    finding(figure, title)
+    caption(figure, *parts)
+    return drawing.described(figure, ". ".join(part for part in (title, *parts) if part) + ".")
+
+
 def setting(scaling: str, cpus: float) -> str:
     """The name of a line: which batch was kept, and the CPUs that each rank had."""
     return scaling if pd.isna(cpus) else f"{scaling}, {many(int(cpus), 'CPU')} each"

@@ -1,4 +1,4 @@
-"""Make the records that notebook 09 draws for who has no runs: notebook 08's sweep in full, on the first images of MNIST."""
+"""Make the records that notebook 09 draws for who has no runs: 08's sweep in full, on MNIST's first images."""
 
 import struct
 import sys
@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
+from ddp_helpers.lessons.sweep_the_cluster import sweep
 from ddp_helpers.rank.digits import FILES
 
 TRAIN, TEST, EPOCHS, BATCH = 6000, 2000, 3, 64

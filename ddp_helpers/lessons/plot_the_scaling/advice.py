@@ -4,8 +4,6 @@ import pandas as pd
 
 from ddp_helpers.notebook.scaling import many, unit
 
-WEAK, CPUS = "more ranks train another model", "another base"  # why runs are left out
-
 
 def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8) -> str:
     """How many GPUs to ask for, and what more of them gave; the runs compared; the cheapest and the fastest; the rest.
@@ -17,12 +15,14 @@ def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8)
     good = rows[(rows["efficiency"] >= least) | (rows["world_size"] == rows["base"])]
     best = good.loc[good["images_per_second"].idxmax()]
     larger = rows[rows["world_size"] > best["world_size"]]
-    told = f"Ask for {many(best['world_size'], best['unit'])} ({gain(best)}). "
-    told += " ".join(verdict(row, best, least) for _, row in larger.iterrows())
+    told = [f"Ask for {many(best['world_size'], best['unit'])} ({gain(best)})."]
+    told += [verdict(row, best, least) for _, row in larger.iterrows()]
     if larger.empty:
-        told += "No run like it used more, so measure the next size before you ask for it."
-    others = left_out(speedups.drop(rows.index), best)
-    return "\n".join([told, rests_on(rows), named(per_run), *([f"Not compared: {others}."] if others else [])])
+        told.append("No run like it used more, so measure the next size before you ask for it.")
+    lines = [" ".join(told), rests_on(rows), named(per_run)]
+    if others := left_out(speedups.drop(rows.index), best):
+        lines.append(f"Not compared: {others}.")
+    return "\n".join(lines)
 
 
 def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
@@ -34,9 +34,10 @@ def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
 
 def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
     """Why not this larger setting: it was no faster, or it is not efficient enough."""
+    name = many(row["world_size"], row["unit"])
     if row["images_per_second"] <= best["images_per_second"]:
-        return f"{many(row['world_size'], row['unit'])} were no faster, for {cost(row['device_hours'], row['unit'])}."
-    return f"{many(row['world_size'], row['unit'])} gave {gain(row)}: below your bar of {least:.0%}."
+        return f"{name} were no faster, for {cost(row['device_hours'], row['unit'])}."
+    return f"{name} gave {gain(row)}: below your bar of {least:.0%}."
 
 
 def rests_on(rows: pd.DataFrame) -> str:
@@ -70,7 +71,7 @@ def left_out(others: pd.DataFrame, best: pd.Series) -> str:
     """The runs that are in no comparison, and why; '' if there are none."""
     told = []
     for (scaling, _), group in others.groupby(["scaling", "cpus_per_task"], dropna=False):
-        why = CPUS if scaling == best["scaling"] else WEAK
+        why = "another base" if scaling == best["scaling"] else "more ranks train another model"
         told.append(f"{many(int(group['repeats'].sum()), f'{scaling} run')}{cpus(group.iloc[0])} ({why})")
     return ", ".join(told)
 

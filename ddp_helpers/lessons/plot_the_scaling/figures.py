@@ -8,54 +8,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.plot_the_scaling.advice import extremes
-from ddp_helpers.notebook.drawing import (
-    BLUE,
-    GREY,
-    INK,
-    LEFT,
-    ORANGE,
-    RED,
-    TIMES,
-    WIDTH,
-    WRONG,
-    Picture,
-    box,
-    canvas,
-    described,
-    pieces,
-    rank_colour,
-    tint,
-    write,
-)
-from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, finding, setting, sizes
+from ddp_helpers.notebook import drawing
+from ddp_helpers.notebook.drawing import BLUE, GREY, INK, LEFT, ORANGE, RED, TIMES, WIDTH, WRONG, Picture, rank_colour
+from ddp_helpers.notebook.labels import LABEL, at_the_right, captioned, colours, setting, sizes
 from ddp_helpers.notebook.scaling import many, unit, where
 
-BATCH = 8
 
-
-def bricks(counts: Sequence[int] = (1, 2, 4)) -> Picture:
+def bricks(counts: Sequence[int] = (1, 2, 4), batch: int = 8) -> Picture:
     """One step on 1, 2 and 4 ranks: a brick is an image, a column is a rank, its height the work of that rank."""
-    ax = canvas(4.3, "Strong: a step gets shorter. Weak: a step does more.")
-    for row, kind in enumerate(("strong", "weak")):
-        floor = 2.0 + 1.95 * row
-        write(ax, LEFT, floor - 1.1, kind, ha="left", weight="bold")
-        write(
-            ax,
-            LEFT,
-            floor - 0.8,
-            "the same\nglobal batch" if kind == "strong" else "the same\nbatch per rank",
-            ha="left",
-        )
-        for count, (left, _) in zip(counts, pieces(1.9, WIDTH - 0.1, len(counts), gap=0.3), strict=True):
-            high = BATCH // count if kind == "strong" else BATCH
+    ax = drawing.canvas(4.3, title := "Strong: a step gets shorter. Weak: a step does more.")
+    for floor, kind, kept in ((2.0, "strong", "the same\nglobal batch"), (3.95, "weak", "the same\nbatch per rank")):
+        drawing.write(ax, LEFT, floor - 1.1, kind, ha="left", weight="bold")
+        drawing.write(ax, LEFT, floor - 0.8, kept, ha="left")
+        for count, (left, _) in zip(counts, drawing.pieces(1.9, WIDTH - 0.1, len(counts), gap=0.3), strict=True):
+            high = batch // count if kind == "strong" else batch
             for rank in range(count):
                 for brick in range(high):
                     corner = (left + 0.5 * rank, floor - 0.16 * (brick + 1))
-                    box(ax, corner, (0.44, 0.14), "", rank_colour(rank), fill=0.5)
+                    drawing.box(ax, corner, (0.44, 0.14), "", rank_colour(rank), fill=0.5)
             said = f"{many(count, 'rank')}: {high * count} images a step"
-            write(ax, left, floor + 0.18, said, ha="left", size=10.5)
-    alt = f"Strong scaling: {BATCH} images a step, shared by {', '.join(map(str, counts))} ranks in ever lower columns"
-    return described(ax.figure, f"{alt}. Weak scaling: each rank has {BATCH}, so a step has more images.")
+            drawing.write(ax, left, floor + 0.18, said, ha="left", size=10.5)
+    return drawing.described(ax.figure, f"Bricks, an image each, a column a rank. {title}")
 
 
 def speedup(speedups: pd.DataFrame, published: Sequence[Mapping] = (), left_out: str = "") -> Picture:
@@ -73,28 +46,24 @@ def speedup(speedups: pd.DataFrame, published: Sequence[Mapping] = (), left_out:
     ax.set_ylabel(f"times as fast as {many(base, unit)}")
     at_the_right(ax, [*labels, (most, most / base, "ideal", INK)], gap=0.055)
     best = speedups.loc[speedups["speedup"].idxmax()]
-    title = f"At best {best['speedup']:.1f} times as fast, on {many(best['world_size'], unit)}"
+    title, muted = f"At best {best['speedup']:.1f} times as fast, on {many(best['world_size'], unit)}", ""
     if published:
-        speeds = [one["seconds"][0] / one["seconds"][-1] for one in published]
-        most_ranks = published[int(np.argmax(speeds))]["ranks"][-1]
-        title += f"; published: {max(speeds):.0f} times, on {most_ranks} GPUs"
-    finding(figure, title)
+        gained, ranks = max((one["seconds"][0] / one["seconds"][-1], one["ranks"][-1]) for one in published)
+        title += f"; published: {gained:.0f} times, on {ranks} GPUs"
+        muted = "grey: published, on other machines, each against its own first size"
     bars = "bars: lowest to highest repeat; in brackets: efficiency"
-    muted = "grey: published, on other machines, each against its own first size" if published else ""
     alone = [setting(*name) for name, rows in settings if len(rows) == 1]
-    caption(figure, speedups["where"].iloc[0], bars, muted, alone and f"one size only: {', '.join(alone)}", left_out)
-    return described(figure, f"{title}. {speedups['where'].iloc[0]}. {told(settings, unit)}")
+    alone = f"one size only: {', '.join(alone)}" if alone else ""
+    return captioned(figure, title, speedups["where"].iloc[0], bars, muted, alone, left_out)
 
 
 def line(ax: Axes, rows: pd.DataFrame, colour: str) -> LABEL:
     """One setting with its spread, and its label."""
-    rows = rows.sort_values("world_size")
     reach = np.abs(rows[["speedup_low", "speedup_high"]].sub(rows["speedup"], axis=0).to_numpy().T)
     ax.errorbar(rows["world_size"], rows["speedup"], reach, fmt="o-", color=colour, linewidth=2.5, capsize=4, zorder=3)
     last = rows.iloc[-1]
-    name = setting(last["scaling"], last["cpus_per_task"])
-    said = f"{name}: {last['speedup']:.2g}{TIMES} ({last['efficiency']:.0%})"
-    return last["world_size"], last["speedup"], said, colour
+    said = f"{last['speedup']:.2g}{TIMES} ({last['efficiency']:.0%})"
+    return last["world_size"], last["speedup"], f"{setting(last['scaling'], last['cpus_per_task'])}: {said}", colour
 
 
 def beside(ax: Axes, table: Mapping) -> LABEL:
@@ -105,18 +74,6 @@ def beside(ax: Axes, table: Mapping) -> LABEL:
     return ranks[-1], speeds[-1], f"{table['name']}: {speeds[-1]:.2g}{TIMES} ({gained:.0%})", "#A0A0A0"
 
 
-def told(settings: Sequence, unit: str) -> str:
-    """Every setting in words."""
-    said = []
-    for (scaling, cpus), rows in settings:
-        points = (
-            f"{many(row['world_size'], unit)} {row['speedup']:.2f} ({row['efficiency']:.0%})"
-            for _, row in rows.sort_values("world_size").iterrows()
-        )
-        said.append(f"{setting(scaling, cpus)}: {', '.join(points)}")
-    return f"Speed-up, and efficiency in brackets. {'; '.join(said)}."
-
-
 UNKNOWN = "not told apart"
 PARTS = {"data": ORANGE, "compute": BLUE, "communication": RED, UNKNOWN: "#CCCCCC"}
 
@@ -125,33 +82,23 @@ def shares(speedups: pd.DataFrame, left_out: str = "") -> Picture:
     """A bar a setting, from what scaling.speedup gives, medians over repeats; a part that no record tells is grey."""
     rows = speedups.sort_values(["scaling", "cpus_per_task", "world_size"])
     names = [
-        f"{setting(row.scaling, row.cpus_per_task)}: {many(row.world_size, row.unit)}" for row in rows.itertuples()
+        f"{setting(one.scaling, one.cpus_per_task)}: {many(one.world_size, one.unit)}" for one in rows.itertuples()
     ]
-    parts = [split(row) for _, row in rows.iterrows()]
+    parts = pd.DataFrame([split(row) for _, row in rows.iterrows()]).reindex(columns=PARTS).dropna(axis=1, how="all")
     figure, ax = plt.subplots(figsize=(WIDTH, 2.2 + 0.36 * len(rows)), layout="constrained")
-    for place, shown in enumerate(parts):
-        left = 0.0
-        for part, share in shown.items():
-            ax.barh(place, share, 0.68, left, color=PARTS[part])
-            if share > 0.04:
-                look = {"color": "white" if part == "compute" else "black", "ha": "center", "va": "center"}
-                ax.text(left + share / 2, place, f"{share:.0%}", **look)
-            left += share
+    left = np.zeros(len(rows))
+    for part, share in parts.fillna(0).items():
+        bars = ax.barh(range(len(rows)), share, 0.68, left, color=PARTS[part], label=part)
+        texts = [f"{one:.0%}" if one > 0.04 else "" for one in share]
+        ax.bar_label(bars, texts, label_type="center", color="white" if part == "compute" else "black")
+        left += share
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1), xlabel="share of the training time of an epoch")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.tick_params(axis="y", length=0)
-    used = [part for part in PARTS if any(part in shown for shown in parts)]
-    handles = [plt.Rectangle((0, 0), 1, 1, color=PARTS[part]) for part in used]
-    ax.legend(handles, used, ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
-    finding(figure, waits(rows))
-    caption(figure, rows["where"].iloc[0], left_out)
-    said = "; ".join(
-        f"{name}: {', '.join(f'{part} {share:.0%}' for part, share in shown.items())}"
-        for name, shown in zip(names, parts, strict=True)
-    )
-    return described(figure, f"{waits(rows)}. Shares of the training time, {rows['where'].iloc[0]}. {said}.")
+    ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
+    return captioned(figure, waits(rows), rows["where"].iloc[0], left_out)
 
 
 def split(row: pd.Series) -> dict[str, float]:
@@ -181,18 +128,15 @@ def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Pictu
     rows = per_run.assign(cost=3600 * per_run["device_hours"])
     groups = list(rows.groupby(["scaling", "cpus_per_task", "world_size"], dropna=False))
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.2 + 0.36 * len(groups)), sharey=True, layout="constrained")
-    labels, said = [], []
-    for place, ((scaling, cpus, ranks), runs) in enumerate(groups):
-        labels.append(f"{setting(scaling, cpus)}: {many(ranks, name)}")
+    for place, ((*_, ranks), runs) in enumerate(groups):
         for ax, what in zip(axes, ("to_target", "cost"), strict=True):
             ax.plot(runs[what], [place] * len(runs), "o-", color=hues[ranks], linewidth=2, markersize=8)
-        took, cost = runs[["to_target", "cost"]].median()
-        if never := pd.isna(took):
+        if runs["to_target"].isna().all():
             look = {"color": WRONG, "va": "center", "size": 10, "transform": axes[0].get_yaxis_transform()}
             axes[0].text(0.02, place, f"never reached {target:.0%}", **look)
-        said.append(f"{labels[-1]}: {'never' if never else f'{took:.3g} s'}, {cost:.3g} {name}-seconds")
     seconds_axis(axes[0], f"seconds to {target:.0%}, without start-up")
     seconds_axis(axes[1], f"{name}-seconds of the job, with start-up")
+    labels = [f"{setting(scaling, cpus)}: {many(ranks, name)}" for (scaling, cpus, ranks), _ in groups]
     axes[0].set_yticks(range(len(groups)), labels)
     axes[0].invert_yaxis()
     first, least = (
@@ -200,9 +144,8 @@ def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Pictu
     )
     reached = rows["to_target"].notna().any()
     title = f"Fastest to {target:.0%}: {first}. Cheapest: {least}" if reached else f"No run reached {target:.0%}"
-    finding(figure, title)
-    caption(figure, where(per_run), "a dot a run; repeats are joined; further left is faster, or cheaper", left_out)
-    return described(figure, f"{title}. {where(per_run)}. {'; '.join(said)}.")
+    dots = "a dot a run; repeats are joined; further left is faster, or cheaper"
+    return captioned(figure, title, where(per_run), dots, left_out)
 
 
 def seconds_axis(ax: Axes, title: str) -> None:
@@ -212,5 +155,5 @@ def seconds_axis(ax: Axes, title: str) -> None:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "2357" else "")
     ax.tick_params(axis="x", which="both", length=3)
-    ax.grid(axis="x", which="both", color=tint(GREY, 0.2))
+    ax.grid(axis="x", which="both", color=drawing.tint(GREY, 0.2))
     ax.set_axisbelow(True)

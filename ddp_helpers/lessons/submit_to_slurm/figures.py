@@ -2,31 +2,15 @@
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LEFT,
-    ORANGE,
-    RIGHT,
-    SMALL,
-    Picture,
-    arrow,
-    box,
-    canvas,
-    described,
-    pieces,
-    rank_colour,
-    write,
-)
+from ddp_helpers.notebook import drawing
+from ddp_helpers.notebook.drawing import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, Picture, arrow, box, write
 
 TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 
 
 def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
     """Draw a job's way: written in the notebook, waiting in the queue, running on its nodes, kept as a record."""
-    ax = canvas(4.35, f"A job of {nodes * tasks_per_node} ranks waits until {nodes} nodes are free at once")
+    ax = drawing.canvas(4.35, f"A job of {nodes * tasks_per_node} ranks waits until {nodes} nodes are free at once")
     stops = [
         (LEFT, 1.5, "you", "notebook,\nlogin node", "the script\nthe job\nthe site"),
         (2.3, 1.5, "the file", "job.sbatch", "what is asked,\nthen what\nruns there"),
@@ -41,24 +25,15 @@ def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
         arrow(ax, (left + 0.03, TOP + 1.05), (right - 0.03, TOP + 1.05))
         write(ax, (left + right) / 2, TOP + 0.88, text, **SMALL)
     _nodes(ax, nodes, tasks_per_node)
-    box(
-        ax,
-        (LEFT, 3.65),
-        (9.3, 0.5),
-        "the run folder: record, log, script and job.sbatch, on a disk that all nodes share",
-        INK,
-        fill=0.1,
-    )
+    kept = "the run folder: record, log, script and job.sbatch, on a disk that all nodes share"
+    box(ax, (LEFT, 3.65), (9.3, 0.5), kept, INK, fill=0.1)
     arrow(ax, (7.95, TOP + TALL), (7.95, 3.63))
     arrow(ax, (0.85, 3.63), (0.85, TOP + TALL))
     write(ax, 8.05, TOP + TALL + 0.3, "rank 0 writes", ha="left", **SMALL)
     write(ax, 0.95, TOP + TALL + 0.3, "you read", ha="left", **SMALL)
-    return described(
-        ax.figure,
-        "A job is written in the notebook as a file, job.sbatch. sbatch puts it into Slurm's queue, where it is "
-        f"pending until {nodes} nodes are free. There srun starts {tasks_per_node} tasks on each, ranks 0 to "
-        f"{nodes * tasks_per_node - 1}. Rank 0 writes the record to the run folder, on a shared disk; you read it.",
-    )
+    starts = f"on {nodes} nodes srun starts {tasks_per_node} tasks on each, ranks 0 to {nodes * tasks_per_node - 1}"
+    way = f"you write job.sbatch; it waits in Slurm's queue; {starts}; rank 0 writes the record; you read it"
+    return drawing.described(ax.figure, f"A job's way: {way}.")
 
 
 def _nodes(ax: Axes, nodes: int, tasks_per_node: int) -> None:
@@ -69,38 +44,29 @@ def _nodes(ax: Axes, nodes: int, tasks_per_node: int) -> None:
         y = TOP + node * (high + 0.12)
         box(ax, (6.5, y), (2.9, high), fill=0.06, colour=GREY)
         write(ax, 6.87, y + high / 2, f"node\n{node + 1}", **SMALL)
-        for local, (left, width) in enumerate(pieces(7.25, 9.3, tasks_per_node, gap=0.1)):
+        for local, (left, width) in enumerate(drawing.pieces(7.25, 9.3, tasks_per_node, gap=0.1)):
             rank = node * tasks_per_node + local
             text = f"task {rank}\nGPU {local}" if width > 0.7 and high > 0.6 else rank
-            box(ax, (left, y + 0.1), (width, high - 0.2), text, rank_colour(rank), size=10)
+            box(ax, (left, y + 0.1), (width, high - 0.2), text, drawing.rank_colour(rank), size=10)
 
 
 def backfill(long: int = 10, short: int = 1) -> Picture:
     """Draw the plan for two nodes: A runs for so many minutes, B needs both nodes, and C is short enough to pass it."""
     title = f"C, of {short} min, runs in the hole of {long} min that B's wait leaves"
-    ax, left, end = canvas(3.1, title), 1.15, 2 * long
+    ax, left, end = drawing.canvas(3.1, title), 1.15, 2 * long
     minute = (RIGHT - left) / end
     for node, y in ((1, 0.6), (2, 1.45)):
         write(ax, LEFT, y + 0.35, f"node {node}", ha="left", weight="bold")
         box(ax, (left + long * minute, y), (long * minute, 0.7), "B", BLUE)
     box(ax, (left, 0.6), (long * minute, 0.7), "A runs", ORANGE)
     box(ax, (left, 1.45), (short * minute, 0.7), "C", GREEN)
-    box(
-        ax,
-        (left + short * minute, 1.45),
-        ((long - short) * minute, 0.7),
-        "idle: B needs both nodes",
-        fill=0.03,
-        line=":",
-    )
+    hole = (left + short * minute, 1.45)
+    box(ax, hole, ((long - short) * minute, 0.7), "idle: B needs both nodes", fill=0.03, line=":")
     ax.plot([left, RIGHT], [2.35, 2.35], color=INK, linewidth=1.2)
     for at in (0, long, end):
         ax.plot([left + at * minute] * 2, [2.35, 2.43], color=INK, linewidth=1.2)
         write(ax, left + at * minute, 2.6, f"{at} min", ha="right" if at == end else "center", **SMALL)
     caption = "drawn from the times that the three jobs ask for; submitted in the order A, B, C"
     write(ax, LEFT, 2.93, caption, ha="left", color=GREY, **SMALL)
-    return described(
-        ax.figure,
-        f"Two nodes over time. A runs on node 1 for {long} min. B needs both nodes, and is planned from {long} to "
-        f"{end} min. C was submitted last, needs one node for {short} min, and runs on node 2 at once, before B.",
-    )
+    plan = f"A runs on node 1 for {long} min, B needs both from {long} to {end} min"
+    return drawing.described(ax.figure, f"Two nodes over time: {plan}; C runs on node 2 for {short} min, before B.")

@@ -61,15 +61,9 @@ class Terminal:
     def shown(self, commands: str, until: bool) -> int:
         """Run commands, print their lines as they come, and return the exit status; ends all of them if interrupted."""
         env = environment() | {"JOB": self.variables.get("JOB", ""), "PYTHONUNBUFFERED": "1"}
-        pipes = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "errors": "replace",
-        }
-        with subprocess.Popen(
-            ["bash", "-ec", commands], env=env, start_new_session=True, text=True, **pipes
-        ) as process:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes |= {"text": True, "errors": "replace", "start_new_session": True}
+        with subprocess.Popen(["bash", "-ec", commands], env=env, **pipes) as process:
             if until:
                 threading.Thread(target=stop_with_job, args=[process, env["JOB"]], daemon=True).start()
             screen = Screen()
@@ -94,7 +88,7 @@ def stop_with_job(process: subprocess.Popen, job: str) -> None:
     """Press Ctrl-C, as it were, when a job has left the queue and its last lines have been shown."""
     while look(job)[0].active:
         time.sleep(0.25)
-    time.sleep(1.5)  # tail looks for a log that was not there once a second
+    time.sleep(1.2)  # tail looks for a log that was not there once a second
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
 

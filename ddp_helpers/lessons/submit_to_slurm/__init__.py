@@ -1,1 +1,0 @@
-"""Notebook 07: the terminal in a cell, its exercises, and its figures."""
