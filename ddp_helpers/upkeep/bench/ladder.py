@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.datasets import MNIST
 
-from ddp_helpers.lessons.train_on_one_gpu.figures import ladder as draw
+from ddp_helpers.lessons.train_on_one_gpu import draw_ladder
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.model import Net
@@ -146,4 +146,4 @@ def picture(rows: list[dict], where: str, path: Path) -> None:
     """Draw the ladder, and what scripts reach, into a file."""
     rates = {row["name"]: row["median"] for row in rows}
     limits = {row["name"]: row["median"] / row["share_of_limit"] for row in rows}
-    draw(rates, limits, where, {row["name"]: row["middle_half"] for row in rows}).save(path)
+    draw_ladder(rates, limits, where, {row["name"]: row["middle_half"] for row in rows}).save(path)
