@@ -179,22 +179,15 @@ def draw_seconds(spent: Mapping[str, Mapping[str, float]], images: int, where: s
     return finished(figure, f"Of the time, data take {data}", where, f"Shares of the time: {'; '.join(told)}.")
 
 
-def draw_ladder(
-    rates: Mapping[str, float],
-    limits: Mapping[str, float],
-    where: str,
-    halves: Mapping[str, tuple[float, float]] | None = None,
-) -> Picture:
+def draw_ladder(rates: Mapping[str, float], limits: Mapping[str, float], where: str) -> Picture:
     """Images per second of each recipe, its ratio to the first, and its share of the device's arithmetic limit.
 
-    A recipe that is no faster than those above it is grey. halves: the middle half of a recipe's passes, if measured.
+    A recipe that is no faster than those above it is grey.
     """
     names, speeds = list(rates), list(rates.values())
     gained = [speed > 1.03 * max(speeds[:row], default=speed) for row, speed in enumerate(speeds)]
-    spread = [(rate - halves[name][0], halves[name][1] - rate) for name, rate in rates.items()] if halves else []
     figure, ax = plt.subplots(figsize=(9.5, 2 + 0.5 * len(rates)), layout="constrained")
-    look = {"color": [BLUE if better else "#B8B8B8" for better in gained], "height": 0.65, "ecolor": INK}
-    bars = ax.barh(names, speeds, xerr=list(zip(*spread, strict=True)) or None, **look)
+    bars = ax.barh(names, speeds, color=[BLUE if better else "#B8B8B8" for better in gained], height=0.65)
     ax.bar_label(bars, [f"{speed:,.0f}  ({speed / speeds[0]:.1f}{TIMES})" for speed in speeds], padding=5)
     for row, (name, rate) in enumerate(rates.items()):
         ax.text(1.02, row, f"{rate / limits[name]:.0%}", transform=ax.get_yaxis_transform(), va="center")
@@ -205,8 +198,7 @@ def draw_ladder(
     ax.tick_params(axis="y", length=0)
     best = max(rates, key=rates.get)
     told = "; ".join(f"{name} {rate:,.0f} ({rate / speeds[0]:.1f} times)" for name, rate in rates.items())
-    lines = "; a line: the middle half of the passes" if halves else ""
-    note = f"{where}; grey: no gain; limit: large matrix products of the same precision{lines}"
+    note = f"{where}; grey: no gain; limit: large matrix products of the same precision"
     title = f"{best} trains {rates[best] / speeds[0]:.1f} times as fast as the {names[0]}"
     return finished(figure, title, note, f"Images per second: {told}.")
 

@@ -146,4 +146,4 @@ def picture(rows: list[dict], where: str, path: Path) -> None:
     """Draw the ladder, and what scripts reach, into a file."""
     rates = {row["name"]: row["median"] for row in rows}
     limits = {row["name"]: row["median"] / row["share_of_limit"] for row in rows}
-    draw_ladder(rates, limits, where, {row["name"]: row["middle_half"] for row in rows}).save(path)
+    draw_ladder(rates, limits, where).save(path)
