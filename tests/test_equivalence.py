@@ -1,7 +1,10 @@
 """The parallel run is the serial run: the same weights from one process and from ranks; controls must differ."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,7 +42,11 @@ def trained(tmp_path_factory, digits):
         path, to = write(script, folder / f"{script}.py", replace=[Net]), folder / name
         args = ["--data", digits, "--epochs=1", f"--batch-size={64 // ranks}", "--no-cuda", "--save-model"]
         args += ["--run-dir", to, "--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
-        launch.run(path, *args, *own, ranks=ranks, launcher="torchrun" if ranks > 1 else "python", timeout=150)
+        if ranks > 1:
+            launch.run(path, *args, ranks=ranks, timeout=150)
+        else:  # here, where torch is imported
+            with patch.object(sys, "argv", [str(path), *map(str, args), *own]):
+                runpy.run_path(str(path), run_name="__main__")
         state = torch.load(to / "mnist_cnn.pt", weights_only=True)
         weights[name] = torch.cat([state[key].flatten() for key in sorted(state)])
     return weights
