@@ -277,7 +277,7 @@ def large_batches(accuracy: Mapping[str, Mapping[str, float]], factor: int, wher
         ax.tick_params(axis="y", length=0)
     axes[0].invert_yaxis()
     costs, gains = " and ".join(lost), " and ".join(back)
-    title = f"{factor} times the batch costs {costs} points; a larger rate brings {gains} back"
+    title = f"{factor} times the batch costs {costs} points; a larger rate regains {gains}"
     finding(figure, title)
     caption(figure, where)
     told = "; ".join(f"{name}, {label}: {one:.1f}" for name, runs in accuracy.items() for label, one in runs.items())
