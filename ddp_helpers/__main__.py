@@ -111,11 +111,11 @@ def bench(args: Namespace) -> None:
 
 def accuracy(args: Namespace) -> None:
     """Train the plain recipe, the fast one and a large batch, five seeds, 14 epochs."""
-    from ddp_helpers.lessons.train_on_one_gpu.accuracy import accuracy as compare
+    from ddp_helpers.lessons.train_on_one_gpu import compare_recipes
     from ddp_helpers.rank.staging import stage
 
     args.folder.mkdir(parents=True, exist_ok=True)  # before 50 MB of digits are made for nothing
-    compare(stage(Path("data")), args.folder)
+    compare_recipes(stage(Path("data")), args.folder)
 
 
 def doctor(args: Namespace) -> None:

@@ -1,8 +1,6 @@
-"""The digits set: MNIST's format, the same bytes from the same seed, whole even if two processes make it."""
+"""The digits set: MNIST's format, the same bytes from the same seed."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,26 +56,6 @@ def test_a_complete_set_is_kept_and_a_foreign_folder_is_refused(tmp_path):
     with pytest.raises(OSError):
         digits.write_digits(tmp_path / "b", 50, 10)
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["MNIST"], "left its scratch folder behind"
-
-
-def test_two_processes_at_once_leave_one_whole_set(tmp_path):
-    # Each says that it is up and waits for a line, so that both ask for the set at the same moment.
-    code = (
-        "import sys; from pathlib import Path; from ddp_helpers.rank import digits;"
-        "print('up', flush=True); input(); digits.write_digits(Path(sys.argv[1]), 3000, 500)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    assert [process.stdout.readline() for process in both] == ["up\n", "up\n"]
-    for process in both:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in both:
-        process.communicate(timeout=60)
-    assert [process.returncode for process in both] == [0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
-    check_digests(tmp_path)
 
 
 def test_a_linear_model_learns_it(tmp_path):

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.optim import Adadelta
 
-from ddp_helpers.lessons.train_on_one_gpu import accuracy
+from ddp_helpers.lessons import train_on_one_gpu
+from ddp_helpers.lessons.train_on_one_gpu import compare_recipes, table
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
@@ -73,18 +74,21 @@ def test_the_same_seed_drops_the_same():
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
 
 
-def test_accuracy_is_compared_from_run_records(tmp_path, digits, monkeypatch):
-    monkeypatch.setattr(accuracy, "AFTER", (1, 2))
-    accuracy.train(digits, tmp_path / "runs", seeds=1)
-    table = accuracy.table(tmp_path / "runs")
-    assert list(table.index) == [1, 2] and (table["count"] == 1).all(axis=None)
-    learned = table["mean"].drop(columns="large")  # which takes two steps of these few images in an epoch
-    assert (learned > 20).all(axis=None) and (table["mean"]["large"] > 1).all()
-    assert table["difference"]["fast"].abs().max() < 50
-    assert list(table["difference"]) == [name for name in accuracy.RECIPES if name != "plain"]
-    before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
-    accuracy.train(digits, tmp_path / "runs", seeds=1)
-    assert before == sorted(path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("status.json"))
+def test_recipes_are_trained_once_and_compared_from_their_records(tmp_path, digits, monkeypatch, capsys):
+    flags = ["--precision", "float32", "--batch-size", "256", "--lr", "2"]
+    monkeypatch.setattr(train_on_one_gpu, "AFTER", (1,))
+    monkeypatch.setattr(
+        train_on_one_gpu, "RECIPES", {"plain": ("mnist_fast", flags[:2]), "large": ("mnist_fast", flags)}
+    )
+    compare_recipes(digits, tmp_path, seeds=1)
+    found = table(tmp_path)
+    assert list(found.index) == [1] and list(found["difference"]) == ["large"]
+    assert found["difference", "large"][1] == found["mean", "large"][1] - found["mean", "plain"][1] != 0
+    before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("status.json"))
+    assert len(before) == 2
+    compare_recipes(digits, tmp_path, seeds=1)
+    assert before == sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("status.json"))
+    assert capsys.readouterr().out.count("difference") == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")

@@ -24,78 +24,69 @@ from ddp_helpers.notebook.drawing import (
 )
 from ddp_helpers.notebook.labels import caption, finding
 
-# A question; what to take if the answer is yes, what that costs, and its colour.
+# ---- which to choose
+
 REPLICA, BATCH = "Does all fit: a replica with\nits state, and the batch?", "Does it fit with a\nsmaller batch?"
 SMALLER = "DDP, with accumulation, autocast or recomputation"
 STATE, LAYER = "Does it fit with the\noptimizer state cut?", "Does a layer fit whole,\nbeside 1/N of the rest?"
-QUESTIONS = [
+WAYS = [  # a question, what to take if the answer is yes, what that costs, and its colour; the last is what is left
     (REPLICA, "DDP", "nothing more; the reference for all below", BLUE),
     (BATCH, SMALLER, "smaller pieces or rounding; the same communication", SKY),
     (STATE, "DDP, with ZeroRedundancyOptimizer", "a broadcast of the weights in each step", ORANGE),
     (LAYER, "FSDP2: fully_shard", "weights gathered twice a step; checkpoints in parts", GREEN),
+    ("", "tensor or pipeline parallel", "the model's own code must be cut", PURPLE),
 ]
-LAST = ("tensor or pipeline parallel", "the model's own code must be cut")
-BESIDE = [
-    ("The network is the limit, as measured:", "with DDP, a bf16 hook first, then PowerSGD"),
-    ("The ranks have unequal numbers of batches:", "even them out in the sampler; else Join"),
-    ("The device has units for bfloat16:", "autocast, for time"),
-]
+BESIDE = {
+    "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
+    "The ranks have unequal numbers of batches:": "even them out in the sampler; else Join",
+    "The device has units for bfloat16:": "autocast, for time",
+}
 STEP, HIGH, MIDDLE, WIDE = 1.0, 0.66, 1.4, 2.6
 
 
 def choose() -> Picture:
     """From what fits to what to use: ask in this order, and take the first yes."""
-    bottom = 0.6 + STEP * len(QUESTIONS)
-    ax = canvas(bottom + 1.25 + 0.34 * len(BESIDE), "Ask in this order, and take the first yes")
-    for place, (question, name, price, colour) in enumerate(QUESTIONS):
+    title = "Ask in this order, and take the first yes"
+    foot = 0.6 + STEP * len(WAYS)
+    ax = canvas(foot + 0.25 + 0.34 * len(BESIDE), title)
+    for place, (question, name, price, colour) in enumerate(WAYS):
         y = 0.6 + STEP * place
-        box(ax, (LEFT, y), (WIDE, HIGH), question, INK, fill=0.06, size=11)
-        answer(ax, y, name, price, colour)
-        arrow(ax, (LEFT + WIDE + 0.02, y + HIGH / 2), (3.48, y + HIGH / 2))
-        write(ax, 3.08, y + HIGH / 2 - 0.15, "yes", weight="bold", size=11)
-        if place < len(QUESTIONS) - 1:
-            arrow(ax, (MIDDLE, y + HIGH), (MIDDLE, y + STEP))
-            write(ax, MIDDLE + 0.1, y + (HIGH + STEP) / 2, "no", ha="left", **SMALL)
-    y = bottom - STEP + HIGH
-    middle = bottom + HIGH / 2
-    ax.plot([MIDDLE, MIDDLE], [y, middle], color=INK, linewidth=1.6)
-    arrow(ax, (MIDDLE, middle), (3.48, middle))
-    write(ax, MIDDLE + 0.1, (y + bottom) / 2, "no", ha="left", **SMALL)
-    answer(ax, bottom, *LAST, PURPLE)
-    write(ax, LEFT, bottom + 1.02, "Beside that", ha="left", weight="bold")
-    for place, (question, cure) in enumerate(BESIDE):
-        y = bottom + 1.36 + 0.34 * place
+        middle = y + HIGH / 2
+        if place:
+            write(ax, MIDDLE + 0.1, y - (STEP - HIGH) / 2, "no", ha="left", **SMALL)
+        if place and question:
+            arrow(ax, (MIDDLE, y - STEP + HIGH), (MIDDLE, y))
+        if question:
+            box(ax, (LEFT, y), (WIDE, HIGH), question, INK, fill=0.06, size=11)
+            write(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
+        else:
+            ax.plot([MIDDLE, MIDDLE], [y - STEP + HIGH, middle], color=INK, linewidth=1.6)
+        arrow(ax, (LEFT + WIDE + 0.02 if question else MIDDLE, middle), (3.48, middle))
+        box(ax, (3.5, y), (RIGHT - 3.5, HIGH), colour=colour, fill=0.15)
+        write(ax, 3.65, y + 0.21, name, ha="left", weight="bold", size=11)
+        write(ax, 3.65, y + 0.46, price, ha="left", **SMALL)
+    write(ax, LEFT, foot + 0.02, "Beside that", ha="left", weight="bold")
+    for place, (question, cure) in enumerate(BESIDE.items()):
+        y = foot + 0.36 + 0.34 * place
         write(ax, LEFT, y, question, ha="left", size=11)
         write(ax, 3.65, y, cure, ha="left", weight="bold", size=11)
-    return described(ax.figure, told())
+    lines = [f"{question} {name}.".replace("\n", " ").lstrip() for question, name, *_ in WAYS]
+    lines += [f"{question} {cure}." for question, cure in BESIDE.items()]
+    return described(ax.figure, f"{title}. {' '.join(lines)}")
 
 
-def answer(ax: Axes, y: float, name: str, price: str, colour: str) -> None:
-    """A box with what to take, and its price."""
-    box(ax, (3.5, y), (RIGHT - 3.5, HIGH), colour=colour, fill=0.15)
-    write(ax, 3.65, y + 0.21, name, ha="left", weight="bold", size=11)
-    write(ax, 3.65, y + 0.46, price, ha="left", **SMALL)
-
-
-def told() -> str:
-    """The same in words."""
-    asked = [(question.replace("\n", " "), name, price) for question, name, price, _ in QUESTIONS]
-    lines = [f"{question} Yes: {name}. Price: {price}." for question, name, price in asked]
-    beside = [f"{question} {cure}." for question, cure in BESIDE]
-    return " ".join(["Questions in order; take the first yes.", *lines, f"No: {LAST[0]}.", *beside])
-
+# ---- who holds what
 
 KINDS = {"parameters": BLUE, "gradients": SKY, "optimizer state": ORANGE, "activations": GREEN, "copies": PURPLE}
 CUTS = {"DDP": [], "ZeRO": ["optimizer state"], "FSDP2": ["parameters", "gradients", "optimizer state"]}
-MEANS = "copies: weights in another precision or gathered from other ranks, and what a hook keeps"
-SPEED = "speed: DDP's time for a step, divided by this way's; the line spans the middle half of the turns"
 
 
 def who_holds(held: dict[str, float]) -> Picture:
     """Draw what each of two ranks keeps between steps, for a replica of so many bytes a kind, shards cut evenly."""
     kept = {way: sum(size / (1 + (kind in cut)) for kind, size in held.items()) / 1e6 for way, cut in CUTS.items()}
     zero, fsdp = (f"{kept[way] / kept['DDP']:.0%}" for way in ("ZeRO", "FSDP2"))
-    ax = canvas(4.55, f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO, {fsdp} with FSDP2")
+    title = f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO, {fsdp} with FSDP2"
+    ax = canvas(4.55, title)
     scale = 6.3 / sum(held.values())
     for row, (way, cut) in enumerate(CUTS.items()):
         top, x = 0.95 + 1.15 * row, 1.9
@@ -113,8 +104,14 @@ def who_holds(held: dict[str, float]) -> Picture:
             write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
             write(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
     write(ax, LEFT, 4.35, "Computed, float32 with Adam. Dotted: on the other rank.", ha="left", color=GREY, **SMALL)
-    told = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
-    return described(ax.figure, f"What each of 2 ranks keeps: {told}; ZeRO cuts the optimizer state, FSDP2 all three.")
+    sizes = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
+    return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds.")
+
+
+# ---- memory, bytes and speed as measured
+
+MEANS = "copies: weights in another precision or gathered from other ranks, and what a hook keeps"
+SPEED = "speed: DDP's time for a step, divided by this way's; the line spans the middle half of the turns"
 
 
 def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
@@ -124,45 +121,45 @@ def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     """
     table = table.sort_values("held", ascending=False, kind="stable")
     figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.6 + 0.42 * len(table)), width_ratios=[5, 2, 2.6], sharey=True)
-    for ax, draw in zip(axes, (memory, sent, speed), strict=True):
+    for ax, draw in zip(axes, (_memory, _sent, _speed), strict=True):
         draw(ax, table)
         ax.tick_params(axis="y", length=0)
     axes[0].set_yticks(range(len(table)), table.index)
     axes[0].invert_yaxis()
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in KINDS.values()]
     axes[0].set_title(" ", pad=10)  # makes room for the legend, which is wider than its axes
-    legend = axes[0].legend(handles, list(KINDS), loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=5, fontsize=10)
+    legend = axes[0].legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=5, fontsize=10)
     legend.set_in_layout(False)
     share = table["held"].min() / table["held"]["DDP"]
-    finding(figure, f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds")
+    title = f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds"
+    finding(figure, title)
     caption(figure, where, MEANS, SPEED)
     figure.set_layout_engine("constrained", wspace=0.05)
-    rows = " ".join(told_memory(name, row) for name, row in table.iterrows())
-    return described(figure, f"Ways beyond DDP, {where}. {rows}")
+    rows = [f"{name} {row.held:.1f} MB, {row.speed:.2f} of DDP's speed" for name, row in table.iterrows()]
+    return described(figure, f"{title}; {where}. {'; '.join(rows)}.")
 
 
-def memory(ax: Axes, table: pd.DataFrame) -> None:
+def _memory(ax: Axes, table: pd.DataFrame) -> None:
     """Stacked bars in MB, with their sums."""
     begin = pd.Series(0.0, index=table.index)
     for kind, colour in KINDS.items():
-        ax.barh(range(len(table)), table[kind].astype(float), 0.7, begin, color=colour)
+        ax.barh(range(len(table)), table[kind].astype(float), 0.7, begin, color=colour, label=kind)
         begin = begin + table[kind].astype(float)
     for place, total in enumerate(begin):
         ax.text(total, place, f" {total:.0f}", va="center")
     ax.set(xlabel="MB held by rank 0", xlim=(0, 1.12 * begin.max()))
 
 
-def sent(ax: Axes, table: pd.DataFrame) -> None:
+def _sent(ax: Axes, table: pd.DataFrame) -> None:
     """Bars in MB; a word where nobody counted."""
-    most = table["sent"].astype(float).max()
-    for place, value in enumerate(table["sent"].astype(float)):
-        ax.barh(place, 0 if pd.isna(value) else value, 0.7, color=GREY)
-        text = "not counted" if pd.isna(value) else f"{value:.1f}"
-        ax.text(0 if pd.isna(value) else value, place, f" {text}", va="center", fontsize=10)
-    ax.set(xlabel="MB sent in a step", xlim=(0, 1.35 * (1 if pd.isna(most) else most)))
+    megabytes = table["sent"].astype(float)
+    for place, value in enumerate(megabytes.fillna(0)):
+        ax.barh(place, value, 0.7, color=GREY)
+        text = f"{value:.1f}" if megabytes.notna().iloc[place] else "not counted"
+        ax.text(value, place, f" {text}", va="center", fontsize=10)
+    ax.set(xlabel="MB sent in a step", xlim=(0, 1.35 * (megabytes.max() if megabytes.notna().any() else 1)))
 
 
-def speed(ax: Axes, table: pd.DataFrame) -> None:
+def _speed(ax: Axes, table: pd.DataFrame) -> None:
     """A point and a line for each way, and DDP's speed as a line."""
     ax.axvline(1, color=GREY, linewidth=1, linestyle="--")
     for place, row in enumerate(table.itertuples()):
@@ -170,10 +167,3 @@ def speed(ax: Axes, table: pd.DataFrame) -> None:
         ax.plot(row.speed, place, "o", color=INK, markersize=7)
         ax.text(1.02, place, f"{row.speed:.2f}", va="center", fontsize=10, transform=ax.get_yaxis_transform())
     ax.set(xlabel="speed (DDP is 1)", xlim=(0, 1.1 * max(table["high"].max(), table["speed"].max(), 1)))
-
-
-def told_memory(name: str, row: pd.Series) -> str:
-    """One way in words."""
-    kinds = ", ".join(f"{kind} {row[kind]:.1f}" for kind in KINDS if row[kind])
-    bytes_sent = "bytes sent not counted" if pd.isna(row["sent"]) else f"{row['sent']:.1f} MB sent in a step"
-    return f"{name}: MB of {kinds}; {bytes_sent}; {row['speed']:.2f} of DDP's speed."

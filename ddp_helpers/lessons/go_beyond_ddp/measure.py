@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -75,24 +76,21 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
 
 
-def sent() -> int | None:
+def sent() -> float:
     """Bytes that this rank has sent over gloo, says the kernel: all its open TCP connections; any rank.
 
-    None where it does not tell: not Linux, or another backend, which takes other roads.
+    NaN where it does not tell: not Linux, or another backend, which takes other roads.
     """
     if not dist.is_initialized() or dist.get_backend() != "gloo":
-        return None
-    total, folder = None, Path("/proc/self/fd")
+        return float("nan")
+    counts, folder = [], Path("/proc/self/fd")
     for file in folder.iterdir() if folder.is_dir() else []:
-        try:
-            if not str(file.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(file.name))) as connection:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            total = (total or 0) + struct.unpack_from("Q", info, BYTES_SENT)[0]
-        except (OSError, struct.error):  # closed meanwhile, or not TCP, or an older kernel
-            continue
-    return total
+        with suppress(OSError, struct.error):  # closed meanwhile, or not TCP, or an older kernel
+            if str(file.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(file.name))) as connection:
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                counts += struct.unpack_from("Q", info, BYTES_SENT)
+    return sum(counts) if counts else float("nan")
 
 
 def whole(tensors: Iterable[Tensor]) -> Tensor:
@@ -111,7 +109,7 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     """Train each way on the same batches, turn by turn, and count; every rank must call it, with as many batches.
 
     A way: a function that makes model and optimizer, and one that takes a step and gives the loss. The first step is
-    not timed: its memory and its gradient are kept. Bytes, milliseconds; `sent` is None where the kernel does not tell.
+    not timed: its memory and its gradient are kept. Bytes, milliseconds; `sent` is NaN where the kernel does not tell.
     weights off: the largest difference of a weight from the first way's; apart: between the ranks.
     """
     results, made = {}, {}
@@ -125,7 +123,7 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     for result, mine in zip(results.values(), weights, strict=True):
         result |= {"weights off": (mine - first).abs().max().item(), "apart": apart(mine)}
         result["gradient off"] = ((result.pop("gradient") - gradient).norm() / gradient.norm()).item()
-        result["sent"] = None if None in result["sent"] else median(result["sent"])
+        result["sent"] = median(result["sent"])
     return results
 
 
@@ -147,12 +145,11 @@ def timed_step(result: dict, step: Callable, model: nn.Module, optimizer: Optimi
     """One step; adds its loss, milliseconds and bytes sent to the result; every rank must call it."""
     dist.barrier()
     before, begin = sent(), time.perf_counter()
-    loss = step(model, optimizer, *batch).item()  # .item() waits for the GPU
+    result["loss"].append(step(model, optimizer, *batch).item())  # .item() waits for the GPU
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     result["ms"].append(1000 * (time.perf_counter() - begin))
-    result["sent"].append(None if before is None else sent() - before)
-    result["loss"].append(loss)
+    result["sent"].append(sent() - before)
 
 
 def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
@@ -160,7 +157,7 @@ def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
     result = results[way]
     ratios = [base / other for base, other in zip(results["DDP"]["ms"], result["ms"], strict=True)]
     found = {kind: size / 1e6 for kind, size in result["memory"].items()}
-    found |= {"held": sum(found.values()), "sent": float("nan") if result["sent"] is None else result["sent"] / 1e6}
+    found |= {"held": sum(found.values()), "sent": result["sent"] / 1e6}
     found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
     what = "gradient off" if result["gradient off"] else "weights off"  # PowerSGD's first steps are sent in full
     return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}
