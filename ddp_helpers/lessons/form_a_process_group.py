@@ -47,39 +47,10 @@ def barrier_waits(arrival: Sequence[float]) -> list[float]:
     return [max(arrival) - mine for mine in arrival]
 
 
-def missing_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """The ranks, in order, of which no line says "Hello from rank R of W"."""
-    found = [re.match(r"Hello from rank (\d+) of", line) for line in lines]
-    came = {int(match[1]) for match in found if match}
-    return absent(came, world_size)
-
-
-def absent(came: set[int], world_size: int) -> list[int]:
-    """The ranks of a group that are not among those that came."""
+def missing_ranks(lines: Sequence[str], world_size: int, says: str = r"^Hello from rank (\d+) of") -> list[int]:
+    """The ranks, in order, of which no line has a number where the pattern says."""
+    came = {int(number) for line in lines for number in re.findall(says, line)}
     return [rank for rank in range(world_size) if rank not in came]
-
-
-def first_digits(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: one digit of the rank."""
-    came = {int(line[16]) for line in lines if line.startswith("Hello from rank ")}
-    return absent(came, world_size)
-
-
-def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: the local rank is taken for the rank."""
-    came = {int(line.partition("local rank ")[2].split(",")[0]) for line in lines if line.startswith("Hello")}
-    return absent(came, world_size)
-
-
-def numbers(lines: Sequence[str], world_size: int, start: str = "") -> list[int]:
-    """A mistake: every number behind the word rank counts, in lines that start so."""
-    came = {int(number) for line in lines if line.startswith(start) for number in re.findall(r"rank (\d+)", line)}
-    return absent(came, world_size)
-
-
-def every_line(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: the first rank of every line counts."""
-    return numbers([re.sub(r", local rank.*", "", line) for line in lines], world_size)
 
 
 def hello(rank: int, world_size: int) -> str:
@@ -120,13 +91,19 @@ EXERCISES = [
             "The number of lines says how many came, not who.": lambda lines, world_size: [
                 *range(sum("Hello" in line for line in lines), world_size)
             ],
-            "A rank can have more than one digit.": first_digits,
-            "That is the local rank, which starts again on every node.": local_ranks,
-            "A line also names the local rank: only the number behind `Hello from rank` counts.": partial(
-                numbers, start="Hello"
+            "A rank can have more than one digit.": partial(missing_ranks, says=r"^Hello from rank (\d)"),
+            "That is the local rank, which starts again on every node.": partial(
+                missing_ranks, says=r"local rank (\d+)"
             ),
-            "Other lines name ranks, too, and the hello lines also local ranks: count neither.": numbers,
-            "Other lines name ranks, too: only a rank that says hello has come.": every_line,
+            "A line also names the local rank: only the number behind `Hello from rank` counts.": partial(
+                missing_ranks, says=r"(?:^Hello from|local) rank (\d+)"
+            ),
+            "Other lines name ranks, too, and the hello lines also local ranks: count neither.": partial(
+                missing_ranks, says=r"rank (\d+)"
+            ),
+            "Other lines name ranks, too: only a rank that says hello has come.": partial(
+                missing_ranks, says=r"^.*?rank (\d+)"
+            ),
             "What a regular expression finds is a string: make it int.": lambda lines, world_size: [*range(world_size)],
         },
     ),
