@@ -189,9 +189,8 @@ def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
             link(ax, script, device)
     return described(
         ax.figure,
-        f"torchrun sets LOCAL_RANK={local_rank}, srun SLURM_LOCALID={local_rank}, mpirun "
-        f"OMPI_COMM_WORLD_LOCAL_RANK={local_rank}; the script hands the number to torch.cuda.set_device and "
-        f"so works on cuda:{local_rank}, one of the {gpus} GPUs of its node.",
+        f"torchrun sets LOCAL_RANK={local_rank}, srun SLURM_LOCALID={local_rank}, mpirun OMPI_COMM_WORLD_LOCAL_RANK="
+        f"{local_rank}; so the script works on cuda:{local_rank}, one of the {gpus} GPUs of its node.",
     )
 
 

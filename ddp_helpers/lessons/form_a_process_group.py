@@ -130,9 +130,8 @@ def spmd(world_size: int = 4) -> Picture:
     box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce:  ({terms}) / {world_size} = {mean:g}", INK, fill=0.12)
     return described(
         ax.figure,
-        f"One script runs as {world_size} processes, each with its own shard of the data. All-reduce turns "
-        f"their gradients into one mean, ({terms}) / {world_size} = {mean:g}, so that all replicas of the "
-        f"model take the same step, from weight {weight} to {after:g}.",
+        f"One script as {world_size} processes, each with its own shard. All-reduce turns their gradients into one "
+        f"mean, ({terms}) / {world_size} = {mean:g}, which takes each replica from weight {weight} to {after:g}.",
     )
 
 
@@ -167,9 +166,8 @@ def collectives(world_size: int = 4) -> Picture:
     write(ax, LEFT, 0.5 + height * 4 / across, key, ha="left", **SMALL)
     return described(
         ax.figure,
-        f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, all_reduce "
-        f"leaves the sums {sums} on every rank, reduce_scatter leaves one of these sums on each, and "
-        "all_gather puts every rank's part on all.",
+        f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, all_reduce leaves the sums "
+        f"{sums} on every rank, reduce_scatter one of them on each, and all_gather puts every rank's part on all.",
     )
 
 
@@ -204,10 +202,8 @@ def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring, step by step: the pieces are added up, then the sums are handed round."""
     steps = world_size - 1
     title = f"Ring all-reduce on {world_size} ranks: 2 {TIMES} {steps} steps, each rank sends one piece a step"
-    strips, held = (
-        [("start", {}, [[1] * world_size for _ in range(world_size)])],
-        [[1] * world_size for _ in range(world_size)],
-    )
+    held = [[1] * world_size for _ in range(world_size)]
+    strips = [("start", {}, [list(row) for row in held])]
     for phase, first in (("add", 0), ("hand round", 1)):
         for step in range(1, world_size):
             arrived = {rank: (rank + first - step) % world_size for rank in range(world_size)}
@@ -221,10 +217,8 @@ def ring(world_size: int = 4) -> Picture:
     key = "row: a rank\ncolumn: a piece\nnumber: ranks added up\ndark: the sum of all\nred line: has just arrived"
     left, _ = pieces(LEFT, RIGHT, world_size, gap=0.3)[-1]
     write(ax, left, 0.7 + 0.75 + 0.42 * world_size + 0.9, key, ha="left", **SMALL)
-    alt = (
-        f"Strips of {world_size} x {world_size} boxes. {title}. After {steps} steps each rank has one whole sum, after"
-    )
-    return described(ax.figure, f"{alt} {2 * steps} all of them.")
+    alt = f"{title}. After {steps} steps each rank has one whole sum, after {2 * steps} all of them."
+    return described(ax.figure, alt)
 
 
 def _strip(ax: Axes, across: tuple[float, float], top: float, name: str, arrived: dict, held: list[list[int]]) -> None:
