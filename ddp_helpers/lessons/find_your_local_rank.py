@@ -112,9 +112,6 @@ EXERCISES = [
             "Count the numbers between the commas, not the characters.": lambda env: (
                 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
             ),
-            "That is one character, and a number of the node's: torch counts the visible GPUs from 0.": lambda env: int(
-                env["CUDA_VISIBLE_DEVICES"][0]
-            ),
             "That is the node's number of the first visible GPU; torch calls it cuda:0.": lambda env: int(
                 env["CUDA_VISIBLE_DEVICES"].split(",")[0]
             ),

@@ -95,9 +95,6 @@ EXERCISES = [
             "That is the local rank, which starts again on every node.": partial(
                 missing_ranks, says=r"local rank (\d+)"
             ),
-            "A line also names the local rank: only the number behind `Hello from rank` counts.": partial(
-                missing_ranks, says=r"(?:^Hello from|local) rank (\d+)"
-            ),
             "Other lines name ranks, too, and the hello lines also local ranks: count neither.": partial(
                 missing_ranks, says=r"rank (\d+)"
             ),
