@@ -17,12 +17,11 @@ TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exerci
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_oracle_is_right_and_the_stub_not_attempted(name: str) -> None:
+def test_a_stub_is_not_attempted_and_a_constant_not_enough(name: str) -> None:
     def stub(*_: object) -> None:
         raise NotImplementedError
 
     exercise = EXERCISES[name]
-    assert exercise.verdict(exercise.oracle) == RIGHT
     assert exercise.verdict(stub) == NOT_ATTEMPTED
     assert exercise.traps, "no plausible mistake is known"
     assert len(exercise.cases) >= 2, "one case can be met by a constant"
