@@ -6,7 +6,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.upkeep.architecture import above, imports, room
 from ddp_helpers.upkeep.stale import modules
 
-SHARED = {"", "exercise", "on_ranks"}  # what all lessons may import
+SHARED = {"", "exercise", "on_ranks", "run_script"}  # what all lessons may import
 
 
 def upward(found):

@@ -17,12 +17,11 @@ TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exerci
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_oracle_is_right_and_the_stub_not_attempted(name: str) -> None:
+def test_a_stub_is_not_attempted_and_a_constant_not_enough(name: str) -> None:
     def stub(*_: object) -> None:
         raise NotImplementedError
 
     exercise = EXERCISES[name]
-    assert exercise.verdict(exercise.oracle) == RIGHT
     assert exercise.verdict(stub) == NOT_ATTEMPTED
     assert exercise.traps, "no plausible mistake is known"
     assert len(exercise.cases) >= 2, "one case can be met by a constant"
@@ -52,13 +51,14 @@ def test_each_exercise_is_asked_once() -> None:
     assert sorted(name for path in PATHS for name in asked(path)) == sorted(EVERY)
 
 
+# Those of 05 need ranks that stay, of 07 and 13 a Slurm: test_wrap_exercises, test_submit_to_slurm, test_projects.
 @pytest.mark.parametrize(
-    "path", [path for path in PATHS if set(asked(path)) <= EXERCISES.keys()], ids=lambda path: path.stem
+    "path", [path for path in PATHS if path.stem[:2] not in ("05", "07", "13")], ids=lambda path: path.stem
 )
-def test_the_worked_solutions_are_right(path: Path, capsys: pytest.CaptureFixture) -> None:
-    solution = path.parent / "solutions" / path.name
+def test_the_worked_solutions_are_right(path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    solution, scope = path.parent / "solutions" / path.name, {}
     assert asked(solution) == asked(path)
-    scope: dict = {}
+    monkeypatch.chdir(solution.parent)
     for source in cells(solution, "code"):
         exec(source, scope)
     assert capsys.readouterr().out.splitlines().count(RIGHT) == len(asked(path))

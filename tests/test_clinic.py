@@ -11,6 +11,7 @@ import test_diagrams
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
+from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand
 from ddp_helpers.notebook.launch import LaunchError
@@ -68,7 +69,7 @@ def test_a_hang_is_ended_at_its_limit(capsys):
 
 
 def test_who_is_left_when_another_has_failed_is_ended(capsys, monkeypatch):
-    monkeypatch.setattr(clinic, "GRACE", 0.5)
+    monkeypatch.setattr(run_script, "GRACE", 0.5)
     clinic.clinic_magic("2 fails bare", "if not CURED:\n    assert os.environ['RANK'] != '0'\n    time.sleep(60)")
     assert "broken: rank 0 exit status 1, rank 1 ended by SIGTERM; " in capsys.readouterr().out
 
@@ -133,8 +134,8 @@ def test_frames_are_left_out_and_messages_are_kept():
         "RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error",
     ]
     kept += ["what():  no match", "in line 12 of the cell"]
-    assert clinic.telling(lines) == [*kept, "x" * clinic.WIDTH + " …"]
-    assert len(clinic.telling([f"line {number}" for number in range(99)])) == clinic.MOST
+    assert run_script.telling(lines) == [*kept, "x" * run_script.WIDTH + " …"]
+    assert len(run_script.telling([f"line {number}" for number in range(99)])) == run_script.MOST
 
 
 # ---- the notebook
@@ -177,29 +178,6 @@ def test_each_failure_has_a_row_a_section_and_its_true_message(notebook):
     assert problems(notebook) == []
     quoted = re.findall(r"^\| \[\d+\]\(#fault-\d+\) \| ([^|]*`)", "\n".join(c.source for c in notebook.cells), re.M)
     assert len(quoted) >= 15, "failures that say something are found by their message"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("| [7](#fault-7) |", "| 7 |", "rows of the table"),
-        ("### 7 · A rank dies", "### A rank dies", "headings"),
-        ("`Unable to find address for`", "`Unable to find a pear`", "6: no cell says Unable to find a pear"),
-    ],
-)
-def test_what_a_failure_lacks_is_found(notebook, old, new, problem):
-    broken = nbformat.from_dict(notebook)
-    assert sum(old in cell.source for cell in broken.cells) == 1
-    for cell in broken.cells:
-        cell.source = cell.source.replace(old, new)
-    assert len(problems(broken)) == 1 and problem in problems(broken)[0]
-
-
-def test_a_cell_that_was_not_run_is_found(notebook):
-    broken = nbformat.from_dict(notebook)
-    [cell] = [cell for cell in broken.cells if cell.cell_type == "code" and "one rank loads what was" in cell.source]
-    cell.execution_count = None
-    assert problems(broken) == ["14: no cell that was run"]
 
 
 # ---- its figures

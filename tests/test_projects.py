@@ -1,4 +1,4 @@
-"""The two projects of notebook 13: right answers pass, and whatever is missing or still wrong is told in one line."""
+"""The projects of notebook 13: right answers pass, and whatever is missing or still wrong is told in one line."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import exercises
-from ddp_helpers.lessons.do_it_yourself import faults, mending
+from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
@@ -31,21 +31,13 @@ def solved(tmp_path_factory):
     printed = [out.text for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "stream"]
     [folder] = set((ROOT / "runs").glob("13_my_net-*")) - before
     kept = shutil.move(folder, tmp_path_factory.mktemp("solved") / folder.name)
-    return "".join(printed), kept
-
-
-def test_the_solutions_are_those_of_the_notebook():
-    assert (
-        asked(SOLUTION)
-        == asked(SOLUTION.parents[1] / SOLUTION.name)
-        == ["how_tested", "my_run", "mend", "my_resumable_script"]
-    )
+    return "".join(printed).splitlines(), kept
 
 
 def test_the_worked_solutions_are_right(solved):
-    lines = solved[0].splitlines()
-    assert lines.count(RIGHT) == 4
-    assert len([line for line in lines if line.startswith("found: ")]) == 2 + len(faults.FAULTS) + 1 + 2
+    names = asked(SOLUTION.parents[1] / SOLUTION.name)
+    assert asked(SOLUTION) == names and solved[0].count(RIGHT) == len(names) == 4
+    assert len([line for line in solved[0] if line.startswith("found: ")]) == 2 + len(mending.FAULTS) + 1 + 2
 
 
 # ---- a net of one's own
@@ -82,8 +74,7 @@ DOCTORED = {
         lambda folder: (folder / "mnist_ddp.py").write_text(Script("mnist_ddp").text()),
         "replace=[Net]",
     ),
-    "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "has no class Net"),
-    "no script": (lambda folder: (folder / "mnist_ddp.py").unlink(), "no script that can be read as mnist_ddp.py"),
+    "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "replace=[Net]"),
     "padded test": (change("metrics.jsonl", test_samples=514), "514 test images were counted, and there are 512"),
     "guesses": (change("metrics.jsonl", test_accuracy=0.1), "10.0% of the test images are right"),
 }
@@ -126,40 +117,19 @@ def test_a_stub_is_not_attempted(project):
 # ---- the faulty script
 
 
-def test_the_faulty_script_is_the_courses_own_but_for_its_faults(tmp_path, monkeypatch):
-    text = faults.write(tmp_path / "folder" / "faulty.py").read_text()
-    compile(text, "faulty", "exec")
-    assert text != Script("mnist_ddp").text() == right_mend(text)
-    nowhere = faults.Fault("a line that is not there", "", faults.equal, "", "")
-    monkeypatch.setattr(faults, "FAULTS", (nowhere,))
-    with pytest.raises(ValueError, match="stands 0 times in mnist_ddp"):
-        faults.planted()
+def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
+    text = Script("mnist_ddp").text()
+    assert all(text.count(fault.right) == 1 for fault in mending.FAULTS)
+    assert mending.planted() != text == right_mend(mending.planted())
+    compile(mending.planted(), "faulty", "exec")
 
 
-@pytest.mark.parametrize("left", faults.FAULTS, ids=lambda fault: fault.mended.__name__)
+@pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.mended.__name__)
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
     verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
     assert verdict == f"not yet: still there: {left.still}"
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
-    assert found == [f"found: {fault.found}" for fault in faults.FAULTS if fault is not left]
-
-
-@pytest.mark.parametrize(
-    ("dealt", "right"),
-    [
-        ([[0, 2, 4], [1, 3]], True),
-        ([[4, 0], [3, 2, 1]], True),
-        ([[0, 2, 4], [1, 3, 0]], False),
-        ([[0, 2, 4], [0, 2, 4]], False),
-        ([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], False),
-        ([[0, 2], [1, 3]], False),
-    ],
-)
-def test_a_test_is_right_if_each_image_is_seen_once(dealt, right):
-    alone, good = {"test": [[0, 1, 2, 3, 4]] * 2}, ([0, 2, 4], [1, 3])
-    twice = [{"test": [shard, shard]} for shard in dealt]
-    second = [{"test": [first, shard]} for first, shard in zip(good, dealt, strict=True)]
-    assert faults.tested(twice, alone) == faults.tested(second, alone) == right
+    assert found == [f"found: {fault.found}" for fault in mending.FAULTS if fault is not left]
 
 
 EXACT = "range(rank, len(test_set), world_size)"
@@ -169,10 +139,14 @@ LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(wo
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (
         [("set_epoch(epoch)", "set_epoch(args.epochs)"), (EXACT, PADDED)],
-        [f"still there: {fault.still}" for fault in faults.FAULTS[:2]],
+        [f"still there: {fault.still}" for fault in mending.FAULTS[:2]],
+    ),
+    "each tests all": (
+        [("Subset(test_set, range(rank, len(test_set), world_size))", "test_set")],
+        [f"still there: {mending.FAULTS[1].still}"],
     ),
     "the weights of the end are averaged": (
-        [(faults.FAULTS[2].right, faults.FAULTS[2].wrong), (END, LATE + END)],
+        [(mending.FAULTS[2].right, mending.FAULTS[2].wrong), (END, LATE + END)],
         [mending.OTHER],
     ),
 }

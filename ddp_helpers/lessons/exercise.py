@@ -35,12 +35,16 @@ class Exercise:
                 return f"not yet: {call} ends with {type(error).__name__}: {error}"
             if not same(found, expected):
                 asked = f"not yet: {call} gives {SHORT.repr(found)}, and should give {SHORT.repr(expected)}."
-                return " ".join([asked, *self.explained(answer)])
+                return f"{asked} {self.hint(answer)}".rstrip()
         return RIGHT
 
-    def explained(self, answer: Callable) -> list[str]:
-        """Return the hint for a wrong answer, if its mistake is a known one."""
-        return [told for told, trap in self.traps.items() if all(alike(answer, trap, case) for case in self.cases)][:1]
+    def hint(self, answer: Callable) -> str:
+        """Return what is told of a wrong answer whose mistake is a known one: it gives, or fails, as the trap does."""
+        given = [outcome(answer, case) for case in self.cases]
+        for told, trap in self.traps.items():
+            if all(same(one, outcome(trap, case)) for one, case in zip(given, self.cases, strict=True)):
+                return told
+        return ""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,6 @@ class Project(Exercise):
         except (Exception, SystemExit) as error:
             return f"not yet: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
         return f"not yet: {SEPARATOR.join(lines)}" if lines else RIGHT
-
-
-def alike(one: Callable, other: Callable, case: tuple) -> bool:
-    """Whether two functions give the same for a case, or both fail."""
-    return same(outcome(one, case), outcome(other, case))
 
 
 def outcome(function: Callable, case: tuple) -> Any:

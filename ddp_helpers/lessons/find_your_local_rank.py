@@ -24,13 +24,10 @@ from ddp_helpers.notebook.drawing import (
     rank_colour,
     write,
 )
+from ddp_helpers.rank.launchers import LAUNCHERS
 
-# A variable that gives a launcher away, then its names for rank, local rank and world size.
-NAMES = {
-    "TORCHELASTIC_RUN_ID": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "SLURM_STEP_NUM_TASKS": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-}
+NAMES = {LAUNCHERS[launcher][0]: LAUNCHERS[launcher][1:] for launcher in ("torchrun", "openmpi", "slurm")}
+BY_PROCID = NAMES | {"SLURM_PROCID": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")}  # a mistake: no sign of a step
 
 
 def local_rank_on(host: str) -> int:
@@ -45,18 +42,8 @@ def hosts_of_all(host: str) -> list[str]:
     return hosts
 
 
-def my_numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local rank, world size) under torchrun, mpirun, a Slurm step, or (0, 0, 1) under none of them."""
-    return from_table(env, NAMES)
-
-
-def gpu_index(env: Mapping[str, str]) -> int:
-    """The index that torch has for the GPU of a Slurm task, which may see all GPUs of its node or one."""
-    return 0 if len(env["CUDA_VISIBLE_DEVICES"].split(",")) == 1 else int(env["SLURM_LOCALID"])
-
-
-def from_table(env: Mapping[str, str], table: Mapping[str, tuple[str, ...]]) -> tuple[int, int, int]:
-    """The three numbers, by the names of the first launcher of the table that is there."""
+def my_numbers(env: Mapping[str, str], table: Mapping[str, tuple[str, ...]] = NAMES) -> tuple[int, int, int]:
+    """(rank, local rank, world size), by the names of the first launcher of the table that is there; else (0, 0, 1)."""
     for sign, names in table.items():
         if sign in env:
             rank, local_rank, world_size = (int(env[name]) for name in names)
@@ -64,21 +51,9 @@ def from_table(env: Mapping[str, str], table: Mapping[str, tuple[str, ...]]) -> 
     return 0, 0, 1
 
 
-def by_procid(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """A mistake: SLURM_PROCID is taken for the sign of a step."""
-    names, wrong = NAMES["SLURM_STEP_NUM_TASKS"], ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-    return from_table(env, {key: value for key, value in NAMES.items() if value != names} | {"SLURM_PROCID": wrong})
-
-
-def slurm_first(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """A mistake: a Slurm step is looked for before torchrun."""
-    return from_table(env, dict(reversed(NAMES.items())))
-
-
-def strings(env: Mapping[str, str]) -> tuple:
-    """A mistake: the values as they are."""
-    signs = [sign for sign in NAMES if sign in env]
-    return tuple(env[name] for name in NAMES[signs[0]]) if signs else (0, 0, 1)
+def gpu_index(env: Mapping[str, str]) -> int:
+    """The index that torch has for the GPU of a Slurm task, which may see all GPUs of its node or one."""
+    return 0 if len(env["CUDA_VISIBLE_DEVICES"].split(",")) == 1 else int(env["SLURM_LOCALID"])
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "7f3a", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
@@ -115,9 +90,15 @@ EXERCISES = [
         my_numbers,
         [(TORCHRUN,), (MPIRUN,), (STEP,), (BATCH,), (STEP | TORCHRUN,), ({},)],
         {
-            "That is the batch script, a single process: only a step has SLURM_STEP_NUM_TASKS.": by_procid,
-            "torchrun inside a step counts as torchrun, so look for it first.": slurm_first,
-            "What the environment holds are strings: make them int.": strings,
+            "That is the batch script, a single process: only a step has SLURM_STEP_NUM_TASKS.": lambda env: my_numbers(
+                env, BY_PROCID
+            ),
+            "torchrun inside a step counts as torchrun, so look for it first.": lambda env: my_numbers(
+                env, dict(reversed(NAMES.items()))
+            ),
+            "What the environment holds are strings: make them int.": lambda env: (
+                tuple(map(str, my_numbers(env))) if env.keys() & NAMES else (0, 0, 1)
+            ),
         },
     ),
     Exercise(
@@ -130,9 +111,6 @@ EXERCISES = [
             ),
             "Count the numbers between the commas, not the characters.": lambda env: (
                 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
-            ),
-            "That is one character, and a number of the node's: torch counts the visible GPUs from 0.": lambda env: int(
-                env["CUDA_VISIBLE_DEVICES"][0]
             ),
             "That is the node's number of the first visible GPU; torch calls it cuda:0.": lambda env: int(
                 env["CUDA_VISIBLE_DEVICES"].split(",")[0]
@@ -182,16 +160,7 @@ def _gpu(ax: Axes, corner: tuple, extent: tuple, text: str, rank: int, device: i
     box(ax, corner, extent, colour=rank_colour(rank))
     write(ax, x + width / 2, y + 0.4, text, size=11.5 if width > 1.2 else 10)
     chip, size = (x + 0.08, y + height - 0.46), (width - 0.16, 0.38)
-    box(
-        ax,
-        chip,
-        size,
-        f"cuda:{device}",
-        GREY if exists else WRONG,
-        fill=0,
-        **halo("white"),
-        **CODE,
-    )
+    box(ax, chip, size, f"cuda:{device}", GREY if exists else WRONG, fill=0, **halo("white"), **CODE)
     if not exists:
         cross_out(ax, chip, size)
 
@@ -217,9 +186,8 @@ def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
             link(ax, script, device)
     return described(
         ax.figure,
-        f"torchrun sets LOCAL_RANK={local_rank}, srun SLURM_LOCALID={local_rank}, mpirun "
-        f"OMPI_COMM_WORLD_LOCAL_RANK={local_rank}; the script hands the number to torch.cuda.set_device and "
-        f"so works on cuda:{local_rank}, one of the {gpus} GPUs of its node.",
+        f"torchrun sets LOCAL_RANK={local_rank}, srun SLURM_LOCALID={local_rank}, mpirun OMPI_COMM_WORLD_LOCAL_RANK="
+        f"{local_rank}; so the script works on cuda:{local_rank}, one of the {gpus} GPUs of its node.",
     )
 
 

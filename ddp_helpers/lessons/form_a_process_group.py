@@ -47,39 +47,10 @@ def barrier_waits(arrival: Sequence[float]) -> list[float]:
     return [max(arrival) - mine for mine in arrival]
 
 
-def missing_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """The ranks, in order, of which no line says "Hello from rank R of W"."""
-    found = [re.match(r"Hello from rank (\d+) of", line) for line in lines]
-    came = {int(match[1]) for match in found if match}
-    return absent(came, world_size)
-
-
-def absent(came: set[int], world_size: int) -> list[int]:
-    """The ranks of a group that are not among those that came."""
+def missing_ranks(lines: Sequence[str], world_size: int, says: str = r"^Hello from rank (\d+) of") -> list[int]:
+    """The ranks, in order, of which no line has a number where the pattern says."""
+    came = {int(number) for line in lines for number in re.findall(says, line)}
     return [rank for rank in range(world_size) if rank not in came]
-
-
-def first_digits(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: one digit of the rank."""
-    came = {int(line[16]) for line in lines if line.startswith("Hello from rank ")}
-    return absent(came, world_size)
-
-
-def local_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: the local rank is taken for the rank."""
-    came = {int(line.partition("local rank ")[2].split(",")[0]) for line in lines if line.startswith("Hello")}
-    return absent(came, world_size)
-
-
-def numbers(lines: Sequence[str], world_size: int, start: str = "") -> list[int]:
-    """A mistake: every number behind the word rank counts, in lines that start so."""
-    came = {int(number) for line in lines if line.startswith(start) for number in re.findall(r"rank (\d+)", line)}
-    return absent(came, world_size)
-
-
-def every_line(lines: Sequence[str], world_size: int) -> list[int]:
-    """A mistake: the first rank of every line counts."""
-    return numbers([re.sub(r", local rank.*", "", line) for line in lines], world_size)
 
 
 def hello(rank: int, world_size: int) -> str:
@@ -120,13 +91,16 @@ EXERCISES = [
             "The number of lines says how many came, not who.": lambda lines, world_size: [
                 *range(sum("Hello" in line for line in lines), world_size)
             ],
-            "A rank can have more than one digit.": first_digits,
-            "That is the local rank, which starts again on every node.": local_ranks,
-            "A line also names the local rank: only the number behind `Hello from rank` counts.": partial(
-                numbers, start="Hello"
+            "A rank can have more than one digit.": partial(missing_ranks, says=r"^Hello from rank (\d)"),
+            "That is the local rank, which starts again on every node.": partial(
+                missing_ranks, says=r"local rank (\d+)"
             ),
-            "Other lines name ranks, too, and the hello lines also local ranks: count neither.": numbers,
-            "Other lines name ranks, too: only a rank that says hello has come.": every_line,
+            "Other lines name ranks, too, and the hello lines also local ranks: count neither.": partial(
+                missing_ranks, says=r"rank (\d+)"
+            ),
+            "Other lines name ranks, too: only a rank that says hello has come.": partial(
+                missing_ranks, says=r"^.*?rank (\d+)"
+            ),
             "What a regular expression finds is a string: make it int.": lambda lines, world_size: [*range(world_size)],
         },
     ),
@@ -153,9 +127,8 @@ def spmd(world_size: int = 4) -> Picture:
     box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce:  ({terms}) / {world_size} = {mean:g}", INK, fill=0.12)
     return described(
         ax.figure,
-        f"One script runs as {world_size} processes, each with its own shard of the data. All-reduce turns "
-        f"their gradients into one mean, ({terms}) / {world_size} = {mean:g}, so that all replicas of the "
-        f"model take the same step, from weight {weight} to {after:g}.",
+        f"One script as {world_size} processes, each with its own shard. All-reduce turns their gradients into one "
+        f"mean, ({terms}) / {world_size} = {mean:g}, which takes each replica from weight {weight} to {after:g}.",
     )
 
 
@@ -190,9 +163,8 @@ def collectives(world_size: int = 4) -> Picture:
     write(ax, LEFT, 0.5 + height * 4 / across, key, ha="left", **SMALL)
     return described(
         ax.figure,
-        f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, all_reduce "
-        f"leaves the sums {sums} on every rank, reduce_scatter leaves one of these sums on each, and "
-        "all_gather puts every rank's part on all.",
+        f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, all_reduce leaves the sums "
+        f"{sums} on every rank, reduce_scatter one of them on each, and all_gather puts every rank's part on all.",
     )
 
 
@@ -227,10 +199,8 @@ def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring, step by step: the pieces are added up, then the sums are handed round."""
     steps = world_size - 1
     title = f"Ring all-reduce on {world_size} ranks: 2 {TIMES} {steps} steps, each rank sends one piece a step"
-    strips, held = (
-        [("start", {}, [[1] * world_size for _ in range(world_size)])],
-        [[1] * world_size for _ in range(world_size)],
-    )
+    held = [[1] * world_size for _ in range(world_size)]
+    strips = [("start", {}, [list(row) for row in held])]
     for phase, first in (("add", 0), ("hand round", 1)):
         for step in range(1, world_size):
             arrived = {rank: (rank + first - step) % world_size for rank in range(world_size)}
@@ -244,10 +214,8 @@ def ring(world_size: int = 4) -> Picture:
     key = "row: a rank\ncolumn: a piece\nnumber: ranks added up\ndark: the sum of all\nred line: has just arrived"
     left, _ = pieces(LEFT, RIGHT, world_size, gap=0.3)[-1]
     write(ax, left, 0.7 + 0.75 + 0.42 * world_size + 0.9, key, ha="left", **SMALL)
-    alt = (
-        f"Strips of {world_size} x {world_size} boxes. {title}. After {steps} steps each rank has one whole sum, after"
-    )
-    return described(ax.figure, f"{alt} {2 * steps} all of them.")
+    alt = f"{title}. After {steps} steps each rank has one whole sum, after {2 * steps} all of them."
+    return described(ax.figure, alt)
 
 
 def _strip(ax: Axes, across: tuple[float, float], top: float, name: str, arrived: dict, held: list[list[int]]) -> None:

@@ -36,19 +36,19 @@ def where_they_part(calls: list[list[str]]) -> int | None:
     return None
 
 
-def parted(calls: list[list[str]]) -> int | None:
-    """As far as the shortest list goes."""
-    return next((number for number, names in enumerate(zip(*calls, strict=False)) if len(set(names)) > 1), None)
-
-
 def same_weights(model: torch.nn.Module) -> bool:
     """Whether all ranks have the same weights, to the bit; True or False on all ranks alike."""
+    same = torch.tensor(int(like_rank_0(model)))
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    return bool(same)
+
+
+def like_rank_0(model: torch.nn.Module) -> bool:
+    """Whether this rank has rank 0's weights; a mistake as an answer: the others are not heard."""
     mine = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     first = mine.clone()
     dist.broadcast(first, src=0)
-    same = torch.tensor(int(torch.equal(mine, first)))
-    dist.all_reduce(same, dist.ReduceOp.MIN)
-    return bool(same)
+    return torch.equal(mine, first)
 
 
 def only_sums(model: torch.nn.Module) -> bool:
@@ -60,51 +60,15 @@ def only_sums(model: torch.nn.Module) -> bool:
     return bool(low == high)
 
 
-def each_for_itself(model: torch.nn.Module) -> bool:
-    """A mistake: the ranks that are like rank 0 do not hear of the others."""
-    mine = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    first = mine.clone()
-    dist.broadcast(first, src=0)
-    return torch.equal(mine, first)
-
-
-def stop_step(told_at: int, every: int) -> int:
+def stop_step(told_at: int, every: int, decide: dist.ReduceOp = dist.ReduceOp.MAX) -> int:
     """The step before which this rank leaves its loop; it is told in step told_at. All ranks call it."""
     step = 0
     while True:
-        if step % every == 0:
-            stop = torch.tensor(int(step >= told_at))
-            dist.all_reduce(stop, dist.ReduceOp.MAX)
-            if stop:
-                return step
-        step += 1
-
-
-def without_a_vote(told_at: int, every: int) -> int:
-    """A mistake: each rank stops by itself."""
-    return -(-told_at // every) * every
-
-
-def all_must_be_told(told_at: int, every: int) -> int:
-    """A mistake: they go on until the last one has been told."""
-    step = 0
-    while True:
         stop = torch.tensor(int(step >= told_at))
-        dist.all_reduce(stop, dist.ReduceOp.MIN)
+        dist.all_reduce(stop, decide)
         if stop:
             return step
         step += every
-
-
-def votes_in_each_step(told_at: int, every: int) -> int:
-    """A mistake: `every` is not heeded."""
-    step = 0
-    while True:
-        stop = torch.tensor(int(step >= told_at))
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-        if stop:
-            return step
-        step += 1
 
 
 EXERCISES = [
@@ -128,7 +92,9 @@ EXERCISES = [
             ([["all_reduce", "all_gather", "barrier"], ["all_gather", "all_reduce", "barrier"]],),
         ],
         {
-            "A rank that has ended enters nothing: look beyond the end of the shortest list.": parted,
+            "A rank that has ended enters nothing: look beyond the end of the shortest list.": lambda calls: (
+                where_they_part([names[: min(map(len, calls))] for names in calls])
+            ),
             "Look at all ranks, not only at the first two.": lambda calls: where_they_part(calls[:2]),
         },
     ),
@@ -141,7 +107,7 @@ EXERCISES = [
         ],
         {
             "Different weights can have the same sum: compare all of them.": only_sums,
-            "A rank that is like rank 0 must hear of those that are not: one more collective.": each_for_itself,
+            "A rank that is like rank 0 must hear of those that are not: one more collective.": like_rank_0,
         },
         on_layers,
     ),
@@ -149,9 +115,15 @@ EXERCISES = [
         stop_step,
         [((3, 1), (4, 1), (5, 1)), ((7, 4), (5, 4), (9, 4)), ((8, 4), (9, 4), (12, 4)), ((0, 3), (5, 3), (4, 3))],
         {
-            "The ranks leave at different steps: who leaves alone is waited for.": without_a_vote,
-            "One rank that was told is enough: do not wait until all are.": all_must_be_told,
-            "They vote only in the steps 0, `every`, twice `every`, and so on.": votes_in_each_step,
+            "The ranks leave at different steps: who leaves alone is waited for.": lambda told_at, every: (
+                -(-told_at // every) * every
+            ),
+            "One rank that was told is enough: do not wait until all are.": lambda told_at, every: stop_step(
+                told_at, every, dist.ReduceOp.MIN
+            ),
+            "They vote only in the steps 0, `every`, twice `every`, and so on.": lambda told_at, every: stop_step(
+                told_at, 1
+            ),
         },
         each_its_own,
     ),

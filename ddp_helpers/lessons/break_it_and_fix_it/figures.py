@@ -46,14 +46,11 @@ def find_the_fault() -> Picture:
         arrow(ax, (MIDDLE, y + HIGH), (MIDDLE, y + STEP))
         write(ax, MIDDLE + 0.1, y + (HIGH + STEP) / 2, "yes", ha="left", **SMALL)
     box(ax, (LEFT, 0.6 + STEP * len(QUESTIONS)), (2.3, 0.5), "a sound run", GREEN, fill=0.2)
-    return described(
-        ax.figure,
-        "Eight questions about a run, and the failures behind each no. "
-        + " ".join(
-            f"{question.replace(chr(10), ' ')} No: {name}, look at {look}: {', '.join(numbers.split())}."
-            for question, name, look, numbers in QUESTIONS
-        ),
+    told = (
+        f"{question} No: {name}: {', '.join(numbers.split())}.".replace("\n", " ")
+        for question, name, _, numbers in QUESTIONS
     )
+    return described(ax.figure, f"Eight questions about a run, and the failures behind each no. {' '.join(told)}")
 
 
 # A failure, and for each rank: what both have done, where it stands, and whether it waits there.
@@ -85,11 +82,5 @@ def where_they_stand() -> Picture:
             write(ax, 3.2, lane + 0.19, f"rank {rank}", ha="left", size=11)
             box(ax, (3.95, lane), (1.6, 0.38), done, INK, fill=0.06, size=11)
             box(ax, (5.65, lane), (RIGHT - 5.65, 0.38), stands, colour, hatch="///" if waits else "", size=11)
-    told = (
-        "; ".join(
-            f"rank {rank} {'waits' if waits else 'is'} in: {stands}" for rank, (_, stands, waits) in enumerate(ranks)
-        )
-        for _, *ranks in HANGS
-    )
-    said = " ".join(f"{name}: {line}." for (name, *_), line in zip(HANGS, told, strict=True))
-    return described(ax.figure, f"Where two ranks stand in four hangs. {said}")
+    where = (f"{name}: " + "; ".join(f"rank {rank} in {ranks[rank][1]}" for rank in (0, 1)) for name, *ranks in HANGS)
+    return described(ax.figure, f"Where two ranks stand in four hangs. {'. '.join(where)}.")

@@ -1,11 +1,17 @@
-"""Exercises of notebook 13: a small one, and two projects, whose answers are run for real."""
+"""Exercises of notebook 13: a small one, and three projects, whose answers are run for real."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.do_it_yourself import mending, own_net, survive
-from ddp_helpers.lessons.do_it_yourself.faults import FAULTS
+from ddp_helpers.lessons.do_it_yourself import mending, own_net
+from ddp_helpers.lessons.do_it_yourself.mending import FAULTS
 from ddp_helpers.lessons.exercise import Exercise, Project
+from ddp_helpers.lessons.run_script import Run, far
+
+RANKS, EPOCHS, KILL_AFTER = 2, 40, 5
 
 
 def how_tested(images: int, ranks: int, counted: int) -> str:
@@ -32,6 +38,52 @@ def my_resumable_script() -> Path:
     return ROOT / "notebooks" / "solutions" / "spirals_resumable.py"
 
 
+def epochs_of(script: Path, folder: Path, kill_after: int = EPOCHS + 1) -> list[str]:
+    """Run the script to its end, or until it has told of an epoch: then all its processes get SIGKILL.
+
+    Returns the lines of its epochs. Raises RuntimeError if it fails by itself.
+    """
+    run = Run(script, f"--epochs={EPOCHS}", ranks=RANKS, folder=folder)
+    try:
+        while True:
+            over = run.over()
+            lines = [line for rank in range(RANKS) for line in run.said(rank) if line.startswith("epoch ")]
+            if any(line.startswith(f"epoch {kill_after}:") for line in lines):
+                return lines
+            if over and run.complaint():
+                raise RuntimeError(run.complaint())
+            if over:
+                return lines
+            time.sleep(0.02)
+    finally:
+        run.end()
+
+
+def survives(answer: Callable[[], Path]) -> list[str]:
+    """A line for each thing that a kill in the middle spoils. Prints what is found."""
+    import torch  # here: other exercises do without
+
+    script = Path(answer()).resolve()
+    if not script.is_file():
+        return [f"there is no file {script}: return the path of your script"]
+    with TemporaryDirectory() as killed, TemporaryDirectory() as whole:
+        try:
+            before = epochs_of(script, Path(killed), KILL_AFTER)
+            after = epochs_of(script, Path(killed), kill_after=1)
+            print(f"found: killed after '{before[-1]}', started again: '{next(iter(after), 'no line')}'")
+            if after[:1] and after[0].startswith("epoch 1:"):
+                return ["after the kill it began with epoch 1: save where it is each epoch, and load that at the start"]
+            epochs_of(script, Path(whole))
+            weights = [torch.load(Path(folder, "spirals.pt"), weights_only=True) for folder in (whole, killed)]
+        except (RuntimeError, OSError) as error:
+            return [str(error)]
+    if off := far(*weights):
+        why = "what else has a state? which epoch next?"
+        return [f"the weights differ by {off:.0e} from a run that was not killed: {why}"]
+    print("found: the weights are those of a run that was not killed, to the bit")
+    return []
+
+
 EXERCISES = [
     Exercise(
         how_tested,
@@ -51,5 +103,5 @@ EXERCISES = [
     ),
     Project(my_run, [], {}, own_net.judge),
     Project(mend, [], {}, mending.judge),
-    Project(my_resumable_script, [], {}, survive.judge),
+    Project(my_resumable_script, [], {}, survives),
 ]

@@ -1,67 +1,109 @@
-"""Judge a mended script: run it on two ranks, the course's own on one, and compare what both have seen."""
+"""Project 2 of notebook 13: a script with three faults that no error tells of, and the judge of a mended one."""
 
-import json
-import shutil
+import inspect
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.do_it_yourself.faults import CLOSE, FAULTS, apart, planted
-from ddp_helpers.notebook import launch
+from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
 from ddp_helpers.notebook.scripts import Script
+from ddp_helpers.rank.digits import write_digits
 
-RANKS = 2
-WITNESS = Path(__file__).with_name("witness.py")
-# An odd number of test images, so that a padded shard is seen; no GPU and no bfloat16, so that results compare.
-TRAIN, TEST = 512, 201
-FLAGS = [
-    "--epochs=2",
-    "--no-cuda",
-    "--precision=float32",
-    "--log-interval=1000",
-]
+RANKS, EPOCHS, TRAIN, TEST = 2, 2, 512, 201  # an odd number of test images, so that a padded shard is seen
+FLAGS = [f"--epochs={EPOCHS}", "--precision=float32", "--log-interval=1000", "--num-workers=0", "--save-model"]
 OTHER = "no fault is left, but the weights are not those of one process: what else did mend change?"
 
 
-def seen(text: str, ranks: int, name: str) -> list[dict]:
-    """Run a script under witness; what each rank was shown, and its weights. Raises LaunchError if it fails."""
-    from ddp_helpers.rank.digits import write_digits  # here: it imports torch, which other exercises do without
+class Net(nn.Module):
+    """A small network without dropout: several ranks and one process can then end with the same weights."""
 
-    data = write_digits(ROOT / "build" / "projects" / f"digits_{TRAIN}_{TEST}", train=TRAIN, test=TEST)
-    folder = ROOT / "build" / "projects" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    script = folder / f"{name}.py"
-    script.write_text(text)
-    launcher = "torchrun" if ranks > 1 else "python"
-    launch.run(
-        WITNESS,
-        script,
-        folder,
-        "--data",
-        data,
-        f"--batch-size={64 // ranks}",
-        *FLAGS,
-        ranks=ranks,
-        launcher=launcher,
-        timeout=180,
-    )
-    return [json.loads(Path(folder, f"rank_{rank}.json").read_text()) for rank in range(ranks)]
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 5, 3)
+        self.fc = nn.Linear(8 * 8 * 8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the ten digits for each image."""
+        return F.log_softmax(self.fc(F.relu(self.conv(x)).flatten(1)), dim=1)
 
 
-@cache
-def alone() -> dict:
-    """Run the course's script in one process under the witness: the reference for two ranks."""
-    print("the course's own script, in one process:")
-    return seen(Script("mnist_single").text(), 1, "alone")[0]
+def passes(notes: dict, size: int) -> list[list[int]]:
+    """The images that a rank took from the dataset of this size, in each epoch."""
+    return [indices for count, indices in notes["passes"] if count == size]
 
 
-@cache
-def together(text: str) -> list[dict]:
-    """Run a mended script on two ranks under the witness; a text that was run before is taken from the cache."""
-    print(f"your script, on {RANKS} ranks:")
-    return seen(text, RANKS, "mended")
+def ordered(ranks: list[dict]) -> bool:
+    """Whether each rank took the training images in a new order in every epoch."""
+    return all(len(set(map(tuple, passes(notes, TRAIN)))) == EPOCHS for notes in ranks)
+
+
+def tested(ranks: list[dict]) -> bool:
+    """Whether the ranks have tested each image once, in every epoch."""
+    epochs = list(zip(*(passes(notes, TEST) for notes in ranks), strict=False))
+    return len(epochs) == EPOCHS and all(sorted(chain(*shards)) == [*range(TEST)] for shards in epochs)
+
+
+def equal(ranks: list[dict]) -> bool:
+    """Whether the ranks have ended with the same weights."""
+    return all(far(notes["weights"], ranks[0]["weights"]) < CLOSE for notes in ranks)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: the right text and the wrong one, a predicate on what each rank did, and the hint to give then."""
+
+    right: str
+    wrong: str
+    mended: Callable[[list[dict]], bool]
+    found: str
+    still: str
+
+
+FAULTS = (
+    Fault(
+        "        sampler.set_epoch(epoch)  # a new order each epoch\n        model.train()\n",
+        "        model.train()\n",
+        ordered,
+        "each epoch has an order of its own",
+        "the second epoch repeats the order of the first, on every rank: who tells the sampler which epoch it is?",
+    ),
+    Fault(
+        "range(rank, len(test_set), world_size))  # each sample on one rank, once",
+        "range(0, len(test_set), world_size))  # a share for each rank",
+        tested,
+        "the ranks test each image once",
+        "the ranks together do not test each image once: print which images each of them takes",
+    ),
+    Fault(
+        "one_pass(ddp_model, train_batches, args, optimizer",
+        "one_pass(model, train_batches, args, optimizer",
+        equal,
+        "the ranks end with the same weights",
+        "the ranks end with different weights, so nobody averages gradients: which object do the images go through?",
+    ),
+)
+
+
+def planted() -> str:
+    """The faulty script."""
+    text = Script("mnist_ddp").text()
+    for fault in FAULTS:
+        text = text.replace(fault.right, fault.wrong)
+    return text
+
+
+def start(text: str, path: Path, ranks: int) -> Run:
+    """Start a script on so many ranks with the small net, which stands in front of its last lines."""
+    end = "\n\nif __name__ =="
+    path.write_text(text.replace(end, f"\n\n{inspect.getsource(Net)}\n{end}"))
+    data = write_digits(ROOT / "build" / f"digits_{TRAIN}_{TEST}", train=TRAIN, test=TEST)
+    return Run(path, "--data", data, f"--batch-size={64 // ranks}", *FLAGS, ranks=ranks, watched=True)
 
 
 def judge(mend: Callable[[str], str]) -> list[str]:
@@ -73,21 +115,21 @@ def judge(mend: Callable[[str], str]) -> list[str]:
         return ["mend changes nothing: is each piece that it replaces in the text, to the space?"]
     try:
         compile(text, "script", "exec")
-        one, ranks = alone(), together(text)
     except SyntaxError as error:
         return [f"the script is no Python any more: line {error.lineno}, {error.msg}"]
-    except launch.LaunchError as error:
-        return [f"the script does not run any more: {error}"]
-    mended = [fault for fault in FAULTS if fault.mended(ranks, one)]
-    for fault in mended:
+    with TemporaryDirectory() as folder:
+        alone = start(Script("mnist_single").text(), Path(folder, "alone.py"), 1)
+        mended = start(text, Path(folder, "mended.py"), RANKS)
+        attend(alone, mended)
+        if why := alone.complaint() or mended.complaint():
+            return [f"the script does not run any more: {why}"]
+        ranks, one = mended.notes(), alone.notes()[0]["saved"]
+    right = [fault for fault in FAULTS if fault.mended(ranks)]
+    for fault in right:
         print(f"found: {fault.found}")
-    wrong = [f"still there: {fault.still}" for fault in FAULTS if fault not in mended]
-    return wrong or broken(ranks[0]["weights"], one["weights"])
-
-
-def broken(weights: list[float], expected: list[float]) -> list[str]:
-    """A line, unless the weights are those of one process: the last word, when each fault seems mended."""
-    if len(weights) == len(expected) and apart(weights, expected) < CLOSE:
+    wrong = [f"still there: {fault.still}" for fault in FAULTS if fault not in right]
+    if not wrong and far(ranks[0]["weights"], one[0]) < CLOSE:
         print("found: the weights are those of one process with the same global batch")
-        return []
-    return [OTHER]
+    elif not wrong:
+        wrong = [OTHER]
+    return wrong

@@ -1,4 +1,4 @@
-"""Judge a run of one's own net by its record: what is asked of it, and what is missing."""
+"""Project 1 of notebook 13: judge a run of one's own net by its record."""
 
 import ast
 from collections.abc import Callable
@@ -45,52 +45,42 @@ def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
         return ["the job ended without a record in its folder: give the script --run-dir {run_dir}"]
     if run.state != "done" or not run.epochs:
         return [f"the run ended as {run.state!r}: {run.status.get('why') or 'read the log in its folder'}"]
-    last = run.epochs[-1]
-    return [*shape(run, nodes, gpus), *net(folder, said["job"]["program"][0]), *tested(run, last), *accurate(last)]
+    lines = [shape(run, nodes, gpus), net(folder, said["job"]["program"][0]), tested(run), accurate(run)]
+    return [line for line in lines if line]
 
 
-def shape(run: runs.Run, nodes: int, gpus: int) -> list[str]:
-    """A line, unless the ranks are as many as asked, on as many nodes."""
+def shape(run: runs.Run, nodes: int, gpus: int) -> str:
+    """What to say of the number of ranks and nodes; nothing, if they are as asked."""
     found = (run.env.get("world_size"), run.nodes)
     if found == (nodes * gpus, nodes):
-        return []
+        return ""
     asked = f"{nodes} nodes with {gpus} GPUs each make world size {nodes * gpus}"
-    return [f"the world size is {found[0]} on {found[1]} nodes, but {asked}: look at the Job's three numbers"]
+    return f"the world size is {found[0]} on {found[1]} nodes, but {asked}: look at the Job's three numbers"
 
 
-def class_in(text: str) -> str:
+def net(folder: Path, program: str) -> str:
+    """What to say of the script in the folder; nothing, if it holds a Net that is not the course's."""
+    if net_in((folder / program).read_text()) not in ("", net_in(Script("mnist_ddp").text())):
+        return ""
+    return f"{program} holds no Net but the course's: hand yours to scripts.write, as replace=[Net]"
+
+
+def net_in(text: str) -> str:
     """The class Net in a script, without its layout; nothing if there is none."""
     found = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Net"]
     return ast.dump(found[0]) if found else ""
 
 
-def net(folder: Path, program: str) -> list[str]:
-    """A line, unless the script in the folder holds a Net that is not the course's."""
-    try:
-        theirs = class_in((folder / program).read_text())
-    except (OSError, SyntaxError):
-        return [f"the folder holds no script that can be read as {program}: write it into the run's own folder"]
-    if not theirs:
-        return [f"{program} has no class Net: write it with scripts.write"]
-    if theirs == class_in(Script("mnist_ddp").text()):
-        return [f"{program} holds the course's Net: hand yours to scripts.write, as replace=[Net]"]
-    return []
+def tested(run: runs.Run) -> str:
+    """What to say of the number of test images; nothing, if the run counted as many as the dataset has."""
+    header = (run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").read_bytes()[4:8]
+    counted, images = run.epochs[-1].get("test_samples"), int.from_bytes(header, "big")
+    told = f"{counted} test images were counted, and there are {images}: add up sums, and pad nothing"
+    return "" if counted == images else told
 
 
-def tested(run: runs.Run, last: dict) -> list[str]:
-    """A line, unless as many test images were counted as the dataset has."""
-    try:
-        header = (run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").read_bytes()[4:8]
-    except (OSError, KeyError, TypeError):
-        return ["the dataset of the run is not where its record says: leave it there until the check is done"]
-    images = int.from_bytes(header, "big")
-    if (counted := last.get("test_samples")) == images:
-        return []
-    return [f"{counted} test images were counted, and there are {images}: add up sums, and pad nothing"]
-
-
-def accurate(last: dict) -> list[str]:
-    """A line, unless enough of the test images are right."""
-    if (right := last.get("test_accuracy") or 0) >= BAR:
-        return []
-    return [f"{right:.1%} of the test images are right, and {BAR:.0%} are asked: more epochs, or another network?"]
+def accurate(run: runs.Run) -> str:
+    """What to say of the accuracy; nothing, if enough of the test images are right."""
+    right = run.epochs[-1].get("test_accuracy") or 0
+    asked = f"{right:.1%} of the test images are right, and {BAR:.0%} are asked: more epochs, or another network?"
+    return "" if right >= BAR else asked

@@ -1,0 +1,154 @@
+"""Notebook 06: its exercises, the judge of a script that a learner made DDP, and the figure of the proof."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.exercise import Exercise, Project
+from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
+from ddp_helpers.notebook.drawing import RED, Picture, described, rank_colour
+from ddp_helpers.notebook.labels import caption, finding
+
+PLAIN = ROOT / "notebooks" / "signals.py"
+RANKS, EPOCHS, TRAIN = (1, 2, 3), 2, 960
+
+
+def epoch_line(totals: list[tuple]) -> dict[str, float]:
+    """Loss and accuracy of all ranks together, from each rank's (sum of losses, right answers, samples)."""
+    loss, right, samples = (sum(column) for column in zip(*totals, strict=True))
+    return {"loss": loss / samples, "accuracy": right / samples}
+
+
+def same_training(one: dict, other: dict) -> bool:
+    """Whether two runs of mnist_ddp take the same steps on the same data, up to rounding and dropout."""
+    sizes = {run["world_size"] * run["batch_size"] for run in (one, other)}
+    return len(sizes) == 1 and all(one[flag] == other[flag] for flag in ("epochs", "lr", "seed"))
+
+
+def means(totals: list[tuple]) -> dict[str, float]:
+    """A mistake: the mean of the ranks' means."""
+    parts = [(loss / samples, right / samples) for loss, right, samples in totals]
+    loss, accuracy = (sum(column) / len(parts) for column in zip(*parts, strict=True))
+    return {"loss": loss, "accuracy": accuracy}
+
+
+def my_ddp_script() -> Path:
+    """The path of signals.py, made DDP."""
+    return ROOT / "notebooks" / "solutions" / "signals_ddp.py"
+
+
+def judge(answer: Callable[[], Path]) -> list[str]:
+    """A line for each thing that is still wrong with the script whose path `answer` returns."""
+    script = Path(answer()).resolve()
+    if not script.is_file():
+        return [f"there is no file {script}: return the path of your script"]
+    if script.read_text() == PLAIN.read_text():
+        return ["the script is still the plain one"]
+    runs = {ranks: Run(script, "--epochs", EPOCHS, ranks=ranks, watched=True) for ranks in RANKS}
+    attend(*runs.values())
+    wrong: list[str] = []
+    for ranks, run in runs.items():
+        if why := run.complaint():
+            return [f"on {ranks} rank{'s' * (ranks > 1)}: {why}"]
+        wrong += mistakes(run, runs[RANKS[0]])
+    return list(dict.fromkeys(wrong))[:3]
+
+
+def mistakes(many: Run, one: Run) -> list[str]:
+    """A line for each mistake that shows in the run on many ranks, held against the run on one."""
+    wrong, notes = [], many.notes()
+    orders = [[indices for size, indices in each["passes"] if size == TRAIN] for each in notes]
+    first, second = ([order[epoch] for order in orders if len(order) > epoch] for epoch in (0, 1))
+    if sorted(chain(*first)) != [*range(TRAIN)]:
+        wrong.append("the ranks do not share the training set out: give its loader a DistributedSampler")
+    elif first == second:
+        wrong.append("epoch 2 has the order of epoch 1: tell the sampler which epoch it is")
+    savers, (alone, *_) = [each["saved"][-1] for each in notes if each["saved"]], one.notes()
+    if not savers or not alone["saved"]:
+        return [*wrong, "nothing is saved: let rank 0 do it at the end"]
+    if len(savers) > 1:
+        wrong.append("more than one rank saves, into one file: let rank 0 do it")
+    if any(name.startswith("module.") for name in savers[0]):
+        wrong.append("the saved names begin with module.: save the model inside the wrapper")
+    elif far(savers[0], alone["saved"][-1]) > CLOSE:
+        wrong.append("the weights are not those of one rank: do ranks share --batch-size? who calls the wrapper?")
+    lines, right = epoch_lines(many), epoch_lines(one)
+    if len(lines) != EPOCHS:
+        wrong.append(f"{len(lines)} lines for {EPOCHS} epochs: let one rank print")
+    elif right and lines != right:
+        wrong.append(f"the ranks count {lines[0]!r}, one counts {right[0]!r}: each test point once, then a sum")
+    return wrong
+
+
+def epoch_lines(run: Run) -> list[str]:
+    """The lines of a run, from any rank, that tell of an epoch."""
+    return [line for rank in range(len(run.ranks)) for line in run.said(rank) if line.startswith("epoch ")]
+
+
+ALONE = {"world_size": 1, "batch_size": 128, "epochs": 2, "lr": 1.0, "seed": 1}
+
+EXERCISES = [
+    Exercise(
+        epoch_line,
+        [([(10.0, 6, 10), (2.0, 2, 2)],), ([(3.0, 4, 8), (5.0, 8, 8), (1.0, 1, 4)],), ([(2.0, 3, 4)],)],
+        {
+            "The shards differ in size, so the mean of the ranks' means is not it: add up first, divide once.": means,
+            "Divide by the number of samples, not of ranks.": lambda totals: {
+                "loss": sum(loss for loss, _, _ in totals) / len(totals),
+                "accuracy": sum(right for _, right, _ in totals) / len(totals),
+            },
+            "That is rank 0's shard alone, as if all_reduce had been forgotten.": lambda totals: means(totals[:1]),
+        },
+    ),
+    Exercise(
+        same_training,
+        [
+            (ALONE, ALONE | {"world_size": 2, "batch_size": 64}),
+            (ALONE, ALONE | {"world_size": 2}),
+            (ALONE, ALONE | {"world_size": 4, "batch_size": 32, "seed": 2}),
+            (ALONE, ALONE | {"world_size": 4, "batch_size": 32, "lr": 0.5}),
+            (ALONE, ALONE | {"epochs": 3}),
+        ],
+        {
+            "batch_size is per rank: what must agree is the global batch.": lambda one, other: all(
+                one[flag] == other[flag] for flag in ("batch_size", "epochs", "lr", "seed")
+            ),
+            "Another seed, learning rate or number of epochs is another training.": lambda one, other: (
+                one["world_size"] * one["batch_size"] == other["world_size"] * other["batch_size"]
+            ),
+            "The number of ranks may differ: that is the point of the proof.": lambda one, other: one == other,
+        },
+    ),
+    Project(my_ddp_script, [], {}, judge),
+]
+
+FLOOR = 1e-8  # below it a difference is drawn there: a logarithmic axis has no zero
+
+
+def proof(losses: Mapping[str, Sequence[float]], apart: Mapping[str, float], control: str, where: str) -> Picture:
+    """Draw each run's loss by epoch, and the largest difference of its weights from the first run's.
+
+    control: the name of the run that is meant to differ; it is red.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained", width_ratios=(3, 2))
+    colours = {name: RED if name == control else rank_colour(place) for place, name in enumerate(losses)}
+    for place, (name, values) in enumerate(losses.items()):
+        look = {"color": colours[name], "label": name, "linewidth": 1 + 2.5 * (len(losses) - place - 1)}
+        left.plot(range(1, len(values) + 1), values, "--" if name == control else "-", alpha=0.8, **look)
+    left.set(xlabel="epoch", ylabel="training loss", xticks=range(1, 1 + max(map(len, losses.values()))))
+    left.legend()
+    names = list(apart)
+    right.barh(names, [max(value, FLOOR) for value in apart.values()], left=FLOOR, color=[colours[n] for n in names])
+    right.set(xscale="log", xlim=(FLOOR, 10), xlabel="largest difference of a weight from one process's")
+    right.invert_yaxis()
+    for row, value in enumerate(apart.values()):
+        right.annotate(f"{value:.0e}", (max(value, FLOOR), row), (4, 0), textcoords="offset points", va="center")
+    same = max(value for name, value in apart.items() if name != control)
+    title = f"The same model to {same:.0e}; with {control} it differs by {apart[control]:.0e}"
+    finding(figure, title)
+    caption(figure, where)
+    said = "; ".join(f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items())
+    return described(figure, f"Training loss by epoch. {said}. {title}.")
