@@ -230,3 +230,23 @@ def _strip(ax: Axes, across: tuple[float, float], top: float, name: str, arrived
             box(ax, (x, y), (width, 0.32), row[piece], INK if whole else rank_colour(rank), **look, **SMALL)
             if arrived.get(rank) == piece:
                 ax.plot([x + 0.05, x + width - 0.05], [y + 0.36] * 2, color=WRONG, linewidth=2.5)
+
+
+def barrier_lanes(arrival: Sequence[float]) -> Picture:
+    """Draw each rank's time before a barrier and in it, from the seconds at which the ranks enter it."""
+    waits, scale = barrier_waits(arrival), (RIGHT - 1.1) / max(arrival)
+    latest = arrival.index(max(arrival))
+    ax = canvas(
+        0.95 + 0.5 * len(arrival), f"Rank {latest} comes last: the others wait {sum(waits):g} s for it, together"
+    )
+    for rank, (seconds, waited) in enumerate(zip(arrival, waits, strict=True)):
+        y = 0.55 + 0.5 * rank
+        write(ax, LEFT, y + 0.2, f"rank {rank}", ha="left")
+        enters = 1.1 + scale * seconds
+        if seconds:
+            box(ax, (1.1, y), (scale * seconds, 0.4), f"{seconds:g} s before it", rank_colour(rank))
+        if waited:
+            box(ax, (enters, y), (scale * waited, 0.4), f"{waited:g} s in the barrier", fill=0.05, hatch="//")
+    ax.plot([RIGHT] * 2, [0.5, 0.6 + 0.5 * len(arrival)], color=INK, linewidth=2)
+    write(ax, RIGHT, 0.75 + 0.5 * len(arrival), "all leave", ha="right", **SMALL)
+    return described(ax.figure, f"Seconds in the barrier: {', '.join(f'rank {r} {w:g}' for r, w in enumerate(waits))}.")
