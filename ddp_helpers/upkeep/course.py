@@ -1,5 +1,6 @@
 """Execute the notebooks of the course: into build/, two at a time, or in place, which makes the committed outputs."""
 
+import asyncio
 import base64
 import re
 import sys
@@ -54,7 +55,7 @@ def execute(path: Path, target: Path) -> Outcome:
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
     try:
-        client.execute()
+        asyncio.run(client.async_execute())  # in any thread, and its event loop is closed
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
         error = next((line for line in reversed(str(problem).splitlines()) if line.strip()), "the kernel died")
     progress(path.stem, done[0], len(code), time.monotonic() - begin, last=True)
