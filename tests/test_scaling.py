@@ -21,7 +21,7 @@ ACCURACY = (0.90, 0.95, 0.97)
 
 
 def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", batch=256, **more):
-    """A run folder: 10,000 images an epoch, the first at half the rate, a tenth of the time each for data and waits."""
+    """A run folder: 10,000 images an epoch, the first at half the rate, a tenth of the time for data."""
     kept = more.get("scaling", "strong") == "strong"
     spec = {"batch_size": batch // ranks if kept else batch, "global_batch_size": batch if kept else None, "seed": 1}
     device = "cpu" if "Xeon" in chip else "cuda:0"
@@ -33,7 +33,6 @@ def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", ba
         took = 10_000 / rate * (2 if epoch == 0 else 1)
         line = {"epoch": epoch + 1, "images_per_second": 10_000 / took, "seconds": took, "test_seconds": 1.0}
         line |= {"data_seconds": took / 10, "test_loss": 0.5 / (epoch + 1), "test_accuracy": ACCURACY[min(epoch, 2)]}
-        line |= {"exposed_seconds": took / 10 if ranks > 1 else 0.0}
         lines.append({name: value for name, value in line.items() if name not in more.get("without", ())})
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -87,7 +86,7 @@ def test_shares_time_to_accuracy_and_cost(tmp_path):
     write(tmp_path / "b", 4, 1000, job={"state": "COMPLETED", "seconds": 900, "job": {"cpus_per_task": 5}})
     table = runs.table(tmp_path)
     a, b = scaling.per_run(table, target=0.95).to_dict("records")
-    assert [a[part] for part in ("data", "compute", "communication")] == pytest.approx([0.1, 0.8, 0.1])
+    assert a["data"] == pytest.approx(0.1)
     assert a["seconds"] == pytest.approx(10)
     assert a["to_target"] == pytest.approx(20 + 1 + 10 + 1)  # the first epoch took twice as long
     assert a["device_hours"] == pytest.approx(2 * (20 + 10 + 10 + 3) / 3600)
@@ -100,13 +99,10 @@ def test_one_epoch_is_better_than_none(tmp_path):
     assert scaling.per_run(runs.table(tmp_path))["images_per_second"].tolist() == [500]
 
 
-def test_records_without_the_waits_are_told_apart_from_no_waiting(tmp_path):
-    write(tmp_path / "old", 2, without=("exposed_seconds",))
-    row = scaling.per_run(runs.table(tmp_path)).iloc[0]
-    assert row["data"] == pytest.approx(0.1)
-    assert np.isnan([row["compute"], row["communication"]]).all()
+def test_the_share_of_data_is_drawn(tmp_path):
+    write(tmp_path / "a", 2)
     texts = [text.get_text() for text in shares(speedups(tmp_path)).figure.findobj(plt.Text)]
-    assert {"not told apart", "90%", "10%"} <= set(texts)
+    assert {"90%", "10%"} <= set(texts)
 
 
 def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
@@ -320,7 +316,7 @@ def test_the_titles_say_what_was_found(study):
     titles = [picture.figure.get_suptitle().replace("\n", " ") for picture in all_figures(study)]
     assert titles[0].endswith("97.0% with the same global batch, 90.0% to 97.0% with the same batch per rank")
     assert titles[1] == "At best 2.0 times as fast, on 4 GPUs; published: 27 times, on 32 GPUs"
-    assert titles[2] == "Waiting for other ranks: 0% on 1, 10% on 2, 10% on 4 (strong, 2 CPUs each)"
+    assert titles[2] == "Waiting for data: at most 10% of the time"
     assert titles[3].startswith("Fastest to 95%: 4 GPUs, strong, 2 CPUs each. Cheapest: 1 GPU, ")
     assert titles[4].startswith("Fitted on 1 and 2 GPUs: ") and "too fast on 4" in titles[4]
     never = time_cost(scaling.per_run(runs.table(study), 0.99), 0.99).figure
@@ -328,7 +324,7 @@ def test_the_titles_say_what_was_found(study):
 
 
 def test_figures_of_one_old_cpu_run_say_ranks(tmp_path, tmp_path_factory):
-    write(tmp_path / "a", 2, epochs=1, cpus=None, chip="Intel Xeon", without=("exposed_seconds", "test_seconds"))
+    write(tmp_path / "a", 2, epochs=1, cpus=None, chip="Intel Xeon", without=("test_seconds",))
     for number, picture in enumerate(all_figures(tmp_path)):
         picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
         assert "GPU" not in picture.alt.replace("32 GPUs", "")

@@ -18,7 +18,7 @@ FIELDS = {
     "status.json": {"state": TEXT},
     "job.json": dict.fromkeys(("state", "site", "task", "job_id"), TEXT) | {"seconds": NUMBER, "job": dict | None},
     "metrics.jsonl": dict.fromkeys(("train_loss", "test_loss", "train_accuracy", "test_accuracy"), NUMBER)
-    | dict.fromkeys(("images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"), NUMBER)
+    | dict.fromkeys(("images_per_second", "seconds", "data_seconds", "test_seconds"), NUMBER)
     | {"epoch": WHOLE},
 }
 

@@ -8,9 +8,7 @@ from ddp_helpers.notebook import PlainError
 DONE = "done"
 SETTING = ["run", "dataset", "train_set", "machine", "site", "job_id", "launcher", "world_size", "nodes"]
 SETTING += ["cpus_per_task", "batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
-MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "exposed_seconds", "test_seconds"]
-MEASURED += ["test_loss", "test_accuracy"]
-SHARES = ["data", "compute", "communication"]
+MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "test_seconds", "test_loss", "test_accuracy"]
 STILL = {"running": "running or killed", "unknown": "of unknown end"}
 
 
@@ -68,17 +66,16 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     """One row a finished run: its setting, its speed, where its time went, and its cost.
 
     images_per_second and seconds are those of the median epoch. The first epoch is not in it if there are others: it
-    also pays for what is done once, such as choosing kernels and making buffers. data, compute and communication
-    are shares of the training time, 0 to 1. to_target: seconds to the target accuracy. device_hours: GPUs (or ranks)
+    also pays for what is done once, such as choosing kernels and making buffers. data: the share of the training time
+    that waited for data, 0 to 1. to_target: seconds to the target accuracy. device_hours: GPUs (or ranks)
     held, times the hours of the job, or of its epochs where no job is recorded.
     """
     epochs = finished(table)
     once = epochs.groupby("number").cumcount().eq(0) & epochs.groupby("number")["epoch"].transform("size").gt(1)
     steady, runs = epochs[~once].groupby("number"), epochs.groupby("number")
     found = runs[SETTING].first().assign(epochs=runs.size(), **steady[["images_per_second", "seconds"]].median())
-    sums = steady[["seconds", "data_seconds", "exposed_seconds"]].sum(min_count=1)
-    data, waits = (sums[name] / sums["seconds"] for name in ("data_seconds", "exposed_seconds"))
-    found = found.assign(data=data, compute=(1 - data - waits).clip(lower=0), communication=waits)
+    sums = steady[["seconds", "data_seconds"]].sum(min_count=1)
+    found["data"] = sums["data_seconds"] / sums["seconds"]
     found["to_target"] = pd.Series({number: time_to_accuracy(rows, target) for number, rows in runs}, dtype=float)
     took = epochs["seconds"] + epochs["test_seconds"].fillna(0)
     held = pd.to_numeric(found["job_seconds"]).fillna(took.groupby(epochs["number"]).sum())
@@ -109,7 +106,7 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
     keys = ["scaling", "cpus_per_task"]
     rates = per_run.groupby([*keys, "world_size"], dropna=False)  # sorted, so the fewest ranks come first
     found = rates["images_per_second"].agg(repeats="size", images_per_second="median", lowest="min", highest="max")
-    found = found.join(rates[["seconds", *SHARES, "device_hours"]].median()).reset_index()
+    found = found.join(rates[["seconds", "data", "device_hours"]].median()).reset_index()
     base = found.groupby(keys, dropna=False)[["world_size", "images_per_second"]].transform("first")
     found["base"] = base["world_size"]
     for end, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):

@@ -6,6 +6,8 @@ The ladder of one device is notebook 01.
 import io
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -20,12 +22,28 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import launch, runs, scripts
+from ddp_helpers.notebook import launch, runs, scripts, slurm
 from ddp_helpers.notebook.machine import provenance
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import has_bf16, one_pass
+
+IMPORTS = """
+import time, torch, torchvision
+begin = time.perf_counter()
+import ddp_helpers, ddp_helpers.rank.scripts.mnist_ddp
+print(time.perf_counter() - begin)
+"""
+# Runs the script that follows on the command line, then says the most memory that this process has had (on Linux;
+# not with getrusage, which also counts what the launcher held before it became this process).
+PEAK = """
+import re, runpy, sys
+from pathlib import Path
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
+"""
 
 
 def ratios(a: Callable[[], float], b: Callable[[], float], times: int = 3) -> list[float]:
@@ -37,11 +55,20 @@ def ratios(a: Callable[[], float], b: Callable[[], float], times: int = 3) -> li
     return found
 
 
+def digits(folder: Path) -> Path:
+    """Make the images that all these runs train on, once."""
+    return write_digits(folder / "digits", train=3072, test=256)
+
+
+def printed(*words: object) -> float:
+    """Run Python with these words, and return the number that it prints."""
+    return float(subprocess.run([sys.executable, *map(str, words)], capture_output=True, check=True).stdout)
+
+
 def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
     """Images per second of a script in the second of two epochs: by itself, or on ranks of one thread each."""
     script, run = scripts.write(name, folder / f"{name}.py"), runs.fresh(folder, name)
-    data = write_digits(folder / "digits", train=3072, test=256)
-    args = ["--data", data, "--epochs", 2, "--log-interval", 10**9, "--run-dir", run, *flags]
+    args = ["--data", digits(folder), "--epochs", 2, "--log-interval", 10**9, "--run-dir", run, *flags]
     args += ["--no-cuda"] if torch.cuda.device_count() < ranks else []
     how = {"ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} if ranks else {"launcher": "python"}
     with redirect_stdout(io.StringIO()):
@@ -76,6 +103,32 @@ def cost_of_ddp(device: torch.device, times: int = 100) -> list[float]:
         dist.destroy_process_group()
 
 
+def memory(folder: Path) -> list[float]:
+    """Measure the most MB that each of two ranks of mnist_ddp holds: a training step, the whole test."""
+    script = scripts.write("mnist_ddp", folder / "mnist_ddp.py")
+    (folder / "peak.py").write_text(PEAK)
+    with redirect_stdout(io.StringIO()):
+        said = launch.run(folder / "peak.py", script, "--data", digits(folder), "--epochs", 1, "--dry-run", ranks=2)
+    return [float(text.split()[1]) for _, text in said.lines if text.startswith("peak")]
+
+
+def submit_to_step(folder: Path) -> list[float]:
+    """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first training step; none without Slurm."""
+    words = ("--data", str(digits(folder)), "--epochs", "1", "--log-interval", "1", "--run-dir", "{run_dir}")
+    site, waited = slurm.Site.load("local"), []
+    for number in range(3 if slurm.available() else 0):
+        run = folder / f"job{number}"
+        slurm.prepare("mnist_ddp", words, site, run, nodes=2, tasks_per_node=2, gpus_per_node=2)
+        begin = time.monotonic()
+        with redirect_stdout(io.StringIO()):
+            slurm.submit(run)
+            while not any("1/12" in line for line in slurm.said(run, 0)) and time.monotonic() < begin + 120:
+                time.sleep(0.05)
+            waited.append(time.monotonic() - begin)
+            slurm.watch(run)
+    return waited
+
+
 def goals(folder: Path, device: torch.device) -> list[dict]:
     """Measure what has a goal, and print a row for each."""
 
@@ -87,24 +140,31 @@ def goals(folder: Path, device: torch.device) -> list[dict]:
         return speed(folder, "mnist_ddp_resumable", *flags, ranks=2)
 
     def plain() -> float:
-        return speed(folder, "mnist_single", "--precision", "float32", "--num-workers", 0)
+        return printed("-m", "ddp_helpers.upkeep.plain", digits(folder))
 
     fast = ratios(lambda: speed(folder, "mnist_fast"), plain)
     return [
-        row("mnist_fast / mnist_single in float32: images/s", fast, ">=", 50 if device.type == "cuda" else 4),
+        row("import the helpers after torch and torchvision: s", [printed("-c", IMPORTS) for _ in range(3)], "<=", 0.3),
+        row("mnist_fast / PyTorch's example: images/s", fast, ">=", 50 if device.type == "cuda" else 4),
         row("DDP with one rank, slower than without: %", cost_of_ddp(device), "<=", 3),
         row("2 ranks / 1 rank, batch 64: images/s", ratios(ddp(2, 64), ddp(1, 64)), ">=", 1.5),
         row("2 ranks / 1 rank, batch 256: images/s", ratios(ddp(2, 256), ddp(1, 256)), ">=", 1.9),
         row("votes, a checkpoint each 50 steps / none: images/s", ratios(saving, ddp(2, 64)), ">=", 0.9),
+        row("from submit to the first step, 4 ranks on 2 nodes: s", submit_to_step(folder), "<=", 20),
+        row("peak memory of a rank: MB", memory(folder), "<=", 1500),
     ]
 
 
 def row(name: str, values: list[float], sign: str, goal: float) -> dict:
     """Print a row of the table: the median, the middle half of the values, and the goal; return the row."""
+    if not values:
+        print(f"{name:<55} not measured: it needs Slurm", flush=True)
+        return {"name": name, "median": None, "values": [], "goal": f"{sign} {goal}", "met": None}
     low, middle, high = quantiles(values * 2, n=4, method="inclusive")
     met = middle <= goal if sign == "<=" else middle >= goal
-    spread, verdict = f"{low:.3f} to {high:.3f}", f"{sign} {goal:<5g} {'met' if met else 'MISSED'}"
-    print(f"{name:<55} {middle:8.3f}  {spread:<16} {len(values):3}  {verdict}", flush=True)
+    digits = 0 if middle > 100 else 3
+    spread, verdict = f"{low:.{digits}f} to {high:.{digits}f}", f"{sign} {goal:<5g} {'met' if met else 'MISSED'}"
+    print(f"{name:<55} {middle:8.{digits}f}  {spread:<16} {len(values):3}  {verdict}", flush=True)
     return {"name": name, "median": middle, "values": values, "goal": f"{sign} {goal}", "met": met}
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.plot_the_scaling.advice import extremes
 from ddp_helpers.notebook import drawing
-from ddp_helpers.notebook.drawing import BLUE, GREY, INK, LEFT, ORANGE, RED, TIMES, WIDTH, WRONG, Picture, rank_colour
+from ddp_helpers.notebook.drawing import GREY, INK, LEFT, ORANGE, TIMES, WIDTH, WRONG, Picture, rank_colour
 from ddp_helpers.notebook.labels import LABEL, at_the_right, captioned, colours, setting, sizes
 from ddp_helpers.notebook.scaling import many, unit, where
 
@@ -74,49 +74,28 @@ def beside(ax: Axes, table: Mapping) -> LABEL:
     return ranks[-1], speeds[-1], f"{table['name']}: {speeds[-1]:.2g}{TIMES} ({gained:.0%})", "#A0A0A0"
 
 
-UNKNOWN = "not told apart"
-PARTS = {"data": ORANGE, "compute": BLUE, "communication": RED, UNKNOWN: "#CCCCCC"}
-
-
 def shares(speedups: pd.DataFrame, left_out: str = "") -> Picture:
-    """A bar a setting, from what scaling.speedup gives, medians over repeats; a part that no record tells is grey."""
-    rows = speedups.sort_values(["scaling", "cpus_per_task", "world_size"])
+    """A bar a setting, from what scaling.speedup gives: the share of its training time that waited for data."""
+    rows = speedups.sort_values(["scaling", "cpus_per_task", "world_size"]).dropna(subset="data")
     names = [
         f"{setting(one.scaling, one.cpus_per_task)}: {many(one.world_size, one.unit)}" for one in rows.itertuples()
     ]
-    parts = pd.DataFrame([split(row) for _, row in rows.iterrows()]).reindex(columns=PARTS).dropna(axis=1, how="all")
     figure, ax = plt.subplots(figsize=(WIDTH, 2.2 + 0.36 * len(rows)), layout="constrained")
-    left = np.zeros(len(rows))
-    for part, share in parts.fillna(0).items():
-        bars = ax.barh(range(len(rows)), share, 0.68, left, color=PARTS[part], label=part)
-        texts = [f"{one:.0%}" if one > 0.04 else "" for one in share]
-        ax.bar_label(bars, texts, label_type="center", color="white" if part == "compute" else "black")
-        left += share
+    parts = {
+        "data": (rows["data"], 0, ORANGE),
+        "computing, and waiting for ranks": (1 - rows["data"], rows["data"], "#CCCCCC"),
+    }
+    for part, (share, left, colour) in parts.items():
+        bars = ax.barh(range(len(rows)), share, 0.68, left, color=colour, label=part)
+        ax.bar_label(bars, [f"{one:.0%}" if one > 0.04 else "" for one in share], label_type="center", color="black")
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1), xlabel="share of the training time of an epoch")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     ax.tick_params(axis="y", length=0)
-    ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
-    return captioned(figure, waits(rows), rows["where"].iloc[0], left_out)
-
-
-def split(row: pd.Series) -> dict[str, float]:
-    """The known parts of one setting's time, and what they leave; they add up to 1."""
-    known = row[["data", "compute", "communication"]].dropna().to_dict()
-    if len(known) == 3:
-        return {part: share / sum(known.values()) for part, share in known.items()}
-    return known | {UNKNOWN: max(0, 1 - sum(known.values()))}
-
-
-def waits(rows: pd.DataFrame) -> str:
-    """The title: the waiting for other ranks of the first setting with most sizes, or for data if no record tells."""
-    if rows["communication"].isna().any():
-        return f"Waiting for data: at most {rows['data'].max():.0%} of the time"
-    alike = max((group for _, group in rows.groupby(["scaling", "cpus_per_task"], dropna=False)), key=len)
-    said = (f"{row.communication:.0%} on {row.world_size}" for row in alike.itertuples())
-    name = setting(alike["scaling"].iloc[0], alike["cpus_per_task"].iloc[0])
-    return f"Waiting for other ranks: {', '.join(said)} ({name})"
+    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
+    title = f"Waiting for data: at most {rows['data'].max():.0%} of the time"
+    return captioned(figure, title, speedups["where"].iloc[0], left_out)
 
 
 def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Picture:
