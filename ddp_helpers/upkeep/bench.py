@@ -113,7 +113,7 @@ def memory(folder: Path) -> list[float]:
 
 
 def submit_to_step(folder: Path) -> list[float]:
-    """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first training step; none without Slurm."""
+    """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first step; none without Slurm."""
     words = ("--data", str(digits(folder)), "--epochs", "1", "--log-interval", "1", "--run-dir", "{run_dir}")
     site, waited = slurm.Site.load("local"), []
     for number in range(3 if slurm.available() else 0):
@@ -122,7 +122,7 @@ def submit_to_step(folder: Path) -> list[float]:
         begin = time.monotonic()
         with redirect_stdout(io.StringIO()):
             slurm.submit(run)
-            while not any("1/12" in line for line in slurm.said(run, 0)) and time.monotonic() < begin + 120:
+            while not any("] 1/" in line for line in slurm.said(run, 0)) and time.monotonic() < begin + 120:
                 time.sleep(0.05)
             waited.append(time.monotonic() - begin)
             slurm.watch(run)
