@@ -7,23 +7,8 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
-from ddp_helpers.notebook.drawing import (
-    CODE,
-    GREY,
-    LEFT,
-    WRONG,
-    Picture,
-    arrow,
-    box,
-    canvas,
-    cross_out,
-    described,
-    halo,
-    link,
-    pieces,
-    rank_colour,
-    write,
-)
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, cross_out, described, halo, link, pieces, write
+from ddp_helpers.notebook.style import CODE, GREY, LEFT, WRONG, rank_colour
 from ddp_helpers.rank.launchers import LAUNCHERS
 
 NAMES = {LAUNCHERS[launcher][0]: LAUNCHERS[launcher][1:] for launcher in ("torchrun", "openmpi", "slurm")}

@@ -10,24 +10,8 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
-from ddp_helpers.notebook.drawing import (
-    GREY,
-    INK,
-    LEFT,
-    MINUS,
-    RIGHT,
-    SMALL,
-    TIMES,
-    WRONG,
-    Picture,
-    arrow,
-    box,
-    canvas,
-    described,
-    pieces,
-    rank_colour,
-    write,
-)
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces, write
+from ddp_helpers.notebook.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
 
 
 def mean_over_ranks(mine: float) -> float:

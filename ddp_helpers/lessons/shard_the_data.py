@@ -12,25 +12,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks, summed
-from ddp_helpers.notebook.drawing import (
-    BLUE,
-    GREY,
-    INK,
-    LEFT,
-    RIGHT,
-    SMALL,
-    TIMES,
-    Picture,
-    box,
-    canvas,
-    described,
-    pieces,
-    rank_colour,
-    span,
-    tint,
-    write,
-)
+from ddp_helpers.notebook.drawing import Picture, box, canvas, described, pieces, span, tint, write
 from ddp_helpers.notebook.labels import caption, finding
+from ddp_helpers.notebook.style import BLUE, GREY, INK, LEFT, RIGHT, SMALL, TIMES, rank_colour
 
 RANKS = 2  # of the exercises that run on ranks
 

@@ -19,9 +19,10 @@ from torch.utils.data import DistributedSampler
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
-from ddp_helpers.notebook.drawing import BLUE, GREY, INK, ORANGE, RED, WIDTH, Picture, rank_colour
+from ddp_helpers.notebook.drawing import Picture
 from ddp_helpers.notebook.labels import captioned
 from ddp_helpers.notebook.scaling import many
+from ddp_helpers.notebook.style import BLUE, GREY, INK, ORANGE, RED, WIDTH, rank_colour
 
 ENDS = {"done", "preempted", "failed"}
 

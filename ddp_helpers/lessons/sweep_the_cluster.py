@@ -15,11 +15,12 @@ from IPython.display import DisplayHandle
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.notebook import drawing, runs, slurm
-from ddp_helpers.notebook.drawing import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, Picture
+from ddp_helpers.notebook.drawing import Picture
 from ddp_helpers.notebook.labels import captioned
 from ddp_helpers.notebook.parameters import check_names, execute
 from ddp_helpers.notebook.scaling import many, where
 from ddp_helpers.notebook.slurm.run import known
+from ddp_helpers.notebook.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES
 
 JOB = ROOT / "slurm" / "job.ipynb"
 RUNS = ROOT / "runs"

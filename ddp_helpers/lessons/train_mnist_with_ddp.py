@@ -9,8 +9,9 @@ import matplotlib.pyplot as plt
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import Exercise, Project
 from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
-from ddp_helpers.notebook.drawing import RED, Picture, described, rank_colour
+from ddp_helpers.notebook.drawing import Picture, described
 from ddp_helpers.notebook.labels import caption, finding
+from ddp_helpers.notebook.style import RED, rank_colour
 
 PLAIN = ROOT / "notebooks" / "signals.py"
 RANKS, EPOCHS, TRAIN = (1, 2, 3), 2, 960

@@ -17,8 +17,9 @@ from torchvision.datasets import MNIST
 
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.notebook import launch, runs, scripts
-from ddp_helpers.notebook.drawing import BLUE, GREEN, INK, ORANGE, SKY, TIMES, Picture, described
+from ddp_helpers.notebook.drawing import Picture, described
 from ddp_helpers.notebook.labels import caption, finding
+from ddp_helpers.notebook.style import BLUE, GREEN, INK, ORANGE, SKY, TIMES
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -6,9 +6,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ddp_helpers.notebook.drawing import GREY, WIDTH, Picture, described
+from ddp_helpers.notebook.drawing import Picture, described
 from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, finding
 from ddp_helpers.notebook.scaling import finished, left_out, many, unit, where
+from ddp_helpers.notebook.style import GREY, WIDTH
 
 ROWS = {"test_loss": "test loss", "test_accuracy": "test accuracy"}
 KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}

@@ -1,4 +1,4 @@
-"""Draw in one look: colours, sizes, figures with alt text; and the diagrams' primitives, in inches, y downwards."""
+"""Draw: figures with alt text, and the primitives of diagrams, in inches, y downwards."""
 
 import base64
 import io
@@ -12,22 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), minus its yellow, which fades on white.
-BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
-INK, GREY = "#222222", "#5A5A5A"
-
-LOOK = {"figure.dpi": 110, "figure.facecolor": "white", "font.size": 11, "savefig.bbox": "tight"}
-LOOK |= {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False}
-LOOK |= {"axes.prop_cycle": plt.cycler(color=RANK_COLOURS), "legend.frameon": False}
-LOOK["hatch.linewidth"] = 0.7  # thin enough to read a number on it
-plt.rcParams.update(LOOK)
-
-
-def rank_colour(rank: int) -> str:
-    """The colour that stands for a rank in every figure of the course."""
-    return RANK_COLOURS[rank % len(RANK_COLOURS)]
-
+from ddp_helpers.notebook.style import GREY, INK, LEFT, WIDTH, WRONG
 
 DPI = 130  # sharp on most screens, and half the bytes of 160; the page shows it at the figure's size in inches
 CSS_PIXELS_PER_INCH = 96
@@ -66,10 +51,6 @@ def described(figure: Figure, alt: str) -> Picture:
     return Picture(figure, alt)
 
 
-WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # the page, and where its contents begin and end
-WRONG = "#C00000"  # no rank's colour: a thing that fails
-SMALL, CODE = {"size": 10}, {"size": 10, "family": "monospace"}
-TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 Point = tuple[float, float]
 
 

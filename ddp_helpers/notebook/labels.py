@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from ddp_helpers.notebook import drawing
+from ddp_helpers.notebook.drawing import Picture, described
 from ddp_helpers.notebook.scaling import many
+from ddp_helpers.notebook.style import GREY, rank_colour
 
 LABEL = tuple[float, float, str, str]  # the point in data units, text, colour
 
@@ -58,14 +59,14 @@ def caption(figure: Figure, *parts: str) -> None:
     """Write what the reader must know below the figure; empty parts are left out."""
     if said := ". ".join(part[0].upper() + part[1:] for part in parts if part):
         wide = int(figure.get_figwidth() * 13)
-        figure.supxlabel(textwrap.fill(f"{said}.", wide), fontsize=10, color=drawing.GREY, x=0.01, ha="left")
+        figure.supxlabel(textwrap.fill(f"{said}.", wide), fontsize=10, color=GREY, x=0.01, ha="left")
 
 
-def captioned(figure: Figure, title: str, *parts: str) -> drawing.Picture:
+def captioned(figure: Figure, title: str, *parts: str) -> Picture:
     """Finish a figure with its title, a finding, and its caption; the alt text says both."""
     finding(figure, title)
     caption(figure, *parts)
-    return drawing.described(figure, ". ".join(part for part in (title, *parts) if part) + ".")
+    return described(figure, ". ".join(part for part in (title, *parts) if part) + ".")
 
 
 def setting(scaling: str, cpus: float) -> str:
@@ -75,7 +76,7 @@ def setting(scaling: str, cpus: float) -> str:
 
 def colours(keys: Sequence) -> dict:
     """A colour for each, in the order of the palette, and around again."""
-    return {key: drawing.rank_colour(place) for place, key in enumerate(keys)}
+    return {key: rank_colour(place) for place, key in enumerate(keys)}
 
 
 def sizes(ax: Axes, counts: Sequence[int], unit: str) -> None:

@@ -5,7 +5,8 @@ from collections import Counter
 from textwrap import wrap
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.drawing import GREY, Picture, arrow, box, canvas, described, rank_colour, write
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
+from ddp_helpers.notebook.style import GREY, rank_colour
 from ddp_helpers.upkeep.stale import modules
 
 WINGS = {

@@ -9,7 +9,8 @@ from textwrap import fill
 import nbformat
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.drawing import BLUE, ORANGE, Picture, arrow, box, canvas, described, pieces
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces
+from ddp_helpers.notebook.style import BLUE, ORANGE
 
 README = ROOT / "README.md"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}

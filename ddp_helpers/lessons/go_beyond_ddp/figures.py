@@ -4,25 +4,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LEFT,
-    ORANGE,
-    PURPLE,
-    RIGHT,
-    SKY,
-    SMALL,
-    Picture,
-    arrow,
-    box,
-    canvas,
-    described,
-    write,
-)
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
 from ddp_helpers.notebook.labels import caption, finding
+from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
 
 # ---- which to choose
 

@@ -3,7 +3,8 @@
 from matplotlib.axes import Axes
 
 from ddp_helpers.notebook import drawing
-from ddp_helpers.notebook.drawing import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, Picture, arrow, box, write
+from ddp_helpers.notebook.drawing import Picture, arrow, box, write
+from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL
 
 TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 
