@@ -9,7 +9,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.lessons.sweep_the_cluster import sweep
 from ddp_helpers.rank.digits import FILES
 
-TRAIN, TEST, EPOCHS, BATCH = 6000, 2000, 3, 64
+TRAIN, TEST, EPOCHS, BATCH = 4000, 1000, 3, 64
 SHAPES, CPUS, SEEDS = ((1, 1), (1, 2), (2, 2)), (1, 2), (1, 2)  # nodes and ranks on each; CPUs of a rank; repeats
 
 
