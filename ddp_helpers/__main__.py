@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
 
 def keep(args: Namespace) -> None:
     """Copy finished runs to notebooks/results, to be committed."""
-    from ddp_helpers.upkeep.keep import keep as keep_runs
+    from ddp_helpers.upkeep.records import keep as keep_runs
 
     print(f"kept in {keep_runs(args.folder, args.name)}")
 

@@ -13,7 +13,7 @@ from real import IMPORT
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, runs, scripts, slurm
 from ddp_helpers.notebook.parameters import execute
-from ddp_helpers.upkeep import keep as keeping
+from ddp_helpers.upkeep import records as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
 MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))

@@ -1,5 +1,7 @@
-"""Make the records that notebook 09 draws for who has no runs: 08's sweep in full, on MNIST's first images."""
+"""Make the records that notebook 09 draws for who has no runs; keep records for good, small enough to be committed."""
 
+import json
+import shutil
 import struct
 import sys
 from itertools import product
@@ -7,10 +9,52 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.sweep_the_cluster import sweep
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.notebook.slurm.job import NAME
 from ddp_helpers.rank.digits import FILES
+from ddp_helpers.rank.launchers import stop
 
+RESULTS = ROOT / "notebooks" / "results"
 TRAIN, TEST, EPOCHS, BATCH = 4000, 1000, 3, 64
 SHAPES, CPUS, SEEDS = ((1, 1), (1, 2), (2, 2)), (1, 2), (1, 2)  # nodes and ranks on each; CPUs of a rank; repeats
+
+
+def keep(folder: Path, name: str) -> Path:
+    """Copy the finished runs below a folder to notebooks/results/NAME; the learner's process calls it.
+
+    Weights, logs and scripts stay behind; so do the names of hosts. Says which runs could not be read, or not whole.
+    Stops where there is no run, or the name is taken.
+    """
+    read = [runs.read(each) for each in sorted(runs.run_folders(Path(folder)))]
+    found, target = [run for run in read if run.epochs and run.state == "done"], RESULTS / name
+    if not NAME.fullmatch(name):
+        stop(f"the name {name!r} cannot be used: give letters, digits, dot, dash and underscore")
+    for run in (run for run in read if run.damage):
+        what = "is kept without what cannot be read" if run in found else "is left out"
+        print(f"{run.folder.name!r} {what}: {', '.join(run.damage)}", file=sys.stderr)
+    if not found or target.exists():
+        stop(f"{folder} holds {len(found)} finished runs for {target.relative_to(ROOT)}: give others, and a new name")
+    for run in found:
+        (target / run.folder.name).mkdir(parents=True)
+        for part in ("spec", "env", "status", "job"):
+            if content := getattr(run, part):
+                text = json.dumps(without_paths(content), indent=1)
+                (target / run.folder.name / f"{part}.json").write_text(text + "\n")
+        shutil.copy(run.folder / "metrics.jsonl", target / run.folder.name)
+    return target
+
+
+def without_paths(content: object) -> object:
+    """The same record, without paths and host names of this machine."""
+    if isinstance(content, dict):
+        hosts = {"host": "a host"} if "host" in content else {}
+        return {key: without_paths(value) for key, value in (content | hosts).items()}
+    if isinstance(content, list):
+        return [without_paths(value) for value in content]
+    if isinstance(content, str) and content.startswith("/"):
+        return tidy(content) if not tidy(content).startswith("/") else f"…/{Path(content).name}"
+    return content
 
 
 def cut(mnist: Path, target: Path) -> Path:
