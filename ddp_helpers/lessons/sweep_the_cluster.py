@@ -20,7 +20,7 @@ from ddp_helpers.notebook.labels import captioned
 from ddp_helpers.notebook.parameters import check_names, execute
 from ddp_helpers.notebook.scaling import many, where
 from ddp_helpers.notebook.slurm.run import known
-from ddp_helpers.notebook.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES
+from ddp_helpers.notebook.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
 
 JOB = ROOT / "slurm" / "job.ipynb"
 RUNS = ROOT / "runs"
@@ -150,9 +150,7 @@ def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
             for step in range(taken):
                 for rank in range(size):
                     corner = (left + step * width / steps, top + (height - size * tall) / 2 + rank * tall)
-                    drawing.box(
-                        ax, corner, (width / steps - 0.03, tall - 0.02), "", drawing.rank_colour(rank), fill=0.55
-                    )
+                    drawing.box(ax, corner, (width / steps - 0.03, tall - 0.02), "", rank_colour(rank), fill=0.55)
         top += height + 0.25
     return drawing.described(ax.figure, f"Bricks, one a step and rank. {title}. The area is the same everywhere.")
 

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.notebook import drawing
 from ddp_helpers.notebook.drawing import Picture, arrow, box, write
-from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL
+from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, rank_colour
 
 TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 
@@ -48,7 +48,7 @@ def _nodes(ax: Axes, nodes: int, tasks_per_node: int) -> None:
         for local, (left, width) in enumerate(drawing.pieces(7.25, 9.3, tasks_per_node, gap=0.1)):
             rank = node * tasks_per_node + local
             text = f"task {rank}\nGPU {local}" if width > 0.7 and high > 0.6 else rank
-            box(ax, (left, y + 0.1), (width, high - 0.2), text, drawing.rank_colour(rank), size=10)
+            box(ax, (left, y + 0.1), (width, high - 0.2), text, rank_colour(rank), size=10)
 
 
 def backfill(long: int = 10, short: int = 1) -> Picture:

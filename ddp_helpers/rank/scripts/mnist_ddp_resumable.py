@@ -119,7 +119,7 @@ def main() -> None:
     votes = Votes(args.timeout, args.vote_every)
     run = Run(args, device, votes.group)
     model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
-    # Your optimizer and schedule: --lr and --gamma are for these, and a step of the schedule is an epoch.
+    # YOUR OPTIMIZER and schedule: a step of it is an epoch. --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     optimizer.register_step_pre_hook(votes.guard)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)

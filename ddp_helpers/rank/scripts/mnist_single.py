@@ -27,7 +27,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     test_batches = DataLoader(test_set, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
-    # Your optimizer and schedule: --lr and --gamma are for these, and a step of the schedule is an epoch.
+    # YOUR OPTIMIZER and schedule: a step of it is an epoch. --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
