@@ -155,7 +155,9 @@ def test_a_rank_that_dies_in_a_cell_or_between_two_is_told_of(kernel):
     assert said.startswith("rank 1 is gone: ended by SIGKILL\nall 2 ranks were ended")
     between = psutil.Process(kernel.pids()[1])
     between.kill()
-    until(lambda: between.status() == psutil.STATUS_ZOMBIE, "it has ended", 15)
+    until(
+        lambda: (between.status(), between.num_threads()) == (psutil.STATUS_ZOMBIE, 1), "all its threads have ended", 15
+    )
     said = kernel.run("%%ranks 2\n1 + 1")
     assert said.startswith("[rank 0] 2\n[rank 1] 2") and "a rank has ended since the last cell" in said
 
