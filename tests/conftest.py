@@ -12,7 +12,6 @@ from real import THOROUGH
 from ddp_helpers.notebook.slurm import available
 from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.upkeep.course import sends_jobs
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
 settings.register_profile(
@@ -23,9 +22,10 @@ settings.load_profile("course")
 torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
 os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
 
-# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that sends jobs, and a file that
+# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that uses Slurm, and a file that
 # is marked so. The other notebooks are a second group.
 ALONE = {"cluster", "browser"}
+USES_SLURM = re.compile(r"slurm\.available|slurm\.watch|%%slurm")
 GROUPS = {"alone": 0, "notebooks": 1}  # the longest groups first
 LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_(?!CONF$)|CUDA_VISIBLE_|OMP_|DDP_"
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         group = item.path.stem
         if item.path.suffix == ".ipynb":
-            group = "alone" if sends_jobs(item.path) else "notebooks"
+            group = "alone" if USES_SLURM.search(item.path.read_text()) else "notebooks"
         elif ALONE & {*getattr(item, "fixturenames", ())}:
             group = "alone"
         if not item.get_closest_marker("xdist_group"):

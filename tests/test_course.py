@@ -72,7 +72,7 @@ while not pathlib.Path("here_{other}").exists():
 
 
 def test_a_notebook_that_sends_jobs_runs_beside_one_that_does_not(notebooks, capsys):
-    for own, other, jobs in ((1, 2, "srun"), (2, 1, "")):  # each ends only while the other runs
+    for own, other, jobs in ((1, 2, "slurm.submit"), (2, 1, "")):  # each ends only while the other runs
         cell = new_code_cell(WAITS.format(own=own, other=other, jobs=jobs))
         nbformat.write(new_notebook(cells=[cell]), notebooks / f"0{own}_waits.ipynb")
     assert course.run([], in_place=False) == 0

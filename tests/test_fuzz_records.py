@@ -19,14 +19,19 @@ REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed
 WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}
 NESTED = b'{"a":' * 20_000
 SCALAR = (str, int, float, type(None))
-SIMPLE = [None, True, 0, 1, -1, 7, 0.5, 1e300, float("nan"), float("inf"), "", "x", [], {}]
 
 
 def altered(choices, content):
-    """A JSON object with another value somewhere, of a simple kind, or without one."""
-    key = choices.one(sorted(content))
-    rest = {name: value for name, value in content.items() if name != key}
-    return rest | {key: choices.one(SIMPLE)} if choices.below(6) else rest
+    """A JSON value with another one somewhere in it, or with a name more, or without one."""
+    if isinstance(content, dict) and content and choices.below(4):
+        key = choices.one(sorted(content))
+        if not choices.below(8):
+            return {name: value for name, value in content.items() if name != key}
+        return content | {key: altered(choices, content[key]) if choices.below(3) else choices.value()}
+    if isinstance(content, list) and content and choices.below(3):
+        place = choices.below(len(content))
+        return [*content[:place], altered(choices, content[place]), *content[place + 1 :]]
+    return choices.value()
 
 
 def spoiled(choices, content):

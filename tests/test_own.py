@@ -103,17 +103,21 @@ WRONG = {
         ["mnist_ddp_resumable", "--nodes", "2", "--", "--global-batch-size", "63", "--run-dir", "{run_dir}"],
         "--global-batch-size 63 cannot be shared evenly by 2 ranks",
     ),
-    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no MNIST (train-images-idx3-ubyte"),
+    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no whole MNIST (train-images-idx3-"),
+    "half of the data": (["mnist_ddp", "--", "--data", "HALF"], "(t10k-images-idx3-ubyte: cut short): get it once"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, tmp_path, capsys):
+def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, digits, tmp_path, capsys):
     words, line = WRONG[case]
     paths = {"MINE": mine, "BAD": tmp_path / "bad.py", "DEEP": tmp_path / "deep.py", "FIFO": tmp_path / "fifo.py"}
     paths["BAD"].write_text("import os\nif:\n")
     paths["DEEP"].write_text("x = " + 200_000 * "-" + "1\n")
     os.mkfifo(paths["FIFO"])
+    paths["HALF"] = shutil.copytree(digits, tmp_path / "half")
+    with (paths["HALF"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
+        file.truncate(1000)
     words = [str(paths.get(word, word)) for word in words]
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(SystemExit) as end:

@@ -160,6 +160,7 @@ def test_a_rank_that_dies_in_a_cell_or_between_two_is_told_of(kernel):
     )
     said = kernel.run("%%ranks 2\n1 + 1")
     assert said.startswith("[rank 0] 2\n[rank 1] 2") and "a rank has ended since the last cell" in said
+    assert "is gone: exit status 3" in kernel.run("%%ranks 2\nimport os\nos._exit(3)")
 
 
 def test_another_number_of_ranks_starts_new_ones(kernel):

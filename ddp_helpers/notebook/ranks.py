@@ -123,7 +123,11 @@ class Ranks:
 
     def ended(self, rank: int) -> str:
         """Say how a rank has ended."""
-        return f"rank {rank} is gone: {ended(self.processes[rank].wait(timeout=10))}"
+        try:
+            status = self.processes[rank].wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return f"rank {rank} has closed its output"
+        return f"rank {rank} is gone: {ended(status)}"
 
     def places(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for those in one place."""

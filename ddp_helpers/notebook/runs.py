@@ -4,22 +4,60 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING
 
-# What figures and tables take from each file of a record; null is a missing value.
-WHOLE, NUMBER, TEXT = int | None, float | int | None, str | None
+
+def whole(value: object) -> bool:
+    """Whether it is a whole number, of a size that a table can hold."""
+    return type(value) is int and abs(value) < 2**63
+
+
+def number(value: object) -> bool:
+    """Whether it is a number; one that is not finite too, as the loss of a run that diverged."""
+    return whole(value) or type(value) is float
+
+
+def finite(value: object) -> bool:
+    """Whether it is a number that can be rounded, summed and drawn."""
+    return number(value) and isfinite(value)
+
+
+def text(value: object) -> bool:
+    """Whether it is text."""
+    return isinstance(value, str)
+
+
+def ranks(value: object) -> bool:
+    """Whether it says of each rank where it ran."""
+    return isinstance(value, list) and all(isinstance(one, dict) and sound_rank(one) for one in value)
+
+
+def sound_rank(one: dict) -> bool:
+    """Whether it says which rank of its node this was, or of which node, and its device."""
+    return whole(one.get("local_rank", one.get("node"))) and text(one.get("device")) and text(one.get("chip", ""))
+
+
+def asked(value: object) -> bool:
+    """Whether it is what was asked of Slurm, as far as a table shows it."""
+    if not isinstance(value, dict):
+        return False
+    return whole(value.get("cpus_per_task", 0)) and isinstance(value.get("array", []), list)
+
+
 FIELDS = {
-    "spec.json": dict.fromkeys(("batch_size", "global_batch_size", "seed", "epochs"), WHOLE),
-    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank", "train_set"), WHOLE)
-    | dict.fromkeys(("launcher", "job_id", "dataset", "chip", "device"), TEXT)
-    | {"ranks": list | None},
-    "status.json": {"state": TEXT},
-    "job.json": dict.fromkeys(("state", "site", "task", "job_id"), TEXT) | {"seconds": NUMBER, "job": dict | None},
-    "metrics.jsonl": dict.fromkeys(("train_loss", "test_loss", "train_accuracy", "test_accuracy"), NUMBER)
-    | dict.fromkeys(("images_per_second", "seconds", "data_seconds", "test_seconds"), NUMBER)
-    | {"epoch": WHOLE},
+    "spec.json": dict.fromkeys(("batch_size", "global_batch_size", "seed", "epochs"), whole),
+    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank", "train_set"), whole)
+    | dict.fromkeys(("launcher", "job_id", "dataset", "chip", "device"), text)
+    | {"ranks": ranks},
+    "status.json": {"state": text},
+    "job.json": dict.fromkeys(("state", "site", "task", "job_id"), text) | {"seconds": finite, "job": asked},
+    "metrics.jsonl": dict.fromkeys(("train_loss", "test_loss"), number)
+    | dict.fromkeys(("train_accuracy", "test_accuracy", "images_per_second"), finite)
+    | dict.fromkeys(("seconds", "data_seconds", "test_seconds"), finite)
+    | {"epoch": whole},
 }
 
 
@@ -35,8 +73,9 @@ def parsed(content: str) -> dict:
 
 
 def fitting(content: dict, file: str) -> tuple[dict, list[str]]:
-    """Keep the values of a file that have the right type; report each other one in a line."""
-    wrong = [key for key, kind in FIELDS[file].items() if not isinstance(content.get(key), kind)]
+    """Keep the values of a file that have the right type; report each other one in a line. null is a missing value."""
+    kinds = FIELDS[file].items()
+    wrong = [key for key, fits in kinds if content.get(key) is not None and not fits(content[key])]
     kept = {key: value for key, value in content.items() if key not in wrong}
     return kept, [f"{key} is {short(content[key])}, left out" for key in wrong]
 

@@ -81,9 +81,12 @@ def figures(notebook: NotebookNode, stem: str) -> list[Path]:
 
 
 def sends_jobs(path: Path) -> bool:
-    """Say whether a notebook's code names Slurm: such notebooks share its queue and runs/, and go one by one."""
+    """Say whether a notebook sends jobs and watches them: such notebooks share the queue and runs/, and go one by one.
+
+    One that only waits for a single job of its own may wait behind theirs.
+    """
     code = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
-    return bool(re.search("slurm|srun", "\n".join(code)))
+    return bool(re.search(r"%%slurm|slurm\.(submit|watch|cancel)", "\n".join(code)))
 
 
 def in_lanes(lanes: list[list[Path]], folder: Path) -> list[Outcome]:

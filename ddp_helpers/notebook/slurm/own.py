@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
+from itertools import product
+from math import prod
 from pathlib import Path
 
 from ddp_helpers import ROOT
@@ -60,9 +62,23 @@ def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
         if (getattr(args, "global_batch_size", 0) or 0) % job.ranks:
             batch = f"--global-batch-size {args.global_batch_size}"
             raise JobError(f"{batch} cannot be shared evenly by {job.ranks} ranks")
-    images = folder / args.data / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    if not site.in_container and not images.is_file():  # an image may have other folders
-        raise JobError(f"--data {args.data} holds no MNIST ({images.name} is not there): get it once, before the run")
+    if not site.in_container:  # whose folders may be others
+        check_data(folder / args.data)
+
+
+def check_data(folder: Path) -> None:
+    """Raises JobError unless MNIST lies in a folder, each of its files as long as its first bytes say."""
+    for part, kind in product(("train", "t10k"), ("images-idx3", "labels-idx1")):
+        path = folder / "MNIST" / "raw" / f"{part}-{kind}-ubyte"
+        try:
+            with path.open("rb") as file:
+                head = file.read(16)
+            sizes = [int.from_bytes(head[4 * i : 4 * i + 4]) for i in range(1, 1 + head[3])]
+            if path.stat().st_size != 4 + 4 * len(sizes) + prod(sizes):
+                raise OSError(0, "cut short")
+        except (OSError, IndexError) as error:
+            why = f"{path.name}: {getattr(error, 'strerror', 'empty')}"
+            raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run") from None
 
 
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
