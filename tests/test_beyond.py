@@ -1,4 +1,4 @@
-"""What notebook 12 counts with, in one process, and what it draws of it; the notebook does so on two ranks."""
+"""What notebook 13 counts with, in one process, and what it draws of it; the notebook does so on two ranks."""
 
 import pandas as pd
 import pytest
@@ -74,7 +74,7 @@ def test_weights_saved_in_another_precision_are_copies(batch):
 
 @pytest.fixture
 def results():
-    """What `race` returns of two ways; notebook 12 runs it on ranks, and compares with formulas."""
+    """What `race` returns of two ways; notebook 13 runs it on ranks, and compares with formulas."""
     memory = dict.fromkeys(KINDS, 10e6)
     ddp = {"memory": memory, "ms": [100.0] * 5, "sent": 16e6, "weights off": 0, "gradient off": 0, "allocated": None}
     changed = {"memory": memory | {"parameters": 5e6}, "ms": [200.0, 190, 200, 210, 200], "sent": measure.sent()}

@@ -1,4 +1,4 @@
-"""Exercises of notebook 13: a small one, and three projects, whose answers are run for real."""
+"""Exercises of notebook 14: a small one, and three projects, whose answers are run for real."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Project 2 of notebook 13: a script with three faults that no error tells of, and the judge of a mended one."""
+"""Project 2 of notebook 14: a script with three faults that no error tells of, and the judge of a mended one."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Project 1 of notebook 13: judge a run of one's own net by its record."""
+"""Project 1 of notebook 14: judge a run of one's own net by its record."""
 
 import ast
 from collections.abc import Callable
@@ -17,7 +17,7 @@ BAR = 0.8  # share of the test images that must be right
 
 def judge(my_run: Callable[[Path], None]) -> list[str]:
     """Have the learner's function make a run in a new folder, and say what the record lacks. Prints what it shows."""
-    folder = runs.fresh(ROOT / "runs", "13_my_net")
+    folder = runs.fresh(ROOT / "runs", "14_my_net")
     my_run(folder)
     scope = my_run.__globals__  # of the notebook, where its parameters are
     nodes, gpus = (scope.get(name, number) for name, number in SHAPE.items())

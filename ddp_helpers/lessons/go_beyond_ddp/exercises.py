@@ -1,4 +1,4 @@
-"""Exercises of notebook 12: what a rank holds, and the two collectives of a sharded layer, on real ranks."""
+"""Exercises of notebook 13: what a rank holds, and the two collectives of a sharded layer, on real ranks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Figures of notebook 12: which method to choose, who holds what, and the measured memory and speed of each."""
+"""Figures of notebook 13: which method to choose, who holds what, and the measured memory and speed of each."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
