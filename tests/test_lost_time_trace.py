@@ -1,0 +1,128 @@
+"""The reader of traces: two real ranks under torch.profiler, one of them late; a GPU, two clocks, torn files."""
+
+import json
+import time
+
+import pytest
+import torch
+import torch._inductor.config  # here, once: the profiler imports it in each process
+import torch.distributed as dist
+from torch.profiler import profile, record_function, schedule
+
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+from ddp_helpers.lessons.find_the_lost_time import trace
+from ddp_helpers.lessons.find_the_lost_time.exercise_trace import EXERCISE
+from ddp_helpers.lessons.on_ranks import on_ranks
+
+READS, LATE, STEPS = 0.03, 0.08, 3  # seconds that both read, and that rank 1 is late with
+
+
+def late_rank(folder, name, late):
+    """Four steps, the last three recorded: read, compute, and an all-reduce that rank 1 comes late to."""
+    gradient, matrix = torch.ones(1000), torch.randn(400, 400)
+    with profile(schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1)) as prof:
+        for _ in range(1 + STEPS):
+            with record_function("data"):
+                time.sleep(READS)
+            matrix @ matrix
+            time.sleep(late * dist.get_rank())
+            dist.all_reduce(gradient)
+            prof.step()
+    prof.export_chrome_trace(f"{folder}/{name}_rank{dist.get_rank()}.json")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Traces of two runs of two real ranks: rank 1 late, and the control, even."""
+    folder = tmp_path_factory.mktemp("traces")
+    on_ranks(2, lambda: [late_rank(folder, name, late) for name, late in (("late", LATE), ("even", 0))])
+    return folder
+
+
+def test_the_wait_is_found_on_the_rank_that_is_not_late(folder):
+    found, control = (trace.account(trace.read(folder, name)) for name in ("late", "even"))
+    assert found["late"][0] > 500 * LATE
+    assert max(found["late"][1], *control["late"]) < found["late"][0] / 2
+    assert found["data"].min() >= 1000 * READS and found["compute"].min() > 0
+    parts = found[["data", "compute", "exposed", "late", "other"]]
+    assert torch.allclose(torch.tensor(parts.sum(axis=1)), torch.tensor(found["step"]))
+    assert parts.min(axis=None) > -1e-6
+
+
+def test_clocks_of_two_nodes_are_laid_on_each_other(folder, tmp_path):
+    for rank in (0, 1):
+        written = json.loads((folder / f"late_rank{rank}.json").read_text())
+        for event in written["traceEvents"]:
+            if "ts" in event:
+                event["ts"] -= 3e9 * rank  # 50 minutes
+        (tmp_path / f"late_rank{rank}.json").write_text(json.dumps(written))
+    moved, true = (trace.account(trace.read(where, "late")) for where in (tmp_path, folder))
+    assert abs(moved["late"][0] - true["late"][0]) < 300 * LATE
+
+
+def test_the_figure_tells_the_loss_before_and_after(folder):
+    late, even = (trace.read(folder, name) for name in ("late", "even"))
+    picture = trace.lanes(late, even, "late", "two ranks")
+    picture.figure.draw_without_rendering()
+    ms = trace.account(late)["late"][0]
+    assert picture.figure.get_suptitle().startswith(f"Rank 0 waits for the late rank: {ms:.0f} of ")
+    assert [ax.get_title(loc="left") for ax in picture.figure.axes] == ["before", "after"]
+
+
+def gpu(*kernels):
+    """A trace as a GPU writes it, in microseconds: a step of 100 ms, 20 of them in "data", and these kernels."""
+    events = [("user_annotation", "ProfilerStep#5", 0, 100_000), ("user_annotation", "data", 0, 20_000)]
+    events += [("gpu_user_annotation", "data", 0, 90_000), ("cpu_op", "aten::mm", 20_000, 80_000)]
+    events += [("kernel", *kernel) for kernel in kernels]
+    keys = ("cat", "name", "ts", "dur")
+    return json.dumps({"traceEvents": [{"ph": "X"} | dict(zip(keys, event, strict=True)) for event in events]})
+
+
+def test_on_a_gpu_kernels_count_and_nccl_is_the_all_reduce(tmp_path):
+    kernels = [("gemm", 10_000, 50_000), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50_000, 30_000)]
+    (tmp_path / "gpu_rank0.json").write_text(gpu(*kernels))
+    found = trace.account(trace.read(tmp_path, "gpu")).loc[0]
+    assert found.to_dict() == {
+        "step": 100, "data": 10, "compute": 50, "exposed": 20, "late": 0, "other": 20, "hidden": 10
+    }  # fmt: skip
+
+
+def torn(text):
+    return {"late_rank0.json": text[: len(text) // 2]}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (lambda text: {}, "no late_rank0.json in "),
+        (torn, "late_rank0.json is no whole trace"),
+        (lambda text: {"late_rank0.json": "[1, 2]"}, "late_rank0.json is no whole trace"),
+        (lambda text: {"late_rank0.json": '{"traceEvents": []}'}, "late_rank0.json has no step: "),
+        (lambda text: {"late_rank0.json": text}, "late: 1 traces of 2 ranks: "),
+        (
+            lambda text: {"late_rank0.json": text, "late_rank1.json": gpu()},
+            r"late: ranks recorded \[3, 0\] collectives",
+        ),
+    ],
+)
+def test_what_is_not_a_run_s_traces_is_said_in_one_line(folder, tmp_path, files, told):
+    for name, text in files((folder / "late_rank0.json").read_text()).items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=told) as error:
+        trace.read(tmp_path, "late")
+    assert "\n" not in str(error.value)
+
+
+def test_spans_are_merged_and_subtracted():
+    assert trace.union([(5, 7), (0, 2), (1, 3)]) == [(0, 3), (5, 7)]
+    assert trace.minus([(0, 10), (20, 30)], [(25, 40), (-5, 1), (3, 4)]) == [(1, 3), (4, 10), (20, 25)]
+    assert trace.both([(0, 10), (20, 30)], [(8, 22), (9, 11)]) == [(8, 10), (20, 22)]
+
+
+def test_the_exercise_knows_its_answer_and_each_mistake():
+    def stub(compute, all_reduce):
+        raise NotImplementedError
+
+    assert (EXERCISE.verdict(EXERCISE.oracle), EXERCISE.verdict(stub)) == (RIGHT, NOT_ATTEMPTED)
+    for told, trap in EXERCISE.traps.items():
+        assert told in EXERCISE.verdict(trap)
