@@ -78,8 +78,7 @@ def _one(rank: int, path: Path) -> tuple[Trace, int]:
         raise ValueError(f"{path.name} has no step: give profile() a schedule, and call prof.step() after each step")
     sent = sorted(spans("user_annotation", r"gloo:") + spans("kernel", r"nccl"))
     compute = spans("kernel", r"(?!nccl)") or minus(spans("cpu_op", r"(?!c10d::)"), data)
-    window = [(steps[0][0], steps[-1][1])]
-    compute, sent = both(compute, window), [one for one in sent if window[0][0] <= one[0] < window[0][1]]
+    compute = both(compute, [(steps[0][0], steps[-1][1])])
     return Trace(rank, steps, data, compute, sent), found.get("distributedInfo", {}).get("world_size", 1)
 
 
