@@ -63,12 +63,13 @@ clean:  ## remove what was made, but neither data nor runs
 staged: .venv/installed
 	@$(BIN)/python -m ddp_helpers data data
 
-# Debian's packages that the course uses where they are: mpirun, a compiler for torch.compile, Slurm, and for the tests a
-# checker of the job files and a browser; in CI Slurm's accounting too, whose database has no place on a laptop.
+# Debian's packages that the course uses where they are: mpirun, a compiler for torch.compile, tc to turn a network down,
+# Slurm, and for the tests a checker of the job files and a browser; in CI Slurm's accounting too, whose database has no place on a laptop.
 APT := sh -c 'SUDO=$$(test $$(id -u) = 0 || echo "sudo -n"); $$SUDO apt-get update -qq >/dev/null 2>&1; $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$@" >/dev/null 2>&1 || { echo "install these yourself: apt-get install $$*"; false; }' apt
 system:
 	@command -v mpirun >/dev/null || $(APT) openmpi-bin || test -z "$$CI"
 	@command -v g++ >/dev/null || $(APT) g++ python3-dev || test -z "$$CI"
+	@command -v tc >/dev/null || test -x /usr/sbin/tc || $(APT) iproute2 || test -z "$$CI"
 	@command -v sbatch >/dev/null || $(APT) slurmctld slurmd slurm-client munge || test -z "$$CI"
 	@test -z "$$CI" || command -v slurmdbd >/dev/null || $(APT) slurmdbd mariadb-server
 	@command -v shellcheck >/dev/null || $(APT) shellcheck || test -z "$$CI"

@@ -1,0 +1,122 @@
+"""The network dial: turned down for real, also by an ordinary user; and what is drawn where nobody may."""
+
+import os
+import shutil
+
+import psutil
+import pytest
+
+from ddp_helpers.lessons.exercise import RIGHT
+from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks
+from ddp_helpers.lessons.find_the_lost_time.exercise_dial import PAYS_BELOW, pays_below
+
+
+@pytest.fixture
+def allowed():
+    """The test needs a network of its own: it fails in CI without the programs, and is skipped where they may not."""
+    path = os.environ["PATH"] + dial.SBIN
+    if missing := [name for name in ("unshare", "ip", "tc") if not shutil.which(name, path=path)]:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no {missing[0]} on this machine: install iproute2")
+    if why := dial.lacking():
+        pytest.skip(why)
+
+
+def started(what):
+    """The processes with a word in their command line."""
+    return [one for one in psutil.process_iter(["cmdline"]) if what in " ".join(one.info["cmdline"] or [])]
+
+
+def test_the_network_is_turned_down_and_no_process_stays(allowed):
+    found = dial.turned((0, 100), steps=2)
+    assert found[100]["DDP"] > 3 * found[0]["DDP"], "the control is the open network"
+    assert found[100]["DDP"] > 3 * found[100]["PowerSGD"]
+    wire = 2 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH) / (100e6 / 8)
+    assert 0.5 < (found[0]["DDP"] + wire) / found[100]["DDP"] < 2
+    assert not started(dial.RANKS.name)
+
+
+def test_two_nodes_have_a_slow_cable_between_them(allowed):
+    found = dial.two_nodes(mbit=200)
+    assert found["two nodes, 1 rank each"] > 3 * found["one node, 2 ranks"]
+    assert 0.5 < 4e6 / (200e6 / 8) / found["two nodes, 1 rank each"] < 2
+    assert not started(dial.NODES.name)
+
+
+SENDS = """
+import json, socket, subprocess, threading, time
+
+def seconds():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        there, _ = server.accept()
+        began = time.perf_counter()
+        threading.Thread(target=lambda: (client.sendall(bytes(4_000_000)), client.shutdown(socket.SHUT_WR))).start()
+        while there.recv(65536):
+            pass
+        return time.perf_counter() - began
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+found = {"user": open("/proc/self/uid_map").read().split()[1], "open": seconds()}
+limit = "tc qdisc replace dev lo root tbf burst 128kb latency 50ms rate 100mbit"
+subprocess.run(limit.split(), check=True)
+print(json.dumps(found | {"100": seconds()}))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root is an ordinary user in every test of this file")
+def test_an_ordinary_user_may_turn_it(allowed, monkeypatch):
+    """With a Python that everybody may run, which need not be the one that has torch."""
+    monkeypatch.setattr(dial, "OWN", ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *dial.OWN])
+    assert dial.lacking() == ""
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    found = dial.own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
+    assert found["user"] == "65534" and found["open"] < 0.1 < 0.7 * 4e6 / (100e6 / 8) < found["100"]
+
+
+def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_path, monkeypatch):
+    for name in ("unshare", "sh", "ip"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(dial, "SBIN", "")
+    why = dial.lacking()
+    assert "tc" in why and why.endswith("recorded runs are drawn") and "\n" not in why
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "unshare" in dial.lacking()
+
+
+def test_the_recorded_run_is_drawn_with_its_crossing():
+    record = dial.recorded()
+    found, sends = record["turned"], {"DDP": 3.5e6, "bf16 hook": 1.8e6, "PowerSGD": 8e4, "no_sync": 9e5}
+    assert tuple(found) == dial.RATES and record["machine"]
+
+    def predict(way, mbit):
+        return found[0][way] + 2 * sends[way] / (mbit * 1e6 / 8)
+
+    equal = dial.crossing("PowerSGD", "DDP", predict)
+    assert predict("PowerSGD", equal) == pytest.approx(predict("DDP", equal), rel=0.02)
+    assert dial.crossing("DDP", "PowerSGD", predict) is None, "the other way round"
+    picture = dial.lines(found, predict, record["machine"])
+    picture.figure.draw_without_rendering()
+    assert picture.alt.startswith("At 100 Mbit/s DDP takes ") and f"above {equal / 1e3:.1f} Gbit/s" in picture.alt
+
+
+def test_latency_and_bandwidth_are_found_again():
+    made = {2**power: 2e-4 + 1.5 * 2**power / 7e8 for power in range(10, 25, 2)}  # four ranks: 2(n-1)/n is 1.5
+    latency, bandwidth = dial.fit(made, ranks=4)
+    assert latency == pytest.approx(2e-4) and bandwidth == pytest.approx(7e8)
+    picture = dial.by_size(made, 4, "nowhere")
+    picture.figure.draw_without_rendering()
+    assert picture.alt.startswith("Up to 93 kB an all-reduce is mostly latency, 0.2 ms; beyond, 0.7 GB/s")
+
+
+def test_ranks_that_fail_end_in_one_line(allowed):
+    with pytest.raises(dial.DialError, match=r"no result from the ranks: .*no-such-file"):
+        dial.own_network("-c", "cat no-such-file")
+    with pytest.raises(dial.DialError, match="not done after 1 s"):
+        dial.own_network("-c", "sleep 98765", timeout=1)
+    assert not started("sleep 98765")
+
+
+def test_the_exercise_knows_its_mistakes():
+    assert PAYS_BELOW.verdict(pays_below) == RIGHT
+    for told, trap in PAYS_BELOW.traps.items():
+        assert PAYS_BELOW.verdict(trap).endswith(told)
