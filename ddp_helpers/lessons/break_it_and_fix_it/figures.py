@@ -7,8 +7,8 @@ from ddp_helpers.notebook.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, ra
 QUESTIONS = [
     ("Does every rank\nsay its number?", "it does not start", "address, port, tasks, what each sees", "1 2 3 4 6"),
     ("Do all pass the\nfirst collective?", "they do not meet", "address, port, network interface, firewall", "1 6"),
-    ("Do all live on\nto the end?", "somebody died", "exit status; the first complaint", "7 11 12 17 18 19 22"),
-    ("Does it keep\nmoving?", "somebody waits", "now: py-spy; the line where each rank stands", "8 9 10 11 24"),
+    ("Do all live on\nto the end?", "somebody died", "exit status; first complaint", "7 11 12 17 18 19 22 26 28 29"),
+    ("Does it keep\nmoving?", "somebody waits", "now: py-spy; the line where each rank stands", "8 9 10 11 24 27"),
     ("Is it as fast as\nit should be?", "it is only slow", "CPUs a rank; then time each part of a step", "5"),
     ("Are the numbers those\nof one process?", "it lies", "compare ranks, and with one process", "10 13 14 15 16"),
     ("Does a restart go on\nwhere it stopped?", "it forgets", "what was saved, which signal came", "19 20 21 23 24"),
