@@ -6,9 +6,7 @@ import shutil
 import psutil
 import pytest
 
-from ddp_helpers.lessons.exercise import RIGHT
 from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks
-from ddp_helpers.lessons.find_the_lost_time.exercise_dial import PAYS_BELOW, pays_below
 
 
 @pytest.fixture
@@ -114,9 +112,3 @@ def test_ranks_that_fail_end_in_one_line(allowed):
     with pytest.raises(dial.DialError, match="not done after 1 s"):
         dial.own_network("-c", "sleep 98765", timeout=1)
     assert not started("sleep 98765")
-
-
-def test_the_exercise_knows_its_mistakes():
-    assert PAYS_BELOW.verdict(pays_below) == RIGHT
-    for told, trap in PAYS_BELOW.traps.items():
-        assert PAYS_BELOW.verdict(trap).endswith(told)

@@ -9,9 +9,7 @@ import torch._inductor.config  # here, once: the profiler imports it in each pro
 import torch.distributed as dist
 from torch.profiler import profile, record_function, schedule
 
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.find_the_lost_time import trace
-from ddp_helpers.lessons.find_the_lost_time.exercise_trace import EXERCISE
 from ddp_helpers.lessons.on_ranks import on_ranks
 
 READS, LATE, STEPS = 0.03, 0.08, 3  # seconds that both read, and that rank 1 is late with
@@ -117,12 +115,3 @@ def test_spans_are_merged_and_subtracted():
     assert trace.union([(5, 7), (0, 2), (1, 3)]) == [(0, 3), (5, 7)]
     assert trace.minus([(0, 10), (20, 30)], [(25, 40), (-5, 1), (3, 4)]) == [(1, 3), (4, 10), (20, 25)]
     assert trace.both([(0, 10), (20, 30)], [(8, 22), (9, 11)]) == [(8, 10), (20, 22)]
-
-
-def test_the_exercise_knows_its_answer_and_each_mistake():
-    def stub(compute, all_reduce):
-        raise NotImplementedError
-
-    assert (EXERCISE.verdict(EXERCISE.oracle), EXERCISE.verdict(stub)) == (RIGHT, NOT_ATTEMPTED)
-    for told, trap in EXERCISE.traps.items():
-        assert told in EXERCISE.verdict(trap)

@@ -1,4 +1,4 @@
-"""An exercise of notebook 12: which samples each worker of each rank takes, on real ranks."""
+"""Exercises of notebook 12: time that nothing hides, a bandwidth below which compression pays, samples of a worker."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,7 +6,72 @@ from itertools import chain
 
 import torch.distributed as dist
 
+from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
+
+Spans = list[tuple[int, int]]
+
+
+def not_hidden(compute: Spans, all_reduce: Spans) -> int:
+    """Count the milliseconds in which a rank all-reduces and computes nothing; each a list of (begin, end)."""
+    sent = {ms for begin, end in all_reduce for ms in range(begin, end)}
+    return len(sent - {ms for begin, end in compute for ms in range(begin, end)})
+
+
+def _sum(spans: Spans) -> int:
+    """Add the lengths up, overlaps twice."""
+    return sum(end - begin for begin, end in spans)
+
+
+NOT_HIDDEN = Exercise(
+    not_hidden,
+    [
+        ([(0, 40)], [(20, 30), (35, 60)]),
+        ([(60, 70), (0, 40)], [(45, 55), (30, 50)]),  # in any order, and two at once
+        ([(0, 10), (5, 30)], [(12, 18)]),
+        ([(0, 10)], []),
+    ],
+    {
+        "A difference of sums says nothing of when: an all-reduce after the computing is not hidden by it.": (
+            lambda compute, all_reduce: max(0, _sum(all_reduce) - _sum(compute))
+        ),
+        "Where two all-reduces run at once, that time counts once.": (
+            lambda compute, all_reduce: sum(not_hidden(compute, [one]) for one in all_reduce)
+        ),
+        "That is the hidden time; the rest of the all-reduces is asked for.": (
+            lambda compute, all_reduce: not_hidden([], all_reduce) - not_hidden(compute, all_reduce)
+        ),
+        "That is all of the all-reduces: take off what runs while the rank computes.": (
+            lambda compute, all_reduce: not_hidden([], all_reduce)
+        ),
+    },
+)
+
+
+def pays_below(gradients: int, factor: float, extra: float, ranks: int) -> float:
+    """Bandwidth in bytes/s below which compression is worth it; gradients in bytes, extra in seconds."""
+    return 2 * (ranks - 1) / ranks * gradients * (1 - 1 / factor) / extra
+
+
+PAYS_BELOW = Exercise(
+    pays_below,
+    [(4_800_000, 2.0, 0.002, 2), (100_000_000, 64.0, 0.010, 8), (4_800_000, 10.0, 0.004, 1)],
+    {
+        "The compressed bytes must be sent, too: only the rest, 1 - 1/factor of them, is saved.": (
+            lambda gradients, factor, extra, ranks: 2 * (ranks - 1) / ranks * gradients / extra
+        ),
+        "That counts the bytes that are still sent; asked are those that are saved.": (
+            lambda gradients, factor, extra, ranks: 2 * (ranks - 1) / ranks * gradients / factor / extra
+        ),
+        "In a ring each rank sends 2(n - 1)/n times the gradients, not once.": (
+            lambda gradients, factor, extra, ranks: gradients * (1 - 1 / factor) / extra
+        ),
+        "Up to the sum it is (n - 1)/n; the sum must go back to all ranks, which costs as much again.": (
+            lambda gradients, factor, extra, ranks: (ranks - 1) / ranks * gradients * (1 - 1 / factor) / extra
+        ),
+    },
+)
+
 
 SIZES = (2, 3)  # ranks, of each case
 
@@ -66,3 +131,5 @@ MY_SAMPLES = OnRanks(
     },
     on_all_readers,
 )
+
+EXERCISES = [NOT_HIDDEN, PAYS_BELOW, MY_SAMPLES]
