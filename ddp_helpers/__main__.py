@@ -125,11 +125,21 @@ def doctor(args: Namespace) -> None:
     examine(args.words, "python -m ddp_helpers doctor")
 
 
+def hang(args: Namespace) -> int:
+    """Run a script with a fault that the seed chose, sell the evidence, and judge the answer: the hang lab."""
+    from ddp_helpers.lessons.break_it_and_fix_it.hang import LabError, play
+
+    try:
+        return play(args.seed, args.look, args.answer)
+    except LabError as error:
+        stop(str(error))
+
+
 def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor):
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         command = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         command.set_defaults(do=do)
@@ -155,6 +165,9 @@ def make_parser() -> Parser:
     add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
     add("--run", default="", help="the name of the run folder below runs/")
     add("--submit", action="store_true")
+    takes[hang]("--seed", type=int, required=True, help="another fault for each")
+    takes[hang]("--look", nargs="+", default=[], help="a piece of the evidence of a seed that has been run")
+    takes[hang]("--answer", nargs="+", default=[], help="rank=… line=… kind=… cure=…")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser
@@ -175,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
     except OSError as error:
-        if args.do not in (data, accuracy, keep, ready, bench):
+        if args.do not in (data, accuracy, keep, ready, bench, hang):
             raise
         place = error.filename or getattr(args, "folder", "a file")
         stop(f"{args.command}: {place} cannot be used ({error.strerror}): choose another folder")

@@ -1,0 +1,50 @@
+"""Run a script on each rank so that it can be asked where it stands. The file needs nothing but torch: take it along.
+
+torchrun --nproc-per-node 3 watched.py my_script.py --its-flags
+kill -USR2 PID    # in a hang, to each rank (scancel --signal=USR2 JOB): its flight recorder, to recorder_rank*.json
+kill -USR1 PID    # the stacks of its threads, to stacks_rank*.txt; a loader worker answers, too
+"""
+
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+
+def watched(script: str) -> None:
+    """Run a script, and write the recorder at SIGUSR2 and at the script's end; every rank calls it."""
+    rank, size = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    dump = Path(f"recorder_rank{rank}.json")
+    dump.unlink(missing_ok=True)
+    stacks = os.open(f"stacks_rank{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    faulthandler.enable(stacks)  # for a rank that C++ aborts
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a handler would wait until the collective ends
+
+    def write(**more: object) -> None:
+        from torch._C import _distributed_c10d as recorder
+
+        told = json.loads(recorder._dump_fr_trace_json(True, False))
+        dump.write_text(json.dumps({**told, "world_size": size, **more}))
+
+    def wait() -> None:
+        while signal.sigwait({signal.SIGUSR2}):
+            write()
+
+    threading.Thread(target=wait, daemon=True).start()
+    sys.path.insert(0, str(Path(script).parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+        write(pg_status={})  # or the last call of a script that ended well may seem to go on
+    finally:
+        if not dump.exists():  # what was written in a hang says more
+            write()
+
+
+if __name__ == "__main__":
+    sys.argv.pop(0)
+    watched(sys.argv[0])
