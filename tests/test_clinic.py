@@ -154,6 +154,7 @@ def problems(notebook: nbformat.NotebookNode) -> list[str]:
     for number, row in rows.items():
         if number not in said:
             found.append(f"{number}: no cell that was run")
+            continue
         found += [f"{number}: no cell says {word}" for word in re.findall("`([^`]+)`", row) if word not in said[number]]
     return found
 
