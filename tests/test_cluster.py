@@ -234,7 +234,8 @@ def test_with_takes_down_what_it_started(other):
 def test_with_takes_down_after_a_signal(other, number):
     """The signal reaches the command, which ends as it likes, and the cluster goes."""
     command = "trap 'exit 9' INT TERM; echo here; while :; do sleep 0.1; done"
-    script = [other.home / "cluster", "with", "bash", "-c", command]
+    heeds = ["env", "--default-signal=INT,TERM"]  # a test run in the background was started without Ctrl-C
+    script = [*heeds, other.home / "cluster", "with", "bash", "-c", command]
     child = subprocess.Popen(script, env=other.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "here\n"
     child.send_signal(number)

@@ -23,6 +23,7 @@ from ddp_helpers import ROOT
 # The name is a file's (a module's is without .py) or a folder's, of which all files count.
 NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites")
 NAMED += ("notebooks/results/*",)
+STARTED = ("train.py", "dial_nodes.py", "two_nodes.sh")  # what lessons start or copy, and do not import
 NEVER = ("README.md", ".")  # how the names of files begin that never count
 
 MAGIC = re.compile(r"^([ \t]*(?:\w+ *= *)?)([%!].*)$", re.M)  # a line that IPython reads, and Python does not
@@ -64,6 +65,8 @@ def known() -> dict[str, set[str]]:
     found = defaultdict(set)
     for name, path in modules().items():
         found[name].add(path.relative_to(ROOT).as_posix())
+    for path in (path for name in STARTED for path in ROOT.glob(f"ddp_helpers/lessons/*/{name}")):
+        found[path.name].add(path.relative_to(ROOT).as_posix())
     for path in (path for pattern in NAMED for path in ROOT.glob(pattern)):
         for file in path.rglob("*") if path.is_dir() else [path]:
             if file.is_file() and not file.name.startswith(NEVER):
