@@ -113,7 +113,7 @@ class Lab:
         if asked.endswith("N") and not 1 <= number <= len(self.source):
             raise LabError(f"there is no line {number}: the script has {len(self.source)}")
         self.pay(" ".join(words), PRICES[asked])
-        return f"{getattr(self, words[0])(*[number][: len(words) - 1])}\n[{self.minutes} minutes]"
+        return f"{getattr(self, words[0])(*[number][: len(words) - 1])}\n[{self.minutes} minutes so far]"
 
     def exits(self) -> str:
         """How each rank ended."""
@@ -124,7 +124,7 @@ class Lab:
         """What a rank said; of a traceback, the lines of the script."""
         lines, kept = (self.folder / f"log_rank{rank}.txt").read_text().splitlines(), []
         for before, line in zip(["", *lines], lines, strict=False):
-            if line and (not line[0].isspace() or OWN.match(line) or OWN.match(before)):
+            if line and (not line[0].isspace() or OWN.match(line) or OWN.match(before) or "what():" in line):
                 kept.append(line if len(line) <= WIDTH else f"{line[:WIDTH]} …")
         return "\n".join(f"rank {rank}: {line}" for line in kept)
 
@@ -176,7 +176,7 @@ class Lab:
         if rank != self.plant.rank:
             wrong = f"rank {rank} is not at fault: it waits for another, or was ended by what another did"
         elif not any(abs(line - own) <= 1 for own in fault.lines()):
-            wrong = f"the rank is right, but line {line} is not what makes it part from the others"
+            wrong = f"the rank is right, but line {line} is not what makes it part from the others: what leads there?"
         elif kind != fault.kind:
             wrong = f"rank and line are right, but not that {KINDS[kind][0]}"
         elif cure != KINDS[kind][1]:
@@ -184,12 +184,20 @@ class Lab:
         else:
             return f"right, in {self.minutes} minutes; par is {self.par}"
         self.pay(f"{len(self.spent)}: rank {rank}, line {line}, {kind}, {cure}", WRONG)
-        return f"not yet: {wrong} [{self.minutes} minutes]"
+        return f"not yet: {wrong} [{self.minutes} minutes so far]"
+
+
+def was_run(seed: int) -> bool:
+    """Whether the folder of a seed holds a run of what it plants."""
+    folder = ROOT / "build" / "hang" / f"seed{seed}"
+    with suppress(OSError):
+        return (folder / "exits.json").exists() and (folder / "train.py").read_text() == plant(seed).mutation.text()
+    return False
 
 
 def play(seed: int, what: list[str], answer: list[str]) -> int:
     """Run a seed, or look at a piece of its evidence, or answer: the exit status, 1 if wrong. Raises LabError."""
-    lab = Lab(seed, go_on=bool(what or answer))
+    lab = Lab(seed, go_on=bool(what or answer) or was_run(seed))
     if what:
         print(lab.look(" ".join(what)))
     elif answer:
@@ -201,9 +209,12 @@ def play(seed: int, what: list[str], answer: list[str]) -> int:
         print(said)
         return int(not said.startswith("right"))
     else:
-        print(f"three ranks ran {lab.folder}/train.py, which one fault was planted into; the evidence, in minutes:")
+        where = lab.folder.relative_to(ROOT)
+        print(f"three ranks ran {where}/train.py, which one fault was planted into; the evidence, in minutes:")
         print("  " + ", ".join(f"{name} {price}" for name, price in PRICES.items()) + f"; a wrong answer {WRONG}")
         for title, known in (("kinds", {kind: told for kind, (told, _) in KINDS.items()}), ("cures", CURES)):
             print("\n".join([f"{title}:", *(f"  {name:9} {told}" for name, told in known.items())]))
         print(f"then: hang --seed {seed} --look log 1; hang --seed {seed} --answer rank=0 line=1 kind=… cure=…")
+        print("line: where the rank takes another way than the others, such as an if; a line beside it counts, too")
+        print(f"{lab.minutes} minutes so far; remove {where} to begin anew")
     return 0

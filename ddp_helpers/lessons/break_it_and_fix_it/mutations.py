@@ -8,8 +8,8 @@ from pathlib import Path
 SOUND = Path(__file__).with_name("train.py").read_text()
 RANKS = 3
 KINDS = {  # what a fault is called, what it is, and its cure
-    "early": ("a rank has fewer steps than the others", "agree"),
-    "skips": ("a rank goes past a collective that the others call, by a branch of its own", "together"),
+    "early": ("a rank is given fewer batches or steps than the others", "agree"),
+    "skips": ("a rank leaves, or goes past what the others call, by a branch of its own", "together"),
     "extra": ("one rank calls a collective that the others do not call", "together"),
     "order": ("a rank calls the same collectives in another order", "alike"),
     "size": ("a rank calls the same collective with another size or type", "alike"),

@@ -101,7 +101,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     note(f"rank {rank} of {size} is process {os.getpid()}")
     copies = dist.new_group([0, 1], timeout=TIMEOUT)
-    seed = torch.randint(1000, (1,))
+    seed = torch.tensor([rank])
     dist.broadcast(seed, src=0)
     torch.manual_seed(seed.item())
     ddp = DDP(Net())

@@ -1,8 +1,10 @@
 """Run a script on each rank so that it can be asked where it stands. The file needs nothing but torch: take it along.
 
-torchrun --nproc-per-node 3 watched.py my_script.py --its-flags
-kill -USR2 PID    # in a hang, to each rank (scancel --signal=USR2 JOB): its flight recorder, to recorder_rank*.json
-kill -USR1 PID    # the stacks of its threads, to stacks_rank*.txt; a loader worker answers, too
+torchrun --standalone --nproc-per-node 3 watched.py my_script.py --its-flags
+pgrep -P PID_OF_TORCHRUN | xargs kill -USR2    # in a hang: each rank's flight recorder, to recorder_rank*.json
+pgrep -P PID_OF_TORCHRUN | xargs kill -USR1    # the stacks of its threads, to stacks_rank*.txt: read "Current thread"
+
+Torchrun itself would die of these signals. Under srun, with a task for each rank: scancel --signal=USR2 JOB.
 """
 
 import faulthandler
@@ -20,7 +22,7 @@ def watched(script: str) -> None:
     rank, size = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     dump = Path(f"recorder_rank{rank}.json")
     dump.unlink(missing_ok=True)
-    stacks = os.open(f"stacks_rank{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    stacks = os.open(f"stacks_rank{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC, 0o644)
     faulthandler.enable(stacks)  # for a rank that C++ aborts
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a handler would wait until the collective ends
@@ -41,10 +43,12 @@ def watched(script: str) -> None:
         runpy.run_path(script, run_name="__main__")
         write(pg_status={})  # or the last call of a script that ended well may seem to go on
     finally:
-        if not dump.exists():  # what was written in a hang says more
+        if not dump.exists() or "entries" not in json.loads(dump.read_text()):  # what a hang wrote says more
             write()
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("no script is given: torchrun --standalone --nproc-per-node 3 watched.py my_script.py")
     sys.argv.pop(0)
     watched(sys.argv[0])

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"  # gloo tells no difference
+
 
 def calls(dump: Mapping) -> dict[str, dict[int, str]]:
     """What a rank called: for each group ("0" is all ranks) the number of a collective -> its name, sizes, types."""
     told = {"0": {}}
-    for entry in dump["entries"]:
+    for entry in dump.get("entries", []):  # none: it called nothing yet
         if not entry["is_p2p"]:
             words = [entry["profiling_name"].split(":")[-1], *map(str, entry["input_sizes"]), *entry["input_dtypes"]]
             told.setdefault(entry["process_group"][0], {})[entry["collective_seq_id"]] = " ".join(words)
@@ -33,7 +35,7 @@ def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
             if len(set(called.values())) > 1 or not all(ended(dumps[rank], group, number) for rank in inside):
                 lines.append(f"group {group}, collective {number}: {described(called)}")
                 break
-    return lines or ["all ranks called the same, and it ended"]
+    return lines or [SAME]
 
 
 def ended(dump: Mapping, group: str, number: int) -> bool:
@@ -45,7 +47,7 @@ def described(called: Mapping[int, str]) -> str:
     """Say who called what, the fewest first."""
     ranks = {what: [rank for rank in called if called[rank] == what] for what in called.values()}
     said = [
-        f"rank {' and '.join(map(str, who))} {f'called {what}' if what else 'did not come'}"
+        f"rank{'s' * (len(who) > 1)} {' and '.join(map(str, who))} {f'called {what}' if what else 'did not come'}"
         for what, who in sorted(ranks.items(), key=lambda one: len(one[1]))
     ]
     return "; ".join(said) + ("" if len(said) > 1 else ", and it does not end")

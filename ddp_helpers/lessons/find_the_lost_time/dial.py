@@ -150,7 +150,7 @@ def lines(found: Mapping[int, Mapping[str, float]], predict: Callable[[str, floa
     title = f"At {rates[0]} Mbit/s DDP takes {slowest['DDP'] / slowest['PowerSGD']:.0f} times as long as PowerSGD"
     if equal := crossing("PowerSGD", "DDP", predict):
         ax.axvline(equal, color=GREY, linewidth=1, linestyle=":")
-        title += f"; above {equal / 1e3:.1f} Gbit/s DDP wins, by the model"
+        title += f"; above {equal / 1e3:.1f} Gbit/s DDP beats it, by the model"
     return captioned(figure, title, f"2 ranks, {where}", "With no_sync four batches share an all-reduce")
 
 

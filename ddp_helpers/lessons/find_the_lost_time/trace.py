@@ -169,7 +169,7 @@ def lanes(before: list[Trace], after: list[Trace], loss: str, where: str = "") -
     for ax, traces, when in zip(axes, (before, after), ("before", "after"), strict=True):
         _draw(ax, traces)
         ax.set_title(when, loc="left")
-    axes[1].set(xlabel="time [ms]", xlim=(0, 2.2 * was["step"].max()))
+    axes[1].set(xlabel="time [ms]", xlim=(0, 1.4 * was["step"].max()))
     marks = [Patch(**_look(part), label=words) for part, (words, _) in PARTS.items()]
     axes[0].legend(handles=marks, ncols=3, loc="lower left", bbox_to_anchor=(0.12, 0.98), fontsize=10)
     return captioned(figure, title, where, "a vertical line: a step begins")
