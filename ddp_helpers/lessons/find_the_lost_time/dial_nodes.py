@@ -2,7 +2,6 @@
 
 import json
 import time
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ if __name__ == "__main__":
             began = time.perf_counter()
             dist.all_reduce(numbers, group=group)
             seconds.append(time.perf_counter() - began)
-        found[name] = median(seconds[1:] or [0])
+        found[name] = min(seconds[1:], default=0)  # what else the machine does only ever adds
         dist.barrier()
     if dist.get_rank() == 0:
         print(json.dumps(found))
