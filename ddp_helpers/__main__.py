@@ -135,11 +135,21 @@ def hang(args: Namespace) -> int:
         stop(str(error))
 
 
+def audit(args: Namespace) -> int:
+    """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
+    from ddp_helpers.notebook.audit.command import AuditError, main
+
+    try:
+        return main(args.json, args.script, args.words, args.folder, args.cwd, args.limit, args.on_cpu)
+    except AuditError as error:
+        stop(str(error))
+
+
 def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang):
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang, audit):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         command = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         command.set_defaults(do=do)
@@ -168,6 +178,12 @@ def make_parser() -> Parser:
     takes[hang]("--seed", type=int, required=True, help="another fault for each")
     takes[hang]("--look", nargs="+", default=[], help="a piece of the evidence of a seed that has been run")
     takes[hang]("--answer", nargs="+", default=[], help="rank=… line=… kind=… cure=…")
+    takes[audit]("script", type=Path, help="then -- and what it is given")
+    takes[audit]("--folder", type=Path, help="of the audit and of what the script writes, else build/audit/NAME")
+    takes[audit]("--cwd", type=Path, help="where the script runs, if not in an empty folder")
+    takes[audit]("--limit", type=float, default=120, help="seconds that the script may take")
+    takes[audit]("--on-cpu", action="store_true", help="for a script that asks for CUDA: do it on the CPU, under gloo")
+    takes[audit]("--json", type=Path, help="a file for the table")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser
@@ -179,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     args, args.words = parser.parse_known_args(words[:cut])
-    if args.do is job and not args.words:
+    if args.do in (job, audit) and not args.words:
         args.words = words[cut + 1 :]
     elif args.words and args.do is not doctor:  # which has a parser of its own, as its script has
         parser.error(f"unrecognized arguments: {' '.join(args.words)}")
@@ -188,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
     except OSError as error:
-        if args.do not in (data, accuracy, keep, ready, bench, hang):
+        if args.do not in (data, accuracy, keep, ready, bench, hang, audit):
             raise
         place = error.filename or getattr(args, "folder", "a file")
         stop(f"{args.command}: {place} cannot be used ({error.strerror}): choose another folder")

@@ -1,0 +1,99 @@
+"""Start the ranks of an audit under torchrun, and print its table."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import PlainError
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Row, judge, read
+from ddp_helpers.notebook.launchers import commands, environment
+from ddp_helpers.notebook.processes import lines_of
+
+WITNESS = Path(__file__).with_name("witness.py")
+RANKS, START = 2, 90.0  # seconds more, for torchrun and the imports
+
+
+class AuditError(PlainError, ValueError):
+    """An audit that cannot begin: what is wrong, and what to do."""
+
+
+def audit(
+    script: Path,
+    words: Sequence[str] = (),
+    folder: Path | None = None,
+    cwd: Path | None = None,
+    limit: float = 120,
+    on_cpu: bool = False,
+) -> list[Row]:
+    """Run an unchanged script on two CPU ranks under witnesses, and judge it; the learner's process calls it.
+
+    folder: for all that the audit leaves, build/audit/NAME if none; cwd: where the script runs, if not in an empty one.
+    limit: seconds until a script that has not ended is ended; on_cpu: what the script asks of CUDA is done on the CPU.
+    Raises AuditError.
+    """
+    script = Path(script).resolve()
+    try:
+        compile(script.read_bytes(), str(script), "exec")
+    except OSError as error:
+        raise AuditError(f"{script} cannot be read ({error.strerror}): give the path of a Python script") from None
+    except (SyntaxError, ValueError) as error:
+        raise AuditError(f"{script.name} is no Python: {str(error).partition(chr(10))[0]}") from None
+    if not 1 <= limit < 10**6:
+        raise AuditError(f"--limit {limit:g} is out of range: give the seconds that the script may take")
+    if cwd and not Path(cwd).is_dir():
+        raise AuditError(f"--cwd {cwd} is no folder: give the one in which the script is to run")
+    folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
+    work, notes = folder / "work", folder / "notes"
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if there and (there - {"work", "notes", "output.log"} or "output.log" not in there):
+        raise AuditError(f"{folder} holds something else: choose another folder")
+    for path in (work, notes):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    launch(script, words, Path(cwd or work).resolve(), notes, limit, on_cpu)
+    ranks = read(notes, RANKS)
+    if not all(ranks):
+        last = [line for line in (folder / "output.log").read_text().splitlines() if line][-1:]
+        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({folder / 'output.log'})")
+    device = Row("device", UNSEEN, "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen")
+    return judge(ranks) + [device] * on_cpu
+
+
+def launch(script: Path, words: Sequence[str], work: Path, notes: Path, limit: float, on_cpu: bool) -> None:
+    """Run the ranks to their end, or until they are ended, with their output in a file."""
+    env = environment([RANKS], {"CUDA_VISIBLE_DEVICES": "", "DDP_AUDIT_ON_CPU": "1" if on_cpu else ""})
+    enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]
+    program = [str(WITNESS), str(notes), str(limit), str(script), *map(str, words)]
+    with tempfile.TemporaryDirectory() as logs, (notes.parent / "output.log").open("w") as log:
+        [start] = commands("torchrun", program, [RANKS], logs)
+        with closing(lines_of([[*enter, str(work), *start]], env, limit + START)) as lines, suppress(TimeoutError):
+            for line in lines:
+                if isinstance(line, str):
+                    log.write(line + "\n")
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The table, with a cure below each red row."""
+    lines = [f"{'check':<12} {'':<8} what was seen"]
+    for row in rows:
+        lines.append(f"{row.name:<12} {row.verdict:<8} {row.seen}")
+        lines += [f"{'':<21} cure: {row.cure}"] if row.cure else []
+    count = {verdict: sum(row.verdict == verdict for row in rows) for verdict in (OK, RED, UNSEEN)}
+    lines.append(f"{count[RED]} of {len(rows)} checks RED, {count[OK]} ok, {count[UNSEEN]} not seen")
+    if count[UNSEEN] >= len(rows) - 1:
+        lines.append("So this says nothing about the script's training: did it train, on a CPU, in these processes?")
+    return "\n".join("".join(letter if letter.isprintable() else " " for letter in line) for line in lines)
+
+
+def main(path: Path | None, *given: object) -> int:
+    """Audit a script, print the table, and write it to a file of JSON; 1 if a row is red, else 0. Raises AuditError."""
+    rows = audit(*given)
+    print(show(rows), flush=True)
+    if path:
+        path.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
+    return int(any(row.verdict == RED for row in rows))

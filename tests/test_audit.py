@@ -1,0 +1,172 @@
+"""The audit: each fault planted into mnist_ddp is found in its rows and no others, and a sound script has none red."""
+
+import json
+
+import pytest
+from real import THOROUGH
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, judge, read
+from ddp_helpers.notebook.scripts import Script
+from ddp_helpers.rank.digits import write_digits
+
+PAGE = (ROOT / "docs" / "audit.md").read_text()
+FLAGS = ["--epochs=2", "--batch-size=32", "--precision=float32", "--num-workers=0", "--save-model", "--timeout=30"]
+SOUND = "none: the script as it is"
+SHARE = "Subset(test_set, range(rank, len(test_set), world_size))"
+PADDED = "sampler=DistributedSampler(test_set, world_size, rank, shuffle=False)"
+PLANTED = {  # the fault, and what is changed in mnist_ddp
+    SOUND: (),
+    "no sampler": [("args.batch_size, sampler=sampler", "args.batch_size, shuffle=True")],
+    "each rank takes share 0": [("(train_set, world_size, rank,", "(train_set, world_size, 0,")],
+    "the sampler's seed differs": [("seed=args.seed)", "seed=args.seed + rank)")],
+    "no `set_epoch`": [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")],
+    "padded evaluation": [
+        ("DataLoader(test_share, args.test_batch_size,", f"DataLoader(test_set, args.test_batch_size, {PADDED},")
+    ],
+    "half of the test set": [(SHARE, SHARE.replace("range(rank", "range(0"))],
+    "past the wrapper": [("one_pass(ddp_model, train", "one_pass(model, train")],
+    "another learning rate on each rank": [("lr=args.lr)", "lr=args.lr * (1 + rank))")],
+    "only rank 0 reduces": [("        dist.all_reduce(trained)", "        rank or dist.all_reduce(trained)")],
+    "only rank 0 in the last barrier": [("    dist.barrier()", "    rank or dist.barrier()")],
+    "a rank leaves the loop early": [("if args.dry_run:", "if optimizer and dist.get_rank():")],
+    "a rank fails": [("        scheduler.step()", "        scheduler.step(1 / (1 - rank))")],
+    "a rank waits for a file": [("        scheduler.step()", "        while rank:\n            time.sleep(0.1)")],
+    "all ranks save": [("if args.save_model and rank == 0:", "if args.save_model:")],
+    "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
+    "the same dropout": [("torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)")],
+    "a metric is not reduced": [("        dist.all_reduce(tested)\n", "")],
+}
+WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
+WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}
+NAMES = [name for name in PLANTED if THOROUGH or name not in WEEKLY]
+LIMIT, AT_ONCE = 8.0, 3  # seconds, within which a sound run ends here; runs
+
+
+def planted(changes, folder):
+    text = Script("mnist_ddp").text()
+    for right, wrong in changes:
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    folder.mkdir()
+    script = folder / "mnist_ddp.py"
+    script.write_text(text)
+    return script
+
+
+def start(script, *words, limit=LIMIT, **env):
+    """Start the witnesses as the command does, but on forked ranks: torch is imported once for all of them."""
+    for name in ("notes", "work"):
+        (script.parent / name).mkdir()
+    words = (script.parent / "notes", limit, script, *words)
+    return Run(WITNESS, *words, ranks=RANKS, folder=script.parent / "work", limit=limit + 30, env=env)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The rows of each planted fault; several runs at a time."""
+    data = write_digits(tmp_path_factory.mktemp("data"), train=192, test=201)
+    scripts = {name: planted(PLANTED[name], tmp_path_factory.mktemp("planted") / "it") for name in NAMES}
+    for first in range(0, len(scripts), AT_ONCE):
+        attend(*(start(script, "--data", data, *FLAGS) for script in [*scripts.values()][first : first + AT_ONCE]))
+    return {name: judge(read(script.parent / "notes", RANKS)) for name, script in scripts.items()}
+
+
+def line(name, table):
+    """The line of docs/audit.md for a fault: the red rows, and what the first of them saw."""
+    reds = [row for row in table if row.verdict == RED]
+    return f"| {name} | {', '.join(row.name for row in reds) or '-'} |"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_says_what_is_found_of_each_planted_fault(name, tables):
+    assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show(tables[name])}"
+
+
+def test_a_run_that_did_not_end_has_no_green_row(tables):
+    for name in ("a rank fails", "a rank waits for a file"):
+        assert not any(row.verdict == OK for row in tables[name])
+    hung = {row.name: row.seen for row in tables["a rank waits for a file"]}
+    text = [line for line, text in enumerate(Script("mnist_ddp").text().splitlines(), 1) if "scheduler.step()" in text]
+    assert f"rank 1 at mnist_ddp.py:{text[0] + 1}" in hung["end"] and "rank 1 does not come" in hung["collectives"]
+    assert "ZeroDivisionError" in tables["a rank fails"][0].seen  # and not the other rank's broken connection
+
+
+STREAM = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+class Stream(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        share, shares = SHARE
+        return (torch.tensor([float(i)]) for i in range(share, 64, shares))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+for x in DataLoader(Stream(), 4, num_workers=2, multiprocessing_context="fork"):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+"""
+SHARES = {  # of a stream, and the verdict
+    "rank + 2 * worker.id, 4": (OK, "a share of its own"),
+    "rank, 2": (RED, "each worker of a rank"),
+    "worker.id, 2": (RED, "more than one rank"),
+}
+
+
+def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
+    """Workers times ranks; and spirals_ddp, made to insist on CUDA, on the CPU that stands in for it."""
+    runs, scripts = [], {share: STREAM.replace("SHARE", share) for share in SHARES}
+    spirals = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
+    scripts["cuda"] = spirals.replace("if torch.cuda.is_available():", "if True:")
+    assert scripts["cuda"] != spirals
+    for number, text in enumerate(scripts.values()):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "it.py").write_text(text)
+        cuda = "set_device" in text
+        runs.append(start(folder / "it.py", *(["--epochs=2"] if cuda else []), DDP_AUDIT_ON_CPU="1" if cuda else ""))
+    attend(*runs)
+    tables = [{row.name: row for row in judge(read(tmp_path / str(n) / "notes", RANKS))} for n in range(len(runs))]
+    for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
+        assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
+    verdicts = [row.verdict for row in tables[-1].values()]
+    assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[-1]
+
+
+def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, capsys):
+    (home := tmp_path / "home").mkdir()
+    text = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
+    assert text.count("if rank == 0:\n        torch.save(") == 1
+    (home / "mine.py").write_text(text.replace("if rank == 0:\n        torch.save(", "if True:\n        torch.save("))
+    words = ["audit", str(home / "mine.py"), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
+    assert main([*words, "--", "--epochs", "2"]) == 1
+    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    said = capsys.readouterr().out
+    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said and "1 of 11 checks RED" in said
+    left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
+    assert left == [["mine.py"], ["spirals.pt"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.py"], "cannot be read"),
+        (["docs/audit.md"], "is no Python"),
+        (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0 is out of range"),
+        (["notebooks/spirals_ddp.py", "--folder", "docs"], "holds something else"),
+        (["notebooks/spirals_ddp.py", "--cwd", "none"], "is no folder"),
+        (["notebooks/spirals_ddp.py", "--epochs", "2"], "unrecognized arguments"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as left:
+        main(["audit", *words])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
