@@ -140,7 +140,8 @@ def audit(args: Namespace) -> int:
     from ddp_helpers.notebook.audit.command import AuditError, main
 
     try:
-        return main(args.json, args.script, args.words, args.folder, args.cwd, args.limit, args.on_cpu)
+        more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag
+        return main(args.json, args.script, args.words, *more)
     except AuditError as error:
         stop(str(error))
 
@@ -183,6 +184,9 @@ def make_parser() -> Parser:
     takes[audit]("--cwd", type=Path, help="where the script runs, if not in an empty folder")
     takes[audit]("--limit", type=float, default=120, help="seconds that the script may take")
     takes[audit]("--on-cpu", action="store_true", help="for a script that asks for CUDA: do it on the CPU, under gloo")
+    takes[audit](
+        "--batch-size-flag", default="", help="the script's, as in --batch-size-flag=--batch-size: one rank too"
+    )
     takes[audit]("--json", type=Path, help="a file for the table")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")

@@ -10,6 +10,7 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.run_script import Run, attend
 from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
 from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, judge, read
+from ddp_helpers.notebook.audit.one import alone, compare
 from ddp_helpers.notebook.scripts import Script
 from ddp_helpers.rank.digits import write_digits
 
@@ -57,12 +58,12 @@ def planted(changes, folder):
     return script
 
 
-def start(script, *words, limit=LIMIT, **env):
+def start(script, *words, limit=LIMIT, ranks=RANKS, **env):
     """Start the witnesses as the command does, but on forked ranks: torch is imported once for all of them."""
     for name in ("notes", "work"):
         (script.parent / name).mkdir()
     words = (script.parent / "notes", limit, script, *words)
-    return Run(WITNESS, *words, ranks=RANKS, folder=script.parent / "work", limit=limit + 30, env=env)
+    return Run(WITNESS, *words, ranks=ranks, folder=script.parent / "work", limit=limit + 30, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +145,11 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     assert text.count("if rank == 0:\n        torch.save(") == 1
     (home / "mine.py").write_text(text.replace("if rank == 0:\n        torch.save(", "if True:\n        torch.save("))
     words = ["audit", str(home / "mine.py"), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
-    assert main([*words, "--", "--epochs", "2"]) == 1
+    assert main([*words, "--batch-size-flag=--batch-size", "--", "--epochs", "2", "--batch-size=48"]) == 1
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
     said = capsys.readouterr().out
-    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said and "1 of 11 checks RED" in said
+    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said and "1 of 12 checks RED" in said
+    assert table["one rank"]["verdict"] == OK
     left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
     assert left == [["mine.py"], ["spirals.pt"]]
 
@@ -170,3 +172,30 @@ def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch, capsys):
     assert left.value.code == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "verdict", "told"),
+    [
+        ("", "", OK, "after 40 steps"),
+        ("loss.backward()", "(loss * world_size).backward()", RED, "of their way apart"),
+        ("torch.manual_seed(1)", "torch.seed()", UNSEEN, "set the seed"),
+        ("nn.ReLU(), nn.Linear(64, 3)", "nn.Dropout(0.1), nn.Linear(64, 3)", UNSEEN, "dropout"),
+    ],
+)
+def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path):
+    text = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
+    assert right in text
+    runs, words = [], ["--epochs", "2", "--batch-size", "48"]
+    for ranks in (1, RANKS):
+        (folder := tmp_path / str(ranks)).mkdir()
+        (folder / "it.py").write_text(text.replace(right, wrong) if right else text)
+        runs.append(start(folder / "it.py", *words, ranks=ranks))
+    attend(*runs)
+    [single], both = (read(tmp_path / str(ranks) / "notes", ranks) for ranks in (1, RANKS))
+    row = compare(single, both)
+    assert row.verdict == verdict and told in row.seen, row
+    assert alone(words, "--batch-size", both) == words  # this flag is that of all ranks
+    assert alone(["--batch=24"], "--batch", both) == ["--batch=48"]
+    with pytest.raises(ValueError, match="neither"):
+        alone(["--batch=7"], "--batch", both)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Row, judge, read
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, judge, read
+from ddp_helpers.notebook.audit.one import NAME, alone, compare
 from ddp_helpers.notebook.launchers import commands, environment
 from ddp_helpers.notebook.processes import lines_of
 
@@ -29,14 +30,43 @@ def audit(
     cwd: Path | None = None,
     limit: float = 120,
     on_cpu: bool = False,
+    batch_size_flag: str = "",
 ) -> list[Row]:
     """Run an unchanged script on two CPU ranks under witnesses, and judge it; the learner's process calls it.
 
     folder: for all that the audit leaves, build/audit/NAME if none; cwd: where the script runs, if not in an empty one.
     limit: seconds until a script that has not ended is ended; on_cpu: what the script asks of CUDA is done on the CPU.
-    Raises AuditError.
+    batch_size_flag: the script's flag with which one rank can be given the same global batch. Raises AuditError.
     """
     script = Path(script).resolve()
+    folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
+    check(script, folder, cwd, limit)
+    env = {"DDP_AUDIT_ON_CPU": "1" if on_cpu else "", "CUDA_VISIBLE_DEVICES": ""}
+
+    def run(count: int, words: Sequence[str], name: str) -> list[Notes]:
+        for part in ("work", "notes"):
+            shutil.rmtree(folder / f"{part}{name}", ignore_errors=True)
+            (folder / f"{part}{name}").mkdir(parents=True)
+        place = Path(cwd or folder / f"work{name}").resolve()
+        return launch(count, [script, *words], place, folder / f"notes{name}", limit, env)
+
+    ranks = run(RANKS, words, "")
+    if not all(ranks):
+        log = folder / "notes" / "output.log"
+        last = [line for line in log.read_text().splitlines() if line][-1:]
+        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({log})")
+    rows = judge(ranks)
+    try:
+        given = alone(words, batch_size_flag, ranks)
+        rows.append(compare(*run(1, given, "_one"), ranks) if rows[0].verdict == OK else Row(NAME, UNSEEN, "see 'end'"))
+    except ValueError as why:
+        rows.append(Row(NAME, UNSEEN, str(why)))
+    device = Row("device", UNSEEN, "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen")
+    return rows + [device] * on_cpu
+
+
+def check(script: Path, folder: Path, cwd: Path | None, limit: float) -> None:
+    """Stop before anything is written, if this cannot be audited. Raises AuditError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
     except OSError as error:
@@ -47,34 +77,23 @@ def audit(
         raise AuditError(f"--limit {limit:g} is out of range: give the seconds that the script may take")
     if cwd and not Path(cwd).is_dir():
         raise AuditError(f"--cwd {cwd} is no folder: give the one in which the script is to run")
-    folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
-    work, notes = folder / "work", folder / "notes"
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if there and (there - {"work", "notes", "output.log"} or "output.log" not in there):
+    ours = {"work", "notes", "work_one", "notes_one"}  # of an audit before this one, which goes
+    if there and (there - ours or not (folder / "notes" / "output.log").exists()):
         raise AuditError(f"{folder} holds something else: choose another folder")
-    for path in (work, notes):
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-    launch(script, words, Path(cwd or work).resolve(), notes, limit, on_cpu)
-    ranks = read(notes, RANKS)
-    if not all(ranks):
-        last = [line for line in (folder / "output.log").read_text().splitlines() if line][-1:]
-        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({folder / 'output.log'})")
-    device = Row("device", UNSEEN, "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen")
-    return judge(ranks) + [device] * on_cpu
 
 
-def launch(script: Path, words: Sequence[str], work: Path, notes: Path, limit: float, on_cpu: bool) -> None:
-    """Run the ranks to their end, or until they are ended, with their output in a file."""
-    env = environment([RANKS], {"CUDA_VISIBLE_DEVICES": "", "DDP_AUDIT_ON_CPU": "1" if on_cpu else ""})
+def launch(count: int, given: list, cwd: Path, notes: Path, limit: float, env: dict[str, str]) -> list[Notes]:
+    """Run the ranks to their end, or until they are ended, with their output in output.log; returns their notes."""
     enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]
-    program = [str(WITNESS), str(notes), str(limit), str(script), *map(str, words)]
-    with tempfile.TemporaryDirectory() as logs, (notes.parent / "output.log").open("w") as log:
-        [start] = commands("torchrun", program, [RANKS], logs)
-        with closing(lines_of([[*enter, str(work), *start]], env, limit + START)) as lines, suppress(TimeoutError):
+    with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
+        [start] = commands("torchrun", [str(WITNESS), str(notes), str(limit), *map(str, given)], [count], logs)
+        command = [*enter, str(cwd), *start]
+        with closing(lines_of([command], environment([count], env), limit + START)) as lines, suppress(TimeoutError):
             for line in lines:
                 if isinstance(line, str):
                     log.write(line + "\n")
+    return read(notes, count)
 
 
 def show(rows: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 OK, RED, UNSEEN = "ok", "RED", "not seen"
 CLOSE = 1e-5  # sums over weights or gradients that differ by less, relative to their sizes, are equal
 GLOO = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
-LOG = "output.log has all messages; 'collectives' says whether one rank left another waiting"
+LOG = "notes/output.log has all messages; 'collectives' says whether one rank left another waiting"
 FEW = 8  # steps in which random numbers are compared
 Notes = list[dict]
 

@@ -187,6 +187,7 @@ class Witness:
             self.wrapped.append(model)
             norms = any("BatchNorm" in type(part).__name__ for part in model.modules())
             self.note("wrapped", names=[name for name, _ in model.module.named_parameters()], norms=norms)
+            self.weights("begin")
 
         def noted_forward(model: DDP, *things: object, **options: object) -> object:
             gradients = torch.is_grad_enabled() and model.require_backward_grad_sync

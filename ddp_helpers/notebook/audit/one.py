@@ -1,0 +1,71 @@
+"""One rank and several, with the same global batch, are to reach one model: the row that compares them."""
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, of
+
+NAME = "one rank"
+EQUAL, OTHER = 0.02, 0.1  # of the way that the weights went: nearer is the same model, farther is another
+CURE = "is the loss a mean over the rank's batch, the learning rate the same, and no gradient summed by hand?"
+
+
+def trained(notes: Notes) -> Notes:
+    """A rank's training passes over datasets with a length."""
+    return [note for note in of(notes, "pass") if note["steps"] and not note["iterable"]]
+
+
+def alone(words: Sequence[str], flag: str, ranks: list[Notes]) -> list[str]:
+    """The words with which one rank takes the global batch of these ranks. Raises ValueError, which says why not."""
+    if not flag:
+        raise ValueError("to have one rank compared with several, name the script's flag: --batch-size-flag=…")
+    pairs = [(n, *word.split("=", 1)) for n, word in enumerate(words) if word.startswith(f"{flag}=")]
+    pairs += [(n + 1, "", value) for n, (word, value) in enumerate(pairwise(words)) if word == flag]
+    if len(pairs) != 1 or not pairs[0][2].isdecimal():
+        raise ValueError(f"{flag} and a number are to stand once among the script's arguments")
+    (place, name, value), passes = pairs[0], trained(ranks[0])
+    if not passes or int(value) not in (passes[0]["batch"], passes[0]["batch"] * len(ranks)):
+        raise ValueError(f"{flag} {value} is neither one rank's batch nor that of all ranks")
+    whole = str(passes[0]["batch"] * len(ranks))
+    return [*words[:place], f"{name}={whole}" if name else whole, *words[place + 1 :]]
+
+
+def steps(passes: Notes) -> list[list]:
+    """The samples of each step, of full batches. Raises ValueError at one that is not full."""
+    if any(len(note["samples"]) % note["batch"] for note in passes):
+        raise ValueError("the last batch of an epoch is not full: choose a batch size that divides the dataset")
+    sizes = [(note["samples"], note["batch"]) for note in passes]
+    return [samples[first : first + size] for samples, size in sizes for first in range(0, len(samples), size)]
+
+
+def way(one: dict, other: dict) -> float:
+    """How far apart two models are, by the sums over their weights."""
+    pairs = zip(chain(*one["sums"]), chain(*other["sums"]), strict=True)
+    return sum((a - b) ** 2 for a, b in pairs) ** 0.5
+
+
+def compare(single: Notes, ranks: list[Notes]) -> Row:
+    """Judge whether one rank and these ranks, which took the same global batches, ended with the same weights."""
+    first, last = ([of(notes, "weights")[at : at + 1 or None] for notes in (single, ranks[0])] for at in (0, -1))
+    try:
+        if any(note["status"] for note in of(single, "ends")) or not of(single, "ends"):
+            raise ValueError("the run on one rank did not come to its end: see notes_one/output.log")
+        if not all(first) or first[0][0]["names"] != first[1][0]["names"]:
+            raise ValueError("on one rank no model, or another one, is wrapped in DistributedDataParallel")
+        if of(single, "random") or any(note["norms"] for note in of(single, "wrapped")):
+            raise ValueError("dropout or BatchNorm make one rank's training another: leave them out for the comparison")
+        parts = [steps(trained(notes)) for notes in ranks]
+        both = [sorted(chain(*several)) for several in zip(*parts, strict=False)]
+        if both != [sorted(samples) for samples in steps(trained(single))] or not both:
+            raise ValueError("the steps on one rank have other samples, so the models cannot be compared")
+        if way(first[0][0], first[1][0]) > 1e-6 * way(first[0][0], last[0][0]):
+            raise ValueError("the first weights differ from run to run: set the seed before the model is made")
+    except ValueError as why:
+        return Row(NAME, UNSEEN, str(why))
+    share = way(last[0][0], last[1][0]) / way(first[0][0], last[0][0])
+    seen = (
+        f"after {len(both)} steps with the same samples, one rank and {len(ranks)} are {share:.2g} of their way apart"
+    )
+    if share > OTHER:
+        return Row(NAME, RED, seen, CURE)
+    return Row(NAME, OK if share < EQUAL else UNSEEN, seen)
