@@ -15,6 +15,7 @@ import sysconfig
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -97,7 +98,7 @@ class Witness:
             flat, dataset = [int(dataset.indices[i]) for i in flat], dataset.dataset
         record["whole"] = None if record["iterable"] else len(dataset)
         self.note("pass", **{"samples": flat, **record}, complete=complete)
-        if record["steps"]:
+        if record["steps"] and complete:
             self.weights("epoch")
 
     def weights(self, when: str) -> None:
@@ -125,6 +126,7 @@ class Witness:
             finally:
                 self.beginning.pop()
             batches.noted = record
+            weakref.finalize(batches, self.close_pass, record, False).atexit = False  # as after next(iter(loader))
             return batches
 
         def noted_index(batches: Batches) -> object:
