@@ -1,6 +1,7 @@
 # Two nodes on one machine: each has a network namespace and an address of its own, and a virtual cable joins them.
-#   PATH=$PATH:/usr/sbin unshare -Urnp --kill-child sh two_nodes.sh 1gbit python my_script.py
+#   unshare -Urnp --kill-child sh two_nodes.sh 1gbit python my_script.py
 # runs the command twice on each node, as srun does with --nodes=2 --ntasks-per-node=2; each card sends at that rate.
+# tc must be in PATH.
 set -e
 if [ -z "$NODE" ]; then
     ip link add card0 type veth peer name card1
