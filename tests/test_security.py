@@ -45,6 +45,8 @@ def runs_input(call):
 
 KNOWN = ["json.load", "tomllib.load", "Site.load", "slurm.Site.load", "dcp.load"]  # these do not unpickle
 LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, with a checkpoint that does no harm
+# The audit runs a script of yours: whatever it loads, and as it loads it, only on the CPU.
+LESSON += ["load(f, **options | {'map_location': CPU})"]
 LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weights_only=True
 # A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
