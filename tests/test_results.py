@@ -20,7 +20,7 @@ PATH = re.compile(r'"(/|[A-Z]:\\)[\w./-]+"')
 def test_a_recorded_run_is_whole_and_says_who_made_it(folder):
     run = runs.read(folder)
     assert run.state == "done" and run.problems == [] and len(run.epochs) == run.spec["epochs"]
-    assert run.machine and run.env["dataset"] in ("MNIST", "digits")
+    assert run.machine and run.env["dataset"] in ("MNIST", "digits") and (run.env.get("started") or run.job["started"])
     assert re.search(r"\((v[\d.]+-\d+-g)?[0-9a-f]{7,}\)$", run.env["made_from"]), (
         "a revision, with nothing changed in it"
     )
