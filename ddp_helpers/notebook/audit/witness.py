@@ -116,7 +116,7 @@ class Witness:
                 self.close_pass(old, False)
             iterable, sampler = isinstance(loader.dataset, IterableDataset), loader.sampler
             record = {"loader": id(loader), "dataset": loader.dataset, "iterable": iterable, "asked": [], "batches": 0}
-            record |= {"begun": (places(sys._getframe(1)) or [""])[0], "steps": 0, "augmented": [], "batch": 0}
+            record |= {"begun": (places(sys._getframe(1)) or [""])[0], "steps": 0, "augmented": []}
             record |= {"sampler": type(sampler).__name__, "shuffles": bool(getattr(sampler, "shuffle", False))}
             record |= {"batch": loader.batch_size or 0, "workers": loader.num_workers}
             self.open.append(record)
