@@ -3,12 +3,10 @@
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
+from ddp_helpers.notebook import PlainError
 from ddp_helpers.rank.launchers import stop
 
 # What a command needs is imported when it is called, so that writing a script needs no Jupyter.
@@ -20,17 +18,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Stop with the line."""
         stop(f"{self.prog}: {message}; --help lists what can be given")
-
-
-@contextmanager
-def slurm_or_one_line() -> Iterator[ModuleType]:
-    """Give the helpers for Slurm; a job or a site that cannot be used ends the command with one line."""
-    from ddp_helpers.notebook import slurm
-
-    try:
-        yield slurm
-    except slurm.JobError as error:
-        stop(str(error))
 
 
 def data(args: Namespace) -> None:
@@ -63,43 +50,46 @@ def keep(args: Namespace) -> None:
 
 def site(args: Namespace) -> None:
     """Check a site file, and show the file of a small job there."""
+    from ddp_helpers.notebook import slurm
+
     program = ("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}")
-    with slurm_or_one_line() as slurm:
-        job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
-        print(slurm.render(job, slurm.Site.load(args.name), Path("runs/try-site")))
+    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
+    print(slurm.render(job, slurm.Site.load(args.name), Path("runs/try-site")))
     print(f"# {args.name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
 def job(args: Namespace) -> None:
     """Make a job of a script, the course's or your own, and show its file; what stands behind -- is the script's."""
     from ddp_helpers import ROOT
+    from ddp_helpers.notebook import slurm
 
     shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
     shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
-    with slurm_or_one_line() as slurm:
-        place = slurm.Site.load(args.name)
-        folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
-        slurm.prepare(args.script, args.words, place, folder, **shape)
-        print((folder / "job.sbatch").read_text())
-        if not args.submit:
-            print(f"# it is not submitted. Read it, then: sbatch '{folder / 'job.sbatch'}'", file=sys.stderr)
-        elif slurm.submit(folder):
-            record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
-            print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
-            print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
+    place = slurm.Site.load(args.name)
+    folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
+    slurm.prepare(args.script, args.words, place, folder, **shape)
+    print((folder / "job.sbatch").read_text())
+    if not args.submit:
+        print(f"# it is not submitted. Read it, then: sbatch '{folder / 'job.sbatch'}'", file=sys.stderr)
+    elif slurm.submit(folder):
+        record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
+        print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
+        print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
 
 
 def collect(args: Namespace) -> None:
     """Ask Slurm how the jobs of these run folders ended, note it in their records, and list the runs."""
-    with slurm_or_one_line() as slurm:
-        for run in [run for folder in args.folder for run in slurm.collect(folder)]:
-            print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
+    from ddp_helpers.notebook import slurm
+
+    for run in [run for folder in args.folder for run in slurm.collect(folder)]:
+        print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
 
 
 def ready(args: Namespace) -> int:
     """Run the doctor as a job at a site."""
-    with slurm_or_one_line() as slurm:
-        return int(not slurm.ready(args.name, args.nodes, args.gpus))
+    from ddp_helpers.notebook import slurm
+
+    return int(not slurm.ready(args.name, args.nodes, args.gpus))
 
 
 def bench(args: Namespace) -> None:
@@ -127,23 +117,17 @@ def doctor(args: Namespace) -> None:
 
 def hang(args: Namespace) -> int:
     """Run a script with a fault that the seed chose, sell the evidence, and judge the answer: the hang lab."""
-    from ddp_helpers.lessons.break_it_and_fix_it.hang import LabError, play
+    from ddp_helpers.lessons.break_it_and_fix_it.hang import play
 
-    try:
-        return play(args.seed, args.look, args.answer)
-    except LabError as error:
-        stop(str(error))
+    return play(args.seed, args.look, args.answer)
 
 
 def audit(args: Namespace) -> int:
     """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
-    from ddp_helpers.notebook.audit.command import AuditError, main
+    from ddp_helpers.notebook.audit.command import main
 
-    try:
-        more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag
-        return main(args.json, args.script, args.words, *more)
-    except AuditError as error:
-        stop(str(error))
+    more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag
+    return main(args.json, args.script, args.words, *more)
 
 
 def make_parser() -> Parser:
@@ -205,6 +189,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(args.words)}")
     try:
         return args.do(args) or 0
+    except PlainError as error:
+        stop(str(error))
     except ModuleNotFoundError as error:
         stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
     except OSError as error:

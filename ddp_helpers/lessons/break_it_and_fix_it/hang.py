@@ -14,6 +14,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.lessons.break_it_and_fix_it import watched, who_hangs
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import CURES, KINDS, RANKS, Plant, plant
 from ddp_helpers.lessons.run_script import WIDTH, Run, attend
+from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.processes import ended
 
 PRICES = {"exits": 1, "log R": 2, "logs": 5, "who_hangs": 5, "recorder R": 5, "stack R": 8, "lines N": 3, "script": 15}
@@ -24,7 +25,7 @@ FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')
 OWN = re.compile(r'\s+File "[^"]*\btrain\.py"')
 
 
-class LabError(ValueError):
+class LabError(PlainError, ValueError):
     """What cannot be looked at, or is no answer; its message is one line."""
 
 
@@ -75,7 +76,7 @@ class Lab:
         if not 0 <= seed < 2**31:
             raise LabError(f"the seed is {seed}: give a number from 0 to {2**31 - 1}")
         self.seed, self.plant = seed, plant(seed)
-        self.folder = folder or ROOT / "build" / "hang" / f"seed{seed}"
+        self.folder = folder or folder_of(seed)
         self.paid = self.folder / "minutes.json"
         if not go_on:
             attend(Work(self.plant, self.folder))
@@ -187,9 +188,14 @@ class Lab:
         return f"not yet: {wrong} [{self.minutes} minutes so far]"
 
 
+def folder_of(seed: int) -> Path:
+    """Where the run of a seed lies."""
+    return ROOT / "build" / "hang" / f"seed{seed}"
+
+
 def was_run(seed: int) -> bool:
     """Whether the folder of a seed holds a run of what it plants."""
-    folder = ROOT / "build" / "hang" / f"seed{seed}"
+    folder = folder_of(seed)
     with suppress(OSError):
         return (folder / "exits.json").exists() and (folder / "train.py").read_text() == plant(seed).mutation.text()
     return False
