@@ -1,0 +1,102 @@
+"""Guess the next letter with a small transformer. Plain PyTorch on one device: python letters.py --epochs 2"""
+
+from argparse import ArgumentParser
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+LETTERS = sorted(set("".join(NUMBERS) + "plus minus is."))  # a letter's number is its place here
+
+
+def sentences(count: int, seed: int, length: int = 64) -> TensorDataset:
+    """Make sums in words, and cut them into texts [count, length] and, at each place, the next letter [count, length].
+
+    A text begins anywhere in a sentence: "ee plus four is seven. nine minus two is seven. six plus".
+    """
+    random, text = torch.Generator().manual_seed(seed), ""
+    while len(text) <= count * length:
+        a, b = sorted(torch.randint(0, 7, (2,), generator=random).tolist())
+        text += f"{NUMBERS[a]} plus {NUMBERS[b]} is {NUMBERS[a + b]}. "
+        text += f"{NUMBERS[b]} minus {NUMBERS[a]} is {NUMBERS[b - a]}. "
+    letters = torch.tensor([LETTERS.index(letter) for letter in text[: count * length + 1]])
+    return TensorDataset(letters[:-1].view(count, length), letters[1:].view(count, length))
+
+
+class Block(nn.Module):
+    """One layer of a transformer: attention to the letters before, and two linear layers; [n, length, width] each."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head = width // heads  # numbers in a head
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to each letter what it takes from those before it, and what the linear layers make of that."""
+        y = self.norm1(x)
+        layers = self.query, self.key, self.value
+        q, k, v = (
+            layer(y).unflatten(2, (-1, self.head)).transpose(1, 2) for layer in layers
+        )  # [n, heads, length, head]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Net(nn.Module):
+    """A small transformer; takes texts [n, length], returns the scores of each next letter [n, length, letters]."""
+
+    def __init__(self, width: int = 128, depth: int = 4, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.letter, self.place = nn.Embedding(len(LETTERS), width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm, self.score = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Score the next letter at each place of each text."""
+        x = self.letter(text) + self.place(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.score(self.norm(x))
+
+
+def main() -> None:
+    """Train, test after each epoch, and save the weights to letters.pt."""
+    parser = ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32, help="texts in a step")
+    parser.add_argument("--lr", type=float, default=0.001)
+    args = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train_set, test_set = sentences(2048, seed=1), sentences(256, seed=2)
+    train_batches = DataLoader(train_set, args.batch_size, shuffle=True)
+    test_batches = DataLoader(test_set, args.batch_size)
+
+    torch.manual_seed(1)
+    model = Net().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    for epoch in range(1, args.epochs + 1):
+        model.train()
+        for text, following in train_batches:
+            loss = F.cross_entropy(model(text.to(device)).flatten(0, 1), following.to(device).flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        right = 0.0
+        with torch.no_grad():
+            for text, following in test_batches:
+                hits = model(text.to(device)).argmax(dim=2) == following.to(device)
+                right += hits.double().mean(dim=1).sum().item()
+        print(f"epoch {epoch}: {right / len(test_set):.1%} of the letters right", flush=True)
+    torch.save(model.state_dict(), "letters.pt")
+
+
+if __name__ == "__main__":
+    main()
