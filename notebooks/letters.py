@@ -40,9 +40,7 @@ class Block(nn.Module):
         """Add to each letter what it takes from those before it, and what the linear layers make of that."""
         y = self.norm1(x)
         layers = self.query, self.key, self.value
-        q, k, v = (
-            layer(y).unflatten(2, (-1, self.head)).transpose(1, 2) for layer in layers
-        )  # [n, heads, length, head]
+        q, k, v = (layer(y).unflatten(2, (-1, self.head)).transpose(1, 2) for layer in layers)  # [n, heads, …]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
