@@ -8,7 +8,6 @@ import nbformat
 import psutil
 import pytest
 from IPython.core.error import UsageError
-from real import until
 from test_diagrams import (
     test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_are_in_the_alt_text as legible,
 )
@@ -32,7 +31,7 @@ def nobody_is_left():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLINIC_TEST", mark)
         yield
-    until(lambda: not marked(mark, "CLINIC_TEST"), "the end of what a rank started", 10)  # it may be dying
+    assert not marked(mark, "CLINIC_TEST"), "what a rank started"
     assert {process.pid for process in ranks()} <= begin, "ranks"
 
 

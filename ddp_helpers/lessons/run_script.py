@@ -97,6 +97,15 @@ def watch() -> Callable[[str], None]:
     return lambda path: save(notes | {"weights": models[-1].state_dict() if models else {}}, path)
 
 
+def has_group(pid: int) -> bool:
+    """Say whether a process of this group is still there, one that is dying too."""
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
 class Run:
     """Ranks that run one script, each a process of its own. Each is told its numbers as by torchrun."""
 
@@ -155,6 +164,9 @@ class Run:
                     os.killpg(rank.pid, last)
             for rank in self.ranks:
                 rank.join(5)
+        end = time.monotonic() + 5
+        while any(has_group(rank.pid) for rank in self.ranks) and time.monotonic() < end:
+            time.sleep(0.01)  # what they started is dying
 
     def said(self, rank: int) -> list[str]:
         """The lines of a rank."""
