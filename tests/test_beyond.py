@@ -3,11 +3,20 @@
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
+from ddp_helpers import ROOT
+from ddp_helpers.lessons import on_ranks
 from ddp_helpers.lessons.go_beyond_ddp import measure
-from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, memory_and_speed
+from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, SENT, memory_and_speed, sent_counts
 
 BATCH, WIDE = 32, 50
 
@@ -99,3 +108,52 @@ def test_the_figure_tells_memory_and_speed_and_what_nobody_counted(results):
     assert picture.figure.get_suptitle() == "FSDP2 holds the least: 90% of what DDP holds"
     assert "2 ranks" in picture.alt and "FSDP2 45.0 MB, 0.50 of DDP's speed" in picture.alt
     assert [text.get_text().strip() for text in picture.figure.axes[1].texts] == ["16.0", "not counted"]
+
+
+# ---- what is sent when
+
+NAMES = {"allreduce_": "all-reduce", "all_reduce": "all-reduce", "broadcast_": "broadcast"}
+NAMES |= {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
+
+
+def cut(way, model):
+    """The model as a way has it, and its optimizer; every rank calls it."""
+    if way == "tensor parallel":
+        plan = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+        plan |= {name: RowwiseParallel() for name in ("out", "down")}
+        for block in model.blocks:
+            parallelize_module(block, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    elif "FSDP2" in way:
+        for part in [*(model.blocks if way == "FSDP2" else []), model]:
+            fully_shard(part)
+    else:
+        model = DistributedDataParallel(model)
+    zero = (ZeroRedundancyOptimizer, {"optimizer_class": torch.optim.SGD})
+    make, options = zero if way == "ZeRO" else (torch.optim.SGD, {})
+    return model, make(model.parameters(), lr=0.1, foreach=False, **options)
+
+
+def counted(way, model, text):
+    """Collectives of forward, of backward and of the optimizer's step, by kind; every rank calls it."""
+    model, optimizer = cut(way, model)
+    found = {}
+    for _ in range(3):  # DDP sorts its buckets anew in the second step
+        for phase in ("forward", "backward", "step"):
+            with CommDebugMode() as count:
+                if phase == "forward":
+                    loss = F.cross_entropy(model(text).flatten(0, 1), text.flatten())
+                else:
+                    (loss.backward if phase == "backward" else optimizer.step)()
+            found[phase] = {NAMES[str(name).split(".")[-1]]: many for name, many in count.get_comm_counts().items()}
+    return found
+
+
+def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
+    monkeypatch.setattr(on_ranks, "PATIENCE", 60)
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    from letters import Net, sentences
+
+    ways, [text, _] = [*SENT, "FSDP2, uncut blocks"], sentences(1, seed=1)[:]
+    found, other = on_ranks.on_ranks(2, lambda: {way: counted(way, Net(256, depth=2), text) for way in ways})
+    assert found == other and found.pop("FSDP2, uncut blocks") != found["FSDP2"]
+    assert found == {way: sent_counts(way) for way in SENT}

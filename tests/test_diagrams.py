@@ -8,7 +8,7 @@ import pytest
 
 from ddp_helpers.lessons.find_your_local_rank import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group import collectives, spmd
-from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
+from ddp_helpers.lessons.go_beyond_ddp.figures import choose, sent_when, who_holds
 from ddp_helpers.lessons.shard_the_data import deals_by_epoch, global_batch, picture_of_shards
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
@@ -39,9 +39,10 @@ CASES = [  # function, arguments, and what its alt text must name
     (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),
     (backfill, {"long": 30, "short": 5}, ["from 30 to 60 min", "for 5 min"]),
     (memory_of_gradients, {}, ["300 MB", "200 MB"]),
-    (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "tensor or pipeline parallel", "PowerSGD", "Join"]),
+    (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "FSDP2 with tensor parallel", "PowerSGD", "Join"]),
     (who_holds, {"held": {"parameters": 16e6, "optimizer state": 32e6}}, ["DDP 48 MB, ZeRO 32 MB, FSDP2 24 MB"]),
     (who_holds, {"held": {"parameters": 4e9, "gradients": 4e9}}, ["DDP 8000 MB, ZeRO 8000 MB, FSDP2 4000 MB"]),
+    (sent_when, {}, ["FSDP2, backward: 2 all-gather, 3 reduce-scatter.", "tensor parallel, forward: 4 all-reduce"]),
 ]
 
 

@@ -1,10 +1,10 @@
-"""Figures of notebook 13: which method to choose, who holds what, and the measured memory and speed of each."""
+"""Figures of notebook 13: which method to choose, who holds what, what is sent when, and what was measured of each."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
+from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces, write
 from ddp_helpers.notebook.labels import caption, finding
 from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
 
@@ -13,12 +13,13 @@ from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PUR
 REPLICA, BATCH = "Does all fit: a replica with\nits state, and the batch?", "Does it fit with a\nsmaller batch?"
 SMALLER = "DDP, with accumulation, autocast or recomputation"
 STATE, LAYER = "Does it fit with the\noptimizer state cut?", "Does a layer fit whole,\nbeside 1/N of the rest?"
+INSIDE = "activations sent inside each layer: within a node; then from stage to stage"
 WAYS = [  # a question, what to take if the answer is yes, what that costs, and its colour; the last is what is left
     (REPLICA, "DDP", "nothing more; the reference for all below", BLUE),
     (BATCH, SMALLER, "smaller pieces or rounding; the same communication", SKY),
     (STATE, "DDP, with ZeroRedundancyOptimizer", "a broadcast of the weights in each step", ORANGE),
     (LAYER, "FSDP2: fully_shard", "weights gathered twice a step; checkpoints in parts", GREEN),
-    ("", "tensor or pipeline parallel", "the model's own code must be cut", PURPLE),
+    ("", "FSDP2 with tensor parallel, then pipeline", INSIDE, PURPLE),
 ]
 BESIDE = {
     "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
@@ -63,6 +64,7 @@ def choose() -> Picture:
 
 KINDS = {"parameters": BLUE, "gradients": SKY, "optimizer state": ORANGE, "activations": GREEN, "copies": PURPLE}
 CUTS = {"DDP": [], "ZeRO": ["optimizer state"], "FSDP2": ["parameters", "gradients", "optimizer state"]}
+GATHER = "FSDP2 gathers a layer to compute it, tensor parallel never does."
 
 
 def who_holds(held: dict[str, float]) -> Picture:
@@ -74,7 +76,7 @@ def who_holds(held: dict[str, float]) -> Picture:
     scale = 6.3 / sum(held.values())
     for row, (way, cut) in enumerate(CUTS.items()):
         top, x = 0.95 + 1.15 * row, 1.9
-        write(ax, LEFT, top + 0.42, way, ha="left", weight="bold")
+        write(ax, LEFT, top + 0.42 - 0.21 * (way == "FSDP2"), way, ha="left", weight="bold")
         for kind, size in held.items():
             wide, share = size * scale, 1 / (1 + (kind in cut))
             if not row:
@@ -87,14 +89,82 @@ def who_holds(held: dict[str, float]) -> Picture:
         for rank, y in enumerate((top + 0.19, top + 0.65)):
             write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
             write(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
-    write(ax, LEFT, 4.35, "Computed, float32 with Adam. Dotted: on the other rank.", ha="left", color=GREY, **SMALL)
+    write(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
+    note = f"Computed, float32 with Adam. Dotted: on the other rank. {GATHER}"
+    write(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
     sizes = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
     return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds.")
 
 
+# ---- what is sent when
+
+FORWARD = [("in", 0.5), ("block 1", 1.0), ("block 2", 1.0), ("out", 0.5)]  # and how wide each is drawn
+PHASES = {"forward": (0.4, FORWARD), "backward": (3.5, FORWARD[::-1]), "step": (7.0, [("", 0.5)])}
+COLLECTIVES = {"all-reduce": BLUE, "broadcast": ORANGE, "all-gather": GREEN, "reduce-scatter": PURPLE}
+BUCKETS = [("all-reduce", 1, 4.2, 1.6), ("all-reduce", 1, 6.5, 0.5)]
+GATHERED = [("all-gather", 1, at, 0.4) for at in (0, 0.45, 1.2, 3.55, 4.3)]
+SCATTERED = [("reduce-scatter", 1, at, 0.45) for at in (5.3, 6.02, 6.5)]
+AFTER_EACH_HALF = [("all-reduce", 1, at, 0.2) for at in (1.2, 1.7, 2.2, 2.7)]  # attention, and the linear layers
+BACK_FROM_EACH = [("all-reduce", many, at, 0.2) for many, at in ((1, 4.3), (3, 4.8), (1, 5.3), (3, 5.8))]
+SENT = {  # what a way sends; for each message its collective, how many, when it begins, and how wide it is drawn
+    "DDP": ("gradients", BUCKETS),
+    "ZeRO": ("gradients,\nthen weights", [*BUCKETS, ("broadcast", 38, 7.5, 0.5)]),  # a weight each
+    "FSDP2": ("weights twice,\ngradients", GATHERED + SCATTERED),
+    "tensor parallel": ("activations,\ntheir gradients", AFTER_EACH_HALF + BACK_FROM_EACH),  # 3: query, key, value
+}
+
+
+def sent_counts(way: str) -> dict[str, dict[str, int]]:
+    """How many collectives of each kind a way is drawn with in forward, in backward and in the optimizer's step."""
+    found: dict[str, dict[str, int]] = {phase: {} for phase in PHASES}
+    for kind, many, begin, _ in SENT[way][1]:
+        [*_, phase] = [name for name, (start, _) in PHASES.items() if begin >= start or name == "forward"]
+        found[phase][kind] = found[phase].get(kind, 0) + many
+    return found
+
+
+def sent_when() -> Picture:
+    """Draw the collectives of one training step at their places, a lane for each way, for a Net of two blocks."""
+    times = {way: sum(sum(phase.values()) for phase in sent_counts(way).values()) for way in SENT}
+    ddp, *others = (f"{count} with {way}" for way, count in times.items())
+    title = f"A step sends {ddp.replace(' ', ' times ', 1)}, {', '.join(others)}"
+    ax = canvas(5.2, title)
+    left, unit = 1.6, 0.97
+    for phase, (begin, places) in PHASES.items():
+        x, wide = left + unit * begin, unit * sum(wide for _, wide in places)
+        write(ax, x + wide / 2, 0.71, phase, weight="bold", size=11, va="baseline")
+        for name, wide in places:
+            write(ax, x + unit * wide / 2, 0.96, name, va="baseline", **SMALL)
+            for lane, way in enumerate(SENT):
+                waits = 0.18 if way == "tensor parallel" and "block" in name else 0
+                for half, _ in pieces(x, x + unit * wide - 0.04 - waits, 1 + bool(waits), waits):
+                    box(ax, (half, 1.1 + 0.88 * lane), (unit * wide / (1 + bool(waits)) - 0.04 - waits, 0.26), fill=0.2)
+            x += unit * wide
+    for lane, (way, (what, messages)) in enumerate(SENT.items()):
+        y = 1.1 + 0.88 * lane
+        write(ax, LEFT, y + 0.1, way, ha="left", weight="bold", size=11)
+        write(ax, LEFT, y + 0.45, what, ha="left", **SMALL)
+        for kind, many, begin, wide in messages:
+            place, text = (left + unit * begin, y + 0.32), many if many > 1 else ""
+            box(ax, place, (unit * wide - 0.03, 0.3), text, COLLECTIVES[kind], fill=0.45, size=10)
+    for x, (kind, colour) in zip((1.6, 3.2, 4.8, 6.4), COLLECTIVES.items(), strict=True):
+        box(ax, (x, 4.62), (0.3, 0.2), colour=colour, fill=0.45)
+        write(ax, x + 0.38, 4.72, kind, ha="left", **SMALL)
+    write(ax, LEFT, 4.72, "grey: computes", ha="left", **SMALL)
+    note = "A Net of 2 blocks on 2 ranks. A number: so many at once. Places are in order; widths are not times."
+    write(ax, LEFT, 5.03, note, ha="left", color=GREY, **SMALL)
+    lines = [
+        f"{way}, {phase}: {', '.join(f'{many} {kind}' for kind, many in kinds.items())}."
+        for way in SENT
+        for phase, kinds in sent_counts(way).items()
+        if kinds
+    ]
+    return described(ax.figure, f"{title}. {' '.join(lines)}")
+
+
 # ---- memory, bytes and speed as measured
 
-MEANS = "copies: weights in another precision or gathered from other ranks, and what a hook keeps"
+MEANS = "copies: weights in another precision or gathered from other ranks"
 SPEED = "speed: DDP's time for a step, divided by this way's; the line spans the middle half of the turns"
 
 

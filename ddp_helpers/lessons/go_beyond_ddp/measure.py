@@ -159,7 +159,7 @@ def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
     found = {kind: size / 1e6 for kind, size in result["memory"].items()}
     found |= {"held": sum(found.values()), "sent": result["sent"] / 1e6}
     found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
-    what = "gradient off" if result["gradient off"] else "weights off"  # PowerSGD's first steps are sent in full
+    what = "gradient off" if result["gradient off"] else "weights off"  # or equal in the first step
     return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}
 
 
