@@ -93,7 +93,7 @@ def who_holds(held: dict[str, float]) -> Picture:
     note = f"Computed, float32 with Adam. Dotted: on the other rank. {GATHER}"
     write(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
     sizes = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
-    return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds.")
+    return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds. {GATHER}")
 
 
 # ---- what is sent when
