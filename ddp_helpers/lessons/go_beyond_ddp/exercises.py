@@ -1,17 +1,11 @@
-"""Exercises of notebook 13: what a rank holds, and the two collectives of a sharded layer, on real ranks."""
+"""Exercises of notebook 13: the two collectives of a sharded layer, on real ranks."""
 
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
-
-
-def bytes_per_rank(parameters: int, ranks: int, way: str) -> float:
-    """Compute the memory of a rank in float32 with Adam, without activations; way: DDP, ZeRO or FSDP2."""
-    return parameters * {"DDP": 16, "ZeRO": 8 + 8 / ranks, "FSDP2": 16 / ranks}[way]
 
 
 def sharded_forward(shard: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -33,26 +27,10 @@ def on_tensors(answer: Callable, *case: tuple) -> list:
     return on_ranks(len(case), lambda: answer(*map(torch.tensor, case[dist.get_rank()])))
 
 
-SIZES = [(1000, ranks, way) for ranks in (2, 8, 1) for way in ("DDP", "ZeRO", "FSDP2")]
 ROWS = [[([[float(rank), 2.0]], [[1.0, 3.0 + rank]]) for rank in range(ranks)] for ranks in (2, 3)]
 GRADIENTS = [[([[1.0 + 4 * rank * row] for row in range(ranks)],) for rank in range(ranks)] for ranks in (2, 3)]
 
 EXERCISES = [
-    Exercise(
-        bytes_per_rank,
-        SIZES,
-        {
-            "Adam keeps two numbers for each parameter, so its state has 8 bytes, and the sum for DDP is 16.": (
-                lambda parameters, ranks, way: parameters * {"DDP": 12, "ZeRO": 8 + 4 / ranks, "FSDP2": 12 / ranks}[way]
-            ),
-            "ZeroRedundancyOptimizer cuts the optimizer state only; parameters and gradients stay whole.": (
-                lambda parameters, ranks, way: parameters * (16 if way == "DDP" else 16 / ranks)
-            ),
-            "DDP cuts nothing: every rank holds a whole replica, its gradients and its optimizer state.": (
-                lambda parameters, ranks, way: parameters * {"ZeRO": 8 + 8 / ranks}.get(way, 16 / ranks)
-            ),
-        },
-    ),
     OnRanks(
         sharded_forward,
         ROWS,
