@@ -126,7 +126,7 @@ def audit(args: Namespace) -> int:
     """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
     from ddp_helpers.notebook.audit.command import main
 
-    more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag
+    more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag, args.resume_with
     return main(args.json, args.script, args.words, *more)
 
 
@@ -171,6 +171,7 @@ def make_parser() -> Parser:
     takes[audit](
         "--batch-size-flag", default="", help="the script's, as in --batch-size-flag=--batch-size: one rank too"
     )
+    takes[audit]("--resume-with", help="end it, start it again with these words besides, as in --resume-with=--resume")
     takes[audit]("--json", type=Path, help="a file for the table")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")

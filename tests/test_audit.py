@@ -1,6 +1,7 @@
 """The audit: each fault planted into mnist_ddp is found in its rows and no others, and a sound script has none red."""
 
 import json
+import shutil
 
 import pytest
 from real import THOROUGH
@@ -8,6 +9,7 @@ from real import THOROUGH
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.notebook.audit.again import resumed
 from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
 from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, judge, read
 from ddp_helpers.notebook.audit.one import alone, compare
@@ -61,7 +63,7 @@ def planted(changes, folder):
 def start(script, *words, limit=LIMIT, ranks=RANKS, **env):
     """Start the witnesses as the command does, but on forked ranks: torch is imported once for all of them."""
     for name in ("notes", "work"):
-        (script.parent / name).mkdir()
+        (script.parent / name).mkdir(exist_ok=True)
     words = (script.parent / "notes", limit, script, *words)
     return Run(WITNESS, *words, ranks=ranks, folder=script.parent / "work", limit=limit + 30, env=env)
 
@@ -202,3 +204,44 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
     assert alone(["--batch=24"], "--batch", both) == ["--batch=48"]
     with pytest.raises(ValueError, match="neither"):
         alone(["--batch=7"], "--batch", both)
+
+
+RESTORED = "            part.load_state_dict(state[name])"
+
+
+def test_a_run_that_is_ended_and_started_again(tmp_path):
+    """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
+    data = write_digits(tmp_path / "data", train=192, test=64)
+    text, progress = Script("mnist_ddp_resumable").text(), "self.progress, setting, shape, random ="
+    faults = {
+        "whole": text,
+        "stopped": text,
+        "right": text,
+        "optimizer": text.replace(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}'),
+        "epoch": text.replace(progress, progress.replace("self.progress", "_")),
+    }
+    assert len({*faults.values()}) == 3
+    attempts = ["right", "optimizer"] + ["epoch"] * THOROUGH
+    notes = {}
+    for several in (["whole", "stopped"], attempts):
+        runs = []
+        for name in several:
+            (folder := tmp_path / name).mkdir()
+            (folder / "it.py").write_text(faults[name])
+            words = ["--data", data, "--run-dir=mine", *FLAGS]
+            if name in attempts:
+                shutil.copytree(tmp_path / "stopped" / "work", folder / "work")
+            runs.append(start(folder / "it.py", *words, limit=60, DDP_AUDIT_STOP="0" if name == "stopped" else ""))
+        attend(*runs)
+        notes |= {name: read(tmp_path / name / "notes", RANKS) for name in several}
+    whole, stopped = notes["whole"][0], notes["stopped"][0]
+    rows = {name: resumed(whole, stopped, notes[name]) for name in attempts}
+    assert (rows["right"].verdict, rows["right"].seen.endswith("to the bit")) == (OK, True), rows["right"]
+    assert rows["optimizer"].verdict == RED and "with the same samples" in rows["optimizer"].seen, rows["optimizer"]
+    if THOROUGH:
+        assert rows["epoch"].verdict == RED and "trained on other samples" in rows["epoch"].seen, rows["epoch"]
+    for row, told in (
+        (resumed(whole, whole, notes["right"]), "torch.save wrote nothing"),
+        (resumed(whole, stopped, notes["whole"]), "from the beginning"),
+    ):
+        assert row.verdict == UNSEEN and told in row.seen

@@ -1,6 +1,7 @@
 """Start the ranks of an audit under torchrun, and print its table."""
 
 import json
+import shlex
 import shutil
 import sys
 import tempfile
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, judge, read
+from ddp_helpers.notebook.audit import again
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, judge, of, read
 from ddp_helpers.notebook.audit.one import NAME, alone, compare
 from ddp_helpers.notebook.launchers import commands, environment
 from ddp_helpers.notebook.processes import lines_of
@@ -31,24 +33,27 @@ def audit(
     limit: float = 120,
     on_cpu: bool = False,
     batch_size_flag: str = "",
+    resume_with: str | None = None,
 ) -> list[Row]:
     """Run an unchanged script on two CPU ranks under witnesses, and judge it; the learner's process calls it.
 
     folder: for all that the audit leaves, build/audit/NAME if none; cwd: where the script runs, if not in an empty one.
     limit: seconds until a script that has not ended is ended; on_cpu: what the script asks of CUDA is done on the CPU.
-    batch_size_flag: the script's flag with which one rank can be given the same global batch. Raises AuditError.
+    batch_size_flag: the script's flag with which one rank can be given the same global batch. resume_with: have the
+    script ended and started again, with these words besides, maybe none. Raises AuditError.
     """
     script = Path(script).resolve()
     folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
     check(script, folder, cwd, limit)
     env = {"DDP_AUDIT_ON_CPU": "1" if on_cpu else "", "CUDA_VISIBLE_DEVICES": ""}
 
-    def run(count: int, words: Sequence[str], name: str) -> list[Notes]:
-        for part in ("work", "notes"):
-            shutil.rmtree(folder / f"{part}{name}", ignore_errors=True)
-            (folder / f"{part}{name}").mkdir(parents=True)
-        place = Path(cwd or folder / f"work{name}").resolve()
-        return launch(count, [script, *words], place, folder / f"notes{name}", limit, env)
+    def run(count: int, words: Sequence[str], name: str, stop: str = "", work: str = "") -> list[Notes]:
+        for part in [f"notes{name}"] + [f"work{name}"] * (not work):
+            shutil.rmtree(folder / part, ignore_errors=True)
+            (folder / part).mkdir(parents=True)
+        place = Path(cwd or folder / (work or f"work{name}")).resolve()
+        given = env | {"DDP_AUDIT_STOP": stop}
+        return launch(count, [script, *words], place, folder / f"notes{name}", limit, given)
 
     ranks = run(RANKS, words, "")
     if not all(ranks):
@@ -61,6 +66,11 @@ def audit(
         rows.append(compare(*run(1, given, "_one"), ranks) if rows[0].verdict == OK else Row(NAME, UNSEEN, "see 'end'"))
     except ValueError as why:
         rows.append(Row(NAME, UNSEEN, str(why)))
+    if resume_with is not None and rows[0].verdict == OK:
+        stopped = run(RANKS, words, "_stopped", stop="0")
+        ends = of(stopped[0], "stopped")
+        more = run(RANKS, [*words, *shlex.split(resume_with)], "_again", work="work_stopped") if ends else ranks
+        rows.append(again.resumed(ranks[0], stopped[0], more))
     device = Row("device", UNSEEN, "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen")
     return rows + [device] * on_cpu
 
@@ -78,7 +88,7 @@ def check(script: Path, folder: Path, cwd: Path | None, limit: float) -> None:
     if cwd and not Path(cwd).is_dir():
         raise AuditError(f"--cwd {cwd} is no folder: give the one in which the script is to run")
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    ours = {"work", "notes", "work_one", "notes_one"}  # of an audit before this one, which goes
+    ours = {f"{part}{name}" for part in ("work", "notes") for name in ("", "_one", "_stopped", "_again")}  # these go
     if there and (there - ours or not (folder / "notes" / "output.log").exists()):
         raise AuditError(f"{folder} holds something else: choose another folder")
 

@@ -38,6 +38,14 @@ def steps(passes: Notes) -> list[list]:
     return [samples[first : first + size] for samples, size in sizes for first in range(0, len(samples), size)]
 
 
+def models(notes: Notes, when: str) -> dict[str, list]:
+    """Names, sums and digests of all wrapped models, at their begin or end. Raises ValueError if there is none."""
+    each = {note["model"]: note for note in reversed(of(notes, "weights")) if note["when"] == when}
+    if not each:
+        raise ValueError("no model was wrapped in DistributedDataParallel")
+    return {part: [*chain(*(each[n][part] for n in sorted(each)))] for part in ("names", "sums", "bits")}
+
+
 def way(one: dict, other: dict) -> float:
     """How far apart two models are, by the sums over their weights."""
     pairs = zip(chain(*one["sums"]), chain(*other["sums"]), strict=True)
@@ -46,23 +54,23 @@ def way(one: dict, other: dict) -> float:
 
 def compare(single: Notes, ranks: list[Notes]) -> Row:
     """Judge whether one rank and these ranks, which took the same global batches, ended with the same weights."""
-    first, last = ([of(notes, "weights")[at : at + 1 or None] for notes in (single, ranks[0])] for at in (0, -1))
     try:
         if any(note["status"] for note in of(single, "ends")) or not of(single, "ends"):
             raise ValueError("the run on one rank did not come to its end: see notes_one/output.log")
-        if not all(first) or first[0][0]["names"] != first[1][0]["names"]:
-            raise ValueError("on one rank no model, or another one, is wrapped in DistributedDataParallel")
+        first, last = ([models(notes, when) for notes in (single, ranks[0])] for when in ("begin", "end"))
+        if first[0]["names"] != first[1]["names"]:
+            raise ValueError("on one rank another model is wrapped in DistributedDataParallel")
         if of(single, "random") or any(note["norms"] for note in of(single, "wrapped")):
             raise ValueError("dropout or BatchNorm make one rank's training another: leave them out for the comparison")
         parts = [steps(trained(notes)) for notes in ranks]
         both = [sorted(chain(*several)) for several in zip(*parts, strict=False)]
         if both != [sorted(samples) for samples in steps(trained(single))] or not both:
             raise ValueError("the steps on one rank have other samples, so the models cannot be compared")
-        if way(first[0][0], first[1][0]) > 1e-6 * way(first[0][0], last[0][0]):
+        if way(*first) > 1e-6 * way(first[0], last[0]):
             raise ValueError("the first weights differ from run to run: set the seed before the model is made")
     except ValueError as why:
         return Row(NAME, UNSEEN, str(why))
-    share = way(last[0][0], last[1][0]) / way(first[0][0], last[0][0])
+    share = way(*last) / way(first[0], last[0])
     seen = (
         f"after {len(both)} steps with the same samples, one rank and {len(ranks)} are {share:.2g} of their way apart"
     )

@@ -1,7 +1,6 @@
 """Run an unchanged script on this rank, and note what it does: torchrun … witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS.
 
-A note is a line of JSON in NOTES/rankN.jsonl, written at once, so that no note is lost with a rank that is ended.
-The file needs nothing but torch.
+A note is a line of JSON in NOTES/rankN.jsonl, written at once: none is lost with a rank that is ended. Needs torch.
 """
 
 import functools
@@ -10,13 +9,14 @@ import json
 import os
 import re
 import runpy
+import signal
 import sys
 import sysconfig
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -24,13 +24,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Batches
 
 STEPS = 40  # of which gradients and random numbers are noted
 HERE = str(Path(__file__).resolve())
-LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+LIBRARIES = ("<frozen", str(Path(HERE).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 KINDS = re.compile("all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter")  # of collectives
 
 
@@ -39,16 +39,15 @@ def places(frame: FrameType | None) -> list[str]:
     found = []
     while frame:
         name = frame.f_code.co_filename
-        if name == HERE:
-            if frame.f_code.co_name == "testify":  # below are the launcher's
-                break
-        elif not name.startswith(LIBRARIES):
+        if name == HERE and frame.f_code.co_name == "testify":  # below are the launcher's
+            break
+        if not name.startswith(LIBRARIES):
             found.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
     return found
 
 
-def sums(tensors: Iterator[torch.Tensor]) -> list[tuple[float, float]]:
+def sums(tensors: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
     """For each tensor its sum and the sum of its sizes, in float64."""
     doubles = (tensor.detach().double() for tensor in tensors)
     return [(float(double.sum()), float(double.abs().sum())) for double in doubles]
@@ -73,17 +72,15 @@ class Witness:
     def __init__(self, folder: Path) -> None:
         self.path, self.me = folder / f"rank{os.environ.get('RANK', '0')}.jsonl", os.getpid()
         self.file = self.path.open("w", buffering=1)
-        self.open: list[dict] = []  # passes over a loader that have not ended
-        self.beginning: list[dict] = []  # the pass whose iterator is being made
-        self.inside = False  # a collective, which may call others
-        self.wrapped: list[DDP] = []
-        self.steps = self.forwards = 0
+        self.open, self.beginning = [], []  # passes over a loader: that have not ended; whose iterator is being made
+        self.inside, self.wrapped, self.stepping = False, [], None  # in a collective, which may call others; the models
+        self.steps = self.forwards = self.saved = 0  # saved: after which step first
+        (folder / f"{self.path.stem}.pid").write_text(str(self.me))
 
     def note(self, kind: str, **more: object) -> None:
         """Write a note; a loader's worker, which has this file too, writes none."""
         if os.getpid() == self.me and not self.file.closed:
-            at = places(sys._getframe(1))[:1]
-            told = {"kind": kind, "time": time.time(), "at": at[0] if at else "", **more}
+            told = {"kind": kind, "time": time.time(), "at": (places(sys._getframe(1)) or [""])[0], **more}
             self.file.write(json.dumps(told) + "\n")
 
     def close_pass(self, record: dict, complete: bool) -> None:
@@ -96,16 +93,18 @@ class Witness:
         flat = [int(i) if hasattr(i, "__int__") else str(i) for i in flat]
         while isinstance(dataset, Subset):
             flat, dataset = [int(dataset.indices[i]) for i in flat], dataset.dataset
-        record["whole"] = None if record["iterable"] else len(dataset)
-        self.note("pass", **{"samples": flat, **record}, complete=complete)
+        whole = None if record["iterable"] else len(dataset)
+        self.note("pass", **{"samples": flat, **record}, complete=complete, whole=whole)
         if record["steps"] and complete:
             self.weights("epoch")
 
     def weights(self, when: str) -> None:
         """Note the weights of each wrapped model."""
         for number, model in enumerate(self.wrapped):
-            names = [name for name, _ in model.module.named_parameters()]
-            self.note("weights", when=when, model=number, names=names, sums=sums(model.module.parameters()))
+            named = dict(model.module.named_parameters())
+            bits = b"".join(one.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for one in named.values())
+            told = {"names": [*named], "sums": sums(named.values()), "bits": [hashlib.sha1(bits).hexdigest()]}
+            self.note("weights", when=when, model=number, **told)
 
     def hook_loaders(self) -> None:
         """Note what each pass over a DataLoader gives."""
@@ -116,9 +115,9 @@ class Witness:
                 self.close_pass(old, False)
             iterable, sampler = isinstance(loader.dataset, IterableDataset), loader.sampler
             record = {"loader": id(loader), "dataset": loader.dataset, "iterable": iterable, "asked": [], "batches": 0}
-            record |= {"begun": (places(sys._getframe(1)) or [""])[0], "steps": 0, "augmented": []}
+            record |= {"begun": (places(sys._getframe(1)) or [""])[0], "since": time.time(), "steps": 0}
             record |= {"sampler": type(sampler).__name__, "shuffles": bool(getattr(sampler, "shuffle", False))}
-            record |= {"batch": loader.batch_size or 0, "workers": loader.num_workers}
+            record |= {"batch": loader.batch_size or 0, "augmented": []}
             self.open.append(record)
             self.beginning.append(record)
             try:
@@ -187,8 +186,7 @@ class Witness:
         def noted_wrap(model: DDP, *things: object, **options: object) -> None:
             wrap(model, *things, **options)
             self.wrapped.append(model)
-            norms = any("BatchNorm" in type(part).__name__ for part in model.modules())
-            self.note("wrapped", names=[name for name, _ in model.module.named_parameters()], norms=norms)
+            self.note("wrapped", norms=any("BatchNorm" in type(part).__name__ for part in model.modules()))
             self.weights("begin")
 
         def noted_forward(model: DDP, *things: object, **options: object) -> object:
@@ -196,24 +194,33 @@ class Witness:
             if gradients or (model.broadcast_buffers and any(True for _ in model.buffers())):
                 self.note("collective", name="DDP's forward", size=None)
             self.forwards += 1
-            before = dice() if self.forwards <= STEPS else ""
+            before = dice() if self.forwards <= 10 * STEPS else ""
             given = forward(model, *things, **options)
             if before and torch.is_grad_enabled() and dice() != before:
                 self.note("random", state=before)
             return given
 
+        def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            self.stepping = None if self.stepping is optimizer else self.stepping
+
         def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if self.stepping:  # ZeroRedundancyOptimizer has one of its own for its share of the weights
+                return
+            self.stepping = optimizer
             for record in self.open:
                 record["steps"] += 1
             self.steps += 1
             ours = {id(p) for model in self.wrapped for p in model.parameters()}
             given = [p for group in optimizer.param_groups for p in group["params"]]
-            grads = [p.grad for p in given if id(p) in ours and p.grad is not None and not p.grad.is_sparse]
             if self.steps <= STEPS:
+                grads = [p.grad for p in given if id(p) in ours and p.grad is not None and not p.grad.is_sparse]
                 self.note("step", sums=sums(grads), forwards=self.forwards, ours=sum(id(p) in ours for p in given))
+            if os.environ.get("DDP_AUDIT_STOP") == os.environ.get("RANK") and 0 < self.saved < self.steps - 2:
+                self.stop()
 
         DDP.__init__, DDP.forward = noted_wrap, noted_forward
         register_optimizer_step_pre_hook(before_step)
+        register_optimizer_step_post_hook(after_step)
 
     def hook_files(self) -> None:
         """Note which files are written, and the names in what is saved."""
@@ -221,6 +228,7 @@ class Witness:
 
         def noted_save(obj: object, f: object, *things: object, **options: object) -> None:
             self.note("saved", names=[*names(obj)][:2000], whole=isinstance(obj, DDP))
+            self.saved = self.saved or self.steps
             if isinstance(f, str | os.PathLike):
                 self.note("wrote", path=str(Path(f).absolute()))
             save(obj, f, *things, **options)
@@ -234,6 +242,12 @@ class Witness:
 
         torch.save = noted_save
         sys.addaudithook(heard)  # sees each open() of Python's, pathlib's too
+
+    def stop(self) -> None:
+        """End all ranks at once, two steps after something was saved; rank 0 calls it."""
+        self.note("stopped")
+        for path in sorted(self.path.parent.glob("rank*.pid"), reverse=True):  # rank 0, which does it, is the last
+            os.kill(int(path.read_text()), signal.SIGKILL)
 
     def watch_clock(self, limit: float) -> None:
         """After so many seconds, note where this rank stands, and end it; the others have time to note theirs."""
@@ -252,14 +266,13 @@ def names(obj: object, depth: int = 3) -> Iterator[str]:
     """The names in what is saved, also of the dictionaries in it."""
     for name, value in obj.items() if isinstance(obj, dict) else ():
         yield str(name)
-        if depth:
-            yield from names(value, depth - 1)
+        yield from names(value, depth - 1) if depth else ()
 
 
 def testify(folder: str, limit: float, script: str, *words: str) -> None:
     """Run the script with all hooks; every rank calls it. What the script raises goes on."""
-    if os.environ.get("DDP_AUDIT_ON_CPU"):
-        runpy.run_path(str(Path(HERE).with_name("on_cpu.py")))["begin"]()
+    for name in ["as_launched"] + ["without_gpus"] * bool(os.environ.get("DDP_AUDIT_ON_CPU")):
+        runpy.run_path(str(Path(HERE).with_name("stand_in.py")))[name]()
     witness = Witness(Path(folder))
     for hook in (witness.hook_loaders, witness.hook_collectives, witness.hook_model, witness.hook_files):
         hook()
@@ -270,12 +283,11 @@ def testify(folder: str, limit: float, script: str, *words: str) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:
-        left = isinstance(error, SystemExit)
-        why = (error.code if left else f"{type(error).__name__}: {error}") or ""
+        why = (error.code if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}") or ""
         status = why if isinstance(why, int) else int(bool(why))
         why = "" if isinstance(why, int) else str(why).partition("\n")[0]
         stack = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
-        at = next((place for place in reversed(stack) if not place.startswith((*LIBRARIES, HERE))), "")
+        at = next((place for place in reversed(stack) if not place.startswith(LIBRARIES)), "")
         raise
     finally:
         for record in [*witness.open]:

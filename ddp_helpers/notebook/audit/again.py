@@ -1,0 +1,59 @@
+"""A run that is ended and started again is to reach the weights of the whole run: the row that compares them."""
+
+from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, differ, end, of
+from ddp_helpers.notebook.audit.one import models, trained, way
+
+NAME = "resume"
+ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
+CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
+
+
+def dice(notes: Notes) -> list[str]:
+    """The states of torch's random numbers with which model and dataset began."""
+    augmented = [state for note in trained(notes) for state in note["augmented"]]
+    return [note["state"] for note in of(notes, "random")] + augmented
+
+
+def first_step(notes: Notes) -> list:
+    """The sums over the gradients of the first step."""
+    return next((note["sums"] for note in of(notes, "step")), [])
+
+
+def goes_on(whole: Notes, later: Notes) -> bool:
+    """Whether the passes after the restart are the last ones of the whole run, or the last parts of them."""
+    told, parts = trained(whole), trained(later)
+    if not 0 < sum(note["steps"] for note in parts) < sum(note["steps"] for note in told):
+        return False
+    pairs = zip(reversed(told), reversed(parts), strict=False)
+    return all(one["samples"][-len(part["samples"]) :] == part["samples"] for one, part in pairs)
+
+
+def resumed(whole: Notes, stopped: Notes, again: list[Notes]) -> Row:
+    """Judge the ranks that were started again, by rank 0's notes of the whole run and of the one that was ended."""
+    try:
+        if not of(stopped, "stopped"):
+            raise ValueError("not ended early: torch.save wrote nothing more than two steps before the end")
+        if not first_step(whole) or differ(first_step(whole), first_step(stopped)):
+            why = "is the seed set, and does it write into the folder where it stands?"
+            raise ValueError(f"the run that was to be ended took another first step than the whole one: {why}")
+        verdict, seen, _ = end(again)
+        if verdict == RED:
+            return Row(NAME, RED, f"started again, it failed: {seen}", "notes_again/output.log has all messages")
+        begin, last, other = models(whole, "begin"), models(whole, "end"), models(again[0], "end")
+        if last["names"] != other["names"]:
+            raise ValueError("started again, it wrapped another model")
+        if first_step(whole) == first_step(again[0]):
+            raise ValueError("started again, it began from the beginning: name what it needs in --resume-with=…")
+    except ValueError as why:
+        return Row(NAME, UNSEEN, str(why))
+    if last["bits"] == other["bits"]:
+        return Row(NAME, OK, "ended and started again, it reached the same weights, to the bit")
+    share = way(last, other) / max(way(begin, last), 1e-12)
+    seen = f"ended and started again, it ended {share:.2g} of the weights' way apart"
+    if share < ROUNDING:
+        return Row(NAME, OK, f"{seen}: close, not equal")
+    if trained(whole) and not goes_on(whole, again[0]):
+        return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
+    if dice(whole) and not {*dice(again[0])[:1]} <= {*dice(whole)}:
+        return Row(NAME, UNSEEN, f"{seen}, with other random numbers: restore torch.get_rng_state(), and look again")
+    return Row(NAME, RED, f"{seen}, with the same samples", CURE)
