@@ -4,13 +4,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 OK, RED, UNSEEN = "ok", "RED", "not seen"
 CLOSE = 1e-5  # sums over weights or gradients that differ by less, relative to their sizes, are equal
 GLOO = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
+REDUCES = re.compile("all_|reduce|gather")
 LOG = "notes/output.log has all messages; 'collectives' says whether one rank left another waiting"
 FEW = 8  # steps in which random numbers are compared
 Notes = list[dict]
@@ -242,6 +243,21 @@ def chance(ranks: list[Notes]) -> tuple[str, str, str]:
     return UNSEEN, "torch's generator was not used in model or dataset; numpy, random and workers are not followed", ""
 
 
+def metrics(ranks: list[Notes]) -> tuple[str, str, str]:
+    """What ranks find on shares of the test set is summed or gathered, until the run ends."""
+    trained = {note["whole"] for note in of(ranks[0], "pass") if note["steps"]}
+    for told in together(ranks, training=False) if end(ranks)[0] == OK else ():
+        since, whole = min(note["since"] for note in told), told[0]["whole"]
+        after = [[note for note in notes if note["time"] >= since] for notes in ranks]
+        sums = any(REDUCES.match(note["name"]) for note in of([*chain(*after)], "collective", "other group"))
+        shares = len({frozenset(note["samples"]) for note in told}) == len(told) and told[0]["complete"]
+        files = all(of(notes, "wrote") for notes in after)  # from which somebody may gather
+        if whole and whole not in trained and shares and not sums and not files:
+            seen = f"{short(told[0]['begun'])}: each rank tests a share, and nothing is reduced or gathered afterwards"
+            return RED, seen, "dist.all_reduce of the sums and of the number of samples, then divide"
+    return UNSEEN, "what is printed is not followed: is each printed number a sum over all ranks?", ""
+
+
 LOOKS: dict[str, Callable[[list[Notes]], tuple[str, str, str]]] = {
     "end": end,
     "samples": samples,
@@ -253,6 +269,7 @@ LOOKS: dict[str, Callable[[list[Notes]], tuple[str, str, str]]] = {
     "files": files,
     "saved names": saved,
     "dice": chance,
+    "metrics": metrics,
 }
 
 
@@ -262,5 +279,4 @@ def judge(ranks: list[Notes]) -> list[Row]:
     if rows[0].verdict == RED:
         early = "the run did not come to its end; until then: "
         rows = [row if row.verdict != OK else Row(row.name, UNSEEN, early + row.seen) for row in rows]
-    rows.append(Row("metrics", UNSEEN, "what is printed is not followed: is each printed number a sum over all ranks?"))
     return rows
