@@ -13,6 +13,7 @@ from ddp_helpers.notebook.audit.again import resumed
 from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
 from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, judge, read
 from ddp_helpers.notebook.audit.one import alone, compare
+from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.notebook.scripts import Script
 from ddp_helpers.rank.digits import write_digits
 
@@ -123,25 +124,44 @@ SHARES = {  # of a stream, and the verdict
     "rank, 2": (RED, "each worker of a rank"),
     "worker.id, 2": (RED, "more than one rank"),
 }
+SPAWNED = """
+import os, torch, torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+def train(rank, ranks):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "PORT"
+    dist.init_process_group("nccl", rank=int(os.environ["SLURM_PROCID"]), world_size=ranks)
+    torch.cuda.set_device(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)).to(rank)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    for _ in range(3):
+        model(torch.full([1, 1], SIZE * (rank + 1), device="cuda")).mul(SIZE).sum().backward()
+        optimizer.step()
+torch.multiprocessing.spawn(train, (torch.cuda.device_count(),), torch.cuda.device_count())
+"""
 
 
 def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
-    """Workers times ranks; and spirals_ddp, made to insist on CUDA, on the CPU that stands in for it."""
+    """Workers times ranks; spirals_ddp, made to insist on CUDA; mp.spawn, srun's names, ZeRO, and gradients of zero."""
     runs, scripts = [], {share: STREAM.replace("SHARE", share) for share in SHARES}
     spirals = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
     scripts["cuda"] = spirals.replace("if torch.cuda.is_available():", "if True:")
     assert scripts["cuda"] != spirals
-    for number, text in enumerate(scripts.values()):
+    spawned = {size: SPAWNED.replace("SIZE", size).replace("PORT", str(free_port())) for size in ("1.0", "0.0")}
+    for number, text in enumerate([*scripts.values(), *spawned.values()]):
         (folder := tmp_path / str(number)).mkdir()
         (folder / "it.py").write_text(text)
         cuda = "set_device" in text
-        runs.append(start(folder / "it.py", *(["--epochs=2"] if cuda else []), DDP_AUDIT_ON_CPU="1" if cuda else ""))
+        words = ["--epochs=2"] * (text == scripts["cuda"])
+        runs.append(start(folder / "it.py", *words, DDP_AUDIT_ON_CPU="1" if cuda else ""))
     attend(*runs)
     tables = [{row.name: row for row in judge(read(tmp_path / str(n) / "notes", RANKS))} for n in range(len(runs))]
     for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
         assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
-    verdicts = [row.verdict for row in tables[-1].values()]
-    assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[-1]
+    verdicts = [row.verdict for row in tables[3].values()]
+    assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[3]
+    assert tables[4]["gradients"].seen == "equal on all ranks at the first 3 steps", tables[4]
+    assert tables[5]["end"].verdict == OK and "all are zero" in tables[5]["gradients"].seen
 
 
 def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, capsys):

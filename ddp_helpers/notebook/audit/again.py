@@ -33,7 +33,9 @@ def resumed(whole: Notes, stopped: Notes, again: list[Notes]) -> Row:
     try:
         if not of(stopped, "stopped"):
             raise ValueError("not ended early: torch.save wrote nothing more than two steps before the end")
-        if not first_step(whole) or differ(first_step(whole), first_step(stopped)):
+        if not any(size for _, size in first_step(whole)):
+            raise ValueError("the first step had no gradients by which to know it again")
+        if differ(first_step(whole), first_step(stopped)):
             why = "is the seed set, and does it write into the folder where it stands?"
             raise ValueError(f"the run that was to be ended took another first step than the whole one: {why}")
         verdict, seen, _ = end(again)
@@ -56,4 +58,4 @@ def resumed(whole: Notes, stopped: Notes, again: list[Notes]) -> Row:
         return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
     if dice(whole) and not {*dice(again[0])[:1]} <= {*dice(whole)}:
         return Row(NAME, UNSEEN, f"{seen}, with other random numbers: restore torch.get_rng_state(), and look again")
-    return Row(NAME, RED, f"{seen}, with the same samples", CURE)
+    return Row(NAME, RED, seen + ", with the same samples" * bool(trained(whole)), CURE)

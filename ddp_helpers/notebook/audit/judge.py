@@ -1,6 +1,7 @@
 """Judge what the ranks' witnesses have noted: the rows of the audit's table."""
 
 import json
+import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -71,6 +72,8 @@ def end(ranks: list[Notes]) -> tuple[str, str, str]:
     if failed:
         note, rank = min(failed, key=lambda each: each[0]["time"])  # the others' errors may follow from this one
         why = GLOO.sub("", note["why"])[:110] or f"exit status {note['status']}"
+        path, _, line = note["at"].rpartition(":")
+        why += linecache.getline(path, int(line)).strip() if why.endswith(": ") else ""  # of an assert without words
         return RED, "; ".join([f"rank {rank} at {short(note['at'])}: {why}", *lost]), LOG
     if lost:
         return RED, "; ".join(lost), LOG
@@ -183,6 +186,8 @@ def gradients(ranks: list[Notes]) -> tuple[str, str, str]:
             why = "the wrapper was not called before it" if not called else f"the wrapper was called {called} times"
             cure = f"call what DDP() returned in {short(made[0]['at'])}, not the model inside; no no_sync() at the last"
             return RED, f"{short(several[0]['at'])}: step {number} had other gradients on each rank; {why}", cure
+    if not any(size for note in told[0] for _, size in note["sums"]):
+        return UNSEEN, f"all are zero at the first {len(told[0])} steps: does the loss depend on the weights?", ""
     return OK, f"equal on all ranks at the first {len(told[0])} steps", ""
 
 

@@ -24,8 +24,30 @@ SRUN = {  # what srun tells a task, and where torchrun has it
     "SLURM_GPUS_ON_NODE": "LOCAL_WORLD_SIZE",
     "GPUS_PER_NODE": "LOCAL_WORLD_SIZE",
 }
-NOTHING = ("set_device", "set_device_index", "synchronize", "empty_cache", "reset_peak_memory_stats")  # to be done
 ONE_NODE = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "1"}
+
+ANSWERS = {  # of torch.cuda and torch.accelerator, to the script
+    "is_available": lambda: True,
+    "device_count": lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
+    "current_device": lambda: int(os.environ["LOCAL_RANK"]),
+    "current_device_index": lambda: int(os.environ["LOCAL_RANK"]),
+    "current_accelerator": lambda: torch.device("cuda"),
+    "get_device_name": lambda: "CPU",
+    "get_device_properties": lambda: SimpleNamespace(name="CPU", total_memory=0),
+    "memory_stats": lambda: defaultdict(int),
+    **dict.fromkeys(("set_device", "set_device_index", "synchronize", "empty_cache"), lambda: None),
+    "reset_peak_memory_stats": lambda: None,
+}
+
+
+def for_script(answer: Callable, truth: Callable) -> Callable:
+    """A function that gives the script this answer, and torch, which would act on it, the truth."""
+
+    def answered(*things: object, **options: object) -> object:
+        inside = sys._getframe(1).f_globals.get("__name__", "").startswith("torch")
+        return truth(*things, **options) if inside else answer()
+
+    return answered
 
 
 def on_cpu(value: object) -> object:
@@ -82,14 +104,7 @@ def without_gpus() -> None:
     dist.init_process_group = distributed_c10d.init_process_group = joined
     DDP.__init__, torch.load, DataLoader.__init__ = wrapped, loaded, loading
     for module in (torch.cuda, torch.accelerator):
-        module.device_count = lambda: int(os.environ["LOCAL_WORLD_SIZE"])
-        for name in NOTHING:
-            setattr(module, name, lambda *_, **__: None)
-    torch.cuda.current_device = torch.accelerator.current_device_index = lambda: int(os.environ["LOCAL_RANK"])
-    torch.cuda.memory_stats = lambda *_, **__: defaultdict(int)
-    torch.cuda.get_device_properties = lambda *_, **__: SimpleNamespace(name="CPU", total_memory=0)
-    torch.accelerator.is_available, torch.accelerator.current_accelerator = (
-        lambda: True,
-        lambda *_: torch.device("cuda"),
-    )
+        for name, answer in ANSWERS.items():
+            if hasattr(module, name):
+                setattr(module, name, for_script(answer, getattr(module, name)))
     OnCPU().__enter__()
