@@ -11,7 +11,8 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.run_script import Run, attend
 from ddp_helpers.notebook.audit.again import resumed
 from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, judge, read
+from ddp_helpers.notebook.audit.judge import judge
+from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, read
 from ddp_helpers.notebook.audit.one import alone, compare
 from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.notebook.scripts import Script
@@ -147,12 +148,13 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     spirals = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
     scripts["cuda"] = spirals.replace("if torch.cuda.is_available():", "if True:")
     assert scripts["cuda"] != spirals
+    other = spirals.replace("spirals(960, seed=1)", "spirals(960, seed=rank)")
     spawned = {size: SPAWNED.replace("SIZE", size).replace("PORT", str(free_port())) for size in ("1.0", "0.0")}
-    for number, text in enumerate([*scripts.values(), *spawned.values()]):
+    for number, text in enumerate([*scripts.values(), *spawned.values(), other]):
         (folder := tmp_path / str(number)).mkdir()
         (folder / "it.py").write_text(text)
         cuda = "set_device" in text
-        words = ["--epochs=2"] * (text == scripts["cuda"])
+        words = ["--epochs=2"] * (text in (scripts["cuda"], other))
         runs.append(start(folder / "it.py", *words, DDP_AUDIT_ON_CPU="1" if cuda else ""))
     attend(*runs)
     tables = [{row.name: row for row in judge(read(tmp_path / str(n) / "notes", RANKS))} for n in range(len(runs))]
@@ -161,6 +163,7 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     verdicts = [row.verdict for row in tables[3].values()]
     assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[3]
     assert tables[4]["gradients"].seen == "equal on all ranks at the first 3 steps", tables[4]
+    assert tables[6]["samples"].verdict == RED and "datasets that differ" in tables[6]["samples"].seen
     assert tables[5]["end"].verdict == OK and "all are zero" in tables[5]["gradients"].seen
 
 

@@ -1,6 +1,7 @@
 """A run that is ended and started again is to reach the weights of the whole run: the row that compares them."""
 
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, differ, end, of
+from ddp_helpers.notebook.audit.judge import end
+from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, differ, of
 from ddp_helpers.notebook.audit.one import models, trained, way
 
 NAME = "resume"

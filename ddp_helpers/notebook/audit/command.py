@@ -12,7 +12,8 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.audit import again
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, judge, of, read
+from ddp_helpers.notebook.audit.judge import judge
+from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, of, read
 from ddp_helpers.notebook.audit.one import NAME, alone, compare
 from ddp_helpers.notebook.launchers import commands, environment
 from ddp_helpers.notebook.processes import lines_of

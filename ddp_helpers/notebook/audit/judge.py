@@ -1,60 +1,17 @@
 """Judge what the ranks' witnesses have noted: the rows of the audit's table."""
 
-import json
 import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise, zip_longest
-from pathlib import Path
-from typing import NamedTuple
 
-OK, RED, UNSEEN = "ok", "RED", "not seen"
-CLOSE = 1e-5  # sums over weights or gradients that differ by less, relative to their sizes, are equal
+from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, differ, of, short, unlike
+
 GLOO = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
 REDUCES = re.compile("all_|reduce|gather")
 LOG = "notes/output.log has all messages; 'collectives' says whether one rank left another waiting"
 FEW = 8  # steps in which random numbers are compared
-Notes = list[dict]
-
-
-class Row(NamedTuple):
-    """One row: what was looked at, the verdict, what was seen, and the cure of a red one."""
-
-    name: str
-    verdict: str
-    seen: str
-    cure: str = ""
-
-
-def read(folder: Path, ranks: int) -> list[Notes]:
-    """The notes of each rank; none of a rank that never began. A line that is cut short is left out."""
-    found = []
-    for rank in range(ranks):
-        path, notes = folder / f"rank{rank}.jsonl", []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                notes.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        found.append(notes)
-    return found
-
-
-def of(notes: Notes, *kinds: str) -> Notes:
-    """The notes of these kinds, in order."""
-    return [note for note in notes if note["kind"] in kinds]
-
-
-def short(place: str) -> str:
-    """A place without its folder: file:line."""
-    return place.rpartition("/")[2] or "an unknown line"
-
-
-def differ(one: list, other: list) -> bool:
-    """Whether lists of sums differ by more than rounding."""
-    pairs = zip_longest(one, other, fillvalue=(float("inf"), 0.0))
-    return any(not abs(a[0] - b[0]) <= CLOSE * max(a[1], b[1], 1e-12) for a, b in pairs)
 
 
 def end(ranks: list[Notes]) -> tuple[str, str, str]:
@@ -108,6 +65,11 @@ def samples(ranks: list[Notes]) -> tuple[str, str, str]:
             return RED, f"{at}: each worker of a rank gives all its samples", "share them by get_worker_info().id, too"
         if twice > bound and drawn > sum(map(len, sets)) + len(told) and not told[0]["iterable"]:
             return UNSEEN, f"{at}: samples are drawn with replacement, so shares cannot be told apart", ""
+        if unlike(ranks):
+            if told[0]["sampler"] != "DistributedSampler":
+                return OK, f"{at}: each rank has samples of its own under the same numbers", ""
+            seen = f"{at}: shares of datasets that differ: one number is another sample on each rank"
+            return RED, seen, "make the same dataset on all ranks: seed before it is made, or read it from one file"
         if twice > bound:
             cure = "sampler=DistributedSampler(dataset) in the training loader, without shuffle"
             cure = "share the samples by rank" if told[0]["iterable"] else cure

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain, pairwise
 
-from ddp_helpers.notebook.audit.judge import OK, RED, UNSEEN, Notes, Row, of
+from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, of
 
 NAME = "one rank"
 EQUAL, OTHER = 0.02, 0.1  # of the way that the weights went: nearer is the same model, farther is another

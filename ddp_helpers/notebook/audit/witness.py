@@ -62,8 +62,9 @@ def rows(batch: object) -> list[str]:
     """A digest of each sample in a batch, of the first tensor that is found in it."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    several = isinstance(batch, torch.Tensor) and batch.dim()
-    return [hashlib.sha1(row.contiguous().numpy().tobytes()).hexdigest()[:12] for row in batch] if several else []
+    plain = isinstance(batch, torch.Tensor) and batch.layout == torch.strided and not batch.is_complex()
+    flat = [row.detach().cpu().reshape(-1).view(torch.uint8) for row in batch] if plain and batch.dim() else []
+    return [hashlib.sha1(row.numpy().tobytes()).hexdigest()[:12] for row in flat]
 
 
 class Witness:
@@ -94,7 +95,7 @@ class Witness:
         while isinstance(dataset, Subset):
             flat, dataset = [int(dataset.indices[i]) for i in flat], dataset.dataset
         whole = None if record["iterable"] else len(dataset)
-        self.note("pass", **{"samples": flat, **record}, complete=complete, whole=whole)
+        self.note("pass", **record, samples=record["rows"] if whole is None else flat, complete=complete, whole=whole)
         if record["steps"] and complete:
             self.weights("epoch")
 
@@ -117,7 +118,7 @@ class Witness:
             record = {"loader": id(loader), "dataset": loader.dataset, "iterable": iterable, "asked": [], "batches": 0}
             record |= {"begun": (places(sys._getframe(1)) or [""])[0], "since": time.time(), "steps": 0}
             record |= {"sampler": type(sampler).__name__, "shuffles": bool(getattr(sampler, "shuffle", False))}
-            record |= {"batch": loader.batch_size or 0, "augmented": []}
+            record |= {"batch": loader.batch_size or 0, "augmented": [], "rows": []}
             self.open.append(record)
             self.beginning.append(record)
             try:
@@ -145,8 +146,7 @@ class Witness:
             record["batches"] += 1
             if before and dice() != before:
                 record["augmented"].append(before)
-            if record["iterable"]:
-                record.setdefault("samples", []).extend(rows(batch))
+            record["rows"].extend(rows(batch) if record["iterable"] or record["batches"] <= STEPS else ())
             return batch
 
         DataLoader.__iter__, Batches._next_index, Batches.__next__ = noted_begin, noted_index, noted_next
