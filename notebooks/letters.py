@@ -1,28 +1,38 @@
-"""Guess the next letter with a small transformer. Plain PyTorch on one device: python letters.py --epochs 2"""
+"""Guess the next letter with a small transformer. Plain PyTorch on one device: python letters.py --epochs 2
+
+On many devices, with all that a cluster asks for: scripts.write("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
+"""
 
 from argparse import ArgumentParser
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-LETTERS = sorted(set("".join(NUMBERS) + "plus minus is."))  # a letter's number is its place here
-
 
 def sentences(count: int, seed: int, length: int = 64) -> TensorDataset:
     """Make sums in words, and cut them into texts [count, length] and, at each place, the next letter [count, length].
 
-    A text begins anywhere in a sentence: "ee plus four is seven. nine minus two is seven. six plus".
+    A text begins anywhere in a sentence: "ee plus four is seven. nine minus two is seven. six plus". A letter's number
+    is its ASCII code.
     """
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     random, text = torch.Generator().manual_seed(seed), ""
     while len(text) <= count * length:
         a, b = sorted(torch.randint(0, 7, (2,), generator=random).tolist())
-        text += f"{NUMBERS[a]} plus {NUMBERS[b]} is {NUMBERS[a + b]}. "
-        text += f"{NUMBERS[b]} minus {NUMBERS[a]} is {NUMBERS[b - a]}. "
-    letters = torch.tensor([LETTERS.index(letter) for letter in text[: count * length + 1]])
+        text += f"{words[a]} plus {words[b]} is {words[a + b]}. "
+        text += f"{words[b]} minus {words[a]} is {words[b - a]}. "
+    letters = torch.tensor(list(text[: count * length + 1].encode()))
     return TensorDataset(letters[:-1].view(count, length), letters[1:].view(count, length))
+
+
+def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
+    """Make texts to train on, and others to test with; nothing is read from the folder."""
+    train_set, test_set = sentences(2048, seed=1), sentences(256, seed=2)
+    train_set.name = "letters"
+    return train_set, test_set
 
 
 class Block(nn.Module):
@@ -47,13 +57,13 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A small transformer; takes texts [n, length], returns the scores of each next letter [n, length, letters]."""
+    """A small transformer; takes texts [n, length], returns the scores of each next letter [n, length, 128]."""
 
     def __init__(self, width: int = 128, depth: int = 4, heads: int = 4, length: int = 64) -> None:
         super().__init__()
-        self.letter, self.place = nn.Embedding(len(LETTERS), width), nn.Embedding(length, width)
+        self.letter, self.place = nn.Embedding(128, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.score = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
+        self.norm, self.score = nn.LayerNorm(width), nn.Linear(width, 128)
 
     def forward(self, text: Tensor) -> Tensor:
         """Score the next letter at each place of each text."""
@@ -61,6 +71,15 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.score(self.norm(x))
+
+
+def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross entropy of the scores, and how many texts are right: of each counts the share of its letters."""
+    right = (output.argmax(dim=2) == target).double().mean(dim=1).sum()
+    return F.cross_entropy(output.flatten(0, 1), target.flatten()), right
+
+
+PARTS = [Net, Block, datasets, sentences, loss_and_right]  # what goes into a script in the place of its own parts
 
 
 def main() -> None:
@@ -72,7 +91,7 @@ def main() -> None:
     args = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_set, test_set = sentences(2048, seed=1), sentences(256, seed=2)
+    train_set, test_set = datasets(Path())
     train_batches = DataLoader(train_set, args.batch_size, shuffle=True)
     test_batches = DataLoader(test_set, args.batch_size)
 
@@ -82,7 +101,7 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         model.train()
         for text, following in train_batches:
-            loss = F.cross_entropy(model(text.to(device)).flatten(0, 1), following.to(device).flatten())
+            loss, _ = loss_and_right(model(text.to(device)), following.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -90,8 +109,7 @@ def main() -> None:
         right = 0.0
         with torch.no_grad():
             for text, following in test_batches:
-                hits = model(text.to(device)).argmax(dim=2) == following.to(device)
-                right += hits.double().mean(dim=1).sum().item()
+                right += loss_and_right(model(text.to(device)), following.to(device))[1].item()
         print(f"epoch {epoch}: {right / len(test_set):.1%} of the letters right", flush=True)
     torch.save(model.state_dict(), "letters.pt")
 
