@@ -6,7 +6,7 @@ import shutil
 import psutil
 import pytest
 
-from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks
+from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks, models
 
 
 @pytest.fixture
@@ -112,3 +112,16 @@ def test_ranks_that_fail_end_in_one_line(allowed):
     with pytest.raises(dial.DialError, match="not done after 1 s"):
         dial.own_network("-c", "sleep 98765", timeout=1)
     assert not started("sleep 98765")
+
+
+def test_the_recorded_models_take_as_long_as_predicted_and_mnists_needs_the_faster_network():
+    found = models.recorded()
+    mnist, *others = map(models.needed, found["models"].values())
+    assert len(others) == 4 and mnist > 1.5 * max(others)
+    for one in found["models"].values():
+        for mbit in filter(None, one["two"]):
+            least, most = models.bounds(one, mbit)
+            assert 0.7 * least < one["two"][mbit] < 1.4 * most
+    picture = models.side_by_side(found)
+    picture.figure.draw_without_rendering()
+    assert f"needs {mnist / 1e3:.1f} Gbit/s" in picture.alt

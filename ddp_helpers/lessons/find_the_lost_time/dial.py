@@ -37,10 +37,15 @@ class DialError(PlainError, RuntimeError):
     """Ranks in a network of their own that ended without a result, in a line."""
 
 
+def path() -> str:
+    """Return where programs are looked for, those of an administrator among them."""
+    return os.environ["PATH"] + SBIN
+
+
 def lacking() -> str:
     """Say in a line why no network can be turned down here; '' if one can. The learner's process calls it."""
     try:
-        env = os.environ | {"PATH": os.environ["PATH"] + SBIN}
+        env = os.environ | {"PATH": path()}
         trial = subprocess.run([*OWN, "-c", TRIAL], env=env, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
@@ -54,8 +59,7 @@ def own_network(*command: object, timeout: float = 90) -> dict:
 
     Raises DialError where there is none, or the time is up.
     """
-    path = os.environ["PATH"] + SBIN
-    env = environment([2], {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": path})
+    env = environment([2], {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": path()})
     said = []
     try:
         said += [line for line in lines_of([[*OWN, *map(str, command)]], env, timeout) if isinstance(line, str)]
@@ -67,14 +71,15 @@ def own_network(*command: object, timeout: float = 90) -> dict:
     return json.loads(results[-1])
 
 
+def two_ranks(script: Path, *words: object, timeout: float = 90) -> dict:
+    """Run a script on two ranks in a network of their own; returns the JSON object that rank 0 printed."""
+    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"
+    return own_network("-c", 'ip link set lo up && exec "$@"', "sh", *torchrun, script, *words, timeout=timeout)
+
+
 def turned(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
     """Start two ranks, once, and turn their network down; returns seconds a batch by Mbit/s (0: open) and way."""
-    up, torchrun = (
-        'ip link set lo up && exec "$@"',
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"],
-    )
-    found = own_network("-c", up, "sh", *torchrun, RANKS, ",".join(map(str, rates)), steps)
-    return {int(mbit): row for mbit, row in found.items()}
+    return {int(mbit): row for mbit, row in two_ranks(RANKS, ",".join(map(str, rates)), steps).items()}
 
 
 def two_nodes(mbit: int = LINK) -> dict[str, float]:
@@ -147,10 +152,10 @@ def lines(found: Mapping[int, Mapping[str, float]], predict: Callable[[str, floa
     ax.yaxis.set_minor_formatter(lambda *_: "")
     ax.legend(ncols=2)
     slowest = found[rates[0]]
-    title = f"At {rates[0]} Mbit/s DDP takes {slowest['DDP'] / slowest['PowerSGD']:.0f} times as long as PowerSGD"
+    title = f"At {rates[0]} Mbit/s DDP takes {slowest['DDP'] / slowest['PowerSGD']:.0f} times PowerSGD's time"
     if equal := crossing("PowerSGD", "DDP", predict):
         ax.axvline(equal, color=GREY, linewidth=1, linestyle=":")
-        title += f"; above {equal / 1e3:.1f} Gbit/s DDP beats it, by the model"
+        title += f"; above {equal / 1e3:.1f} Gbit/s DDP should win"
     return captioned(figure, title, f"2 ranks, {where}", "With no_sync four batches share an all-reduce")
 
 

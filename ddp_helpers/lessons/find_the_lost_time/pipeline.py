@@ -13,7 +13,7 @@ from torchvision.datasets import MNIST
 
 from ddp_helpers.notebook.drawing import Picture
 from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.style import BLUE, GREY, ORANGE
+from ddp_helpers.notebook.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.rank.digits import write_digits
 
 FORMS = ("files", "archive", "shards")
@@ -68,7 +68,7 @@ def reading_rates(found: Mapping[str, Mapping[str, float]], wait: float, where: 
     found: for each form `cached` and `waiting`, in images/s, and `opens`; wait: seconds of an open() in `waiting`.
     """
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9.5, 3.3), layout="constrained", sharey=True, width_ratios=(1.7, 1)
+        1, 2, figsize=(WIDTH, 3.3), layout="constrained", sharey=True, width_ratios=(1.7, 1)
     )
     rows = range(len(found))
     drawn = [

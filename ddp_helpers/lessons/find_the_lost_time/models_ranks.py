@@ -1,0 +1,100 @@
+"""Count and time MNIST's Net and letters.Net, alone and on two ranks; torchrun starts it on both.
+
+Rank 0 turns the network down, in a network namespace of its own.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import quantiles
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.find_the_lost_time.dial_ranks import LIMIT
+from ddp_helpers.rank import model as mnist
+
+sys.path.append(str(ROOT / "notebooks"))
+import letters
+
+IMAGES, TEXTS, WIDTHS = 64, 32, (64, 128, 256, 512)  # a rank's batch, as the scripts have it; of letters.Net
+RATES = 0, 1000, 300, 100  # Mbit/s, 0 for the open network
+
+
+def activations(model: nn.Module, inputs: Tensor) -> int:
+    """Count the bytes that a forward pass keeps for backward, but for the parameters."""
+    own, kept = {one.untyped_storage().data_ptr() for one in model.parameters()}, {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(inputs)  # while it is there, so is what it keeps
+    del output
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def stepper(model: nn.Module, inputs: Tensor, target: Tensor, loss_and_right: Callable) -> Callable[[], list[float]]:
+    """Make a function that takes a step with Adam, and returns the seconds of backward and of all."""
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> list[float]:
+        began = time.perf_counter()
+        loss, _ = loss_and_right(model(inputs), target)
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        return [backward - forward, time.perf_counter() - began]
+
+    return step
+
+
+def seconds(step: Callable[[], list[float]], steps: int) -> list[float]:
+    """Take so many steps, the first to warm up; returns the lower quartile of each of their times."""
+    taken = [step() for _ in range(steps)]
+    return [quantiles(times, n=4, method="inclusive")[0] for times in zip(*taken, strict=True)]
+
+
+def measure(steps: int, model: nn.Module, inputs: Tensor, target: Tensor, loss_and_right: Callable) -> dict:
+    """Measure a model in so many steps of each kind; both ranks call it."""
+    found = {"parameters": sum(one.numel() for one in model.parameters()), "activations": activations(model, inputs)}
+    if dist.get_rank() == 0:
+        found["backward"], found["alone"] = seconds(stepper(model, inputs, target, loss_and_right), steps)
+    dist.barrier()
+    step, found["two"] = stepper(DDP(model), inputs, target, loss_and_right), {}
+    for mbit in RATES:
+        if dist.get_rank() == 0:
+            limit = [*LIMIT, f"{mbit}mbit"] if mbit else ["tc", "qdisc", "del", "dev", "lo", "root"]
+            subprocess.run(limit, check=bool(mbit), capture_output=not mbit)  # at first there is no limit to take away
+        dist.barrier()
+        found["two"][mbit] = seconds(step, steps)[1]
+    return found
+
+
+def main() -> None:
+    """Print what was found of each model; both ranks call it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group("gloo")
+    pictures, digits = torch.rand(IMAGES, 1, 28, 28), torch.randint(10, (IMAGES,))
+    found = {"MNIST's Net": measure(20, mnist.Net(), pictures, digits, mnist.loss_and_right)}
+    texts = letters.sentences(TEXTS, seed=1).tensors
+    for width in WIDTHS:
+        found[f"letters.Net({width})"] = measure(2560 // width, letters.Net(width), *texts, letters.loss_and_right)
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
