@@ -54,7 +54,7 @@ def draw_efficiency(ax: Axes, models: Mapping[str, Mapping]) -> None:
     ax.set_xticks([*rates, away], [*(f"{rate:,}" for rate in rates), "open"])
     ax.xaxis.minorticks_off()
     ax.yaxis.set_major_formatter("{x:.0%}")
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")  # no line through its words
 
 
 def draw_memory(ax: Axes, models: Mapping[str, Mapping]) -> None:
