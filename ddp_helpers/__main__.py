@@ -130,11 +130,21 @@ def audit(args: Namespace) -> int:
     return main(args.json, args.script, args.words, *more)
 
 
+def fits(args: Namespace) -> None:
+    """Predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2, on how many of which size."""
+    import torch
+
+    from ddp_helpers.notebook.fits import load, predict, show
+
+    shape = args.input, getattr(torch, args.type), args.batch_size
+    print(show(predict(load(args.model), *shape, args.optimizer, args.bf16), args.gpu))
+
+
 def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang, audit):
+    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang, audit, fits):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         command = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
         command.set_defaults(do=do)
@@ -173,6 +183,14 @@ def make_parser() -> Parser:
     )
     takes[audit]("--resume-with", help="end it, start it again with these words besides, as in --resume-with=--resume")
     takes[audit]("--json", type=Path, help="a file for the table")
+    add = takes[fits]
+    add("model", help="FILE.py:NAME, a class or a function that makes the model without being given anything")
+    add("--input", type=int, nargs="+", required=True, help="shape of one sample, as in 1 28 28")
+    add("--type", choices=("float32", "int64"), default="float32", help="of the input")
+    add("--batch-size", type=int, default=32, help="samples on each GPU")
+    add("--optimizer", default="AdamW", help="one of torch.optim, or momentum")
+    add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")
+    add("--gpu", type=float, nargs="+", default=(16, 24, 40, 80), help="sizes in GB")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser

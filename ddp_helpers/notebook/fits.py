@@ -1,0 +1,140 @@
+"""Does training a model of your own fit a GPU, and how many of which size? A step on tensors without memory tells."""
+
+import importlib.util
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from inspect import signature
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import SGD
+
+from ddp_helpers.notebook import PlainError
+from ddp_helpers.notebook.memory import step
+
+RANKS = (2, 4, 8, 16, 64)
+GPUS = (16, 24, 40, 80)  # GB of 10**9 bytes; makers count 2**30, and the 7 % are left to CUDA and its allocator
+KINDS = ("parameters", "gradients", "optimizer state", "activations")
+
+
+class FitsError(PlainError):
+    """The model cannot be loaded, or cannot take a step."""
+
+
+def zero(ddp: dict, ranks: int) -> dict:
+    """Give what a rank with the largest share of the optimizer's state holds, from what DDP holds."""
+    shares = [0] * ranks
+    for size in ddp["sizes"]:  # so ZeroRedundancyOptimizer deals them out
+        shares[shares.index(min(shares))] += size
+    share, state, rest = max(shares) / sum(shares), ddp["optimizer state"], ddp["parameters"] + ddp["gradients"]
+    found = {"optimizer state": share * state, "backward": ddp["backward"] - (1 - share) * state}
+    return ddp | found | {"step": rest + share * (ddp["step"] - rest)}
+
+
+def fsdp2(few: dict, many: dict, ranks: int) -> dict:
+    """Give what a rank holds, from the least and the most ranks: all is a constant and a part that they share."""
+    weight = (1 / ranks - 1 / RANKS[-1]) / (1 / RANKS[0] - 1 / RANKS[-1])
+    return {kind: weight * few[kind] + (1 - weight) * many[kind] for kind in (*KINDS, "backward", "step")}
+
+
+def predict(
+    make: Callable[[], nn.Module],
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    batch_size: int = 32,
+    optimizer: str = "AdamW",
+    bf16: bool = False,
+) -> dict:
+    """Predict the memory in bytes of a GPU in training, by way and number of GPUs, for the model that `make` returns.
+
+    shape, dtype: of one sample; batch_size: samples on each GPU; bf16: autocast, and FSDP2's MixedPrecisionPolicy.
+    optimizer: of torch.optim, or momentum. Raises FitsError. No rank of a process group can call it.
+    """
+    rule = partial(SGD, momentum=0.9) if optimizer == "momentum" else getattr(torch.optim, optimizer, None)
+    if not callable(rule):
+        raise FitsError(f"optimizer {optimizer!r} is none of torch.optim's: give AdamW, Adam, SGD, momentum, …")
+    foreach = {"foreach": True} if "foreach" in signature(rule).parameters else {}  # as it does on GPUs
+    batch, rule = ((batch_size, *shape), dtype), partial(rule, lr=0.001, **foreach)
+    torch.ones((), requires_grad=True).backward()  # else the first one starts threads, and no rank can be forked
+
+    def steps(mode: Callable) -> list[dict]:
+        ways = {}, {"stay": True}, {"ranks": RANKS[0]}, {"ranks": RANKS[-1]}
+        return [step(mode, make, rule, batch, bf16, **way) for way in ways]
+
+    logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # an error is told below, in a line
+    try:
+        how, (alone, ddp, few, many) = "on tensors without memory", steps(FakeTensorMode)
+    except Exception as error:
+        how = f"in real steps on the CPU, since on tensors without memory {said(error)}"
+        try:
+            alone, ddp, few, many = steps(nullcontext)
+        except Exception as error:
+            raise FitsError(f"a step on an input of {tuple(batch[0])}, {dtype}: {said(error)}") from error
+    ways = [("alone", 1, alone), *(("DDP", ranks, ddp) for ranks in RANKS)]
+    ways += [("ZeRO", ranks, zero(ddp, ranks)) for ranks in RANKS]
+    ways += [("FSDP2", ranks, fsdp2(few, many, ranks)) for ranks in RANKS]
+    rows = [
+        {"way": way, "GPUs": ranks, **{kind: one[kind] for kind in KINDS}, "peak": max(one["backward"], one["step"])}
+        for way, ranks, one in ways
+    ]
+    return {"rows": rows, "how": how, "batch size": batch_size}
+
+
+def said(error: BaseException) -> str:
+    """Tell an error in one line, with the last line of code that is neither torch's nor this file's."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def load(place: str) -> Callable[[], nn.Module]:
+    """Get what makes the model out of FILE.py:NAME, a class or a function that needs no argument; raises FitsError."""
+    file, _, name = place.rpartition(":")
+    path = Path(file).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise FitsError(f"{place!r} is not FILE.py:NAME, with a file that is there and a class or a function in it")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # as for a script
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise FitsError(f"{path.name} cannot be imported: {said(error)}") from error
+    if not callable(getattr(module, name, None)):
+        raise FitsError(f"{path.name} has no class and no function {name!r}")
+    return getattr(module, name)
+
+
+def finding(found: dict, gpus: Sequence[float] = GPUS) -> str:
+    """Say in a line which is the smallest GPU for DDP, and with how many samples; if none is, what fits."""
+    peaks = {(row["way"], row["GPUs"]): row["peak"] / 1e9 for row in found["rows"]}
+    need, samples = peaks["DDP", RANKS[0]], found["batch size"]
+    of_each = next(row["activations"] for row in found["rows"]) / samples / 1e9
+    fitting = {gpu: [key for key, peak in peaks.items() if peak <= gpu] for gpu in sorted(gpus)}
+    for gpu in sorted(gpus):
+        if need <= gpu:
+            most = int(samples + (gpu - need) / of_each)
+            return (
+                f"DDP fits a GPU of {gpu:g} GB: {need:.3g} GB with {samples} samples on each, and up to {most} samples"
+            )
+    ways = [f"{keys[0][0]} fits {gpu:g} GB from {keys[0][1]} GPUs on" for gpu, keys in fitting.items() if keys]
+    rest = "; ".join(ways) or "nothing else does: fewer samples, or activation checkpointing"
+    return f"DDP needs {need:.3g} GB with {samples} samples on each GPU, more than {max(gpus):g}; {rest}"
+
+
+def show(found: dict, gpus: Sequence[float] = GPUS) -> str:
+    """Make a table of a prediction, in GB, and the finding below it."""
+    lines = [("way", "GPUs", *KINDS, "peak", "fits")]
+    for row in found["rows"]:
+        fits = next((f"{gpu:g} GB" for gpu in sorted(gpus) if row["peak"] <= gpu * 1e9), "-")
+        lines.append((row["way"], row["GPUs"], *(f"{row[kind] / 1e9:.3g}" for kind in (*KINDS, "peak")), fits))
+    table = [" ".join(f"{word:>15}" for word in line) for line in lines]
+    told = f"GB of each GPU, counted {found['how']}. The peak is no sum: not all is there at one time."
+    return "\n".join([*table, told, finding(found, gpus)])
