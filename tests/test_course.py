@@ -277,6 +277,7 @@ def test_a_helper_of_the_real_course(tmp_path, monkeypatch):
         ("08", ["slurm/job.sbatch.jinja", "slurm/job.ipynb", "ddp_helpers/rank/scripts/mnist_ddp.py"]),
         ("09", ["notebooks/results/two_cpu_cores/weak-1x1-cpus1-seed1/spec.json", "notebooks/results/published.json"]),
         ("10", ["ddp_helpers/rank/scripts/doctor.py", "ddp_helpers/rank/doctor/checks.py"]),
+        ("13", ["notebooks/letters.py"]),
     ],
 )
 def test_what_the_real_notebooks_depend_on(number, paths):

@@ -22,7 +22,7 @@ from ddp_helpers import ROOT
 # What no import leads to counts where code names it: "job.ipynb", ROOT / "slurm" / "sites", scripts.write("doctor", …).
 # The name is a file's (a module's is without .py) or a folder's, of which all files count.
 NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites")
-NAMED += ("notebooks/results/*",)
+NAMED += ("notebooks/results/*", "notebooks/letters.py")
 STARTED = ("train.py", "dial_nodes.py", "two_nodes.sh")  # what lessons start or copy, and do not import
 NEVER = ("README.md", ".")  # how the names of files begin that never count
 
@@ -109,7 +109,8 @@ def names(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         home = package[: len(package) - node.level + 1] if node.level else ()
-        yield from (".".join(filter(None, (*home, node.module, alias.name))) for alias in node.names)
+        module = ".".join(filter(None, (*home, node.module)))
+        yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from node.value.split("/")
         for module, imported in IN_TEXT.findall(node.value):
