@@ -27,7 +27,7 @@ WITHIN = 0.1
 
 
 def mlp() -> nn.Module:
-    """The stack of notebook 13."""
+    """Four hidden layers, most of whose memory is weights."""
     hidden = [layer for _ in range(3) for layer in (nn.ReLU(), nn.Linear(1024, 1024))]
     return nn.Sequential(nn.Linear(784, 1024), *hidden, nn.ReLU(), nn.Linear(1024, 10))
 
@@ -39,12 +39,9 @@ MODELS = {
     "letters.py, width 256": (partial(LETTERS, width=256), (64,), torch.int64, 16),
     "torchvision's resnet18": (torchvision.models.resnet18, (3, 128, 128), torch.float32, 4),
 }
-CASES = [(name, "alone") for name in MODELS]
-CASES += [
-    (name, way)
-    for name in ("letters.py", "a stack of linear layers")[: 2 if THOROUGH else 1]
-    for way in ("DDP", "FSDP2")
-]
+WITH_RANKS = ["a stack of linear layers", "letters.py"]  # the others are weekly
+CASES = [(name, "alone") for name in (MODELS if THOROUGH else WITH_RANKS)]
+CASES += [(name, way) for name in WITH_RANKS for way in ("DDP", "FSDP2")]
 
 
 def bytes_of(name: str) -> int:
@@ -131,7 +128,8 @@ def test_the_peak_is_what_real_steps_take_and_the_page_says_so(measured):
         tuple(row[:2]): row[2:4] for row in (line.strip("| ").split(" | ") for line in PAGE.splitlines()) if row[3:]
     }
     for case, (size, _) in found.items():
-        assert abs(int(page[case][0]) / (measured[case] / 1e6) - 1) < WITHIN and int(page[case][1]) == round(size / 1e6)
+        shown, foretold = map(int, page[case][:2])
+        assert abs(shown / (measured[case] / 1e6) - 1) < WITHIN and abs(foretold - size / 1e6) < 1
     for name, wrong in (("letters.py", {"batch_size": 16}), ("a stack of linear layers", {"optimizer": "SGD"})):
         case = name, "alone"  # the control: another batch, another optimizer
         assert off({case: measured[case]}, **wrong)[case][1] < -3 * WITHIN

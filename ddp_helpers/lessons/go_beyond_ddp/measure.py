@@ -16,26 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
+from ddp_helpers.notebook.memory import held, nbytes
+
 BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
 
 Batch = tuple[Tensor, Tensor]
 Way = tuple[Callable[[], tuple[nn.Module, Optimizer]], Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]]
-
-
-def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind tensors on this rank: shared memory counts once, a sharded tensor with its shard; any rank."""
-    storages = [(t.to_local() if isinstance(t, DTensor) else t).untyped_storage() for t in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
-
-
-def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of what stays from step to step, by kind; any rank, after a step and before zero_grad()."""
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer keeps its share in .optim
-    return {
-        "parameters": nbytes(model.parameters()),
-        "gradients": nbytes(p.grad for p in model.parameters() if p.grad is not None),
-        "optimizer state": nbytes(t for slots in state.values() for t in slots.values() if isinstance(t, Tensor)),
-    }
 
 
 class Saved(torch.autograd.graph.saved_tensors_hooks):
