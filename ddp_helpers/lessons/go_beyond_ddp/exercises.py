@@ -1,4 +1,4 @@
-"""Exercises of notebook 13: the two collectives of a sharded layer, on real ranks."""
+"""Exercises of notebook 13: the collectives of a layer whose weight is cut over the ranks, on real ranks."""
 
 from collections.abc import Callable
 
@@ -22,6 +22,13 @@ def own_gradient(gradient: torch.Tensor) -> torch.Tensor:
     return mine / dist.get_world_size()
 
 
+def parallel_product(part: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Compute x @ weight.T where each rank holds some columns of the weight and of x; every rank must call it."""
+    output = x @ part.T
+    dist.all_reduce(output)
+    return output
+
+
 def on_tensors(answer: Callable, *case: tuple) -> list:
     """Call an answer on as many ranks as a case has members, each with its own lists as tensors: a trial."""
     return on_ranks(len(case), lambda: answer(*map(torch.tensor, case[dist.get_rank()])))
@@ -29,6 +36,7 @@ def on_tensors(answer: Callable, *case: tuple) -> list:
 
 ROWS = [[([[float(rank), 2.0]], [[1.0, 3.0 + rank]]) for rank in range(ranks)] for ranks in (2, 3)]
 GRADIENTS = [[([[1.0 + 4 * rank * row] for row in range(ranks)],) for rank in range(ranks)] for ranks in (2, 3)]
+COLUMNS = [[([[1.0 + rank], [2.0]], [[3.0], [rank - 1.0]]) for rank in range(ranks)] for ranks in (2, 3)]
 
 EXERCISES = [
     OnRanks(
@@ -49,6 +57,17 @@ EXERCISES = [
             "That is the sum; DDP's gradient is the mean.": lambda full: own_gradient(full) * dist.get_world_size(),
             "The other ranks' gradients belong in it, too: these are rows of your own.": (
                 lambda full: full.chunk(dist.get_world_size())[dist.get_rank()]
+            ),
+        },
+        on_tensors,
+    ),
+    OnRanks(
+        parallel_product,
+        COLUMNS,
+        {
+            "Each rank's product is a part of the sum only: add them up over the ranks.": lambda part, x: x @ part.T,
+            "That is the mean of the parts; the product is their sum.": (
+                lambda part, x: parallel_product(part, x) / dist.get_world_size()
             ),
         },
         on_tensors,

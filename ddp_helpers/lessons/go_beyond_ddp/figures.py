@@ -16,7 +16,7 @@ STATE, LAYER = "Does it fit with the\noptimizer state cut?", "Does a layer fit w
 INSIDE = "activations sent inside each layer: within a node; then from stage to stage"
 WAYS = [  # a question, what to take if the answer is yes, what that costs, and its colour; the last is what is left
     (REPLICA, "DDP", "nothing more; the reference for all below", BLUE),
-    (BATCH, SMALLER, "smaller pieces or rounding; the same communication", SKY),
+    (BATCH, SMALLER, "small pieces, computing twice, or rounding; no more is sent", SKY),
     (STATE, "DDP, with ZeroRedundancyOptimizer", "a broadcast of the weights in each step", ORANGE),
     (LAYER, "FSDP2: fully_shard", "weights gathered twice a step; checkpoints in parts", GREEN),
     ("", "FSDP2 with tensor parallel, then pipeline", INSIDE, PURPLE),
@@ -84,7 +84,7 @@ def who_holds(held: dict[str, float]) -> Picture:
             for rank in (0, 1):
                 y, own = top + 0.46 * rank, x + (1 - share) * wide * rank
                 box(ax, (x, y), (wide - 0.08, 0.38), line=":", fill=0)
-                box(ax, (own, y), (share * wide - 0.08, 0.38), f"{share * size / 1e6:.0f} MB", KINDS[kind], size=10)
+                box(ax, (own, y), (share * wide - 0.08, 0.38), f"{share * size / 1e6:.3g} MB", KINDS[kind], size=10)
             x += wide
         for rank, y in enumerate((top + 0.19, top + 0.65)):
             write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
