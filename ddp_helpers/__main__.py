@@ -1,6 +1,7 @@
 """The small command line: `python -m ddp_helpers --help`."""
 
 import argparse
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -212,6 +213,9 @@ def main(argv: list[str] | None = None) -> int:
         stop(str(error))
     except ModuleNotFoundError as error:
         stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
+    except BrokenPipeError:  # whoever read has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if args.do not in (data, accuracy, keep, ready, bench, hang, audit):
             raise

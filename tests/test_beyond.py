@@ -157,3 +157,22 @@ def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
     found, other = on_ranks.on_ranks(2, lambda: {way: counted(way, Net(256, depth=2), text) for way in ways})
     assert found == other and found.pop("FSDP2, uncut blocks") != found["FSDP2"]
     assert found == {way: sent_counts(way) for way in SENT}
+
+
+def gathered(model, text):
+    """Bytes of the copies that a step of one whole FSDP2 unit holds, and of its parameters; every rank calls it."""
+    size = measure.nbytes(model.parameters())
+    saved = measure.Saved(cut("FSDP2, uncut blocks", model)[0])
+    with saved:
+        F.cross_entropy(saved.model(text).flatten(0, 1), text.flatten()).backward()
+    return saved.most["copies"], size
+
+
+def test_weights_that_are_gathered_all_at_once_are_copies(monkeypatch):
+    monkeypatch.setattr(on_ranks, "PATIENCE", 60)
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    from letters import Net, sentences
+
+    [text, _] = sentences(1, seed=1)[:]
+    copies, size = on_ranks.on_ranks(2, lambda: gathered(Net(256, depth=2), text))[0]
+    assert size <= copies < 1.1 * size

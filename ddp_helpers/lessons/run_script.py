@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from ddp_helpers.notebook.launchers import environment, free_port
 from ddp_helpers.notebook.processes import ended
 from ddp_helpers.notebook.screen import tidy
@@ -97,13 +99,13 @@ def watch() -> Callable[[str], None]:
     return lambda path: save(notes | {"weights": models[-1].state_dict() if models else {}}, path)
 
 
-def has_group(pid: int) -> bool:
-    """Say whether a process of this group is still there, one that is dying too."""
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+def has_group(number: int) -> bool:
+    """Say whether a process of this group is there, also a dying one; a zombie, which nobody may reap, is not."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getpgid(process.pid) == number and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 class Run:

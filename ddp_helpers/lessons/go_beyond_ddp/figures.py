@@ -84,7 +84,8 @@ def who_holds(held: dict[str, float]) -> Picture:
             for rank in (0, 1):
                 y, own = top + 0.46 * rank, x + (1 - share) * wide * rank
                 box(ax, (x, y), (wide - 0.08, 0.38), line=":", fill=0)
-                box(ax, (own, y), (share * wide - 0.08, 0.38), f"{share * size / 1e6:.3g} MB", KINDS[kind], size=10)
+                label = f"{share * size / 1e6:,.{int(size < 1e8)}f} MB"  # 9.8, but 4,000
+                box(ax, (own, y), (share * wide - 0.08, 0.38), label, KINDS[kind], size=10)
             x += wide
         for rank, y in enumerate((top + 0.19, top + 0.65)):
             write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)

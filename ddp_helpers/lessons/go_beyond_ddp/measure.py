@@ -33,6 +33,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
         self.model, self.most = model, {"activations": 0, "copies": 0}
+        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
         self._live: dict[int, tuple[str, int]] = {}
         self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
 
@@ -57,7 +58,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         now = {"activations": 0, "copies": 0}
         for kind, size in self._live.values():
             now[kind] += size
-        if len(self._whole()) < len(list(self.model.parameters())):
+        if self._sharded:
             now["copies"] += nbytes(self._whole())
         self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
 
