@@ -48,6 +48,7 @@ LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, w
 # The audit runs a script of yours: whatever it loads, and as it loads it, only on the CPU.
 LESSON += ["load(f, **options | {'map_location': CPU})"]
 LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weights_only=True
+LESSON += ["load(args.model)"]  # fits imports a file of yours, to make your model
 # A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
 CELLS += ["eval(compile(ast.Expression(last.value), name, 'eval'), variables)"]
