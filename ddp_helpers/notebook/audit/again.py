@@ -20,6 +20,17 @@ def first_step(notes: Notes) -> list:
     return next((note["sums"] for note in of(notes, "step")), [])
 
 
+def noted_there(whole: Notes, stopped: Notes, later: Notes) -> bool:
+    """Whether random numbers of the whole run were noted where the later one begins: after what was saved last."""
+    if of(later, "random"):
+        told, saves = of(whole, "saved", "random"), len(of(stopped, "saved"))
+        places = [place for place, note in enumerate(told) if note["kind"] == "saved"][:saves]
+        return bool(places and of(told[places[-1] :], "random"))
+    parts = trained(later)  # of a dataset's they are noted at the first batches of an epoch
+    sizes = [[len(note["samples"]) for note in notes[-len(parts) :][:1]] for notes in (trained(whole), parts)]
+    return sizes[0] == sizes[1]
+
+
 def goes_on(whole: Notes, later: Notes) -> bool:
     """Whether the passes after the restart are the last ones of the whole run, or the last parts of them."""
     told, parts = trained(whole), trained(later)
@@ -45,7 +56,7 @@ def resumed(whole: Notes, stopped: Notes, again: list[Notes]) -> Row:
         begin, last, other = models(whole, "begin"), models(whole, "end"), models(again[0], "end")
         if last["names"] != other["names"]:
             raise ValueError("started again, it wrapped another model")
-        if first_step(whole) == first_step(again[0]):
+        if not differ(first_step(whole), first_step(again[0])):
             raise ValueError("started again, it began from the beginning: name what it needs in --resume-with=…")
     except ValueError as why:
         return Row(NAME, UNSEEN, str(why))
@@ -58,5 +69,7 @@ def resumed(whole: Notes, stopped: Notes, again: list[Notes]) -> Row:
     if trained(whole) and not goes_on(whole, again[0]):
         return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
     if dice(whole) and not {*dice(again[0])[:1]} <= {*dice(whole)}:
-        return Row(NAME, UNSEEN, f"{seen}, with other random numbers: restore torch.get_rng_state(), and look again")
+        changed = ", with other random numbers: restore torch.get_rng_state(), and look again"
+        none = "; the random numbers were not noted there, so they cannot be compared"
+        return Row(NAME, UNSEEN, seen + (changed if noted_there(whole, stopped, again[0]) else none))
     return Row(NAME, RED, seen + ", with the same samples" * bool(trained(whole)), CURE)

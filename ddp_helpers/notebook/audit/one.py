@@ -66,11 +66,14 @@ def compare(single: Notes, ranks: list[Notes]) -> Row:
         both = [sorted(chain(*several)) for several in zip(*parts, strict=False)]
         if both != [sorted(samples) for samples in steps(trained(single))] or not both:
             raise ValueError("the steps on one rank have other samples, so the models cannot be compared")
-        if way(*first) > 1e-6 * way(first[0], last[0]):
+        went = way(first[0], last[0])
+        if not went:
+            raise ValueError("on one rank the weights did not move, so there is nothing to compare")
+        if way(*first) > 1e-6 * went:
             raise ValueError("the first weights differ from run to run: set the seed before the model is made")
     except ValueError as why:
         return Row(NAME, UNSEEN, str(why))
-    share = way(*last) / way(first[0], last[0])
+    share = way(*last) / went
     seen = (
         f"after {len(both)} steps with the same samples, one rank and {len(ranks)} are {share:.2g} of their way apart"
     )
