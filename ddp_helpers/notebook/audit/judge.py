@@ -9,7 +9,8 @@ from itertools import chain, pairwise, zip_longest
 from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, differ, of, short, unlike
 
 GLOO = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
-REDUCES = re.compile("all_|reduce|gather")
+# With each of these a script may bring counts together: to broadcast them in turn, or to send them, is right, too.
+REDUCES = re.compile("all_|reduce|gather|broadcast|i?send|i?recv|batch_isend")
 LOG = "notes/output.log has all messages; 'collectives' says whether one rank left another waiting"
 FEW = 8  # steps in which random numbers are compared
 
@@ -216,7 +217,7 @@ def metrics(ranks: list[Notes]) -> tuple[str, str, str]:
     for told in together(ranks, training=False) if end(ranks)[0] == OK else ():
         since, whole = min(note["since"] for note in told), told[0]["whole"]
         after = [[note for note in notes if note["time"] >= since] for notes in ranks]
-        sums = any(REDUCES.match(note["name"]) for note in of([*chain(*after)], "collective", "other group"))
+        sums = any(REDUCES.match(note["name"]) for note in of([*chain(*after)], "collective", "other group", "pair"))
         shares = len({frozenset(note["samples"]) for note in told}) == len(told) and told[0]["complete"]
         files = all(of(notes, "wrote") for notes in after)  # from which somebody may gather
         if whole and whole not in trained and shares and not sums and not files:

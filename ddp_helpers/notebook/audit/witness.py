@@ -31,7 +31,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as Batches
 STEPS = 40  # of which gradients and random numbers are noted
 HERE = str(Path(__file__).resolve())
 LIBRARIES = ("<frozen", str(Path(HERE).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-KINDS = re.compile("all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter")  # of collectives
+# What ranks call to talk to each other; the second, only two of them.
+KINDS = re.compile("all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter|i?send|i?recv|batch_isend")
+PAIRS = re.compile("i?send|i?recv|batch_isend")
 
 
 def places(frame: FrameType | None) -> list[str]:
@@ -152,7 +154,7 @@ class Witness:
         DataLoader.__iter__, Batches._next_index, Batches.__next__ = noted_begin, noted_index, noted_next
 
     def hook_collectives(self) -> None:
-        """Note each collective of the group of all ranks, in order."""
+        """Note each collective, and what is sent from rank to rank, in order."""
 
         def noting(name: str, call: Callable) -> Callable:
             @functools.wraps(call)
@@ -162,10 +164,8 @@ class Witness:
                 groups = [g for g in (*things, *options.values()) if isinstance(g, dist.ProcessGroup)]
                 first = next((t for t in (*things, *options.values()) if isinstance(t, torch.Tensor)), None)
                 size = None if first is None else [*first.shape]
-                if not groups or groups[0] is dist.group.WORLD:
-                    self.note("collective", name=name, size=size)
-                else:
-                    self.note("other group", name=name)
+                kind = "collective" if not groups or groups[0] is dist.group.WORLD else "other group"
+                self.note("pair" if PAIRS.match(name) else kind, name=name, size=size)
                 self.inside = True
                 try:
                     return call(*things, **options)
