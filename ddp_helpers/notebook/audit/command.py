@@ -45,7 +45,7 @@ def audit(
     """
     script = Path(script).resolve()
     folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
-    check(script, folder, cwd, limit)
+    check(script, folder, cwd, limit, resume_with or "")
     env = {"DDP_AUDIT_ON_CPU": "1" if on_cpu else "", "CUDA_VISIBLE_DEVICES": ""}
 
     def run(count: int, words: Sequence[str], name: str, stop: str = "", work: str = "") -> list[Notes]:
@@ -57,10 +57,7 @@ def audit(
         return launch(count, [script, *words], place, folder / f"notes{name}", limit, given)
 
     ranks = run(RANKS, words, "")
-    if not all(ranks):
-        log = folder / "notes" / "output.log"
-        last = [line for line in log.read_text().splitlines() if line][-1:]
-        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({log})")
+    begun(ranks, folder / "notes" / "output.log")
     rows = judge(ranks)
     try:
         given = alone(words, batch_size_flag, ranks)
@@ -76,7 +73,17 @@ def audit(
     return rows + [device] * on_cpu
 
 
-def check(script: Path, folder: Path, cwd: Path | None, limit: float) -> None:
+def begun(ranks: list[Notes], log: Path) -> None:
+    """Stop if the ranks did not begin, or if the script asks for another number of them. Raises AuditError."""
+    if not all(ranks):
+        last = [line for line in log.read_text().splitlines() if line][-1:]
+        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({log})")
+    for note in of(ranks[0], "ends"):
+        if note["why"].startswith("mp.spawn is asked for"):
+            raise AuditError(f"{note['why']}: have it ask for as many, maybe by torch.cuda.device_count()")
+
+
+def check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
     """Stop before anything is written, if this cannot be audited. Raises AuditError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
@@ -86,6 +93,10 @@ def check(script: Path, folder: Path, cwd: Path | None, limit: float) -> None:
         raise AuditError(f"{script.name} is no Python: {str(error).partition(chr(10))[0]}") from None
     if not 1 <= limit < 10**6:
         raise AuditError(f"--limit {limit:g} is out of range: give the seconds that the script may take")
+    try:
+        shlex.split(resume_with)
+    except ValueError as error:
+        raise AuditError(f"--resume-with={resume_with} cannot be split into words: {error}") from None
     if cwd and not Path(cwd).is_dir():
         raise AuditError(f"--cwd {cwd} is no folder: give the one in which the script is to run")
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
