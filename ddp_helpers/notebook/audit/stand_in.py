@@ -3,8 +3,10 @@
 import functools
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -20,11 +22,37 @@ SRUN = {  # what srun tells a task, and where torchrun has it
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",
     "SLURM_NTASKS": "WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS": "WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE": "LOCAL_WORLD_SIZE",
     "SLURM_GPUS_ON_NODE": "LOCAL_WORLD_SIZE",
     "GPUS_PER_NODE": "LOCAL_WORLD_SIZE",
 }
 ONE_NODE = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "1"}
+
+
+class Moment:
+    """An event, or a stream, of a GPU whose work is done as soon as it is asked for."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.time = time.perf_counter()
+
+    def record(self, *_: object) -> None:
+        """Note the time."""
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, other: "Moment") -> float:
+        """The milliseconds between two events."""
+        return 1000 * (other.time - self.time)
+
+    def query(self) -> bool:
+        """All is done."""
+        return True
+
+    def synchronize(self, *_: object) -> None:
+        """There is nothing to wait for."""
+
+    wait = wait_event = wait_stream = synchronize
+
 
 ANSWERS = {  # of torch.cuda and torch.accelerator, to the script
     "is_available": lambda: True,
@@ -37,6 +65,10 @@ ANSWERS = {  # of torch.cuda and torch.accelerator, to the script
     "memory_stats": lambda: defaultdict(int),
     **dict.fromkeys(("set_device", "set_device_index", "synchronize", "empty_cache"), lambda: None),
     "reset_peak_memory_stats": lambda: None,
+    **dict.fromkeys(("device", "stream"), nullcontext),
+    **dict.fromkeys(("current_stream", "default_stream"), Moment),
+    "get_rng_state": torch.get_rng_state,
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
 }
 
 
@@ -44,7 +76,7 @@ def for_script(answer: Callable, truth: Callable) -> Callable:
     """A function that gives the script this answer, and torch, which would act on it, the truth."""
 
     def answered(*things: object, **options: object) -> object:
-        inside = sys._getframe(1).f_globals.get("__name__", "").startswith("torch")
+        inside = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == "torch"
         return truth(*things, **options) if inside else answer()
 
     return answered
@@ -67,7 +99,9 @@ class OnCPU(TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.to:  # whose number is a device
             args = tuple(CPU if type(one) is int else one for one in args)
-        return func(*map(on_cpu, args), **{name: on_cpu(value) for name, value in (kwargs or {}).items()})
+        named = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+        named |= {"device": CPU} if type(named.get("device")) is int else {}
+        return func(*map(on_cpu, args), **named)
 
 
 def spawned(function: Callable, args: tuple = (), nprocs: int = 1, *_: object, **__: object) -> None:
@@ -87,6 +121,7 @@ def as_launched() -> None:
 def without_gpus() -> None:
     """Put the CPU in CUDA's place from now on; every rank calls it, before its script."""
     join, wrap, load, load_from = dist.init_process_group, DDP.__init__, torch.load, DataLoader.__init__
+    default = torch.set_default_device
 
     @functools.wraps(join)
     def joined(backend: str | None = None, *things: object, **options: object) -> None:
@@ -107,4 +142,8 @@ def without_gpus() -> None:
         for name, answer in ANSWERS.items():
             if hasattr(module, name):
                 setattr(module, name, for_script(answer, getattr(module, name)))
+    torch.cuda.Event = torch.cuda.Stream = Moment
+    torch.cuda.set_rng_state = lambda new_state, *_, **__: torch.set_rng_state(new_state)
+    torch.cuda.set_rng_state_all = lambda new_states: torch.set_rng_state(new_states[0])
+    torch.set_default_device = lambda device: default(CPU if type(device) is int else on_cpu(device))
     OnCPU().__enter__()
