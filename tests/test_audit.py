@@ -1,6 +1,7 @@
 """The audit: each fault planted into mnist_ddp is found in its rows and no others, and a sound script has none red."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -10,9 +11,9 @@ from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.run_script import Run, attend
 from ddp_helpers.notebook.audit.again import resumed
-from ddp_helpers.notebook.audit.command import RANKS, WITNESS, show
+from ddp_helpers.notebook.audit.command import RANKS, WITNESS, AuditError, begun, show
 from ddp_helpers.notebook.audit.judge import judge
-from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, read
+from ddp_helpers.notebook.audit.notes import OK, RED, STEPS, UNSEEN, of, read
 from ddp_helpers.notebook.audit.one import alone, compare
 from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.notebook.scripts import Script
@@ -138,7 +139,16 @@ def train(rank, ranks):
     for _ in range(3):
         model(torch.full([1, 1], SIZE * (rank + 1), device="cuda")).mul(SIZE).sum().backward()
         optimizer.step()
-torch.multiprocessing.spawn(train, (torch.cuda.device_count(),), torch.cuda.device_count())
+    dist.recv(torch.zeros(1)) if rank else dist.send(torch.ones(1), 1)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+    torch.set_default_device("cuda")
+    with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+        one = torch.ones(1, device=0).to(device=0) + torch.ones(1)
+        [event.record(torch.cuda.current_stream()) for event in events]
+    torch.cuda.current_stream().synchronize()
+    assert int(os.environ["SLURM_STEP_NUM_TASKS"]) == one and events[0].elapsed_time(events[1]) >= 0
+torch.multiprocessing.spawn(train, (torch.cuda.device_count(),), torch.cuda.device_count() + MORE)
 """
 
 
@@ -149,21 +159,29 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     scripts["cuda"] = spirals.replace("if torch.cuda.is_available():", "if True:")
     assert scripts["cuda"] != spirals
     other = spirals.replace("spirals(960, seed=1)", "spirals(960, seed=rank)")
-    spawned = {size: SPAWNED.replace("SIZE", size).replace("PORT", str(free_port())) for size in ("1.0", "0.0")}
-    for number, text in enumerate([*scripts.values(), *spawned.values(), other]):
+    changes = [("1.0", "0"), ("0.0", "0"), ("1.0", "1")]
+    spawned = [SPAWNED.replace("SIZE", size).replace("MORE", more) for size, more in changes]
+    spawned = [text.replace("PORT", str(free_port())) for text in spawned]
+    for number, text in enumerate([*scripts.values(), *spawned, other]):
         (folder := tmp_path / str(number)).mkdir()
         (folder / "it.py").write_text(text)
         cuda = "set_device" in text
         words = ["--epochs=2"] * (text in (scripts["cuda"], other))
         runs.append(start(folder / "it.py", *words, DDP_AUDIT_ON_CPU="1" if cuda else ""))
     attend(*runs)
-    tables = [{row.name: row for row in judge(read(tmp_path / str(n) / "notes", RANKS))} for n in range(len(runs))]
+    notes = [read(tmp_path / str(n) / "notes", RANKS) for n in range(len(runs))]
+    tables = [{row.name: row for row in judge(ranks)} for ranks in notes]
     for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
         assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
     verdicts = [row.verdict for row in tables[3].values()]
     assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[3]
     assert tables[4]["gradients"].seen == "equal on all ranks at the first 3 steps", tables[4]
-    assert tables[6]["samples"].verdict == RED and "datasets that differ" in tables[6]["samples"].seen
+    assert [[n["name"] for n in of(ranks, "pair")] for ranks in notes[4]] == [["send"], ["recv"]]
+    assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
+    with pytest.raises(AuditError, match="asked for 3 ranks, and the audit has 2"):
+        begun(notes[6], tmp_path)
+    assert begun(notes[4], tmp_path) is None
+    assert tables[7]["samples"].verdict == RED and "datasets that differ" in tables[7]["samples"].seen
     assert tables[5]["end"].verdict == OK and "all are zero" in tables[5]["gradients"].seen
 
 
@@ -190,6 +208,7 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
         (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0 is out of range"),
         (["notebooks/spirals_ddp.py", "--folder", "docs"], "holds something else"),
         (["notebooks/spirals_ddp.py", "--cwd", "none"], "is no folder"),
+        (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
         (["notebooks/spirals_ddp.py", "--epochs", "2"], "unrecognized arguments"),
     ],
 )
@@ -232,7 +251,8 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
 RESTORED = "            part.load_state_dict(state[name])"
 
 
-def test_a_run_that_is_ended_and_started_again(tmp_path):
+@pytest.mark.parametrize("on_cpu", ["1"] + [""] * THOROUGH)
+def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
     """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
     data = write_digits(tmp_path / "data", train=192, test=64)
     text, progress = Script("mnist_ddp_resumable").text(), "self.progress, setting, shape, random ="
@@ -254,7 +274,8 @@ def test_a_run_that_is_ended_and_started_again(tmp_path):
             words = ["--data", data, "--run-dir=mine", *FLAGS]
             if name in attempts:
                 shutil.copytree(tmp_path / "stopped" / "work", folder / "work")
-            runs.append(start(folder / "it.py", *words, limit=60, DDP_AUDIT_STOP="0" if name == "stopped" else ""))
+            env = {"DDP_AUDIT_STOP": "0" if name == "stopped" else "", "DDP_AUDIT_ON_CPU": on_cpu}
+            runs.append(start(folder / "it.py", *words, limit=60, **env))
         attend(*runs)
         notes |= {name: read(tmp_path / name / "notes", RANKS) for name in several}
     whole, stopped = notes["whole"][0], notes["stopped"][0]
@@ -268,3 +289,94 @@ def test_a_run_that_is_ended_and_started_again(tmp_path):
         (resumed(whole, stopped, notes["whole"]), "from the beginning"),
     ):
         assert row.verdict == UNSEEN and told in row.seen
+
+
+def told(first, last, *more):
+    """The notes of a rank with one weight: its first gradient, its last weight, and what else was noted between."""
+    weights = {"kind": "weights", "model": 0, "names": ["w"]}
+    return [
+        weights | {"when": "begin", "sums": [[0.0, 0.0]], "bits": ["0"]},
+        {"kind": "step", "sums": [[first, abs(first)]]},
+        *more,
+        weights | {"when": "end", "sums": [[last, last]], "bits": [str(last)]},
+        {"kind": "ends", "status": 0, "time": 9},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "verdict", "seen"),
+    [
+        ("a s b", told(1 + 1e-7, 1.0001), UNSEEN, "from the beginning"),  # another order of sums, another rounding
+        ("a s b", told(2.0, 1.0001), OK, "close, not equal"),
+        ("a s b", told(2.0, 2.0, {"kind": "random", "state": "b"}), RED, "apart"),
+        ("a s b", told(2.0, 2.0, {"kind": "random", "state": "c"}), UNSEEN, "with other random numbers: restore"),
+        ("a s", told(2.0, 2.0, {"kind": "random", "state": "b"}), UNSEEN, "cannot be compared"),
+    ],
+)
+def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, again, verdict, seen):
+    notes = [{"kind": "saved"} if word == "s" else {"kind": "random", "state": word} for word in before.split()]
+    row = resumed(told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], {"kind": "stopped"}), [again] * RANKS)
+    assert row.verdict == verdict and seen in row.seen, row
+
+
+@pytest.mark.parametrize(("last", "verdict", "seen"), [(0.0, UNSEEN, "did not move"), (1.0, OK, "after 1 steps")])
+def test_weights_that_do_not_move_are_not_compared(last, verdict, seen):
+    whole = {"kind": "pass", "steps": 1, "iterable": False}
+    shares = [[0, 1, 2, 3], [0, 2], [1, 3]]
+    single, *both = (told(1.0, last, whole | {"samples": each, "batch": len(each)}) for each in shares)
+    row = compare(single, both)
+    assert row.verdict == verdict and seen in row.seen, row
+
+
+@pytest.mark.parametrize(
+    ("call", "verdict"),
+    [
+        ({"kind": "collective", "name": "barrier"}, RED),
+        ({"kind": "collective", "name": "all_reduce"}, UNSEEN),
+        ({"kind": "collective", "name": "broadcast"}, UNSEEN),
+        ({"kind": "pair", "name": "isend"}, UNSEEN),
+    ],
+)
+def test_a_share_of_the_test_set_that_is_brought_together_somehow_is_not_red(call, verdict):
+    tests = {"kind": "pass", "time": 2, "steps": 0, "batches": 1, "whole": 4, "iterable": False, "since": 1}
+    tests |= {"begun": "it.py:1", "complete": True}
+    call = call | {"size": [1], "time": 3, "at": "it.py:2"}
+    shares = [tests | {"samples": [rank, rank + 2]} for rank in range(RANKS)]
+    rows = {
+        row.name: row for row in judge([[share, call, {"kind": "ends", "status": 0, "time": 4}] for share in shares])
+    }
+    assert (rows["metrics"].verdict, rows["end"].verdict) == (verdict, OK), rows
+
+
+def test_the_witness_digests_as_many_batches_as_its_notes_say():
+    assert re.findall(r"^STEPS = (\d+)", WITNESS.read_text(), re.M) == [str(STEPS)]
+
+
+RESUMED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer, step = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0
+if sys.argv[1:] == ["--from", "my last.pt"]:
+    step, weights, state = torch.load("my last.pt")
+    model.module.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+while step < 12:
+    optimizer.zero_grad()
+    model(torch.full([1, 2], step + 1.0 + dist.get_rank())).sum().div(10).backward()
+    optimizer.step()
+    step += 1
+    if step == 4 and dist.get_rank() == 0:
+        torch.save((step, model.module.state_dict(), optimizer.state_dict()), "my last.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
+    (script := tmp_path / "mine.py").write_text(RESUMED)
+    words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
+    assert main([*words, "--resume-with=--from 'my last.pt'"]) == 0
+    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    assert table["resume"]["verdict"] == OK and "to the bit" in table["resume"]["seen"], table
+    assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
