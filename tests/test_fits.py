@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import re
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ddp_helpers.rank.model import Net
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 LETTERS = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
-WITHIN = 0.1
+WITHIN = 0.15  # beside other tests a process takes some MB more that are no tensors'
 
 
 def mlp() -> nn.Module:
@@ -93,9 +94,16 @@ def measured(tmp_path_factory):
     ranks = [context.Process(target=rank, args=(n, meeting, told)) for n in (0, 1)]
     for process in ranks:
         process.start()
-    found = dict(told.get() for _ in CASES)
-    for process in ranks:
-        process.join()
+    found, end = {}, time.monotonic() + 120
+    try:
+        while len(found) < len(CASES):
+            assert time.monotonic() < end and not any(process.exitcode for process in ranks), "a rank failed, or hangs"
+            found |= [told.get()] if not told.empty() else []
+            time.sleep(0.01)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
     return found
 
 
@@ -132,7 +140,7 @@ def test_the_peak_is_what_real_steps_take_and_the_page_says_so(measured):
         assert abs(shown / (measured[case] / 1e6) - 1) < WITHIN and abs(foretold - size / 1e6) < 1
     for name, wrong in (("letters.py", {"batch_size": 16}), ("a stack of linear layers", {"optimizer": "SGD"})):
         case = name, "alone"  # the control: another batch, another optimizer
-        assert off({case: measured[case]}, **wrong)[case][1] < -3 * WITHIN
+        assert off({case: measured[case]}, **wrong)[case][1] < -2 * WITHIN
 
 
 def test_by_hand_a_linear_layer():
@@ -146,6 +154,37 @@ def test_by_hand_a_linear_layer():
         states = 2 * (cut if row["way"] == "FSDP2" else whole)  # ZeRO deals out whole tensors, and here is one
         assert (row["parameters"], row["gradients"]) == pytest.approx(shares, rel=1e-5)
         assert row["optimizer state"] == pytest.approx(states, abs=8)
+
+
+def test_frozen_weights_have_no_gradient_and_no_state():
+    def made():
+        made.times += 1
+        return nn.Sequential(nn.Linear(1000, 1000).requires_grad_(False), nn.ModuleList([nn.Linear(1000, 10)])[0])
+
+    made.times = 0
+    [ddp] = [
+        row for row in fits.predict(made, (1000,), batch_size=1)["rows"] if (row["way"], row["GPUs"]) == ("DDP", 2)
+    ]
+    assert ddp["gradients"] == pytest.approx(4 * 10_010, rel=0.01)
+    assert ddp["optimizer state"] == pytest.approx(8 * 10_010, rel=0.01) and ddp["parameters"] > 4e6
+    made.times = 0
+    with pytest.raises(fits.FitsError, match="RuntimeError"):
+        fits.predict(made, (5,), batch_size=1)
+    assert made.times == 1  # a mistake never makes the real model
+
+
+def test_lists_of_lists_are_cut_by_their_elements():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            for layer in (layer for stage in self.stages for layer in stage):
+                x = layer(x)
+            return x
+
+    assert "without memory" in fits.predict(Nested, (8,), batch_size=1)["how"]
 
 
 MINE = """
@@ -179,6 +218,7 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
         (["my.py:wrong", "--input", "5"], "no class and no function 'wrong'"),
         (["other.py:two", "--input", "5"], "is not FILE.py:NAME"),
         (["my.py", "--input", "5"], "is not FILE.py:NAME"),
+        (["my.py:two", "--input", "5", "--batch-size", "0"], "every number must be 1 or more"),
         (["my.py:two", "--input", "5", "--optimizer", "Best"], "'Best' is none of torch.optim's"),
         (["bad.py:two", "--input", "5"], "bad.py cannot be imported: bad.py:1: ZeroDivisionError"),
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD
 
@@ -21,6 +22,11 @@ from ddp_helpers.notebook.memory import step
 RANKS = (2, 4, 8, 16, 64)
 GPUS = (16, 24, 40, 80)  # GB of 10**9 bytes; makers count 2**30, and the 7 % are left to CUDA and its allocator
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
+NEED_MEMORY = tuple(
+    getattr(fake_tensor, f"{name}Exception")
+    for name in ("DataDependentOutput", "DynamicOutputShape", "UnsupportedFakeTensor", "UnsupportedOperator")
+)
+SAY_SO = "convert all Tensors to FakeTensors", "data pointer of Tensor", "numpy() is not supported for tensor subclass"
 
 
 class FitsError(PlainError):
@@ -55,7 +61,12 @@ def predict(
 
     shape, dtype: of one sample; batch_size: samples on each GPU; bf16: autocast, and FSDP2's MixedPrecisionPolicy.
     optimizer: of torch.optim, or momentum. Raises FitsError. No rank of a process group can call it.
+    Returns "rows", each with its "way" (DDP, ZeRO, FSDP2, or "alone": one GPU without DDP, whose gradients are freed
+    between steps), its number of "GPUs", the bytes of each of KINDS and the "peak"; "how" they were counted; and
+    "batch size".
     """
+    if min([batch_size, *shape]) < 1:
+        raise FitsError(f"a batch of {batch_size} samples of shape {tuple(shape)}: every number must be 1 or more")
     rule = partial(SGD, momentum=0.9) if optimizer == "momentum" else getattr(torch.optim, optimizer, None)
     if not callable(rule):
         raise FitsError(f"optimizer {optimizer!r} is none of torch.optim's: give AdamW, Adam, SGD, momentum, …")
@@ -69,13 +80,15 @@ def predict(
 
     logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # an error is told below, in a line
     try:
-        how, (alone, ddp, few, many) = "on tensors without memory", steps(FakeTensorMode)
-    except Exception as error:
-        how = f"in real steps on the CPU, since on tensors without memory {said(error)}"
         try:
+            how, (alone, ddp, few, many) = "on tensors without memory", steps(FakeTensorMode)
+        except (AssertionError, RuntimeError) as error:  # only what needs memory gets it: the model may be huge
+            if not isinstance(error, NEED_MEMORY) and not any(words in str(error) for words in SAY_SO):
+                raise
+            how = f"in real steps on the CPU, since on tensors without memory {said(error)}"
             alone, ddp, few, many = steps(nullcontext)
-        except Exception as error:
-            raise FitsError(f"a step on an input of {tuple(batch[0])}, {dtype}: {said(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise FitsError(f"a step on an input of {tuple(batch[0])}, {dtype}: {said(error)}") from error
     ways = [("alone", 1, alone), *(("DDP", ranks, ddp) for ranks in RANKS)]
     ways += [("ZeRO", ranks, zero(ddp, ranks)) for ranks in RANKS]
     ways += [("FSDP2", ranks, fsdp2(few, many, ranks)) for ranks in RANKS]
@@ -112,21 +125,22 @@ def load(place: str) -> Callable[[], nn.Module]:
     return getattr(module, name)
 
 
+def digits(number: float) -> str:
+    """Write it with three digits, or with all those before the point."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+
+
 def finding(found: dict, gpus: Sequence[float] = GPUS) -> str:
-    """Say in a line which is the smallest GPU for DDP, and with how many samples; if none is, what fits."""
+    """Say in a line which is the smallest GPU for DDP; if none is, what fits."""
     peaks = {(row["way"], row["GPUs"]): row["peak"] / 1e9 for row in found["rows"]}
     need, samples = peaks["DDP", RANKS[0]], found["batch size"]
-    of_each = next(row["activations"] for row in found["rows"]) / samples / 1e9
     fitting = {gpu: [key for key, peak in peaks.items() if peak <= gpu] for gpu in sorted(gpus)}
     for gpu in sorted(gpus):
         if need <= gpu:
-            most = int(samples + (gpu - need) / of_each)
-            return (
-                f"DDP fits a GPU of {gpu:g} GB: {need:.3g} GB with {samples} samples on each, and up to {most} samples"
-            )
+            return f"DDP fits a GPU of {gpu:g} GB: {digits(need)} GB with {samples} samples on each"
     ways = [f"{keys[0][0]} fits {gpu:g} GB from {keys[0][1]} GPUs on" for gpu, keys in fitting.items() if keys]
     rest = "; ".join(ways) or "nothing else does: fewer samples, or activation checkpointing"
-    return f"DDP needs {need:.3g} GB with {samples} samples on each GPU, more than {max(gpus):g}; {rest}"
+    return f"DDP needs {digits(need)} GB with {samples} samples on each GPU, more than {max(gpus):g}; {rest}"
 
 
 def show(found: dict, gpus: Sequence[float] = GPUS) -> str:
@@ -134,7 +148,7 @@ def show(found: dict, gpus: Sequence[float] = GPUS) -> str:
     lines = [("way", "GPUs", *KINDS, "peak", "fits")]
     for row in found["rows"]:
         fits = next((f"{gpu:g} GB" for gpu in sorted(gpus) if row["peak"] <= gpu * 1e9), "-")
-        lines.append((row["way"], row["GPUs"], *(f"{row[kind] / 1e9:.3g}" for kind in (*KINDS, "peak")), fits))
+        lines.append((row["way"], row["GPUs"], *(digits(row[kind] / 1e9) for kind in (*KINDS, "peak")), fits))
     table = [" ".join(f"{word:>15}" for word in line) for line in lines]
     told = f"GB of each GPU, counted {found['how']}. The peak is no sum: not all is there at one time."
     return "\n".join([*table, told, finding(found, gpus)])

@@ -71,18 +71,22 @@ class Live(TorchDispatchMode):
 
 def loss_of(output: object) -> Tensor:
     """What a model returns as a loss: itself if it is one number, else the cross-entropy over the last dimension."""
-    first = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if first is None:
+        raise TypeError(f"forward() returned {type(output).__name__}, with no tensor in it: return a loss, or scores")
     scores = first.flatten(0, -2) if first.dim() > 1 else first
     labels = torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
     return F.cross_entropy(scores, labels) if first.dim() else first
 
 
 def shard(model: nn.Module, **options) -> nn.Module:
-    """Make it FSDP2's: the elements of the outermost Sequentials and ModuleLists are gathered one by one; all ranks."""
+    """Make it FSDP2's: the elements of the outermost containers are gathered one by one; all ranks."""
+    lists = nn.ModuleList | nn.ModuleDict  # they have no forward(), and fully_shard refuses them
 
     def units(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
-            yield from [child] if isinstance(module, nn.Sequential | nn.ModuleList) else units(child)
+            element = isinstance(module, nn.Sequential | lists) and not isinstance(child, lists)
+            yield from [child] if element else units(child)
 
     for unit in units(model):
         fully_shard(unit, **options)
@@ -107,7 +111,11 @@ def pretended(ranks: int) -> Iterator[DeviceMesh | None]:
 def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: bool, ranks: int = 1, stay: bool = False):
     """Take a step, with the optimizer's state there already, and count bytes: each kind, and the most at a time.
 
-    ranks: of FSDP2, if more than 1. stay: the gradients keep their memory, as in DDP's buckets.
+    mode: FakeTensorMode for tensors without memory, nullcontext for real ones. make, rule: make the model, and the
+    optimizer of a list of parameters. batch: shape and dtype of the input. ranks: of FSDP2, if more than 1.
+    stay: the gradients keep their memory, as in DDP's buckets. No rank of a process group can call it.
+    Returns what held() does, "activations", what forward leaves for backward; "sizes", the number of elements of each
+    trained parameter; "backward", the most at a time in forward and backward, and "step", in the optimizer's step.
     """
     resize = UntypedStorage.resize_
 
@@ -119,13 +127,14 @@ def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: boo
         model, inputs = make().train(), torch.zeros(batch[0], dtype=batch[1])
         if mesh:
             shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None))
-        own = [(p, nn.Parameter(local(p.detach()))) for p in model.parameters()]  # DTensors would take far longer
+        trained = [p for p in model.parameters() if p.requires_grad]
+        own = [(p, nn.Parameter(local(p.detach()))) for p in trained]  # DTensors would take far longer
         optimizer = rule([part for _, part in own])
         for _, part in own:
             part.grad = torch.zeros_like(part)
         optimizer.step()
         found = held(model, optimizer) | {"gradients": nbytes(part.grad for _, part in own)}
-        found["sizes"] = sorted((p.numel() for p in model.parameters()), reverse=True)
+        found["sizes"] = sorted((p.numel() for p in trained), reverse=True)
         for p, part in own:
             p.grad, part.grad = part.grad if stay else None, None
         live.most = before = live.now
