@@ -41,7 +41,7 @@ PLANTED = {  # the fault, and what is changed in mnist_ddp
     "a rank leaves the loop early": [("if args.dry_run:", "if optimizer and dist.get_rank():")],
     "a rank fails": [("        scheduler.step()", "        scheduler.step(1 / (1 - rank))")],
     "a rank waits for a file": [("        scheduler.step()", "        while rank:\n            time.sleep(0.1)")],
-    "all ranks save": [("if args.save_model and rank == 0:", "if args.save_model:")],
+    "all ranks save": [("if args.save_model and rank == 0:", "time.sleep(rank)\n    if args.save_model:")],  # in turn
     "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
     "the same dropout": [("torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)")],
     "a metric is not reduced": [("        dist.all_reduce(tested)\n", "")],
