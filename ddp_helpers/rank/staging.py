@@ -73,20 +73,19 @@ def download(root: Path, seconds: float) -> bool:
 def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
     """The folder to give as --data, filled if need be; one process calls it, before any rank starts.
 
-    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise MNIST in `folder`, downloaded there if
-    the network allows it within `seconds`; otherwise the generated digits, in a folder of their own beside it.
+    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise it is `folder`: with MNIST, downloaded
+    if the network allows it within `seconds`, or else with the generated digits, in the same files.
     """
     if root := os.environ.get("DDP_MNIST_ROOT"):
         print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
         return Path(root)
     folder = Path(folder)
-    for root in (folder, folder / "digits"):
-        if is_there(root):
-            print(f"{check_data(root)} is staged")
-            return root
+    if is_there(folder):
+        print(f"{check_data(folder)} is staged")
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     if reachable(5) and download(folder, seconds):
         print("MNIST is downloaded")
         return folder
     print("No network: digits are made here instead of MNIST, 60,000 + 10,000 images in its file format")
-    return write_digits(folder / "digits")
+    return write_digits(folder)
