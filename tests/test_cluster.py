@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real import until
+from real import LIMIT, until
 
-LIMIT = 20  # seconds until what a cluster does by itself must have happened
 SCRIPT = Path(__file__).parent.parent / "slurm" / "cluster"
 NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
 PARTS = ["munged", "slurmctld", "slurmd", "slurmd"]
@@ -51,10 +50,10 @@ class Cluster:
         mine = {name: value for name, value in os.environ.items() if name not in ("CI", "SLURM_CONF")}
         return {**mine, "HOME": str(self.home), "XDG_STATE_HOME": str(self.home), **env}
 
-    def run(self, *command, limit=60, **env):
+    def run(self, *command, **env):
         """Any command, as this cluster's user."""
         command, env = [*self.prefix, *map(str, command)], self.env(**env)
-        options = {"capture_output": True, "text": True, "timeout": limit, "check": False, "cwd": self.home}
+        options = {"capture_output": True, "text": True, "timeout": LIMIT, "check": False, "cwd": self.home}
         return subprocess.run(command, env=env, **options)
 
     def __call__(self, *args, **env):
@@ -79,8 +78,8 @@ class Cluster:
         """A job that runs, and that the controller has on disk: a crash in the first 5 s would make it forget it."""
         job = self.submit(f"--wrap={body}")
         now = time.time()
-        until(lambda: "sleep" in self.processes().values(), "the job runs", LIMIT)
-        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now, "the controller saves it", LIMIT)
+        until(lambda: "sleep" in self.processes().values(), "the job runs")
+        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now, "the controller saves it")
         return job
 
     def processes(self) -> dict[int, str]:
@@ -100,7 +99,7 @@ class Cluster:
         for pid, name in self.processes().items():
             if name in names:
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: not set(names) & set(self.processes().values()), "they are gone", LIMIT)
+        until(lambda: not set(names) & set(self.processes().values()), "they are gone")
 
 
 def make_cluster(prefix=()):
@@ -143,7 +142,7 @@ def other():
 def test_shellcheck():
     if not shutil.which("shellcheck"):
         fail_in_ci("no shellcheck on this machine: apt-get install shellcheck")
-    ended = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert ended.returncode == 0, ended.stdout
 
 
@@ -166,7 +165,7 @@ def test_two_jobs_on_a_node_get_one_gpu_slot_each(shared):
     one = ("srun", "--nodelist=node1", "--gres=gpu:1", "bash", "-c", "sleep 1; echo $CUDA_VISIBLE_DEVICES")
     options = {"env": shared.up().env(SLURM_CONF=str(shared.state / "slurm.conf")), "text": True}
     pair = [subprocess.Popen(one, stdout=subprocess.PIPE, **options) for _ in range(2)]
-    assert sorted(job.communicate(timeout=30)[0] for job in pair) == ["0\n", "1\n"]
+    assert sorted(job.communicate(timeout=LIMIT)[0] for job in pair) == ["0\n", "1\n"]
 
 
 def test_up_twice_changes_nothing(shared):
@@ -190,7 +189,6 @@ def test_down_leaves_no_process_and_job_ids_go_on(shared):
     until(
         lambda: "slurmstepd" in shared.processes().values() and "sleep" in shared.processes().values(),
         "the job runs",
-        LIMIT,
     )
     ended = shared("down")
     assert (ended.returncode, shared.processes()) == (0, {}), ended.stderr
@@ -210,7 +208,7 @@ def test_down_spares_a_terminal_that_uses_the_cluster(shared):
         assert terminal.poll() is None
     finally:
         terminal.kill()
-        terminal.wait(timeout=10)
+        terminal.wait(timeout=LIMIT)
 
 
 def test_with_leaves_up_what_was_up(shared):
@@ -239,7 +237,7 @@ def test_with_takes_down_after_a_signal(other, number):
     child = subprocess.Popen(script, env=other.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "here\n"
     child.send_signal(number)
-    assert (child.wait(timeout=40), other.processes()) == (9, {})
+    assert (child.wait(timeout=LIMIT), other.processes()) == (9, {})
 
 
 def test_up_heals_what_crashed_while_jobs_go_on(shared):
@@ -249,7 +247,7 @@ def test_up_heals_what_crashed_while_jobs_go_on(shared):
     assert shared("status").returncode == 1
     shared.up()
     assert len(keep) == 3 and keep <= set(shared.processes())
-    until(lambda: "JobState=COMPLETED" in shared.slurm("scontrol", "show", "job", str(job)), "it completes", LIMIT)
+    until(lambda: "JobState=COMPLETED" in shared.slurm("scontrol", "show", "job", str(job)), "it completes")
     shared.kill("slurmctld", "slurmd", "munged")
     check_ranks(shared.up())
 
@@ -299,6 +297,29 @@ def test_an_ordinary_user_needs_no_rights():
         remove(cluster)
 
 
+CGROUPS = {  # what to mount instead of this machine's cgroups: most distributions mount version 2, containers none
+    "version 2": "mount -t cgroup2 none /sys/fs/cgroup",
+    "none": "true",
+}
+
+
+@pytest.mark.parametrize("mounted", CGROUPS)
+def test_the_cluster_starts_whatever_cgroups_are_mounted(mounted):
+    need_slurm()
+    if os.getuid() != 0:
+        pytest.skip("only root can mount other cgroups")
+    # Private first: what is unmounted here must stay mounted outside.
+    mount = f'mount --make-rprivate /sys; umount -R /sys/fs/cgroup; {CGROUPS[mounted]} && exec "$@"'
+    own = ("unshare", "--mount", "--propagation=unchanged", "sh", "-c", mount, "sh")
+    cluster = make_cluster((*own, *ORDINARY))
+    try:
+        seen = cluster.run("sh", "-c", "grep -c ' /sys/fs/cgroup cgroup2 ' /proc/mounts").stdout
+        assert seen == {"version 2": "1\n", "none": "0\n"}[mounted]
+        check_ranks(cluster.up())
+    finally:
+        remove(cluster)
+
+
 @pytest.mark.parametrize(
     ("folder", "reason"), [("a b", "Slurm cannot use the folder"), ("x" * 80, "longer than 107"), ("", "nowhere")]
 )
@@ -328,6 +349,6 @@ def test_without_slurm_the_command_runs_and_ci_fails(tmp_path):
 
 @pytest.mark.parametrize("args", [[], ["start"], ["with"], ["up", "now"]])
 def test_usage(args):
-    ended = subprocess.run([SCRIPT, *args], capture_output=True, text=True, timeout=20, check=False)
+    ended = subprocess.run([SCRIPT, *args], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert ended.returncode == 2 and ended.stderr.startswith("slurm/cluster: usage:")
     assert len(ended.stderr.splitlines()) == 1
