@@ -135,10 +135,12 @@ def fits(args: Namespace) -> None:
     """Predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2, on how many of which size."""
     import torch
 
-    from ddp_helpers.notebook.fits import load, predict, show
+    from ddp_helpers.notebook.fits import load, predict, sample_of, show
 
-    shape = args.input, getattr(torch, args.type), args.batch_size
-    print(show(predict(load(args.model), *shape, args.optimizer, args.bf16), args.gpu))
+    make = load(args.model)
+    shape, dtype, read = sample_of(make, args.input, args.type and getattr(torch, args.type))
+    print(read, end="\n" * bool(read))
+    print(show(predict(make, shape, dtype, args.batch_size, args.optimizer, args.bf16), args.gpu))
 
 
 def make_parser() -> Parser:
@@ -186,8 +188,8 @@ def make_parser() -> Parser:
     takes[audit]("--json", type=Path, help="a file for the table")
     add = takes[fits]
     add("model", help="FILE.py:NAME, a class or a function that makes the model without being given anything")
-    add("--input", type=int, nargs="+", required=True, help="shape of one sample, as in 1 28 28")
-    add("--type", choices=("float32", "int64"), default="float32", help="of the input")
+    add("--input", type=int, nargs="+", help="shape of one sample, as in 1 28 28; else read off the first layer")
+    add("--type", choices=("float32", "int64"), help="of the input; else int64 if the first layer is an Embedding")
     add("--batch-size", type=int, default=32, help="samples on each GPU")
     add("--optimizer", default="AdamW", help="one of torch.optim, or momentum")
     add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD
 
 from ddp_helpers.notebook import PlainError
@@ -27,6 +28,8 @@ NEED_MEMORY = tuple(
     for name in ("DataDependentOutput", "DynamicOutputShape", "UnsupportedFakeTensor", "UnsupportedOperator")
 )
 SAY_SO = "convert all Tensors to FakeTensors", "data pointer of Tensor", "numpy() is not supported for tensor subclass"
+
+logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # an error is told here, in a line
 
 
 class FitsError(PlainError):
@@ -78,12 +81,11 @@ def predict(
         ways = {}, {"stay": True}, {"ranks": RANKS[0]}, {"ranks": RANKS[-1]}
         return [step(mode, make, rule, batch, bf16, **way) for way in ways]
 
-    logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # an error is told below, in a line
     try:
         try:
             how, (alone, ddp, few, many) = "on tensors without memory", steps(FakeTensorMode)
         except (AssertionError, RuntimeError) as error:  # only what needs memory gets it: the model may be huge
-            if not isinstance(error, NEED_MEMORY) and not any(words in str(error) for words in SAY_SO):
+            if not needs_memory(error):
                 raise
             how = f"in real steps on the CPU, since on tensors without memory {said(error)}"
             alone, ddp, few, many = steps(nullcontext)
@@ -97,6 +99,59 @@ def predict(
         for way, ranks, one in ways
     ]
     return {"rows": rows, "how": how, "batch size": batch_size}
+
+
+def needs_memory(error: BaseException) -> bool:
+    """Whether torch cannot do it on tensors without memory, so that real ones are needed."""
+    return isinstance(error, NEED_MEMORY) or any(words in str(error) for words in SAY_SO)
+
+
+def sample_of(
+    make: Callable[[], nn.Module], shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Complete the shape and type of one sample of the model that `make` returns from its first layer with weights.
+
+    Returns both, and a line that says what was read off, or "". Raises FitsError where the layer does not tell.
+    """
+    if shape and dtype:
+        return tuple(shape), dtype, ""
+    layer = first_layer(make)
+    dtype = dtype or (torch.int64 if isinstance(layer, nn.Embedding) else torch.float32)
+    if shape:
+        return tuple(shape), dtype, ""
+    if not isinstance(layer, nn.Linear):
+        example, tells = unread(layer)
+        raise FitsError(f"give the shape of one sample, as in --input {example}: {tells}")
+    first = f"{type(layer).__name__}, the first layer with weights, takes {layer.in_features} numbers"
+    return (layer.in_features,), dtype, f"{first}: so many are taken for a sample. --input gives another shape."
+
+
+def unread(layer: nn.Module | None) -> tuple[str, str]:
+    """Give an example of the shape that a first layer takes, and what it tells of it."""
+    first = f"the first layer with weights, {type(layer).__name__},"
+    if isinstance(layer, _ConvNd):
+        sides, channels = len(layer.kernel_size), layer.in_channels
+        return f"{channels}{sides * ' 32'}", f"{first} takes {channels} channel{'s' * (channels > 1)} of any size"
+    if isinstance(layer, nn.Embedding):
+        return "128", f"{first} takes any number of tokens"
+    if isinstance(layer, nn.RNNBase):
+        return f"100 {layer.input_size}", f"{first} takes {layer.input_size} numbers at each of any number of steps"
+    return "1 28 28", f"{first} does not tell it" if layer else "no layer has weights"
+
+
+def first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """Get the first layer with weights of its own in the model that `make` returns; or raises FitsError."""
+    try:
+        try:
+            with FakeTensorMode():
+                layers = list(make().modules())
+        except (AssertionError, RuntimeError) as error:
+            if not needs_memory(error):
+                raise
+            layers = list(make().modules())
+    except (Exception, SystemExit) as error:
+        raise FitsError(f"the model cannot be made: {said(error)}") from error
+    return next((layer for layer in layers if list(layer.parameters(recurse=False))), None)
 
 
 def said(error: BaseException) -> str:

@@ -1,0 +1,93 @@
+"""`fits` without --input reads the shape of a sample off the first layer, and asks where it cannot."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.notebook import fits
+
+MODELS = """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10))
+class Images(nn.Sequential):
+    def __init__(self): super().__init__(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+class Texts(nn.Sequential):
+    def __init__(self): super().__init__(nn.Embedding(128, 8), nn.Linear(8, 128))
+class Steps(nn.LSTM):
+    def __init__(self): super().__init__(12, 8)
+class Reads(nn.Linear):  # its making needs values
+    def __init__(self): super().__init__(4, 4); self.weight.sum().item()
+class Own(nn.Module):
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(3)); self.out = nn.Linear(3, 3)
+class Backwards(nn.Module):  # its last layer is the first that it makes
+    def __init__(self): super().__init__(); self.out = nn.Linear(8, 3); self.stem = nn.Linear(5, 8)
+    def forward(self, x): return self.out(self.stem(x))
+class Bare(nn.Identity): pass
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3)(torch.zeros(5))
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A file of somebody's models."""
+    (tmp_path / "my.py").write_text(MODELS)
+    return tmp_path / "my.py"
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("Net", 784), ("Reads", 4)])
+def test_a_linear_layer_tells_how_many_numbers_a_sample_has(name: str, numbers: int, models: Path, capsys) -> None:
+    assert main(["fits", f"{models}:{name}"]) == 0
+    read, *table = capsys.readouterr().out.splitlines()
+    assert f"takes {numbers} numbers" in read and "--input" in read
+    assert main(["fits", f"{models}:{name}", "--input", str(numbers)]) == 0
+    assert capsys.readouterr().out.splitlines() == table, "with the shape given, nothing is read, and all is the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Images", "--input 3 32 32: the first layer with weights, Conv2d, takes 3 channels of any size"),
+        ("Texts", "--input 128: the first layer with weights, Embedding, takes any number of tokens"),
+        ("Steps", "--input 100 12: the first layer with weights, Steps, takes 12 numbers at each of any"),
+        ("Own", "as in --input 1 28 28: the first layer with weights, Own, does not tell it"),
+        ("Bare", "as in --input 1 28 28: no layer has weights"),
+        ("Fails", "the model cannot be made: my.py:23: RuntimeError"),
+    ],
+)
+def test_what_the_first_layer_leaves_open_is_asked_for_in_a_line(name: str, line: str, models: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fits", f"{models}:{name}"])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == "" and line in err and err.count("\n") == 1, err
+
+
+def test_where_another_layer_comes_first_the_line_says_what_was_taken(models: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["fits", f"{models}:Backwards"])
+    out, err = capsys.readouterr()
+    assert "takes 8 numbers" in out and "--input gives another" in out and "on an input of (32, 8)" in err
+    assert main(["fits", f"{models}:Backwards", "--input", "5"]) == 0
+
+
+def test_the_examples_that_are_named_can_be_given(models: Path, capsys) -> None:
+    for name, shape in (("Images", "3 32 32"), ("Texts", "128")):  # tokens are whole numbers, without --type
+        assert main(["fits", f"{models}:{name}", "--input", *shape.split()]) == 0
+        assert "DDP fits a GPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["fits", f"{models}:Texts", "--input", "128", "--type", "float32"])
+    assert "(32, 128), torch.float32: RuntimeError" in capsys.readouterr().err
+
+
+def test_a_network_of_the_course_is_asked_for_its_length() -> None:
+    make = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
+    with pytest.raises(fits.FitsError, match="Embedding, takes any number of tokens"):
+        fits.sample_of(make)
+    assert fits.sample_of(make, [64]) == ((64,), torch.int64, "")
