@@ -10,10 +10,10 @@ from functools import cache
 from ddp_helpers import ROOT
 
 THOROUGH = bool(os.environ.get("TEST_ALL"))  # set by `make test-all`: every row, ten thousand inputs, fresh seeds
-IMPORT = 90  # seconds that a busy machine may need to import torch
+LIMIT = 300  # seconds until a test gives up a wait, whatever it waits for: far more than a busy machine needs
 
 
-def python(*args, limit=IMPORT, **options):
+def python(*args, limit=LIMIT, **options):
     """Run Python with these arguments to its end."""
     command = [sys.executable, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
@@ -35,10 +35,10 @@ def make_lab():
     return ["jupyter", *re.search(r"jupyter (lab .*)$", said, re.M)[1].split()]
 
 
-def until(condition, what, seconds):
-    """Wait until it is so, and give what the condition found."""
-    end = time.monotonic() + seconds
+def until(condition, what):
+    """Wait until it is so, LIMIT seconds at most, and give what the condition found."""
+    end = time.monotonic() + LIMIT
     while not (found := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
         time.sleep(0.1)
     return found

@@ -6,8 +6,8 @@ import socket
 import subprocess
 
 import pytest
-from real import until
-from test_cluster import LIMIT, SBIN, fail_in_ci, make_cluster, need_slurm, remove
+from real import LIMIT, until
+from test_cluster import SBIN, fail_in_ci, make_cluster, need_slurm, remove
 from test_sites_run import our_python
 
 from ddp_helpers.notebook.launchers import free_port
@@ -66,7 +66,7 @@ def database(cluster, ports, user):
     for words, port in zip(programs, reversed(ports), strict=True):
         with log.open("a") as file:
             yield subprocess.Popen(words, env=env, stdout=file, stderr=file, cwd=cluster.home)
-        until(lambda port=port: answers(port), f"{words[0]} listens: {log}", LIMIT)
+        until(lambda port=port: answers(port), f"{words[0]} listens: {log}")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_classroom_site_gets_what_it_asks_for(university, asks, tmp_path, mo
     for name, why in wrong.items():  # the control: this cluster looks at what a job asks for
         assert why in asks(site.but(**{name: "nonsense"}), tmp_path / name).stderr
     number = asks(site, tmp_path / "right").stdout.strip()
-    until(lambda: "JobState=COMPLETED" in university.slurm("scontrol", "show", "job", number), "it completes", LIMIT)
+    until(lambda: "JobState=COMPLETED" in university.slurm("scontrol", "show", "job", number), "it completes")
     said = dict(re.findall(r"(\S+?)=(\S+)", university.slurm("scontrol", "-o", "show", "job", number)))
     asked = {"Account": "physics", "QOS": "teaching", "Reservation": "ddp-course", "ExcNodeList": "gpu07"}
     asked |= {"MinMemoryCPU": "50M", "TresPerNode": "gres:gpu:a100-sxm4-80gb:2"}

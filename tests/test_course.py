@@ -11,7 +11,7 @@ import nbformat
 import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from real import IMPORT, until
+from real import until
 
 from ddp_helpers import ROOT
 from ddp_helpers.upkeep import course, slides, stale
@@ -86,12 +86,12 @@ def test_ctrl_c_ends_the_course_and_its_kernels(notebooks):
     here = f"from pathlib import Path; from ddp_helpers.upkeep import course; here = Path({str(notebooks.parent)!r})"
     here += "; course.NOTEBOOKS, course.BUILD, course.ROOT = here / 'notebooks', here / 'build', here"
     with subprocess.Popen([sys.executable, "-c", f"{here}; course.run([], False)"], stderr=subprocess.PIPE) as started:
-        until(lambda: (notebooks / "pid").exists(), "a kernel", IMPORT)
+        until(lambda: (notebooks / "pid").exists(), "a kernel")
         started.send_signal(signal.SIGINT)
         assert re.fullmatch(r"stopped by Ctrl-C: .*\n", started.communicate()[1].decode())
     assert started.returncode == 1
     kernel = int((notebooks / "pid").read_text())
-    until(lambda: not psutil.pid_exists(kernel), "its end", IMPORT)
+    until(lambda: not psutil.pid_exists(kernel), "its end")
 
 
 FUNCTION = '"""A helper."""\n\n\ndef value():\n    """What it gives."""\n    return 1  # so far\n'

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from faults.ranks import Ranks
-from real import IMPORT, THOROUGH, python
+from real import LIMIT, THOROUGH, python
 
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import launch, scripts
@@ -74,7 +74,7 @@ def by_hand(tmp_path_factory):
             for rank, flags in ranks.items():
                 own = env | {"RANK": rank, "LOCAL_RANK": rank}
                 started.append(stack.enter_context(Ranks(script, flags, 1, tmp_path_factory.mktemp("rank"), env=own)))
-            ended = [each.wait(IMPORT) for each in started]
+            ended = [each.wait(LIMIT) for each in started]
         # None as the status is a rank that was held; what `faults.ranks` adds is not the doctor's.
         lines = [[line for line in one.said[0].splitlines() if line and line[:6] != "left: "] for one in ended]
         return [Said(one.statuses[0], "\n".join(said)) for one, said in zip(ended, lines, strict=True)]
@@ -101,7 +101,7 @@ def test_it_is_green_alone_and_leaves_nothing(tmp_path, digits):
 
 
 def test_it_is_green_under_torchrun_started_from_a_notebook(script, tmp_path, digits):
-    done = launch.run(script, "--data", digits, "--run-dir", tmp_path / "a" / "b", ranks=2, timeout=IMPORT)
+    done = launch.run(script, "--data", digits, "--run-dir", tmp_path / "a" / "b", ranks=2, timeout=LIMIT)
     said = done.of(0)
     assert red("\n".join(said)) == {} and done.of(1) == []  # once, by rank 0
     rows, _ = rows_of(said)
@@ -117,7 +117,7 @@ def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
     request.getfixturevalue("mpirun" if launcher == "mpirun" else "cluster")
     words = ["-m", "ddp_helpers", "doctor", "--data", digits, "--run-dir", tmp_path, "--timeout", 60]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
-    done = launch.run(*words, ranks=ranks, launcher=launcher, timeout=IMPORT, env=meet)
+    done = launch.run(*words, ranks=ranks, launcher=launcher, timeout=LIMIT, env=meet)
     by = {"mpirun": "openmpi", "srun": "slurm"}[launcher]
     assert red("\n".join(done.of(0))) == {} and f"started by {by}" in done.of(0)[1]
 
@@ -130,7 +130,7 @@ def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     # Slurm 22.05 and 23.02 leave a task one CPU where the job asked for more.
     command = ["srun", "--nodes=1", "--cpus-per-task=2", "taskset", "-c", "0", sys.executable, "-m", "ddp_helpers"]
     command += ["doctor", "--data", str(digits), "--run-dir", str(tmp_path)]
-    done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=IMPORT, check=False)
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=LIMIT, check=False)
     found = red(done.stdout)
     assert done.returncode == 1 and list(found) == ["cpus"]
     assert found["cpus"] == ("rank 0: CPUs: 1, but --cpus-per-task=2", 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"')

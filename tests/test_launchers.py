@@ -10,7 +10,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fuzzing import stopped
-from real import IMPORT, until
+from real import LIMIT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import slurm
@@ -180,7 +180,7 @@ def say(*command):
     """What the ranks that a command starts say, sorted; each runs SAY."""
     env = clean() | {"PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = [*command, sys.executable, "-c", SAY]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=IMPORT, check=False)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     return sorted(re.findall(r"I am (\w+ \d+ \d+ \d+)", done.stdout))  # mpirun may join the lines of two ranks
 
@@ -270,4 +270,4 @@ def test_ranks_meet_at_an_ipv6_address(tmp_path):
     code += "import torch.distributed as dist; dist.barrier(); dist.destroy_process_group()"
     env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=env) for rank in range(2)]
-    assert [rank.wait(IMPORT) for rank in ranks] == [0, 0]
+    assert [rank.wait(LIMIT) for rank in ranks] == [0, 0]

@@ -21,11 +21,11 @@ PartitionName=urgent Nodes=node[1-2] MaxTime=01:00:00 State=UP PriorityTier=2 Hi
 
 @pytest.fixture(scope="module")
 def preempting():
-    """A cluster of its own, in which jobs of the partition `urgent` take the nodes of others, 40 s after a SIGTERM."""
+    """A cluster of its own, in which jobs of the partition `urgent` take the nodes of others, after a SIGTERM."""
     need_slurm()
     cluster = make_cluster().up()
     conf = cluster.state / "slurm.conf"
-    conf.write_text(conf.read_text().replace("Default=YES", "Default=YES PriorityTier=1 GraceTime=40") + PARTITIONS)
+    conf.write_text(conf.read_text().replace("Default=YES", "Default=YES PriorityTier=1 GraceTime=300") + PARTITIONS)
     cluster.kill("slurmctld", "slurmd")
     yield cluster.up()
     remove(cluster)
@@ -49,9 +49,9 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
     with Submitted(matrix, f"preempted-{launcher}", launcher=launcher) as job:
         job.reaches(5)
         urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=sleep 3")
-        until(lambda: job.state().state == "PENDING", "requeued", 60)
+        until(lambda: job.state().state == "PENDING", "requeued")
         assert "stopped by SIGTERM" in job.log() and "is requeued" in job.log()
-        until(lambda: not slurm.look(str(urgent))[0].active, "the urgent job's end", 60)
+        until(lambda: not slurm.look(str(urgent))[0].active, "the urgent job's end")
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the preempted run differs"
 
@@ -62,9 +62,9 @@ def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
         slurm.cancel(cancelled.number)
         told.reaches(5)
         assert ask("scancel", "--signal=TERM", told.number).returncode == 0
-        until(lambda: not told.state().active, "the end", 30)
+        until(lambda: not told.state().active, "the end")
         assert "stopped by SIGTERM" in told.log() and "is requeued" not in told.log()
-        until(lambda: not cancelled.processes(), "no process of the job left", 20)
+        until(lambda: not cancelled.processes(), "no process of the job left")
         time.sleep(3)
         assert cancelled.state().state == "CANCELLED" and "is requeued" not in cancelled.log()
         assert [event["event"] for event in events(cancelled.folder)].count("started") == 1

@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
-from real import IMPORT, until
+from real import LIMIT, until
 
 LOAD = "%load_ext ddp_helpers.notebook.ranks\nfrom ddp_helpers.notebook.ranks import pull, start"
 STILL = "the next cell starts new ones"
@@ -27,7 +27,7 @@ class Kernel:
         """All that a cell shows, the last state of what it draws anew; its error behind it."""
         said, drawn = "", {}
         while True:
-            message = self.client.get_iopub_msg(timeout=IMPORT)
+            message = self.client.get_iopub_msg(timeout=LIMIT)
             kind, content = message["msg_type"], message["content"]
             if message["parent_header"].get("msg_id") != sent:
                 continue
@@ -140,7 +140,7 @@ def test_an_interrupt_ends_what_hangs(kernel):
     kernel.run("%%ranks 2\nimport time")
     before = kernel.pids()
     sent = kernel.start("%%ranks 2 fails\nprint('begins')\ntime.sleep(100)")
-    while "begins" not in str(kernel.client.get_iopub_msg(timeout=IMPORT)["content"].get("data")):
+    while "begins" not in str(kernel.client.get_iopub_msg(timeout=LIMIT)["content"].get("data")):
         continue
     time.sleep(0.5)
     kernel.manager.interrupt_kernel()

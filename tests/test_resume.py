@@ -10,7 +10,7 @@ import pytest
 import torch
 from faults.matrix import Matrix, events, weights
 from faults.ranks import Ranks, run
-from real import until
+from real import LIMIT, until
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.notebook import runs, scripts
@@ -132,7 +132,7 @@ def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
 def test_two_attempts_at_once_are_refused(matrix):
     folder = matrix.fresh("twice")
     with Ranks(matrix.script, matrix.flags(folder), 2, folder, (1, "SIGSTOP", "step", 9)) as first:
-        until(first.note.exists, "the first attempt trains", 30)
+        until(first.note.exists, "the first attempt trains")
         second = matrix.train(folder)
         assert second.statuses == [2, 2] and "another attempt runs there" in second.said[0], second.said
     matrix.must_resume_equal(folder)
@@ -159,7 +159,7 @@ def test_a_run_that_is_done_stays_done(matrix):
 def final(matrix, name, script, fault):
     """Two epochs with the learner's own parts, told to stop on the way if there is a fault: what is saved."""
     folder = matrix.fresh(name)
-    flags = ["--save-model", "--timeout", 30]
+    flags = ["--save-model", "--timeout", LIMIT]
     if fault:
         ended = matrix.train(folder, *flags, script=script, fault=fault)
         assert ended.statuses == [75, 75], ended.said

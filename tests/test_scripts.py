@@ -16,7 +16,7 @@ import nbformat
 import pytest
 import torch
 from nbclient import NotebookClient
-from real import IMPORT, python
+from real import LIMIT, python
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
@@ -267,9 +267,7 @@ CELLS = [
 
 def test_a_net_from_a_notebook_cell_is_in_the_script_as_it_was_last_defined(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    NotebookClient(
-        notebook, timeout=IMPORT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    ).execute()
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     assert notebook.cells[-1].outputs[0].text == "0 1 0\n"
 
 
@@ -324,7 +322,7 @@ def test_odd_paths_work_and_run_nothing(name, capsys, tmp_path, monkeypatch):
 def test_the_command_line_as_a_shell_runs_it(tmp_path):
     name = 'it\'s; touch canary; $(touch canary) "`touch canary`" \\ \n.py'
     command = [sys.executable, "-m", "ddp_helpers", "script", "mnist_ddp", name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=IMPORT, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {name}\n", "")
     assert [path.name for path in tmp_path.iterdir()] == [name]
     compile((tmp_path / name).read_text(), name, "exec")

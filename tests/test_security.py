@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from papermill.translators import PythonTranslator
-from real import IMPORT
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, runs, scripts, slurm
@@ -125,7 +125,7 @@ def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tm
     monkeypatch.setenv("COURSE_TOKEN", SECRET)
     script = scripts.write("mnist_single", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
     arguments = ["--data", digits, "--dry-run", "--epochs", 1, "--run-dir", tmp_path / "runs" / ALL_ODD]
-    launch.run(script, *arguments, launcher="python", timeout=IMPORT)
+    launch.run(script, *arguments, launcher="python", timeout=LIMIT)
     run = runs.read(tmp_path / "runs" / ALL_ODD)
     assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
     keeping.keep(tmp_path / "runs", "here")
@@ -135,7 +135,7 @@ def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tm
     assert not holding(tmp_path, SECRET), "nothing that is kept is the environment"
     says = tmp_path / "says.py"
     says.write_text("import os\nopen('all', 'w').write(str(dict(os.environ)))")
-    launch.run(says, launcher="python", timeout=IMPORT)
+    launch.run(says, launcher="python", timeout=LIMIT)
     assert holding(tmp_path, SECRET) == [tmp_path / "all"], "the control: it was there to be kept"
 
 

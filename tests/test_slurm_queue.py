@@ -1,15 +1,16 @@
 """Jobs without torch on a real Slurm: submitted, refused, watched, cancelled, timed out, collected, forgotten."""
 
-import _thread
+import io
 import json
 import os
 import re
 import subprocess
 import sys
-from threading import Timer
+from _thread import interrupt_main
+from contextlib import redirect_stdout
 
 import pytest
-from real import until
+from real import LIMIT, until
 
 from ddp_helpers.notebook import runs
 from ddp_helpers.notebook.slurm import (
@@ -27,7 +28,6 @@ from ddp_helpers.notebook.slurm import (
 )
 
 pytestmark = pytest.mark.usefixtures("cluster")
-LIMIT = 60  # seconds that a busy machine may need for a small job
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def number_of(folder):
 
 def ended(folder):
     """Wait for the end of the job in this folder, and collect it."""
-    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends", LIMIT)
+    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends")
     return collect(folder)
 
 
@@ -71,7 +71,7 @@ def late(cluster, tmp_path_factory):
     write(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
     (folder / "program.py").write_text("import time\nprint('its last word', flush=True)\ntime.sleep(300)")
     number = submit(folder)
-    until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs", LIMIT)
+    until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs")
     queue.ask("scontrol", "update", f"JobId={number}", "EndTime=now+1")  # a limit in Slurm is a minute at least
     yield folder
     cancel(number)
@@ -95,7 +95,9 @@ def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_ow
     folder = job(SAYS, "$(touch canary) 'x'", folder=ODD, cpus_per_task=2)
     for name, value in LEAKS.items():
         monkeypatch.setenv(name, value)
-    direct = subprocess.run(["sbatch", folder / "job.sbatch"], capture_output=True, text=True, timeout=30, check=False)
+    direct = subprocess.run(
+        ["sbatch", folder / "job.sbatch"], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     assert direct.returncode and "unrecognized --mem-bind" in direct.stderr  # without clean() it is refused
     number = submit(folder)
     assert capsys.readouterr().out == f"submitted: job {number}\n"
@@ -145,20 +147,41 @@ def test_what_the_cluster_refuses_gets_slurms_own_words_and_a_cure(options, word
 
 # ---- in the queue
 
-WAITS = "import time\nprint('it is there', flush=True)\ntime.sleep(%s)"
+WAITS = """
+import pathlib, time
+print("it is there", flush=True)
+while not pathlib.Path(__file__).with_name("go").exists():
+    time.sleep(0.1)
+"""
+
+
+class Shown(io.StringIO):
+    """What is shown, and what is done as soon as these words are: nobody can know how long that takes."""
+
+    def __init__(self, **actions):
+        super().__init__()
+        self.actions = actions
+
+    def write(self, text):
+        written = super().write(text)
+        for words in [words for words in self.actions if words in self.getvalue()]:
+            self.actions.pop(words)()
+        return written
 
 
 def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsys):
-    first = job(WAITS % 2.5, folder="first", nodes=2, tasks_per_node=2, gpus_per_node=2)
-    second = job(WAITS % 1.5, folder="second", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    first = job(WAITS, folder="first", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    second = job(WAITS, folder="second", nodes=2, tasks_per_node=2, gpus_per_node=2)
     submit(first)
     number = submit(second)
     with pytest.raises(JobError, match=rf"job {number_of(first)} is (pending|running): watch it until it ends"):
         collect(first)
     assert "seconds" not in runs.read(first).job
     capsys.readouterr()
-    watch(second)
-    lines = capsys.readouterr().out.splitlines()
+    shown = Shown(**{": pending (": (first / "go").touch, ": running on ": (second / "go").touch})
+    with redirect_stdout(shown):
+        watch(second)
+    lines = shown.getvalue().splitlines()
     queued = [line for line in lines if line.startswith(f"job {number}: ")]
     kinds = [re.match(r"job \d+: (\w+)", line)[1] for line in queued]
     assert list(dict.fromkeys(kinds))[::2] and kinds == sorted(
@@ -166,24 +189,23 @@ def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsy
     )
     assert kinds[0] == "pending" and "running" in kinds and kinds[-1] == "COMPLETED"
     assert re.search(rf"job {number}: pending \((Resources|Priority)\)", "\n".join(queued))
-    assert re.fullmatch(rf"job {number}: COMPLETED after \d s, exit code 0:0, on node\[1-2\]", queued[-1])
+    assert re.fullmatch(rf"job {number}: COMPLETED after \d+ s, exit code 0:0, on node\[1-2\]", queued[-1])
     said = [line for line in lines if "it is there" in line]
     assert sorted(re.search(r"\[rank (\d)\]", line)[1] for line in said) == list("0123")
     assert look(number_of(first))[0].nodes == "node[1-2]"
 
 
-def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job, capsys):
-    folder = job(WAITS % 300)
+def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job):
+    folder = job(WAITS)
     number = submit(folder)
-    until(lambda: look(number)[0].state == "RUNNING", "it runs", LIMIT)
-    Timer(1, _thread.interrupt_main).start()
-    with pytest.raises(KeyboardInterrupt):
+    shown = Shown(**{"it is there": interrupt_main})
+    with redirect_stdout(shown), pytest.raises(KeyboardInterrupt):
         watch(folder)
-    assert f"job {number} goes on: watch it again, or end it with cancel('{number}')" in capsys.readouterr().out
+    assert f"job {number} goes on: watch it again, or end it with cancel('{number}')" in shown.getvalue()
     assert look(number)[0].state == "RUNNING"
     cancel(number)
     [run] = ended(folder)
-    assert run.state == "cancelled" and run.job["state"] == "CANCELLED" and run.job["seconds"] < LIMIT
+    assert run.state == "cancelled" and run.job["state"] == "CANCELLED"
     cancel(number)  # again, which changes nothing
     assert collect(folder) == [run]
     with pytest.raises(JobError, match=r"job nowhere cannot be cancelled: .*Invalid job id"):
@@ -197,11 +219,11 @@ import os, sys, time
 if os.environ["SLURM_PROCID"] == "1":
     print("the last word of rank 1", flush=True)
     sys.exit(7)
-time.sleep(300)
+time.sleep(3000)
 """
 
 
-def test_one_failing_rank_ends_the_job_at_once_and_its_last_words_are_shown(job, capsys):
+def test_one_failing_rank_ends_the_job_and_its_last_words_are_shown(job, capsys):
     folder = job(FAILS, nodes=2, tasks_per_node=1)
     submit(folder)
     capsys.readouterr()
@@ -209,7 +231,6 @@ def test_one_failing_rank_ends_the_job_at_once_and_its_last_words_are_shown(job,
     out = capsys.readouterr().out
     # The highest status counts, which is that of the rank that srun had to end: 128 + SIGTERM.
     assert run.state == "failed" and (run.job["state"], run.job["exit_code"]) == ("FAILED", "143:0")
-    assert run.job["seconds"] <= 10
     assert (
         "FAILED after" in out and "task 1: Exited with exit code 7" in out and "\n1: the last word of rank 1\n" in out
     )
@@ -248,7 +269,7 @@ def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_
 
 
 def test_an_array_that_is_cancelled_before_it_starts_is_cancelled_task_by_task(job):
-    keeps = job(WAITS % 300, folder="keeps", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    keeps = job(WAITS, folder="keeps", nodes=2, tasks_per_node=2, gpus_per_node=2)
     folder = job("", "{array}", array=("a", "b", "c"), tasks_per_node=1, gpus_per_node=1)
     submit(keeps)
     number = submit(folder)

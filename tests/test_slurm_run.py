@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from real import LIMIT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scripts
@@ -18,7 +19,6 @@ from ddp_helpers.notebook.slurm.run import log_of
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
-LIMIT = 150  # seconds that a busy machine may need for a job
 JOB = ROOT / "slurm" / "job.ipynb"
 
 
@@ -73,12 +73,10 @@ def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tm
 
 def wait(number):
     """Wait for a job's end."""
-    end = time.monotonic() + LIMIT
-    while any(state.active for state in look(number)):
-        if time.monotonic() > end:
-            cancel(number)
-            pytest.fail(f"job {number} has not ended")
-        time.sleep(0.2)
+    try:
+        until(lambda: not any(state.active for state in look(number)), f"job {number} ends")
+    finally:
+        cancel(number)  # nothing, once it has ended
 
 
 def test_torchrun_on_each_node_makes_one_world_of_four_ranks_in_a_folder_with_spaces(cluster, tmp_path, digits, capsys):

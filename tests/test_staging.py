@@ -4,7 +4,7 @@ from functools import partial
 from multiprocessing import get_context
 
 import pytest
-from real import IMPORT, THOROUGH
+from real import LIMIT, THOROUGH
 from torchvision.datasets import MNIST
 
 from ddp_helpers.rank import staging
@@ -58,14 +58,14 @@ def test_two_that_ask_at_once_leave_one_whole_set(tmp_path):
     gate = context.Barrier(2)
 
     def ask() -> None:
-        gate.wait(IMPORT)
+        gate.wait(LIMIT)
         stage(tmp_path)
 
     both = [context.Process(target=ask) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
-        process.join(2 * IMPORT)
+        process.join(2 * LIMIT)
     assert [process.exitcode for process in both] == [0, 0]
     assert check_data(tmp_path) == "digits"
     assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]

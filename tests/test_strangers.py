@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from real import IMPORT, THOROUGH
+from real import LIMIT, THOROUGH
 from test_cluster import make_cluster, need_slurm, remove
 
 from ddp_helpers import ROOT
@@ -45,7 +45,7 @@ def test_a_rank_of_a_stranger_does_not_join(case):
     mine, theirs = WHOSE[case]
     port = free_port()
     ranks = [start(port, 0, "mine", **mine), start(port, 1, "theirs", **theirs)]
-    said = [rank.communicate(timeout=IMPORT) for rank in ranks]
+    said = [rank.communicate(timeout=LIMIT) for rank in ranks]
     assert all(rank.returncode == 2 for rank in ranks), said
     assert not any("together" in out for out, _ in said), said
     for rank, (out, err) in enumerate(said):
@@ -56,7 +56,7 @@ def test_whoever_bears_the_name_of_the_same_start_does_join():
     """The control: without that name, the ranks above would train together."""
     port = free_port()
     ranks = [start(port, rank, owner, USER="ann", SLURM_JOB_ID="7") for rank, owner in enumerate(("mine", "theirs"))]
-    said = [rank.communicate(timeout=IMPORT)[0] for rank in ranks]
+    said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
     assert all("together: mine theirs" in out for out in said), said
 
 

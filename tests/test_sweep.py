@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from real import until
+from real import LIMIT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import sweep_the_cluster
@@ -20,7 +20,6 @@ from ddp_helpers.notebook.slurm import queue
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
-LIMIT = 150  # seconds that a busy machine may need for what is waited for
 RUN = """
 import json, sys
 from ddp_helpers.lessons.sweep_the_cluster import sweep
@@ -67,7 +66,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     failed = {path.name: path.read_bytes() for path in second.iterdir()}
     child, kernels = start(configurations), []
     try:
-        number = until(lambda: running(first), "the first job runs", LIMIT)
+        number = until(lambda: running(first), "the first job runs")
         assert child.poll() is None and runs.read(first).state != "done"
         kernels = psutil.Process(child.pid).children(recursive=True)
     finally:
@@ -86,7 +85,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     assert {path.name: path.read_bytes() for path in second.iterdir()} == failed
     mine = sorted((ROOT / "runs").glob(f"{first.name[:-2]}*"))
     assert mine == [first, second, repeated]
-    assert kernels and not psutil.wait_procs(kernels, timeout=20)[1]  # and nothing of the killed one is left
+    assert kernels and not psutil.wait_procs(kernels, timeout=LIMIT)[1]  # and nothing of the killed one is left
     # A third time there is nothing to do, and all is shown.
     before = {folder: (folder / "job.json").read_text() for folder in mine}
     table = sweep_the_cluster.sweep(configurations)

@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from real import until
+from real import LIMIT, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import scripts, slurm
 from ddp_helpers.notebook.processes import marked
 from ddp_helpers.notebook.slurm.queue import ask
-from faults.matrix import NAME, TWO_EPOCHS, events, weights, within
+from faults.matrix import NAME, TWO_EPOCHS, events, weights
 
-KILL_WAIT = 5  # seconds from scancel's SIGTERM to SIGKILL on the course's cluster
 # A job's program that arms one of its ranks and becomes the script.
 ARMED = """
 import os, runpy, sys
@@ -37,7 +36,7 @@ class Submitted:
         scripts.write(NAME, self.run / f"{NAME}.py")
         text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
         (self.run / "armed.py").write_text(text)
-        flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", "30", *TWO_EPOCHS)
+        flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", str(LIMIT), *TWO_EPOCHS)
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
         job = slurm.Job(name, (f"{program}.py", *flags), **shape)
         slurm.write(job, slurm.Site.load(site), self.run)
@@ -57,16 +56,16 @@ class Submitted:
         """All processes of the job on this machine, which is all its nodes."""
         return marked(self.number, "SLURM_JOB_ID")
 
-    def reaches(self, step, seconds=60):
+    def reaches(self, step):
         """Wait until it has saved at this step."""
-        until(lambda: any(event["step"] >= step for event in events(self.folder)), f"step {step}", seconds)
+        until(lambda: any(event["step"] >= step for event in events(self.folder)), f"step {step}")
 
     def goes_on(self):
         """Wait until it is back in the queue, have it start, and wait for its end."""
-        until(lambda: self.state().state == "PENDING", "requeued", 60)
+        until(lambda: self.state().state == "PENDING", "requeued")
         time.sleep(2)  # a node refuses a job that it has ended within the same second
         slurm.start_now(self.number)
-        until(lambda: not self.state().active, "the end", 90)
+        until(lambda: not self.state().active, "the end")
         assert self.state().state == "COMPLETED", self.log()
 
     def log(self):
@@ -95,8 +94,8 @@ def cancelled(matrix):
         assert job.processes(), "the job's processes are not found, so that none is left proves nothing"
         begin = time.time()
         slurm.cancel(job.number)
-        until(lambda: not job.processes(), "no process of the job left", KILL_WAIT + 5)
-        until(lambda: job.state().state == "CANCELLED", "cancelled", 10)
+        until(lambda: not job.processes(), "no process of the job left")
+        until(lambda: job.state().state == "CANCELLED", "cancelled")
         return time.time() - begin
 
 
@@ -104,11 +103,9 @@ def exits(matrix):
     """A task that ends with 7 takes the job with it."""
     with Submitted(matrix, "exits", program="armed", requeue=False) as job:
         note = job.run / "harm.time"
-        until(lambda: note.exists() and note.read_text(), "the harm", 60)
-        until(lambda: job.state().state == "FAILED", "FAILED", 10)
-        seconds = time.time() - float(note.read_text())
-        within(seconds, 10)
-        return seconds
+        until(lambda: note.exists() and note.read_text(), "the harm")
+        until(lambda: job.state().state == "FAILED", "FAILED")
+        return time.time() - float(note.read_text())
 
 
 def node_killed(matrix):
@@ -123,7 +120,7 @@ def node_killed(matrix):
             except ProcessLookupError:
                 continue
         try:
-            until(lambda: job.state().state == "PENDING", "requeued", 120)
+            until(lambda: job.state().state == "PENDING", "requeued")
             seconds = time.time() - begin
             job.goes_on()
         finally:
