@@ -83,13 +83,16 @@ def take(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
         screen.add(f"rank {rank}" if rank else "", text)
 
 
+# How launchers name the first rank that failed: torchrun; Open MPI 4 and 5, after an exit status, and after a signal.
+FIRST_FAILED = re.compile(
+    r"Root Cause.*?rank\s*: (\d+)|Process name: \[\S+[,@]\d+\]?,(\d+)\]|noticed that process rank (\d+)", re.S
+)
+
+
 def report(launch: Launch, what: str) -> str:
     """Describe a failed launch: the first rank that failed, where the launcher names it, and its last lines."""
-    said = "\n".join(line for who, line in launch.lines if not who)
-    first = re.search(r"Root Cause.*?rank\s*: (\d+)", said, re.S) or re.search(
-        r"Process name: \[\[\d+,\d+\],(\d+)\]", said
-    )
-    who = first[1] if first else (launch.lines[-1][0] if launch.lines else "")
+    first = FIRST_FAILED.search("\n".join(line for who, line in launch.lines if not who))
+    who = first[first.lastindex] if first else (launch.lines[-1][0] if launch.lines else "")
     last = launch.of(who)[-8:]
     return f"{what}; the last lines of {f'rank {who}' if who else 'the launcher'}:\n" + "\n".join(last)
 

@@ -21,6 +21,8 @@ def clean() -> dict[str, str]:
     What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like stays: no job sets these itself.
     """
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not INHERITED.match(name)}
+    # Jupyter's kernel sets FORCE_COLOR, and from 3.13 on Python then colours tracebacks, letter by letter.
+    env["PYTHON_COLORS"] = "0"
     state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ddp-course"
     site = Path("/etc/slurm/slurm.conf").exists()
     if "SLURM_CONF" not in env and not site and (state / "slurm.conf").is_file():
@@ -31,7 +33,7 @@ def clean() -> dict[str, str]:
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
 MARKS = {
     "torchrun": r"\[rank(\d+)\]:(.*)",
-    "mpirun": r"\[\d+,(\d+)\]<\w+>:(.*)",
+    "mpirun": r"\[\d+,(\d+)\]<\w+>: ?(.*)",  # Open MPI 5 has a space there, Open MPI 4 has none
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
@@ -55,7 +57,9 @@ def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: s
         return [[sys.executable, *program]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]
     if len(per_node) == 1:
-        return [[*torchrun, "--standalone", f"--nproc-per-node={ranks}", *program]]
+        # Without an address, torchrun meets at this machine's own name, which may stand for no address: it would wait.
+        meet = ["--standalone", "--local-addr=localhost"]
+        return [[*torchrun, *meet, f"--nproc-per-node={ranks}", *program]]
     meet = [f"--nnodes={len(per_node)}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     return [[*torchrun, *meet, f"--node-rank={i}", f"--nproc-per-node={n}", *program] for i, n in enumerate(per_node)]
 
