@@ -198,6 +198,35 @@ def test_the_learners_net_is_in_the_script_with_its_imports(name, learner, tmp_p
     assert theirs(torch.ones(2, 1, 28, 28)).shape == (2, 10)
 
 
+# A library that keeps its parts in a private module, as pathlib does since Python 3.13, and a learner that uses it.
+PUBLIC, PRIVATE = "from library._parts import Part\n", "class Part:\n    def __init__(self):\n        pass\n"
+NEEDS_PART = """
+{}
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+"""
+
+
+@pytest.mark.parametrize("line", ["from library import Part", "from library import *"])
+def test_an_import_is_taken_as_the_source_says_it_not_from_where_a_library_keeps_it(
+    line, learner, tmp_path, monkeypatch
+):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "__init__.py").write_text(PUBLIC)
+    (tmp_path / "library" / "_parts.py").write_text(PRIVATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = learner(NEEDS_PART.format(line))
+    for name in ("library", "library._parts"):
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])  # taken out again at the end
+    text = write("mnist_single", tmp_path / "script.py", replace=[module.Net]).read_text()
+    assert "\nfrom library import Part\n" in text and "_parts" not in text
+
+
 @pytest.mark.parametrize("name", ["mnist_single", "mnist_ddp", "mnist_ddp_resumable"])
 def test_two_classes_and_the_learners_data_and_loss_are_in_the_script_once(name, tmp_path):
     path = write(name, tmp_path / "script.py", replace=coloured.PARTS)
@@ -259,16 +288,18 @@ def test_a_class_without_a_place_or_a_source_is_refused(learner, tmp_path):
 CELLS = [
     "import torch.nn.functional as F\nfrom torch import nn\nfrom ddp_helpers.notebook import scripts\nx = 3",
     "class Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the first try",
-    "%time y = 5\nclass Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the second try",
+    "%time y = 5\nfrom pathlib import Path as Place",
+    "%time y = 5\nclass Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x), Place  # the second try",
     "text = scripts.write('mnist_single', 'script.py', replace=[Net]).read_text()\n"
-    "print(text.count('the first try'), text.count('the second try'), text.count('nn.Dropout'))",
+    "print(text.count('the first try'), text.count('the second try'), text.count('nn.Dropout'))\n"
+    "print(*[line for line in text.splitlines() if 'pathlib' in line], sep='\\n')",
 ]
 
 
 def test_a_net_from_a_notebook_cell_is_in_the_script_as_it_was_last_defined(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    assert notebook.cells[-1].outputs[0].text == "0 1 0\n"
+    assert notebook.cells[-1].outputs[0].text == "0 1 0\nfrom pathlib import Path, Path as Place\n"
 
 
 # ---- paths, and the command line

@@ -67,15 +67,32 @@ def global_names(table: symtable.SymbolTable) -> set[str]:
     return {s.get_name() for s in table.get_symbols() if s.is_global()}.union(*map(global_names, table.get_children()))
 
 
+def imported_as(name: str, scope: dict[str, object]) -> tuple[str, str]:
+    """The import that gives a name its value, as a module's or a notebook's own source says it; ("", "") if none does.
+
+    scope: the names of that module, or of the notebook, whose cells IPython keeps in `In`.
+    """
+    path = scope.get("__file__")
+    texts = [Path(path).read_text()] if path else [cell for cell in scope.get("In", []) if name in cell]
+    for text in reversed(texts):
+        with suppress(SyntaxError):
+            module, original = Source(text).imports.get(name, ("", ""))
+            at_home = sys.modules.get(module)
+            if at_home is not None and scope[name] is (getattr(at_home, original, None) if original else at_home):
+                return module, original
+    return "", ""
+
+
 def home_of(name: str, value: object) -> tuple[str, str]:
-    """The import that gives a name its value, as (module, name in it or ""); ("", "") if there is none."""
+    """An import that gives a name its value, wherever it came from, as (module, name in it or ""); ("", "") if none."""
     if isinstance(value, ModuleType):
         package, _, last = value.__name__.rpartition(".")
         return (package, last) if last == name and package else (value.__name__, "")
-    original = getattr(value, "__name__", name)
-    # What a module calls its own may be kept elsewhere: torch.relu has no __module__, and F.max_pool2d a private one.
-    modules = sorted((m for m in list(sys.modules) if "._" not in m and m != "__main__"), key=lambda m: (len(m), m))
-    for module in [getattr(value, "__module__", None), *modules] if callable(value) else []:
+    original, home = getattr(value, "__name__", name), getattr(value, "__module__", None) or ""
+    # What a module calls its own may be kept elsewhere: torch.relu has no __module__, F.max_pool2d a private one, and
+    # Path another one in each version of Python.
+    public = sorted((m for m in list(sys.modules) if "._" not in m and m != "__main__"), key=lambda m: (len(m), m))
+    for module in [home.partition("._")[0], *public, home] if callable(value) else []:
         for known in (original, name):
             if vars(sys.modules.get(module, object)).get(known) is value:
                 return module, known
@@ -91,7 +108,9 @@ def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
     source, scope = Source(text), vars(sys.modules[thing.__module__])
     source.uses[name] = global_names(symtable.symtable(text, name, "exec"))
     for used in sorted(source.uses[name] & scope.keys() - {name, *others}):
-        home = home_of(used, scope[used])
+        home = imported_as(used, scope)
+        if not home[0]:
+            home = home_of(used, scope[used])
         if home[0] in ("", thing.__module__) or home[0].startswith("ddp_helpers"):
             raise ValueError(f"{name} uses {used}, which the script does not have: define it inside {name}")
         source.imports[used] = home
