@@ -1,20 +1,40 @@
-"""What a site asks for, done by a real Slurm: its set-up, its container, and where torchrun's ranks meet."""
+"""What a site asks for, done by a real Slurm: its modules, its container, and where torchrun's ranks meet.
 
+`module` is Lmod's or Environment Modules' own, and containers are Charliecloud's (ch-run), which needs no root. Two
+things are not real here: Singularity, which Debian lacks, so that only its words are compared (test_sites); and conda,
+which no registry of pip's or Debian's has: a function stands in for it, unless CONDA_EXE names a real one.
+"""
+
+import json
+import os
+import re
 import shlex
+import shutil
 import stat
+import subprocess
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ddp_helpers.notebook.slurm import Job, Site, collect, submit, watch, write
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.parameters import execute
+from ddp_helpers.notebook.slurm import Job, JobError, Site, collect, submit, watch, write
 from ddp_helpers.notebook.slurm.run import log_of
+
+pytestmark = pytest.mark.xdist_group("alone")  # 07's job writes into runs/
 
 HELLO = """
 import os, pathlib, sys
 env = os.environ.get
 rank = env("RANK", env("SLURM_PROCID"))
 print(f"rank {rank} meets at {env('MASTER_ADDR')}:{env('MASTER_PORT')}, in {env('INSIDE')}", flush=True)
+print(f"CUDA_HOME={env('CUDA_HOME')} TORCH_HOME={env('TORCH_HOME')} OLD={env('OLD')}", flush=True)
 """
+MODULES = re.compile(r"BASH_(FUNC_|ENV$)|_*(LMOD|LMFILES|MODULE|LOADEDMODULES)")  # the variables of a `module` command
 
 
 @pytest.fixture
@@ -22,7 +42,7 @@ def log(cluster, tmp_path, capsys):
     """Run a small job at a site, and give its state and the lines of its log."""
 
     def run(site, **shape):
-        folder = tmp_path / "job"
+        folder = tmp_path / f"job at {site.name}"
         job = Job("hello", ("hello.py",), **{"nodes": 2, "tasks_per_node": 2} | shape)
         write(job, site, folder)
         (folder / "hello.py").write_text(HELLO)
@@ -47,36 +67,143 @@ def our_python(path, env=""):
     program(path, f'{env} exec {shlex.quote(sys.executable)} "$@"')
 
 
+def lacking(why):
+    """Fail in CI, and skip elsewhere: this machine lacks what the test needs."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+
+
 @pytest.fixture
 def environment(tmp_path):
-    """The folder of an environment whose Python says that it is the one."""
-    our_python(tmp_path / "env" / "bin" / "python", "INSIDE=environment")
-    return tmp_path / "env" / "bin"
+    """The bin folder of an environment, as conda has them, whose Python says that it is the one."""
+    bin_folder = tmp_path / "envs" / "torch-env" / "bin"
+    our_python(bin_folder / "python", "INSIDE=environment")
+    (bin_folder.parent / "conda-meta").mkdir()
+    (bin_folder.parent / "conda-meta" / "history").touch()
+    return bin_folder
 
 
-def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log):
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module file: jobs are submitted with the `module` command of a login shell, which finds these files."""
+    shell = subprocess.run(["bash", "-lc", "env -0"], capture_output=True, text=True, check=True, timeout=60)
+    variables = dict(line.split("=", 1) for line in shell.stdout.split("\0") if "=" in line)
+    if "BASH_FUNC_module%%" not in variables:
+        lacking("no `module` command on this machine: install environment-modules or lmod")
+    for name in filter(MODULES.match, variables):
+        monkeypatch.setenv(name, variables[name])
+    monkeypatch.setenv("MODULEPATH", str(tmp_path / "modulefiles"))
+
+    def write_module(name, text):
+        path = tmp_path / "modulefiles" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#%Module1.0\n{text}\n")
+
+    return write_module
+
+
+@pytest.fixture
+def conda(tmp_path, environment, monkeypatch):
+    """A file for a shell that defines `conda`: the real one's where CONDA_EXE names it, else a function of ours."""
+    path = tmp_path / "conda.sh"
+    monkeypatch.setenv("CONDA_ENVS_PATH", str(environment.parent.parent))
+    if real := os.environ.get("CONDA_EXE"):
+        hook = [real, "shell.posix", "hook"]
+        path.write_text(subprocess.run(hook, capture_output=True, text=True, check=True, timeout=60).stdout)
+    else:
+        path.write_text(
+            'conda() { [ "$1" = activate ] && PATH="$CONDA_ENVS_PATH/$2/bin:$PATH" && [ -d "${PATH%%:*}" ]; }'
+        )
+    return path
+
+
+@pytest.fixture
+def image(tmp_path, monkeypatch):
+    """Make an image, and give the words that start a program in it; only there is /ext3, with env.sh and a Python.
+
+    It shows the machine's own system, so that it need not be copied.
+    """
+    if not shutil.which("ch-run"):
+        lacking("no ch-run on this machine: install charliecloud-runtime")
+    monkeypatch.setenv("USER", os.environ.get("USER", "learner"))  # ch-run wants to know
+    root = tmp_path / "image"
+    for name in ("dev", "proc", "sys", "digits"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    our_python(root / "ext3" / "bin" / "python", "INSIDE=image")
+    (root / "ext3" / "env.sh").write_text("PATH=/ext3/bin:$PATH\n")
+    shown = {f"/{Path(path).parts[1]}" for path in ("/usr", "/etc", sys.prefix, sys.base_prefix, ROOT, tmp_path)}
+    for path in shown:
+        (root / path[1:]).mkdir(exist_ok=True)
+    for name in ("passwd", "group"):  # ch-run wants to find them in the image
+        (root / "etc" / name).touch()
+    words = ("ch-run", *(f"--bind={path}" for path in sorted(shown)), "--cd={folder}", str(root), "--")
+    started = subprocess.run([word.format(folder="/") for word in words] + ["true"], capture_output=True, text=True)
+    if "can't init user+mount namespaces" in started.stderr:
+        lacking(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
+    assert started.returncode == 0, started.stderr
+    assert not Path("/ext3").exists(), "this machine has what only the image should have"
+    return words
+
+
+def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log, module):
     state, lines = log(Site("broken", partition="course", setup=("module load nosuchmodule/1",)))
     assert state == "FAILED" and lines[-1] == "set-up failed: module load nosuchmodule/1"
-    assert not any("meets at" in said for said in lines)
+    assert any("nosuchmodule/1" in line for line in lines[:-1]), "the module command did not say so itself"
+    assert not any("meets at" in line for line in lines)
 
 
-def test_dellas_lines_do_their_work(log, environment, monkeypatch):
-    monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')
-    monkeypatch.setenv("BASH_FUNC_conda%%", f'() {{ echo "conda $*"; PATH={environment}:$PATH; }}')
+def test_dellas_lines_do_their_work(log, module, conda, environment):
+    module("anaconda3/2024.6", f'puts stdout "source {conda};"')
     state, lines = log(Site.load("della").but(memory="100M"))
     assert state == "COMPLETED", lines
-    assert lines[:3] == ["module purge", "module load anaconda3/2024.6", "conda activate torch-env"]
     assert sum("in environment" in line for line in lines) == 4
+    shutil.rmtree(environment.parent)
+    state, lines = log(replace(Site.load("della"), name="without-the-environment", memory="100M"))
+    assert state == "FAILED" and lines[-1] == "set-up failed: conda activate torch-env"
+
+
+def test_the_classrooms_lines_do_their_work(log, module, environment, monkeypatch):
+    module("python/3.12", f"prepend-path PATH {environment}")
+    module("cuda/13.0", "setenv CUDA_HOME /cuda")
+    module("old/1", "setenv OLD yes")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    ours = {"partition": "course", "qos": "", "reservation": "", "exclude": "", "memory_per_cpu": "100M"}
+    site = replace(Site.load("classroom"), **ours, setup=("module load old/1", *Site.load("classroom").setup))
+    state, lines = log(site)
+    assert state == "COMPLETED" and sum("in environment" in line for line in lines) == 4, lines
+    assert sum("CUDA_HOME=/cuda TORCH_HOME=/scratch/torch OLD=None" in line for line in lines) == 4, lines
+    state, lines = log(replace(site, name="no-purge", setup=("module load old/1", *site.setup[2:])))
+    assert state == "COMPLETED" and sum("OLD=yes" in line for line in lines) == 4, lines
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_prints(
-    launcher, log, environment, tmp_path, monkeypatch
-):
-    program(tmp_path / "bin" / "singularity", '[ "$1 $2 $3" = "exec --nv --overlay" ] && shift 5 && exec "$@"')
-    (tmp_path / "env.sh").write_text(f"PATH={environment}:$PATH\n")
-    monkeypatch.setenv("BASH_FUNC_module%%", "() { :; }")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    state, lines = log(Site.load("greene").but(memory="100M", source=str(tmp_path / "env.sh")), launcher=launcher)
+def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_prints(launcher, log, module, image):
+    site = replace(Site.load("greene"), prefix=image, memory="100M")
+    state, lines = log(site, launcher=launcher)
     printed = next(line.rpartition(" ")[2] for line in lines if line.startswith("job "))
-    assert state == "COMPLETED" and sum(f"meets at {printed}, in environment" in line for line in lines) == 4, lines
+    assert state == "COMPLETED" and sum(f"meets at {printed}, in image" in line for line in lines) == 4, lines
+    state, lines = log(replace(site, name="without-the-image", prefix=()), launcher=launcher)
+    assert state == "FAILED" and any("/ext3/env.sh: No such file" in line for line in lines), lines
+    assert not any("in image" in line for line in lines)
+
+
+def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_record_comes_back(
+    cluster, image, digits, tmp_path
+):
+    prefix = (image[0], f"--bind={digits}:/digits", *image[1:])
+    site, folder = tmp_path / "container.toml", ROOT / "runs" / f"container-{time.time_ns()}"
+    values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site), "run": folder.name}
+    site.write_text('partition = "course"\nscript_args = ["--no-cuda"]\n')
+    with pytest.raises(JobError, match="--data /digits holds no whole MNIST"):  # without the image
+        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "refused.ipynb", **values)
+    with site.open("a") as file:
+        file.write(f'prefix = {json.dumps(prefix)}\nsource = "/ext3/env.sh"\n')
+    try:
+        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values)
+        run = runs.read(folder)
+        assert (run.state, run.job["state"], run.problems) == ("done", "COMPLETED", [])
+        assert (run.env["launcher"], run.env["world_size"], run.nodes) == ("slurm", 2, 2)
+        assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
