@@ -144,7 +144,10 @@ SECRETS = re.compile(
     r"|BEGIN [A-Z ]*PRIVATE|(?i:password|passwd|secret|api_?key|token)\\?[\"']?\s*[=:]\s*\\?[\"'][^\"'\\]{6,}"
 )
 KEPT = [*NOTEBOOKS, *(ROOT / "notebooks" / "results").rglob("*.json*"), *(ROOT / "slurm").rglob("*.toml")]
-KEPT += [ROOT / name for name in ("slurm/job.sbatch.jinja", "slurm/cluster", "Makefile", "README.md", "pyproject.toml")]
+KEPT += [
+    ROOT / name
+    for name in ("slurm/job.sbatch.jinja", "slurm/cluster", ".ci/packages", "Makefile", "README.md", "pyproject.toml")
+]
 
 
 def test_no_file_that_is_handed_out_holds_a_secret():

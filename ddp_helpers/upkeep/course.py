@@ -128,6 +128,8 @@ def run(only: list[str], in_place: bool) -> int:
     for one in outcomes:
         where = f"build/figures/{one.name}_1..{len(one.figures)}.png" if one.figures else "none"
         print(f"{one.name:<28} {'FAILED' if one.error else 'ok':<8} {one.seconds:7.0f}  {where}")
+    slowest = sorted(outcomes, key=lambda each: -each.seconds)[:3]
+    print("slowest:", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in slowest))
     print(f"executed copies: {folder.relative_to(ROOT)}/, {time.monotonic() - begin:.0f} s in all")
     for one in outcomes:
         if one.error:
