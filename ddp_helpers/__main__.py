@@ -214,7 +214,8 @@ def main(argv: list[str] | None = None) -> int:
     except PlainError as error:
         stop(str(error))
     except ModuleNotFoundError as error:
-        stop(f"{args.command} needs {error.name}, which this Python lacks: make .venv/installed, then .venv/bin/python")
+        cure = "make .venv/installed, then source .venv/bin/activate"
+        stop(f"{args.command} needs {error.name}, which this Python lacks: {cure}")
     except BrokenPipeError:  # whoever read has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -2,9 +2,8 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
+import shlex
 import tomllib
 from functools import cache
 from importlib.util import find_spec
@@ -14,9 +13,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from real import THOROUGH, python
+from real import python
 
 from ddp_helpers import ROOT, __version__
+from ddp_helpers.__main__ import make_parser
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, course, headline, minutes, tables
 
 DOCS = ROOT / "docs"
@@ -185,7 +185,8 @@ def messages() -> tuple[str, ...]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     found += [
-        re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text()) for name in ("Makefile", "slurm/cluster")
+        re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
+        for name in ("Makefile", "slurm/cluster", ".ci/packages")
     ]
     ten = nbformat.read(NOTEBOOKS["10"], as_version=4)
     return (
@@ -269,35 +270,6 @@ def test_the_plans_add_up() -> None:
     assert wrong_in_plans(TRAINERS) == []
 
 
-def commands(text: str, heading: str) -> str:
-    """The first block of commands below a heading, as it stands there."""
-    return re.search(rf"^## {re.escape(heading)}\n.*?^```bash\n(.*?)^```", text, re.M | re.S)[1]
-
-
-def in_bash(script: str) -> subprocess.CompletedProcess:
-    """Run commands as a person does who stands in the repository, and who stops at the first that fails."""
-    command = ["bash", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False, env=os.environ)
-
-
-def test_the_check_of_a_site_works_as_it_stands_on_the_page(cluster) -> None:
-    block = commands(TRAINERS, "Is the site ready?")
-    look, mark, _ = block.partition("few=")
-    assert mark
-    done = in_bash(block if THOROUGH else look)  # the rest is a job by papermill, as in test_slurm_run
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "checks green" in done.stdout and "is sound" in done.stderr and "to start at" in done.stderr
-    assert not THOROUGH or "4 ranks, meeting at" in (ROOT / "build" / "ready.ipynb").read_text()
-
-
-def test_a_site_that_is_not_ready_fails_the_check(cluster) -> None:
-    block = commands(TRAINERS, "Is the site ready?")
-    broken = block.replace("site=local", "site=nowhere", 1)
-    assert broken != block
-    done = in_bash(broken)
-    assert done.returncode == 2 and "site 'nowhere' is not known" in done.stderr
-
-
 def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: Path) -> None:
     """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
     site = tmp_path / "hopeful.toml"
@@ -328,6 +300,60 @@ def wrong_names(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_what_a_page_names_is_there(path: Path) -> None:
     assert wrong_names(path.read_text()) == []
+
+
+def refused(text: str) -> list[str]:
+    """Commands of ddp_helpers in a line of text that lack something, or give what cannot be given."""
+    found = []
+    for line in re.findall(r"`(?:\.venv/bin/)?python -m ddp_helpers ([^`\n]+)`", text):
+        words, _, _ = line.partition(" -- ")
+        try:
+            _, more = make_parser().parse_known_args(shlex.split(words))
+            found += [line] if more else []
+        except SystemExit:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_command_within_a_sentence_is_whole(path: Path) -> None:  # test_typed types those in blocks
+    assert refused(path.read_text()) == []
+    wrong = ["fits", "fits my.py:Net --inputs 1", "job SITE"]
+    assert refused("".join(f"`python -m ddp_helpers {line}`" for line in wrong)) == wrong
+
+
+# ---- numbers and lists that the pages take from elsewhere
+
+
+def code(number: str) -> str:
+    """The code cells of a notebook."""
+    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+
+
+def test_readme_lists_the_packages_that_make_installs() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    needs = re.findall(r"^(?:USED|TESTED) := (.*)|^.*packages (ensurepip:\S+)", makefile, re.M)
+    packages = {name for pair in needs for need in "".join(pair).split() for name in need.split(":")[1].split(",")}
+    [listed] = re.findall(r"Debian's packages that are missing.*?What cannot be had", README, re.S)
+    assert {*re.findall(r"`([^` ]+)`", listed)} == packages and {"munge", "chromium"} < packages
+
+
+def test_the_trainers_page_knows_the_sweep_of_08() -> None:
+    outputs = json.dumps(nbformat.read(NOTEBOOKS["08"], as_version=4))
+    jobs, at_once = re.findall(r'"(\d+) jobs:', outputs), re.findall(r"^at_once = (\d+)", code("08"), re.M)
+    assert re.findall(r"08's sweep has (\d+) jobs", TRAINERS) == jobs
+    assert re.findall(r"08 has (\d+) jobs in the queue at a time", TRAINERS) == at_once
+
+
+def test_elsewhere_knows_which_notebooks_need_what() -> None:
+    needs = {row[0]: row[1:] for row in rows((DOCS / "elsewhere.md").read_text(), "need", "how much", "where it bites")}
+    workers = {number for number in NOTEBOOKS if re.search(r'num_workers"? ?[=:] ?[1-9]', code(number))}
+    slurm = {number for number in NOTEBOOKS if re.search(r"slurm\.available\(|^%%slurm", code(number), re.M)}
+    assert {*re.findall(r"\b\d\d\b(?! MB)", needs["`/dev/shm`"][0])} == workers
+    assert {*re.findall(r"\b\d\d\b", needs["Slurm"][1])} == slurm
+    ranks = sum(map(int, re.findall(r"^    .*: start\(\w+, (\d),", code("06"), re.M)))
+    assert f"06 starts {ranks} at once" in needs["processes"][0]
 
 
 # ---- housekeeping

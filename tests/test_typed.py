@@ -1,0 +1,187 @@
+"""The commands of README and docs/ are typed as they stand, each block in a fresh shell, in a copy of the checkout."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from real import LIMIT, THOROUGH
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import scripts, slurm
+
+PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+FENCED = re.compile(r"^```(.*)\n(?s:(.*?))^```$", re.M)
+ACTIVATE = "source .venv/bin/activate\n"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A block that is typed: its page, how its first command begins, and what must then be printed."""
+
+    page: str
+    begins: str
+    prints: str
+    status: int = 0
+    needs: str = ""  # a fixture: mpirun, or cluster
+    then: str = ""  # the block that is typed when the jobs have ended
+    exported: tuple[str, ...] = ()  # what the page says is exported before
+    weekly: bool = False
+
+
+TYPED = [
+    Typed("README", "python -m ddp_helpers script mnist_ddp", "images/s", needs="mpirun"),
+    Typed("README", "slurm/cluster up", "Slurm is up", needs="cluster"),
+    Typed("audit", "python -m ddp_helpers audit my_ddp.py", "0 of 12 checks RED"),
+    Typed("hang_lab", "python -m ddp_helpers hang --seed 7", "not yet: ", status=1),  # a guess
+    Typed("own", "python -m ddp_helpers job ours my_training.py --nodes", "it is not submitted"),
+    Typed(
+        "own",
+        "python -m ddp_helpers job ours my_training.py --run",
+        "lr/seed2-2: done, no record",
+        needs="cluster",
+        then="python -m ddp_helpers collect",
+    ),
+    Typed("own", "python -m ddp_helpers fits my.py:Net", "DDP fits a GPU of 16 GB"),
+    Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "ours is sound"),
+    Typed(  # daily its commands are typed in other blocks
+        "trainers", "site=local", "checks green", needs="cluster", exported=("SLURM_CONF",), weekly=True
+    ),
+    Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
+]
+NOT_TYPED = {
+    ("README", "make run"): "the two commands: the second one runs this test",
+    ("elsewhere", "docker build"): "needs Docker",
+    ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
+    ("own", "rsync"): "LOGIN is another machine",
+    ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
+    ("trainers", "python -m ddp_helpers data /shared"): "the shared folder again",
+    ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
+    ("trainers", "pip download"): "downloads all packages, for a machine without a network",
+}
+MINE = {  # files that the pages take for the reader's own
+    "my.py": "from torch.nn import *\ndef Net(): return Sequential(Conv2d(1, 8, 3), Flatten(), Linear(5408, 9))\n",
+    "my_training.py": "import sys\nprint(sys.argv)\n",
+    "slurm/sites/ours.toml": (ROOT / "slurm" / "sites" / "local.toml").read_text(),
+}
+
+
+def fences(pages: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Each fenced block of the pages: its page, its language, and what stands in it."""
+    return [(page, *fence) for page, text in pages.items() for fence in FENCED.findall(text)]
+
+
+def in_lists(page: str, text: str) -> int:
+    """How many entries of the two lists a block of commands has."""
+    begins = [(case.page, begin) for case in TYPED for begin in (case.begins, case.then) if begin]
+    first = text.removeprefix(ACTIVATE)
+    return sum(page == where and first.startswith(begin) for where, begin in (*begins, *NOT_TYPED))
+
+
+def unlisted(pages: dict[str, str]) -> list[str]:
+    """Blocks of commands that are not in exactly one of the two lists, and blocks of an unknown language."""
+    wrong = [
+        f"{page}: {text}"
+        for page, language, text in fences(pages)
+        if language not in ("text", "toml", "yaml") and (language != "bash" or in_lists(page, text) != 1)
+    ]
+    count = sum(in_lists(page, text) for page, language, text in fences(pages) if language == "bash")
+    listed = len(TYPED) + sum(bool(case.then) for case in TYPED) + len(NOT_TYPED)
+    return [*wrong, *(["an entry has no block"] if count != listed else [])]
+
+
+def test_each_block_is_typed_or_says_why_not() -> None:
+    assert unlisted(PAGES) == []
+    for block in ("```bash\nls\n```\n", "```\nls\n```\n", "```sh\nls\n```\n"):  # the controls
+        assert len(unlisted(PAGES | {"own": PAGES["own"] + block})) == 1
+    assert unlisted(PAGES | {"hang_lab": ""}) == ["an entry has no block"]
+
+
+def block(page: str, begins: str) -> str:
+    """The commands of the block that begins so."""
+    texts = [text for where, _, text in fences(PAGES) if where == page]
+    return next(text for text in texts if text.removeprefix(ACTIVATE).startswith(begins))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, digits: Path) -> Path:
+    """A copy of the checkout, with its environment, a small dataset, and what the pages take for the reader's own."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(digits, tmp_path / "data")
+    for name, text in MINE.items():
+        (tmp_path / name).write_text(text)
+    scripts.write("mnist_ddp", tmp_path / "my_ddp.py")
+    return tmp_path
+
+
+def typed(text: str, desk: Path, *exported: str) -> subprocess.CompletedProcess:
+    """Type commands in a fresh shell on the desk, of which the first that fails is the last."""
+    kept = "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "XDG_STATE_HOME", "GOMP_SPINCOUNT", *exported
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    own = Path(sys.prefix, "bin").resolve()  # which a fresh shell does not have on its path
+    path = [part for part in os.environ["PATH"].split(":") if Path(part).resolve() != own]
+    env |= {"PATH": ":".join(path), "PYTHONPATH": str(desk)}  # the helpers of the copy, not those of the checkout
+    if os.getuid() == 0:  # mpirun asks root for these in its own words
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": LIMIT}
+    return subprocess.run(command, cwd=desk, env=env, check=False, **out)
+
+
+def check(case: Typed, desk: Path) -> None:
+    """Type a block, and what is typed after it; it prints what it should, and leaves with the status that it should."""
+    done = typed(block(case.page, case.begins), desk, *case.exported)
+    assert done.returncode == case.status, done.stdout[-3000:]
+    if case.then:
+        for job in sorted((desk / "runs").rglob("job.sbatch")):
+            slurm.watch(job.parent)
+        done = typed(block(case.page, case.then), desk)
+        assert done.returncode == 0, done.stdout[-3000:]
+    assert case.prints in done.stdout, done.stdout[-3000:]
+
+
+def cases(needs: str) -> list:
+    """The blocks that need this fixture, or none."""
+    weekly = pytest.mark.skipif(not THOROUGH, reason="weekly, in make test-all")
+    return [
+        pytest.param(case, id=f"{case.page}: {case.begins}", marks=[weekly] * case.weekly)
+        for case in TYPED
+        if case.needs == needs
+    ]
+
+
+@pytest.mark.parametrize("case", cases(""))
+def test_a_block_works_as_typed(case: Typed, desk: Path) -> None:
+    check(case, desk)
+
+
+@pytest.mark.parametrize("case", cases("mpirun"))
+def test_a_block_with_mpirun_works_as_typed(case: Typed, desk: Path, mpirun) -> None:
+    check(case, desk)
+    assert sorted(path.name for path in (desk / "runs").iterdir()) == ["first", "second"]
+
+
+@pytest.mark.parametrize("case", cases("cluster"))
+def test_a_block_works_as_typed_beside_slurm(case: Typed, desk: Path, cluster) -> None:
+    check(case, desk)
+
+
+def test_a_site_that_is_not_known_fails_the_check_of_the_site(desk: Path) -> None:
+    check_of_site = block("trainers", "site=local")
+    done = typed(check_of_site.replace("site=local", "site=nowhere"), desk)
+    assert done.returncode == 2 and "site 'nowhere' is not known" in done.stdout
+
+
+def test_what_is_typed_uses_the_copy_and_its_environment_only_if_that_is_activated(desk: Path) -> None:
+    where = "python -c 'import ddp_helpers; print(ddp_helpers.ROOT)'; command -v torchrun"
+    assert typed(ACTIVATE + where, desk).stdout.split() == [str(desk), str(Path(sys.prefix, "bin", "torchrun"))]
+    assert str(sys.prefix) not in typed("command -v torchrun || true", desk).stdout
