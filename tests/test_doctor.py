@@ -450,6 +450,12 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
         "rank 0: gloo listens on 127.0.1.1 (one), which does not leave one; rank 1: gloo listens on ::1 (two), which",
         "export GLOO_SOCKET_IFNAME=",
     ),
+    "a machine that does not know itself": (
+        "network",
+        [{}, {}],
+        "all ranks: here, this machine's name, has no address: torchrun waits minutes for it",
+        "127.0.1.1 here as a line of /etc/hosts; or torchrun --standalone --local-addr=localhost",
+    ),
     "a name without an address": (
         "network",
         [ONE, TWO | {"address": "10.0.0.2"}],

@@ -80,6 +80,22 @@ def test_python_alone_has_no_labels_and_no_rank_of_ours(script, monkeypatch, cap
     assert capsys.readouterr().out == "[]\n"
 
 
+UNKNOWN = "nobody-knows-this-name"  # of a machine; in containers, and of laptops in some networks
+OWN_NAME = ["unshare", "--uts", "--user", "--map-root-user"]
+
+
+def test_ranks_meet_on_a_machine_whose_own_name_has_no_address(script):
+    if subprocess.run([*OWN_NAME, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody have a host name of their own")
+    code = f"import sys; from ddp_helpers.notebook import launch; launch.run(sys.argv[1], ranks=2, timeout={LIMIT})"
+    text = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\nprint('met')"
+    inside = f'hostname {UNKNOWN} && getent hosts {UNKNOWN}; exec "$@"'
+    command = [*OWN_NAME, "sh", "-c", inside, "sh", sys.executable, "-c", code, script(text)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count("met\n") == 2, done.stderr
+    assert UNKNOWN not in done.stdout, "nothing was looked up by that name: torchrun would warn, and wait for minutes"
+
+
 # ---- failures
 
 FAILS = """

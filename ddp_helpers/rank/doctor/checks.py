@@ -123,8 +123,12 @@ def check_network(case: Case) -> str:
     loopback = "lo" in address.split(",")
     if not address:
         address = "127.0.0.1"  # which gloo takes where nobody knows the host's name
-        with suppress(OSError):
+        try:
             address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        except OSError:
+            if case.count("hosts") == 1:
+                cure = f"127.0.1.1 {name} as a line of /etc/hosts; or torchrun --standalone --local-addr=localhost"
+                raise Red(f"{name}, this machine's name, has no address: torchrun waits minutes for it", cure) from None
         loopback = address == "::1" or address.startswith("127.")
     if loopback and case.count("hosts") > 1:
         raise Red(f"gloo listens on {address} ({name}), which does not leave {case.host}")
