@@ -4,11 +4,13 @@ import os
 import re
 import shutil
 
+import jupyter_client
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from real import THOROUGH
 
+from ddp_helpers.notebook.kernels import KernelOnFiles
 from ddp_helpers.notebook.slurm import available
 from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
@@ -21,6 +23,8 @@ settings.load_profile("course")
 
 torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
 os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
+
+jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and so nbmake: it can be told of no other
 
 # Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that uses Slurm, and a file that
 # is marked so. The other notebooks are a second group.

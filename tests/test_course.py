@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 
+import jupyter_client
 import nbformat
 import psutil
 import pytest
+from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from real import until
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook.kernels import KernelOnFiles
+from ddp_helpers.notebook.parameters import execute
 from ddp_helpers.upkeep import course, slides, stale
 
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FIGURE = "from ddp_helpers.lessons import shard_the_data\nshard_the_data.global_batch(8, 2)"
 
 
@@ -46,6 +51,25 @@ def test_a_failing_notebook_fails_the_course_and_is_named(notebooks, capsys):
     out, err = capsys.readouterr()
     assert "FAILED" in out and "01_bad" in err and "ZeroDivisionError" in err
     assert nbformat.read(notebooks / "01_bad.ipynb", 4).cells[0].outputs[-1].ename == "ZeroDivisionError"
+
+
+LISTENS = """import json
+from pathlib import Path
+from ipykernel.connect import get_connection_file
+told = json.loads(Path(get_connection_file()).read_text())
+files = [Path(f"{told['ip']}-{number}") for name, number in told.items() if name.endswith("_port")]
+print(told["transport"], [file.is_socket() for file in files])"""
+
+
+def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks, monkeypatch):
+    path = notebooks / "01_listens.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell(LISTENS)], metadata=KERNEL), path)
+    NotebookClient(as_nbmake := nbformat.read(path, 4)).execute()
+    monkeypatch.setattr(jupyter_client, "AsyncKernelManager", KernelOnFiles.__base__)  # conftest's is for tests alone
+    execute(path, notebooks / "papermill.ipynb")
+    assert course.run(["01"], in_place=True) == 0
+    for executed in (as_nbmake, *(nbformat.read(notebooks / name, 4) for name in ("papermill.ipynb", path.name))):
+        assert executed.cells[-1].outputs[0].text == f"ipc {[True] * 5}\n"
 
 
 def test_slides_have_a_page_for_each_figure_under_its_section(notebooks, monkeypatch):

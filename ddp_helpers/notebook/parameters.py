@@ -38,10 +38,12 @@ def execute(notebook: str | Path, output: str | Path, **parameters: object) -> N
     import papermill  # here, since it takes a second, and the job's own kernel only checks names
     from papermill.exceptions import PapermillExecutionError
 
+    from ddp_helpers.notebook.kernels import KernelOnFiles
+
     check_names(notebook, parameters)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     options = {"kernel_name": "python3", "progress_bar": False, "log_output": False}
-    options["extra_arguments"] = ["--IPKernelApp.log_level=40"]  # or it warns of a connection that stays here
+    options["kernel_manager_class"] = KernelOnFiles
     try:
         papermill.execute_notebook(braced(ROOT / notebook), braced(output), parameters, **options)
     except PapermillExecutionError as error:

@@ -24,6 +24,7 @@ from ddp_helpers.notebook.processes import MARK, ended, guarded
 from ddp_helpers.notebook.screen import Screen, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
+ANSWER = 10.0  # seconds that a rank has to say where it stands, or to end when it has closed its output
 GRACE = 2.0  # seconds that the others have when a rank has failed: they may wait for it in a collective
 MOST = 1000  # lines of a rank that are shown of a cell
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -124,7 +125,7 @@ class Ranks:
     def ended(self, rank: int) -> str:
         """Say how a rank has ended."""
         try:
-            status = self.processes[rank].wait(timeout=1)
+            status = self.processes[rank].wait(timeout=ANSWER)
         except subprocess.TimeoutExpired:
             return f"rank {rank} has closed its output"
         return f"rank {rank} is gone: {ended(status)}"
@@ -145,7 +146,7 @@ class Ranks:
         for _ in range(self.arrived.qsize()):
             self.arrived.get()
         self.processes[rank].send_signal(signal.SIGUSR1)
-        end = time.monotonic() + 1
+        end = time.monotonic() + ANSWER
         with suppress(queue.Empty):
             while (left := end - time.monotonic()) > 0:
                 who, said = self.arrived.get(timeout=left)

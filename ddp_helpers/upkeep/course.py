@@ -16,6 +16,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook.kernels import KernelOnFiles
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.upkeep.stale import digest
 
@@ -50,8 +51,8 @@ def execute(path: Path, target: Path) -> Outcome:
         done[0] += 1
         progress(path.stem, done[0], len(code), time.monotonic() - begin, last=False)
 
-    client = NotebookClient(notebook, timeout=900, kernel_name="python3", on_cell_executed=step, record_timing=False)
-    client.extra_arguments = ["--IPKernelApp.log_level=40"]  # or each warns of a connection that stays on this machine
+    options = {"kernel_name": "python3", "kernel_manager_class": KernelOnFiles, "timeout": 900, "record_timing": False}
+    client = NotebookClient(notebook, on_cell_executed=step, **options)
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
     try:
