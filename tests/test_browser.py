@@ -14,7 +14,7 @@ import pytest
 from browser.notebook import Notebook
 from browser.server import copy_of_the_course, jupyter
 from nbformat.v4 import new_code_cell, new_notebook
-from real import THOROUGH
+from real import LIMIT, THOROUGH
 
 from ddp_helpers import ROOT
 
@@ -36,7 +36,7 @@ def lab(browser, tmp_path_factory):
 def page(browser, lab):
     """An empty page in a browser that knows nobody; no kernel is left."""
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(1000 * LIMIT)
     yield context.new_page()
     context.close()
     lab.end_kernels()
@@ -57,7 +57,7 @@ def written(page, lab):
 def status(lab, query=""):
     """The answer to somebody who asks for the files."""
     try:
-        return urllib.request.urlopen(f"{lab.url}/api/contents{query}", timeout=20).status
+        return urllib.request.urlopen(f"{lab.url}/api/contents{query}", timeout=LIMIT).status
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -76,9 +76,9 @@ def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missi
     notebook.picture(PICTURES / "opened.png", notebook.panel.locator(".jp-OutputArea-output img").first)
     number = next(i for i, source in enumerate(notebook.sources) if "table.groupby" in source)
     notebook.restart()
-    notebook.wait(lambda: not any(cell.prompt for cell in notebook.cells()), "all outputs are cleared", 120)
+    notebook.wait(lambda: not any(cell.prompt for cell in notebook.cells()), "all outputs are cleared")
     notebook.run(number)
-    notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended", 120)
+    notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended")
     assert "NameError: name '" in notebook.cells()[number].text
 
 
@@ -92,14 +92,14 @@ def test_all_cells_run_twice_and_a_restart_leaves_no_rank(written, lab):
     notebook.restart("Restart Kernel and Run All Cells…")
     for time_around in (1, 2):
         last = str(3 * time_around)
-        notebook.wait(lambda last=last: notebook.cells()[-1].prompt == last, f"prompt {last}", 240)
-        assert notebook.finish(60) == [] and notebook.figures() == 1
+        notebook.wait(lambda last=last: notebook.cells()[-1].prompt == last, f"prompt {last}")
+        assert notebook.finish() == [] and notebook.figures() == 1
         assert all(f"[rank {rank}] here" in notebook.cells()[1].text for rank in range(2))
         if time_around == 1:
             notebook.menu("Run", "Run All Cells")
     assert len(lab.ranks()) == 2
     notebook.restart()
-    notebook.wait(lambda: not lab.ranks() and notebook.idle(), "no rank is left", 30)
+    notebook.wait(lambda: not lab.ranks() and notebook.idle(), "no rank is left")
     notebook.run(2)  # the new kernel answers
 
 
@@ -115,7 +115,7 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped(written, page, lab):
     streams = [STREAMS.replace("{how}", how) for how in ("ranks", "launch")]
     notebook = written("streams.ipynb", LOAD, *streams, "print('the ' + 'next')")
     notebook.run(1)
-    notebook.wait(lambda: "Cell magic `%%ranks` not found" in notebook.cells()[1].text, "what is missing is said", 60)
+    notebook.wait(lambda: "Cell magic `%%ranks` not found" in notebook.cells()[1].text, "what is missing is said")
     notebook.run(0)
     button = notebook.panel.locator("jp-button[data-command='notebook:interrupt-kernel']")
     ways = [(1, 2, button.click, "rank 0, 1 in line 5")]
@@ -124,23 +124,23 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped(written, page, lab):
         notebook.run(number)
         for tick in (0, 4):
             lines = [f"[rank {rank}] tick {tick}\n" for rank in range(2)]
-            notebook.wait(lambda: all(line in notebook.cells()[number].text for line in lines), lines, 120)  # noqa: B023
+            notebook.wait(lambda: all(line in notebook.cells()[number].text for line in lines), lines)  # noqa: B023
             assert notebook.cells()[number].prompt == "*"
         assert len(lab.ranks()) == processes
         notebook.picture(PICTURES / f"streams_{number}.png")
         interrupt()
-        notebook.wait(lambda: not lab.ranks(), "no rank is left", 30)
-        notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended", 30)  # noqa: B023
+        notebook.wait(lambda: not lab.ranks(), "no rank is left")
+        notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended")  # noqa: B023
         said = notebook.cells()[number].red[0]
         assert stopped in said and "Traceback" not in said
     notebook.run(3)
-    notebook.wait(lambda: "the next" in notebook.cells()[3].text, "the next cell runs", 60)
+    notebook.wait(lambda: "the next" in notebook.cells()[3].text, "the next cell runs")
 
 
 TRAINS = """from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, scripts
 from ddp_helpers.rank.digits import write_digits
-data = write_digits(ROOT / "build" / "bar", train=1024, test=64)
+data = write_digits(ROOT / "build" / "bar", train=4096, test=64)
 script = scripts.write("mnist_ddp", ROOT / "build" / "bar.py")
 done = launch.run(script, "--data", data, "--epochs", 1, "--batch-size", 1, "--log-interval", 2, ranks=2)"""
 BAR = re.compile(r"\[#*\.*\] (\d+)/\d+")
@@ -157,7 +157,7 @@ def test_the_bar_of_a_training_grows_in_its_place(written):
         assert len(bars) <= 1
         return len(seen) >= 3
 
-    notebook.wait(three, "a bar has grown twice", 120)
+    notebook.wait(three, "a bar has grown twice")
     notebook.picture(PICTURES / "progress.png")
     assert [int(bar) for bar in seen] == sorted({int(bar) for bar in seen})
     assert notebook.cells()[0].prompt == "*" and notebook.bad() == []
@@ -170,7 +170,7 @@ def test_every_notebook_opens_and_runs(path, page, lab):
     committed = notebook.figures()
     assert committed == path.read_text().count('"image/png": "')
     assert notebook.bad() == []  # as the reader finds it
-    assert notebook.run_all(500) == []
+    assert notebook.run_all() == []
     assert notebook.figures() == committed
     figures = notebook.panel.locator(".jp-OutputArea-output img")
     notebook.picture(PICTURES / f"{path.stem[:2]}.png", figures.last if figures.count() else None)
@@ -181,9 +181,9 @@ def test_every_notebook_opens_and_runs(path, page, lab):
 def test_a_whole_notebook_runs_after_a_restart_and_once_more(name, page, lab):
     notebook = Notebook(page, lab, f"{name}.ipynb")
     notebook.restart("Restart Kernel and Run All Cells…")
-    notebook.wait(lambda: any(cell.prompt == "*" for cell in notebook.cells()), "it has begun", 60)
-    assert notebook.finish(240) == []
+    notebook.wait(lambda: any(cell.prompt == "*" for cell in notebook.cells()), "it has begun")
+    assert notebook.finish() == []
     last = int(notebook.cells()[-1].prompt)
     notebook.menu("Run", "Run All Cells")
-    notebook.wait(lambda: notebook.cells()[-1].prompt == str(2 * last), "every cell has run twice", 240)
-    assert notebook.finish(60) == []
+    notebook.wait(lambda: notebook.cells()[-1].prompt == str(2 * last), "every cell has run twice")
+    assert notebook.finish() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 from playwright.sync_api import Locator, Page
+from real import LIMIT
 
 from browser.server import Lab
 
@@ -48,8 +49,8 @@ class Notebook:
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.status = self.panel.locator(".jp-Notebook-ExecutionIndicator")
         self.panel.locator(".jp-CodeCell").first.wait_for()
-        self.wait(lambda: len(self.cells()) == len(self.sources), "all cells are there", 120)
-        self.wait(self.idle, "the kernel is up", 120)
+        self.wait(lambda: len(self.cells()) == len(self.sources), "all cells are there")
+        self.wait(self.idle, "the kernel is up")
 
     def idle(self) -> bool:
         """Whether the kernel waits for something to do, as the circle at the top right says."""
@@ -83,24 +84,24 @@ class Notebook:
             self.code(number).locator(".cm-content").click()
             self.page.keyboard.press("Shift+Enter")
             with suppress(AssertionError):
-                return self.wait(lambda: self.cells()[number].prompt not in ("", before), "the cell runs", 10)
+                return self.wait(lambda: self.cells()[number].prompt not in ("", before), "the cell runs", 30)
         raise AssertionError(f"cell {number} does not run")
 
-    def run_all(self, seconds: float) -> list[str]:
+    def run_all(self) -> list[str]:
         """Restart, clear, run all cells; what went wrong, a line each."""
         self.restart()
-        self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared", 120)
+        self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared")
         self.menu("Run", "Run All Cells")
-        return self.finish(seconds)
+        return self.finish()
 
-    def finish(self, seconds: float) -> list[str]:
+    def finish(self) -> list[str]:
         """Wait for the cells that were started; errors, other red boxes, and cells that did not run, a line each."""
 
         def over() -> bool:
             prompts = [cell.prompt for cell in self.cells()]
             return self.idle() and any(prompts) and "*" not in prompts
 
-        self.wait(over, "no cell is running any more", seconds)
+        self.wait(over, "no cell is running any more", 2 * LIMIT)  # a whole notebook takes minutes
         idle = [i for i, cell in enumerate(self.cells()) if not cell.prompt.isdigit()]
         return self.bad() + [f"code cell {number} did not run" for number in idle]
 
@@ -117,7 +118,7 @@ class Notebook:
         """How many figures there are; `bad` says whether they show."""
         return sum(len(cell.figures) for cell in self.cells())
 
-    def wait(self, condition: Callable[[], object], what: str, seconds: float) -> None:
+    def wait(self, condition: Callable[[], object], what: str, seconds: float = LIMIT) -> None:
         """Wait until it is so; the browser goes on meanwhile."""
         end = time.monotonic() + seconds
         while not condition():

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 from playwright.sync_api import Browser, sync_playwright
-from real import make_lab
+from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.launch import free_port
@@ -26,7 +27,6 @@ from ddp_helpers.notebook.processes import MARK, guarded
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
-UP = 120  # seconds that a busy machine may need to start JupyterLab
 # Asked on a first start, it opens a prompt that swallows clicks.
 NEWS = {"fetchNews": "false", "checkForUpdates": False}
 
@@ -43,7 +43,7 @@ class Lab:
         """What the server's own interface answers."""
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT) as answer:
             return json.loads(answer.read() or "null")
 
     def end_kernels(self) -> None:
@@ -73,14 +73,14 @@ def copy_of_the_course(folder: Path) -> Path:
     return course
 
 
-def environment(course: Path, state: Path, token: str) -> dict[str, str]:
+def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str, str]:
     """Nobody's settings but the defaults, and `ddp_helpers` from the copy: its ROOT is the copy."""
     settings = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(NEWS))
     own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
-    own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share", "JUPYTER_RUNTIME_DIR": "runtime"}
-    folders = {name: str(state / folder) for name, folder in own.items()}
+    own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share"}
+    folders = {name: str(state / folder) for name, folder in own.items()} | {"JUPYTER_RUNTIME_DIR": runtime}
     return clean() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)}
 
 
@@ -91,16 +91,18 @@ def jupyter(course: Path, state: Path) -> Iterator[Lab]:
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
     command = [sys.executable, "-m", *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
     command.append(f"--port={lab.url.rpartition(':')[2]}")
-    with guarded(mark), (state / "jupyter.log").open("w") as log:
-        env = environment(course, state, token) | {MARK: mark}
+    command.append("--KernelManager.transport=ipc")  # a free port could be a rank's before the kernel has it
+    # The files that kernels listen on need a short path.
+    with TemporaryDirectory() as runtime, guarded(mark), (state / "jupyter.log").open("w") as log:
+        env = environment(course, state, runtime, token) | {MARK: mark}
         server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + UP
+        end = time.monotonic() + LIMIT
         while not answers(lab):
             said = (state / "jupyter.log").read_text()
-            assert server.poll() is None and time.monotonic() < end, f"no JupyterLab within {UP} s:\n{said[-2000:]}"
+            assert server.poll() is None and time.monotonic() < end, f"no JupyterLab within {LIMIT} s:\n{said[-2000:]}"
             time.sleep(0.2)
         yield lab
-    server.wait(timeout=10)
+    server.wait(timeout=LIMIT)
 
 
 def answers(lab: Lab) -> bool:
@@ -122,7 +124,7 @@ def chromium() -> Iterator[Browser]:
     arguments = [f"--{word}" for word in (*QUIET, "disable-sync")]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=chromium_path(), args=arguments, chromium_sandbox=os.geteuid() != 0, timeout=60_000
+            executable_path=chromium_path(), args=arguments, chromium_sandbox=os.geteuid() != 0, timeout=1000 * LIMIT
         )
         try:
             yield browser
