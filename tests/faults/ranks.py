@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from real import LIMIT
 
 from ddp_helpers.notebook.launchers import free_port
 from ddp_helpers.rank.resume import weight_digest
@@ -82,11 +83,11 @@ class Ranks:
         for process in self.processes:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
-            process.join(10)
+            process.join(LIMIT)
 
-    def wait(self, limit, but=()):
+    def wait(self, but=()):
         """Wait until all ranks have left, but for those that hang; how they ended, None for one that is still there."""
-        end = time.monotonic() + limit
+        end = time.monotonic() + LIMIT
         watched = [process for rank, process in enumerate(self.processes) if rank not in but]
         for process in watched:
             process.join(max(0, end - time.monotonic()))
@@ -95,7 +96,7 @@ class Ranks:
         return Ended([process.exitcode for process in self.processes], time.time() - harm, said)
 
 
-def run(script, *args, size=2, folder, fault=None, kill=None, env=None, limit=60, but=()):
+def run(script, *args, size=2, folder, fault=None, kill=None, env=None, but=()):
     """Run a script on so many ranks to its end. `kill`: (seconds, ranks), to be killed from outside after so long."""
     with Ranks(script, args, size, folder, fault, env or {}) as ranks:
         if kill:
@@ -103,4 +104,4 @@ def run(script, *args, size=2, folder, fault=None, kill=None, env=None, limit=60
             ranks.note.write_text(str(time.time()))
             for rank in kill[1]:
                 ranks.processes[rank].kill()
-        return ranks.wait(limit, but)
+        return ranks.wait(but)

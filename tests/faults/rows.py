@@ -11,10 +11,10 @@ from functools import partial
 from itertools import product
 from random import Random
 
-from real import THOROUGH
+from real import LIMIT, THOROUGH
 
 from ddp_helpers.rank.resume import checkpoints, read, unpack, weight_digest
-from faults.matrix import T, saved_model, within
+from faults.matrix import GIVES_UP, saved_model
 from faults.ranks import run
 
 # A moment, and the how-manieth of its kind. Training counts one backward more than steps: DDP's sorting of buckets.
@@ -35,10 +35,8 @@ def killed(matrix, rank, phase):
     """Everyone leaves with an error, and the run goes on to the golden weights."""
     folder = matrix.fresh(f"kill_{rank}_{phase}")
     moment, number = PHASES.get(phase, (phase, 2))
-    ended = matrix.train(folder, fault=(rank, "SIGKILL", moment, number))
+    ended = matrix.train(folder, *GIVES_UP, fault=(rank, "SIGKILL", moment, number))
     assert ended.statuses[rank] == -9 and all(ended.statuses), f"exit statuses {ended.statuses}"
-    # torch tries twice to reach a rank 0 that never came.
-    within(ended.seconds, 2 * T + 5 if (rank, phase) == (0, "init") else T + 5)
     if phase.startswith("save"):
         saved_model(folder)  # all that has a checkpoint's name is whole
     matrix.must_resume_equal(folder)
@@ -48,10 +46,9 @@ def killed(matrix, rank, phase):
 def stopped(matrix, phase):
     """The survivor leaves with an error that names the rank that hangs."""
     folder = matrix.fresh(f"stop_{phase}")
-    ended = matrix.train(folder, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
+    ended = matrix.train(folder, *GIVES_UP, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
     assert ended.statuses == [1, None], f"exit statuses {ended.statuses}"
     assert "rank 0 lost its peers: [Rank 0]: Ranks 1 failed to pass" in ended.said[0], ended.said[0]
-    within(ended.seconds, T + 2)
     return ended.seconds
 
 
@@ -117,9 +114,9 @@ def disk_full(matrix):
 
 
 def refused(matrix, name, env=None, data=None, says=""):
-    """Exit status 2 within 10 s, and one line that names what is wrong."""
+    """Exit status 2, and one line that names what is wrong."""
     folder = matrix.fresh(f"refused_{name}")
-    flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", T, "--no-cuda"]
+    flags = ["--data", data or matrix.data, "--run-dir", folder / "run", "--timeout", LIMIT, "--no-cuda"]
     flags += ["--precision", "float32"]
     ended = run(matrix.script, *flags, size=1, folder=folder, env=env)
     # What this test says, what a rank says of itself, and torch's remarks.
@@ -127,7 +124,6 @@ def refused(matrix, name, env=None, data=None, says=""):
     lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
     assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
     assert (says or name) in lines[0], lines[0]
-    within(ended.seconds, 10)
     assert not (folder / "run").exists()
     return ended.seconds
 
@@ -182,8 +178,8 @@ def killed_anywhere(matrix, times):
         folder, moment = matrix.fresh(f"random_{number}"), random.uniform(0, length)
         ranks = random.choice([[0], [1], [0, 1]])
         case = f"seed {seed}, kill {number}: ranks {ranks} after {moment:.3f} s"
-        ended = matrix.train(folder, kill=(moment, ranks))
-        within(ended.seconds, T + 5)
+        ended = matrix.train(folder, *GIVES_UP, kill=(moment, ranks))
+        assert None not in ended.statuses, f"{case}: a rank is still there"
         for path in checkpoints(folder / "run" / "checkpoints"):
             unpack(read(path))
         assert matrix.resumes(folder) == golden, f"{case}: the resumed run differs"
