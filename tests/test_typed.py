@@ -183,5 +183,5 @@ def test_a_site_that_is_not_known_fails_the_check_of_the_site(desk: Path) -> Non
 
 def test_what_is_typed_uses_the_copy_and_its_environment_only_if_that_is_activated(desk: Path) -> None:
     where = "python -c 'import ddp_helpers; print(ddp_helpers.ROOT)'; command -v torchrun"
-    assert typed(ACTIVATE + where, desk).stdout.split() == [str(desk), str(Path(sys.prefix, "bin", "torchrun"))]
+    assert typed(ACTIVATE + where, desk).stdout.splitlines() == [str(desk), str(Path(sys.prefix, "bin", "torchrun"))]
     assert str(sys.prefix) not in typed("command -v torchrun || true", desk).stdout
