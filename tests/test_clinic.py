@@ -8,6 +8,7 @@ import nbformat
 import psutil
 import pytest
 from IPython.core.error import UsageError
+from real import until
 from test_diagrams import (
     test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_are_in_the_alt_text as legible,
 )
@@ -31,8 +32,8 @@ def nobody_is_left():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLINIC_TEST", mark)
         yield
-    assert not marked(mark, "CLINIC_TEST"), "what a rank started"
-    assert {process.pid for process in ranks()} <= begin, "ranks"
+    until(lambda: not marked(mark, "CLINIC_TEST"), "what a rank started is gone")
+    until(lambda: {process.pid for process in ranks()} <= begin, "the ranks are gone")
 
 
 def ranks() -> list[psutil.Process]:

@@ -125,8 +125,7 @@ class Run:
 
         folder: where it runs, if not in one that goes with this run; watched: keep notes of what it does.
         """
-        self.limit, self.begin = limit, time.monotonic()
-        self.until, self.ends = self.begin + LIMIT, [None] * ranks  # exit statuses: below 0 for a signal
+        self.limit, self.ends = limit, [None] * ranks  # exit statuses: below 0 for a signal
         self.files = tempfile.TemporaryDirectory()
         self.logs = [Path(self.files.name, f"rank{rank}") for rank in range(ranks)]
         self.folder = folder or Path(self.files.name, "work")
@@ -141,6 +140,8 @@ class Run:
             given = [str(script), *map(str, words)], str(self.folder), log, own, watched
             self.ranks.append(START.Process(target=be_rank, args=given))
             self.ranks[-1].start()
+        self.begin = time.monotonic()  # the first start of all waits until the server has imported torch
+        self.until = self.begin + LIMIT
 
     def over(self) -> bool:
         """Whether all ranks have ended. Those whose time is up are ended here; their status is None if none failed."""
