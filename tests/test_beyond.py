@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from real import LIMIT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -149,12 +150,13 @@ def counted(way, model, text):
 
 
 def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
-    monkeypatch.setattr(on_ranks, "PATIENCE", 60)
     monkeypatch.syspath_prepend(ROOT / "notebooks")
     from letters import Net, sentences
 
     ways, [text, _] = [*SENT, "FSDP2, uncut blocks"], sentences(1, seed=1)[:]
-    found, other = on_ranks.on_ranks(2, lambda: {way: counted(way, Net(256, depth=2), text) for way in ways})
+    found, other = on_ranks.on_ranks(
+        2, lambda: {way: counted(way, Net(256, depth=2), text) for way in ways}, patience=LIMIT
+    )
     assert found == other and found.pop("FSDP2, uncut blocks") != found["FSDP2"]
     assert found == {way: sent_counts(way) for way in SENT}
 
@@ -169,10 +171,9 @@ def gathered(model, text):
 
 
 def test_weights_that_are_gathered_all_at_once_are_copies(monkeypatch):
-    monkeypatch.setattr(on_ranks, "PATIENCE", 60)
     monkeypatch.syspath_prepend(ROOT / "notebooks")
     from letters import Net, sentences
 
     [text, _] = sentences(1, seed=1)[:]
-    copies, size = on_ranks.on_ranks(2, lambda: gathered(Net(256, depth=2), text))[0]
+    copies, size = on_ranks.on_ranks(2, lambda: gathered(Net(256, depth=2), text), patience=LIMIT)[0]
     assert size <= copies < 1.1 * size

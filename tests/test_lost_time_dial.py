@@ -5,8 +5,11 @@ import shutil
 
 import psutil
 import pytest
+from real import until
 
 from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks, models
+
+BURST = 128 * 1024  # bytes that the dial lets pass at once
 
 
 @pytest.fixture
@@ -24,20 +27,42 @@ def started(what):
     return [one for one in psutil.process_iter(["cmdline"]) if what in " ".join(one.info["cmdline"] or [])]
 
 
+def least(size, mbit):
+    """Seconds within which no link of this rate can have passed so many bytes."""
+    return (size - BURST) / (mbit * 1e6 / 8)
+
+
+def measured(measure, undisturbed):
+    """What was measured; again, a few times, where its control was not: a busy machine only ever adds."""
+    for _ in range(5):
+        if undisturbed(found := measure()):
+            break
+    return found
+
+
 def test_the_network_is_turned_down_and_no_process_stays(allowed):
-    found = dial.turned((0, 100), steps=2)
-    assert found[100]["DDP"] > 3 * found[0]["DDP"], "the control is the open network"
-    assert found[100]["DDP"] > 3 * found[100]["PowerSGD"]
-    wire = 2 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH) / (100e6 / 8)
-    assert 0.5 < (found[0]["DDP"] + wire) / found[100]["DDP"] < 2
-    assert not started(dial.RANKS.name)
+    sent = 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH)  # what a rank sends in a step of DDP
+    slow = least(sent, 25)  # the quiet controls take a thirtieth of that, or less
+
+    def undisturbed(found):
+        return max(found[0]["DDP"], found[25]["PowerSGD"]) < slow
+
+    found = measured(lambda: dial.turned((0, 25), steps=2), undisturbed)
+    assert undisturbed(found), "the controls: the open network, and few bytes"
+    assert found[25]["DDP"] > slow
+    until(lambda: not started(dial.RANKS.name), "no process is left")
 
 
 def test_two_nodes_have_a_slow_cable_between_them(allowed):
-    found = dial.two_nodes(mbit=200)
-    assert found["two nodes, 1 rank each"] > 3 * found["one node, 2 ranks"]
-    assert 0.5 < 4e6 / (200e6 / 8) / found["two nodes, 1 rank each"] < 2
-    assert not started(dial.NODES.name)
+    slow = 2 * least(2e6, 200)  # half of the 4 MB to the other node, and the sum of the other half back
+
+    def undisturbed(found):
+        return found["one node, 2 ranks"] < slow
+
+    found = measured(lambda: dial.two_nodes(mbit=200), undisturbed)
+    assert undisturbed(found), "the control: within a node"
+    assert found["two nodes, 1 rank each"] > slow
+    until(lambda: not started(dial.NODES.name), "no process is left")
 
 
 SENDS = """
@@ -67,7 +92,7 @@ def test_an_ordinary_user_may_turn_it(allowed, monkeypatch):
     assert dial.lacking() == ""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     found = dial.own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
-    assert found["user"] == "65534" and found["open"] < 0.1 < 0.7 * 4e6 / (100e6 / 8) < found["100"]
+    assert found["user"] == "65534" and found["100"] > least(4e6, 100) > found["open"]
 
 
 def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_path, monkeypatch):
@@ -85,6 +110,9 @@ def test_the_recorded_run_is_drawn_with_its_crossing():
     record = dial.recorded()
     found, sends = record["turned"], {"DDP": 3.5e6, "bf16 hook": 1.8e6, "PowerSGD": 8e4, "no_sync": 9e5}
     assert tuple(found) == dial.RATES and record["machine"]
+    wire = 2 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH) / (100e6 / 8)
+    assert (found[0]["DDP"] + wire) / found[100]["DDP"] == pytest.approx(1, abs=0.1)
+    assert 4e6 / (dial.LINK * 1e6 / 8) / record["two_nodes"]["two nodes, 1 rank each"] == pytest.approx(1, abs=0.1)
 
     def predict(way, mbit):
         return found[0][way] + 2 * sends[way] / (mbit * 1e6 / 8)
@@ -111,7 +139,7 @@ def test_ranks_that_fail_end_in_one_line(allowed):
         dial.own_network("-c", "cat no-such-file")
     with pytest.raises(dial.DialError, match="not done after 1 s"):
         dial.own_network("-c", "sleep 98765", timeout=1)
-    assert not started("sleep 98765")
+    until(lambda: not started("sleep 98765"), "no process is left")
 
 
 def test_the_recorded_models_take_as_long_as_predicted_and_mnists_needs_the_faster_network():

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.sharedctypes import Synchronized
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -16,7 +18,8 @@ import torch.distributed as dist
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.notebook.ranks import LOOPBACK
 
-PATIENCE = 10.0  # seconds that ranks have for a case
+START = 90.0  # seconds that ranks have to form their group, also on a busy machine
+PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,23 @@ class OnRanks(Exercise):
         return Exercise(oracle, self.cases, traps).verdict(tried)
 
 
-def on_ranks(size: int, work: Callable[[], Any]) -> list:
+def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> list:
     """Call a function on so many ranks of one group, and give what it gives on each.
 
-    Raises the first error of a rank, and TimeoutError where ranks wait for each other.
+    Raises the first error of a rank, and TimeoutError where ranks wait for each other: after `patience` seconds, which
+    begin when all are in the group.
     """
-    context, end = multiprocessing.get_context("fork"), time.monotonic() + PATIENCE
+    context, limit = multiprocessing.get_context("fork"), time.monotonic() + START
+    met = context.Value("d", 0.0)  # when all were in the group, by the clock that processes share
     with TemporaryDirectory() as folder:
         given, where = context.SimpleQueue(), f"file://{folder}/meeting"
-        ranks = [context.Process(target=one_rank, args=(rank, int(size), where, work, given)) for rank in range(size)]
+        args = int(size), where, work, given, met
+        ranks = [context.Process(target=one_rank, args=(rank, *args)) for rank in range(size)]
         for process in ranks:
             process.start()
-        for process in ranks:
-            process.join(max(0, end - time.monotonic()))
+        while (alive := [process.sentinel for process in ranks if process.is_alive()]) and time.monotonic() < limit:
+            wait(alive, timeout=0.1)
+            limit = met.value + patience if met.value else limit
         hung = [str(rank) for rank, process in enumerate(ranks) if process.is_alive()]
         for process in ranks:
             process.kill()
@@ -55,17 +62,18 @@ def on_ranks(size: int, work: Callable[[], Any]) -> list:
         if isinstance(error, Exception):
             raise error
     if hung:
-        raise TimeoutError(f"rank {' and '.join(hung)} waited for {PATIENCE:g} s: do all ranks call the collective?")
+        raise TimeoutError(f"rank {' and '.join(hung)} waited for {patience:g} s: do all ranks call the collective?")
     return [value for _, value in sorted(found, key=lambda pair: pair[0])]
 
 
-def one_rank(rank: int, size: int, where: str, work: Callable[[], Any], given: SimpleQueue) -> None:
+def one_rank(rank: int, size: int, where: str, work: Callable[[], Any], given: SimpleQueue, met: Synchronized) -> None:
     """Join the group, and put what the function gives, or its error, into the queue; each forked process calls it."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     try:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
         dist.barrier()  # or who is done early leaves while others still connect
+        met.value = time.monotonic()
         given.put((rank, numbers(work())))
     except Exception as error:
         given.put((rank, error))

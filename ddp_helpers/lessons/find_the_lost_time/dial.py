@@ -46,7 +46,7 @@ def lacking() -> str:
     """Say in a line why no network can be turned down here; '' if one can. The learner's process calls it."""
     try:
         env = os.environ | {"PATH": path()}
-        trial = subprocess.run([*OWN, "-c", TRIAL], env=env, capture_output=True, text=True, timeout=20)
+        trial = subprocess.run([*OWN, "-c", TRIAL], env=env, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     else:
@@ -54,7 +54,7 @@ def lacking() -> str:
     return why and f"no network can be turned down here ({why}): recorded runs are drawn"
 
 
-def own_network(*command: object, timeout: float = 90) -> dict:
+def own_network(*command: object, timeout: float = 300) -> dict:
     """Run sh with these arguments in a network of its own; returns the JSON object that rank 0 printed.
 
     Raises DialError where there is none, or the time is up.
@@ -71,7 +71,7 @@ def own_network(*command: object, timeout: float = 90) -> dict:
     return json.loads(results[-1])
 
 
-def two_ranks(script: Path, *words: object, timeout: float = 90) -> dict:
+def two_ranks(script: Path, *words: object, timeout: float = 300) -> dict:
     """Run a script on two ranks in a network of their own; returns the JSON object that rank 0 printed."""
     torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"
     return own_network("-c", 'ip link set lo up && exec "$@"', "sh", *torchrun, script, *words, timeout=timeout)
