@@ -1,6 +1,7 @@
 """The doctor: green under every launcher, and red, with a cure, for each part that is taken away."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -115,7 +116,7 @@ def test_it_is_green_under_torchrun_started_from_a_notebook(script, tmp_path, di
 @pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 2), ("srun", (1, 1))])
 def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
     request.getfixturevalue("mpirun" if launcher == "mpirun" else "cluster")
-    words = ["-m", "ddp_helpers", "doctor", "--data", digits, "--run-dir", tmp_path, "--timeout", 60]
+    words = ["-m", "ddp_helpers", "doctor", "--data", digits, "--run-dir", tmp_path, "--timeout", LIMIT]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
     done = launch.run(*words, ranks=ranks, launcher=launcher, timeout=LIMIT, env=meet)
     by = {"mpirun": "openmpi", "srun": "slurm"}[launcher]
@@ -182,12 +183,12 @@ def without(text):
 
 
 def test_a_missing_rank_is_red(by_hand, script, digits, tmp_path):
-    flags = ["--data", digits, "--run-dir", tmp_path, "--timeout", 3]
+    flags = ["--data", digits, "--run-dir", tmp_path, "--timeout", 10]
     data = ["--data", tmp_path, *flags[2:]]
     first, second = by_hand(script, {0: flags, 1: data}, 3)
     found = without(first.out)
     assert list(found) == ["ranks", "data"], "rank 1's faults are known, too"
-    assert found["ranks"][0] == "rank 2 of 3 missing after 3 s" and "read the missing one's own" in found["ranks"][1]
+    assert found["ranks"][0] == "rank 2 of 3 missing after 10 s" and "read the missing one's own" in found["ranks"][1]
     assert found["data"][0] == "rank 1: no whole data"
     assert (first.status, second.status, second.out) == (1, 1, "")
 
@@ -238,7 +239,7 @@ from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.scripts import doctor
 if os.environ["RANK"] == "1":
     right, full = time.time, torch.full
-    checks.time.time = lambda: right() + 5
+    checks.time.time = lambda: right() + 5000
     checks.torch.full = lambda size, value, **more: full(size, 7.0, **more)
     checks.torchvision.__version__ = "0.0"
 doctor.main()
@@ -267,12 +268,12 @@ def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(by_hand, tmp_path
     seen, cure = found["versions"]
     assert seen.startswith("rank 1: python ") and seen.endswith(", torchvision 0.0") and "rank 0 has python" in cure
     assert found["all-reduce"][0] == "all ranks: the sum of 2 ranks is 8, not 3"
-    assert found["clocks"][0] == "rank 1: 5.0 s ahead of rank 0"
+    assert re.fullmatch(r"rank 1: (4[89]|50)\d\d\.\d s ahead of rank 0", found["clocks"][0])
 
 
 @pytest.mark.parametrize("where", ["all-reduce", "space", "clocks", "run folder"][: 4 if THOROUGH else 2])
 def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(where, by_hand, tmp_path, digits):
-    flags = ["--data", digits, "--run-dir", tmp_path / "runs", "--timeout", 4]
+    flags = ["--data", digits, "--run-dir", tmp_path / "runs", "--timeout", 10]
     first, second = patched(by_hand, tmp_path, LOST.replace("WHERE", where), *flags)
     assert (first.status, second.status) == (1, 9)
     assert red(first.out)["ranks"][0] == "rank 1 of 2 is lost"

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from real import THOROUGH
+from real import LIMIT, THOROUGH
 from torch import nn
 
 from ddp_helpers.notebook import launch
@@ -43,7 +43,7 @@ def trained(tmp_path_factory, digits):
         args = ["--data", digits, "--epochs=1", f"--batch-size={64 // ranks}", "--no-cuda", "--save-model"]
         args += ["--run-dir", to, "--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
         if ranks > 1:
-            launch.run(path, *args, ranks=ranks, timeout=150)
+            launch.run(path, *args, ranks=ranks, timeout=LIMIT)
         else:  # here, where torch is imported
             with patch.object(sys, "argv", [str(path), *map(str, args), *own]):
                 runpy.run_path(str(path), run_name="__main__")
@@ -63,7 +63,7 @@ def test_another_seed_ends_elsewhere(trained):
 
 @pytest.mark.skipif(not THOROUGH, reason="notebooks 04, 05 and 12 prove it on two ranks: make test-all, on four")
 def test_what_must_be_equal_and_what_must_differ_on_four_ranks():
-    done = launch.run(Path(__file__).with_name("ranks_equivalence.py"), ranks=4, timeout=150)
+    done = launch.run(Path(__file__).with_name("ranks_equivalence.py"), ranks=4, timeout=LIMIT)
     found = [json.loads(line) for rank in range(4) for line in done.of(rank)]
     assert len(found) == 4
     for rank in found:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fuzzing import INPUTS, TEXT, fuzz, put, refused
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render
@@ -110,7 +111,7 @@ def test_a_job_is_refused_or_reaches_the_file_word_for_word(tmp_path):
 def sound_to_bash(files, most=150):
     """A sample of the files is parsed by bash."""
     for text in random.Random(1).sample(files, min(most, len(files))):
-        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=LIMIT, check=False)
         assert (done.returncode, done.stderr) == (0, ""), text
 
 

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-from real import LIMIT, THOROUGH
+from real import LIMIT, THOROUGH, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launch, launchers, screen
@@ -184,7 +183,7 @@ def test_the_time_limit_ends_a_script_whatever_it_does(text, script, tag):
 
     caller = threading.Thread(target=call, daemon=True)  # or a time limit that fails would hold this test too
     caller.start()
-    caller.join(30)
+    caller.join(LIMIT)
     assert errors and errors[0].startswith("not done after 3 s") and ("I stay" in errors[0]) == (text == STUBBORN)
     assert not left(tag)
 
@@ -219,11 +218,8 @@ def test_no_process_is_left_when_the_notebook_is_interrupted_or_killed(launcher,
             assert all("asleep" in line for line in both), notebook.stderr.read()
             assert len(left(tag)) >= 4  # the notebook, the launcher and two ranks
             notebook.send_signal(number)
-            end = time.monotonic() + 15
-            while left(tag) and time.monotonic() < end:
-                time.sleep(0.1)
-            assert not left(tag)
-            assert notebook.wait(timeout=1) == -number
+            until(lambda: not left(tag), "no process is left")
+            assert notebook.wait(timeout=LIMIT) == -number
             if number == signal.SIGINT:
                 assert "KeyboardInterrupt" in notebook.stderr.read()
         finally:

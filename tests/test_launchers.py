@@ -212,9 +212,8 @@ echo end
 """)
     done = subprocess.run(["sbatch", "--parsable", job], env=clean(), capture_output=True, text=True, check=True)
     log = tmp_path / "log"
-    until(
-        lambda: log.exists() and "end\n" in log.read_text() and not slurm.look(done.stdout.strip())[0].active, "end", 90
-    )
+    number = done.stdout.strip()
+    until(lambda: log.exists() and "end\n" in log.read_text() and not slurm.look(number)[0].active, f"{number} ends")
     lines = sorted(line[5:] for line in log.read_text().splitlines() if line.startswith("I am"))
     ranks = [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in range(2)]
     assert lines == sorted(["single 0 0 1", *ranks]), log.read_text()
@@ -265,7 +264,7 @@ def test_the_cpus_of_a_rank(name, monkeypatch):
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):
     code = "from argparse import Namespace as N; from ddp_helpers.rank.group import join; import os, sys\n"
-    code += "a = N(no_cuda=True, timeout=30, global_batch_size=None, batch_size=1)\n"
+    code += f"a = N(no_cuda=True, timeout={LIMIT}, global_batch_size=None, batch_size=1)\n"
     code += "join(a, 'env', int(sys.argv[1]), 0, 2)\n"
     code += "import torch.distributed as dist; dist.barrier(); dist.destroy_process_group()"
     env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}

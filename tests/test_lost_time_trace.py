@@ -47,9 +47,7 @@ def folder(tmp_path_factory):
 
 def test_the_wait_is_found_on_the_rank_that_is_not_late(folder):
     found, control = (trace.account(trace.read(folder, name)) for name in ("late", "turned"))
-    assert (
-        min(found["late"][0], control["late"][1]) > 500 * LATE
-    )  # as long as the other sleeps
+    assert min(found["late"][0], control["late"][1]) > 500 * LATE  # as long as the other sleeps
     assert max(found["late"][1], control["late"][0]) == 0
     assert found["data"].min() >= 1000 * READS and found["compute"].min() > 0
     parts = found[["data", "compute", "exposed", "late", "other"]]

@@ -11,7 +11,7 @@ import coloured
 import pytest
 import torch
 from faults.ranks import run as forked
-from real import without_helpers
+from real import LIMIT, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -222,7 +222,7 @@ def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
 def test_mnist_ddp_needs_no_helpers_leaves_a_complete_record_and_says_where_each_rank_is(here, digits, tmp_path):
     script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
     args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30", "--log-interval=2")
-    done = launch.run(script, *args, ranks=2, timeout=120, env=without_helpers(tmp_path))
+    done = launch.run(script, *args, ranks=2, timeout=LIMIT, env=without_helpers(tmp_path))
     assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", done.of(0)[-2])
     steps = [line.partition(" loss")[0] for line in done.of(0) if " loss " in line]  # 512 images, 2 ranks, 64 each
     assert steps == ["epoch 1 [##########..........] 2/4", "epoch 1 [####################] 4/4"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
@@ -35,7 +36,7 @@ def checked(paths, leave_out="SC1091"):
             "no shellcheck on this machine: apt-get install shellcheck"
         )
     command = ["shellcheck", "--format=json", f"--exclude={leave_out}", *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     return [f"{found['file']}:{found['line']}: {found['message']}" for found in json.loads(done.stdout)]
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs
@@ -85,7 +86,7 @@ def environment(tmp_path):
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """Write a module file: jobs are submitted with the `module` command of a login shell, which finds these files."""
-    shell = subprocess.run(["bash", "-lc", "env -0"], capture_output=True, text=True, check=True, timeout=60)
+    shell = subprocess.run(["bash", "-lc", "env -0"], capture_output=True, text=True, check=True, timeout=LIMIT)
     variables = dict(line.split("=", 1) for line in shell.stdout.split("\0") if "=" in line)
     if "BASH_FUNC_module%%" not in variables:
         lacking("no `module` command on this machine: install environment-modules or lmod")
@@ -108,7 +109,7 @@ def conda(tmp_path, environment, monkeypatch):
     monkeypatch.setenv("CONDA_ENVS_PATH", str(environment.parent.parent))
     if real := os.environ.get("CONDA_EXE"):
         hook = [real, "shell.posix", "hook"]
-        path.write_text(subprocess.run(hook, capture_output=True, text=True, check=True, timeout=60).stdout)
+        path.write_text(subprocess.run(hook, capture_output=True, text=True, check=True, timeout=LIMIT).stdout)
     else:
         path.write_text(
             'conda() { [ "$1" = activate ] && PATH="$CONDA_ENVS_PATH/$2/bin:$PATH" && [ -d "${PATH%%:*}" ]; }'

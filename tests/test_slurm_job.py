@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from real import LIMIT
 
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render, submit, write
 from ddp_helpers.notebook.slurm.run import seconds
@@ -149,7 +150,9 @@ def lines_read(text, tmp_path, **env):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     command = ["bash", "-c", text]
-    done = subprocess.run(command, cwd=elsewhere, env=around, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        command, cwd=elsewhere, env=around, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "") and not list(elsewhere.iterdir())
     found = dict(pair.split("=", 1) for pair in (tmp_path / "said.env").read_text().split("\0")[:-1])
     return (tmp_path / "said").read_text().split("\0")[:-1], found

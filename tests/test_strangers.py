@@ -16,8 +16,8 @@ import os, sys
 from argparse import Namespace
 import torch.distributed as dist
 from ddp_helpers.rank.group import join
-rank, owner = int(sys.argv[1]), sys.argv[2]
-args = Namespace(no_cuda=True, timeout=8, global_batch_size=None, batch_size=1)
+rank, owner, timeout = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+args = Namespace(no_cuda=True, timeout=timeout, global_batch_size=None, batch_size=1)
 join(args, "slurm", rank, 0, 2)
 owners = [None] * 2
 dist.all_gather_object(owners, owner)
@@ -26,11 +26,11 @@ dist.destroy_process_group()
 """
 
 
-def start(port, rank, owner, **env):
-    """A rank of somebody's job, which meets its peers at this port."""
+def start(port, rank, owner, timeout, **env):
+    """A rank of somebody's job, which meets its peers at this port, and waits so many seconds for them."""
     env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)} | env
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", JOIN, str(rank), owner], env=env, **pipes)
+    return subprocess.Popen([sys.executable, "-c", JOIN, str(rank), owner, str(timeout)], env=env, **pipes)
 
 
 WHOSE = {
@@ -44,7 +44,7 @@ WHOSE = {
 def test_a_rank_of_a_stranger_does_not_join(case):
     mine, theirs = WHOSE[case]
     port = free_port()
-    ranks = [start(port, 0, "mine", **mine), start(port, 1, "theirs", **theirs)]
+    ranks = [start(port, 0, "mine", 8, **mine), start(port, 1, "theirs", 8, **theirs)]
     said = [rank.communicate(timeout=LIMIT) for rank in ranks]
     assert all(rank.returncode == 2 for rank in ranks), said
     assert not any("together" in out for out, _ in said), said
@@ -55,7 +55,8 @@ def test_a_rank_of_a_stranger_does_not_join(case):
 def test_whoever_bears_the_name_of_the_same_start_does_join():
     """The control: without that name, the ranks above would train together."""
     port = free_port()
-    ranks = [start(port, rank, owner, USER="ann", SLURM_JOB_ID="7") for rank, owner in enumerate(("mine", "theirs"))]
+    job = {"timeout": LIMIT, "USER": "ann", "SLURM_JOB_ID": "7"}
+    ranks = [start(port, rank, owner, **job) for rank, owner in enumerate(("mine", "theirs"))]
     said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
     assert all("together: mine theirs" in out for out in said), said
 

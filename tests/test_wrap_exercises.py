@@ -2,6 +2,7 @@
 
 import pytest
 from asked import asked, cells
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
@@ -24,7 +25,7 @@ def verdicts(place: int, answer: str) -> list[str]:
     """What each of two ranks says of an answer: an expression in which `exercise` is the exercise."""
     lines = ["from ddp_helpers.lessons.wrap_the_model.exercises import EXERCISES", STUB]
     lines += [f"exercise = EXERCISES[{place}]", f"verdict = exercise.verdict({answer})"]
-    ranks.magic("2 limit=60", "\n".join(lines))
+    ranks.magic(f"2 limit={LIMIT}", "\n".join(lines))
     return ranks.pull("verdict")
 
 
