@@ -1,6 +1,7 @@
 """Notebook 07's exercises that submit a job file, and its `%%slurm` cells, on the course's own Slurm."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -98,10 +99,19 @@ def test_without_slurm_a_cell_is_left_out(monkeypatch, capsys: pytest.CaptureFix
     assert "left out" in capsys.readouterr().out and shell.user_ns["said"] == ""
 
 
-@pytest.mark.parametrize("value", ["a; touch b", "$(id)", "`id`", 'a" b', "a\nb", "a && b", "a > b"])
-def test_a_value_that_bash_would_run_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match="data is "):
-        terminal.Terminal(Shell(data=value)).filled('ls "{data}"')
-    assert (
-        terminal.Terminal(Shell(data="/a b/é-1.5")).filled('ls "{data}" ${HOME} {x}') == 'ls "/a b/é-1.5" ${HOME} {x}'
-    )
+RUNS = ["$(id)", "`id`", 'a" b', "a\nb", "a\\b"]  # in bash, wherever it stands
+APART = ["a; touch b", "a && b", "a > b", "[2]", "*", "it's"]  # in bash, if no double quotes stand around it
+
+
+@pytest.mark.parametrize("value", RUNS + APART)
+def test_a_value_that_bash_would_run_or_take_apart_is_refused(value: str) -> None:
+    for cell in ("ls {data}", "ls '{data}'", 'ls "{data}/x"', *(['ls "{data}"'] if value in RUNS else [])):
+        with pytest.raises(UsageError, match="data is "):
+            terminal.Terminal(Shell(data=value)).filled(cell)
+
+
+@pytest.mark.parametrize("value", [*APART, "/a b/é-1.5", "/home/me/my course [2]"])
+def test_a_value_in_double_quotes_is_one_word_for_bash(value: str) -> None:
+    cell = terminal.Terminal(Shell(data=value)).filled('printf "%s|" "{data}" ${HOME} {x}')
+    done = subprocess.run(["bash", "-c", cell], env={"HOME": "/h"}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value}|/h|{{x}}|"

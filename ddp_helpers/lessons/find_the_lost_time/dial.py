@@ -26,8 +26,9 @@ RANKS, NODES, TWO_NODES = (
 )
 RECORD = ROOT / "notebooks" / "results" / "network_dial" / "two_cpu_cores.json"
 RATES, LINK = (0, 3000, 1000, 300, 100), 1000  # Mbit/s: of the loopback, 0 for open; and of the cable between two nodes
-# A user, a network and processes of one's own: all end with the first process, and that with `unshare`.
-OWN = ["unshare", "-Urnp", "--kill-child", "sh"]
+# A user, a network and processes of one's own: all end with the first process, and that with `unshare`. New versions of
+# ip look a process up in /proc, which must show these.
+OWN = ["unshare", "-Urnp", "--mount-proc", "--kill-child", "sh"]
 SBIN = ":/usr/sbin:/sbin"  # where Debian keeps tc, which is not in an ordinary user's PATH
 TRIAL = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms"
 TRIAL += " && ip link add card0 type veth peer name card1"

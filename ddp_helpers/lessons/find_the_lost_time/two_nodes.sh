@@ -1,5 +1,5 @@
 # Two nodes on one machine: each has a network namespace and an address of its own, and a virtual cable joins them.
-#   unshare -Urnp --kill-child sh two_nodes.sh 1gbit python my_script.py
+#   unshare -Urnp --mount-proc --kill-child sh two_nodes.sh 1gbit python my_script.py
 # runs the command twice on each node, as srun does with --nodes=2 --ntasks-per-node=2; each card sends at that rate.
 # tc must be in PATH.
 set -e

@@ -16,6 +16,7 @@ from ddp_helpers.notebook.screen import Screen
 from ddp_helpers.notebook.slurm import available, look
 
 WORDS = re.compile(r"[\w ./:=,@%+-]*")  # what a value may hold: a path, a number, flags
+QUOTED = re.compile(r"[^\"$`\\!\n]*")  # and between double quotes, where bash takes all else as it is
 
 
 class Terminal:
@@ -51,12 +52,13 @@ class Terminal:
         """
 
         def value(hole: re.Match) -> str:
-            text = str(self.variables.get(hole[1], hole[0]))
-            if hole[1] in self.variables and not WORDS.fullmatch(text):
-                raise UsageError(f"%%slurm: {hole[1]} is {text!r}: bash would take it for more than words")
-            return text
+            name, quote = hole["name"], hole["quote"]
+            text = str(self.variables.get(name, f"{{{name}}}"))
+            if name in self.variables and not (QUOTED if quote else WORDS).fullmatch(text):
+                raise UsageError(f"%%slurm: {name} is {text!r}: bash would take it for more than words")
+            return f"{quote}{text}{quote}"
 
-        return re.sub(r"(?<!\$)\{(\w+)\}", value, cell)
+        return re.sub(r'(?<!\$)(?P<quote>"?)\{(?P<name>\w+)\}(?P=quote)', value, cell)
 
     def shown(self, commands: str, until: bool) -> int:
         """Run commands, print their lines as they come, and return the exit status; ends all of them if interrupted."""
