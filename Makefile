@@ -63,7 +63,7 @@ staged: .venv/installed
 # list, and what they use in CI alone a third: Slurm's accounting, for one, has no place on a laptop.
 USED := mpirun:openmpi-bin tc:iproute2 sbatch:slurmctld,slurmd,slurm-client,munge
 TESTED := shellcheck:shellcheck chromium:chromium
-TESTED_IN_CI := slurmdbd:slurmdbd,mariadb-server ch-run:charliecloud
+TESTED_IN_CI := slurmdbd:slurmdbd,mariadb-server ch-run:charliecloud-runtime modulecmd:environment-modules
 system:
 	@.ci/packages $(USED)
 tested:
