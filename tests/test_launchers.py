@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -13,7 +14,7 @@ from fuzzing import stopped
 from real import LIMIT, until
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import slurm
+from ddp_helpers.notebook import launchers, slurm
 from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.rank.group import claim_device, join
 from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
@@ -260,6 +261,16 @@ def test_the_cpus_of_a_rank(name, monkeypatch):
     for variable, value in env.items():
         monkeypatch.setenv(variable, value)
     assert cpus_of_rank() == expected
+
+
+def test_a_free_port_is_free_and_none_that_linux_gives_away():
+    ports = {launchers.free_port() for _ in range(200)}
+    assert len(ports) > 100 and max(ports) < 32768
+    taken, free = ports.pop(), ports.pop()
+    with socket.create_server(("127.0.0.1", taken)), pytest.MonkeyPatch.context() as patch:
+        drawn = iter([taken - 20_000, free - 20_000])
+        patch.setattr(launchers.secrets, "randbelow", lambda _: next(drawn))
+        assert launchers.free_port() == free
 
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):

@@ -2,10 +2,12 @@
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_helpers.rank.launchers import cpus_of_rank
@@ -65,10 +67,14 @@ def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: s
 
 
 def free_port() -> int:
-    """A port that is free now; another program can take it before its use, so ask late."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that is free now, and none of those from 32768 on, which Linux gives to whoever asks for any port.
+
+    Rank 0 listens on it seconds later, and meanwhile others start and ask for many.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := 20_000 + secrets.randbelow(12_768)))
+            return port
 
 
 def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
