@@ -4,7 +4,8 @@
 FROM python:3.12-bookworm
 WORKDIR /course
 COPY . .
-RUN make system .venv/installed staged
+# pip's copies of the packages, gigabytes, would stay in the image.
+RUN PIP_NO_CACHE_DIR=1 make system .venv/installed staged
 EXPOSE 8888
 # Inside, JupyterLab must listen on the container's own address; -p 127.0.0.1:… keeps it on your machine.
 CMD ["make", "lab", "LAB_IP=0.0.0.0"]
