@@ -50,6 +50,12 @@ class Cluster:
         mine = {name: value for name, value in os.environ.items() if name not in ("CI", "SLURM_CONF")}
         return {**mine, "HOME": str(self.home), "XDG_STATE_HOME": str(self.home), **env}
 
+    def start(self, *command):
+        """A command, as this cluster's user, that reads a line and goes on until it comes."""
+        command = [*self.prefix, *map(str, command)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=self.env(), cwd=self.home, **pipes)
+
     def run(self, *command, **env):
         """Any command, as this cluster's user."""
         command, env = [*self.prefix, *map(str, command)], self.env(**env)
@@ -319,6 +325,26 @@ def test_the_cluster_starts_whatever_cgroups_are_mounted(mounted):
         check_ranks(cluster.up())
     finally:
         remove(cluster)
+
+
+def test_the_cluster_of_a_container_is_not_taken_for_our_own(other):
+    """Its processes have the same words, of the same path, which is another folder there."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount another folder at the same path")
+    folder = tempfile.mkdtemp(dir="/tmp")
+    other.state.mkdir(mode=0o700)
+    mount = f'mount --make-rprivate /; mount --bind {folder} {other.state} && exec "$@"'
+    inside = ("unshare", "--mount", "--propagation=unchanged", "sh", "-c", mount, "sh")
+    started = Cluster(other.home, inside).start(other.home / "cluster", "with", "sh", "-c", "echo up; read _")
+    try:
+        assert started.stdout.readline() == "up\n"
+        assert "munged" in other.processes().values(), "the container's"
+        check_ranks(other.up())
+        assert other("down").returncode == 0
+        assert started.poll() is None and "munged" in other.processes().values(), "the container's is still there"
+    finally:
+        started.communicate("\n", timeout=LIMIT)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
