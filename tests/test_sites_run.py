@@ -127,7 +127,7 @@ def image(tmp_path, monkeypatch):
         lacking("no ch-run on this machine: install charliecloud-runtime")
     monkeypatch.setenv("USER", os.environ.get("USER", "learner"))  # ch-run wants to know
     root = tmp_path / "image"
-    for name in ("dev", "proc", "sys", "digits"):
+    for name in ("dev", "proc", "sys", "tmp", "digits"):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
