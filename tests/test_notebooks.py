@@ -12,6 +12,7 @@ from ddp_helpers.upkeep.stale import digest
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+OUTDATED = re.compile(r"\b(?:Future|Deprecation)Warning: (.*)")
 HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}")
 
 
@@ -36,7 +37,7 @@ def markdown_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
 
 
 def code_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
-    """Cells that are too long, were not run, failed, show a machine's path, or a figure without words."""
+    """Cells that are too long, never ran, failed, use what is outdated, show a machine's path, or no alt text."""
     found = []
     if len(cell.source.splitlines()) > 30:
         found.append(f"{len(cell.source.splitlines())} lines")
@@ -48,6 +49,7 @@ def code_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
         data = output.get("data", {})
         text = "\n".join([output.get("text", ""), *(str(value) for kind, value in data.items() if "image" not in kind)])
         found += [f"the path {path}" for path in HOME.findall(text)]
+        found += [f"outdated: {warning}" for warning in OUTDATED.findall(text)]
         if "image/png" in data and len(output.metadata.get("image/png", {}).get("alt", "")) < 20:
             found.append("a figure without alt text")
     return found

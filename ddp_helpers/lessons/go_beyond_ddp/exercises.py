@@ -17,8 +17,9 @@ def sharded_forward(shard: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def own_gradient(gradient: torch.Tensor) -> torch.Tensor:
     """Compute this rank's rows of the mean of all ranks' gradients; every rank must call it."""
-    mine = gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
-    dist.reduce_scatter_tensor(mine, gradient)
+    parts = list(gradient.chunk(dist.get_world_size()))
+    mine = torch.empty_like(parts[dist.get_rank()])
+    dist.reduce_scatter(mine, parts)
     return mine / dist.get_world_size()
 
 
