@@ -190,9 +190,12 @@ def test_the_time_limit_ends_a_script_whatever_it_does(text, script, tag):
 
 # ---- the notebook's own end
 
+# A kernel hears SIGINT in any case. This process would not, where the tests run in the background of a shell script,
+# which has SIGINT ignored in all that it starts.
 NOTEBOOK = """
-import sys
+import signal, sys
 from ddp_helpers.notebook import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)
 launch.run(sys.argv[1], ranks=2, launcher=sys.argv[2], timeout=300)
 """
 SLEEPS = """
