@@ -64,6 +64,13 @@ def job(args: Namespace) -> None:
     from ddp_helpers import ROOT
     from ddp_helpers.notebook import slurm
 
+    if args.again:
+        if args.name or args.words:
+            raise slurm.JobError("--again FOLDER takes nothing else: the job stands in the folder")
+        slurm.again(args.again)
+        return
+    if not (args.name and args.script):
+        raise slurm.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
     shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
     shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
     place = slurm.Site.load(args.name)
@@ -160,12 +167,18 @@ def make_parser() -> Parser:
     takes[keep]("folder", type=Path)
     takes[keep]("name")
     for each in (site, job, ready):
-        takes[each]("name", help="one of slurm/sites, or the path of a .toml file")
+        optional = {"nargs": "?"} if each is job else {}  # with --again there is none
+        takes[each]("name", help="one of slurm/sites, or the path of a .toml file", **optional)
     for each, count in ((job, 1), (ready, 2)):
         takes[each]("--nodes", type=int, default=count)
         takes[each]("--gpus", type=int, default=count, help="on each node, and one rank for each")
     add = takes[job]
-    add("script", type=Path, help="the name of one of the course's scripts, or a file; then -- and what it is given")
+    add(
+        "script",
+        type=Path,
+        nargs="?",
+        help="the name of one of the course's scripts, or a file; then -- and what it is given",
+    )
     add("--cpus", type=int, default=1, help="for each rank")
     add("--time", default="00:10:00", help="after which Slurm ends the job")
     add("--launcher", default="srun", help="srun: a task for each rank; torchrun: one on each node")
@@ -173,6 +186,7 @@ def make_parser() -> Parser:
     add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
     add("--run", default="", help="the name of the run folder below runs/")
     add("--submit", action="store_true")
+    add("--again", type=Path, metavar="FOLDER", help="instead: submit the job in a run folder again, to go on there")
     takes[hang]("--seed", type=int, required=True, help="another fault for each")
     takes[hang]("--look", nargs="+", default=[], help="a piece of the evidence of a seed that has been run")
     takes[hang]("--answer", nargs="+", default=[], help="rank=… line=… kind=… cure=…")

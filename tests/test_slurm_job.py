@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and not (tmp_path / "file").read_text()
 
 
-@pytest.mark.parametrize("file", ["job.json", "metrics.jsonl", "job.sbatch"])
+@pytest.mark.parametrize("file", ["job.json", "spec.json", "metrics.jsonl", "job.sbatch"])
 def test_a_folder_that_holds_another_run_is_left_alone(file, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -142,13 +142,13 @@ SLURM = {"SLURM_JOB_ID": "45678", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PE
 def lines_read(text, tmp_path, **env):
     """Run a job file with stubs for Slurm's commands: the words that srun got, and what it found around it."""
     stubs = tmp_path / "stubs"
-    stubs.mkdir()
+    stubs.mkdir(exist_ok=True)
     for name, body in STUBS.items():
         (stubs / name).write_text(f"#!/bin/bash\n{body}\n")
         (stubs / name).chmod(stat.S_IRWXU)
     around = {"PATH": f"{stubs}:{os.environ['PATH']}", "SAID": str(tmp_path / "said"), **SLURM, **env}
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    elsewhere.mkdir(exist_ok=True)
     command = ["bash", "-c", text]
     done = subprocess.run(
         command, cwd=elsewhere, env=around, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -227,7 +227,8 @@ def test_an_odd_folder_is_the_ranks_folder_and_nothing_in_it_is_executed(name, t
     text = render(Job(**GOOD), Site("here"), folder)
     words, env = lines_read(text, tmp_path)
     assert words[-3:] == ["job.py", "--run-dir", str(folder)]
-    assert env["PWD"] == str(folder) and not list(folder.iterdir())
+    assert env["PWD"] == str(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["claim", "submitted"]
     [output] = re.findall(r"^#SBATCH --output=(.*)/slurm-%j.log$", text, re.M)
     assert output.strip('"').replace("%%", "%") == str(folder)
     assert (output[0] == '"') == any(letter in name for letter in " #")
@@ -244,9 +245,16 @@ def test_a_task_of_an_array_has_its_value_and_its_folder(tmp_path):
 
 def test_submitted_again_by_hand_it_writes_into_a_folder_of_its_own(tmp_path):
     text = render(Job(**GOOD), Site("here"), make(tmp_path) / "run")
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    words, _ = lines_read(text, tmp_path)
-    assert words[-1] == str(tmp_path / "run-45678") and (tmp_path / "run-45678").is_dir()
+    assert lines_read(text, tmp_path)[0][-1] == str(tmp_path / "run")
+    words, _ = lines_read(text, tmp_path, SLURM_JOB_ID="45679")  # before the first has written any record
+    assert words[-1] == str(tmp_path / "run-45679") and (tmp_path / "run-45679").is_dir()
+    assert (tmp_path / "run" / "submitted").read_text() == "45678\n"  # whose record it is
+
+
+def test_where_a_script_has_run_by_hand_the_job_writes_into_a_folder_of_its_own(tmp_path):
+    text = render(Job(**GOOD), Site("here"), make(tmp_path) / "run")
+    (tmp_path / "run" / "spec.json").touch()
+    assert lines_read(text, tmp_path)[0][-1] == str(tmp_path / "run-45678")
 
 
 def test_a_job_that_is_changed_is_checked_again():

@@ -111,7 +111,7 @@ def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_ow
     assert (env["SLURM_JOB_ID"], env["SLURM_NTASKS"], env["SLURM_CPUS_PER_TASK"]) == (number, "1", "2")
     assert not {"SBATCH_MEM_BIND", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK"} & {*env}
     assert sorted(path.name for path in folder.parent.iterdir()) == [ODD]
-    files = {"job.json", "job.sbatch", "program.py", f"slurm-{number}.log", "status.json"}
+    files = {"job.json", "job.sbatch", "program.py", f"slurm-{number}.log", "status.json", "claim", "submitted"}
     assert {path.name for path in folder.iterdir()} == files
     assert (run.job["queue_seconds"], run.job["seconds"]) >= (0, 0) and run.job["job_id"] == number
     before = (folder / "job.json").read_text()

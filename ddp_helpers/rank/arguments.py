@@ -25,6 +25,6 @@ def read_flags(**more: object) -> Namespace:
         least = 0 if name in ("num_workers", "seed") else 1e-9
         if type(value) in (int, float) and not least <= value < 2**31:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
-    if args.run_dir and "resume" not in more and (args.run_dir / "metrics.jsonl").exists():
+    if args.run_dir and "resume" not in more and (args.run_dir / "spec.json").exists():
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args

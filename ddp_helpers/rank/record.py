@@ -31,6 +31,17 @@ def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
             raise
 
 
+def claim(folder: Path) -> None:
+    """Make the run folder's spec.json, which nobody else can make a second time; stops where a run has done so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spec.json").open("x").close()  # O_EXCL: of two runs that start together one alone succeeds
+    except FileExistsError:
+        stop(f"--run-dir {folder} holds a run: choose a new folder")
+    except OSError as error:
+        stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
+
+
 @contextmanager
 def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group: object):
     """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
@@ -38,6 +49,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
     env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
     env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
     env["made_from"] = "ddp_helpers, imported"
+    if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
+        claim(args.run_dir)
     try:
         write(args.run_dir, {"spec.json": vars(args), "env.json": env, "status.json": {"state": "running"}})
         yield
@@ -46,6 +59,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         status = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             write(args.run_dir, {"status.json": status})
+            if args.run_dir and status["state"] == "preempted" and os.environ.get("REQUEUE_FILE"):
+                Path(os.environ["REQUEUE_FILE"]).write_text(status["why"])  # the batch script puts the job back
         if hasattr(error, "of_record"):
             stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
         raise

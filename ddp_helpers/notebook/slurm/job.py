@@ -39,7 +39,7 @@ class Job:
     launcher: Literal["srun", "torchrun"] = "srun"  # who starts the ranks: a srun task each, or torchrun on each node
     array: tuple[str, ...] = ()  # a task for each value, all running at once if there is room
     requeue: bool = False  # whether the program can go on where it stopped, as mnist_ddp_resumable does
-    grace: int = 120  # seconds before the end at which such a program is told; Slurm may do so up to 60 s earlier
+    grace: int = 120  # seconds before the end at which it is warned, or up to 60 s earlier; 0: it hears no signal
 
     @property
     def ranks(self) -> int:
@@ -57,10 +57,10 @@ class Job:
                 "each GPU, so make them equal (or gpus_per_node=0 to train on CPUs)"
             )
         check("time", self.time, TIME, "minutes, HH:MM:SS, or D-HH:MM:SS, more than 0, such as 00:30:00")
-        check_count("grace", self.grace, least=1)
+        check_count("grace", self.grace, least=0)
         if not isinstance(self.requeue, bool):
             raise JobError(f"requeue={self.requeue!r} cannot be used: give True or False")
-        if self.requeue and seconds(self.time) <= self.grace + 60:
+        if self.requeue and self.grace and seconds(self.time) <= self.grace + 60:
             raise JobError(
                 f"time={self.time!r} is too short: the job is told to stop {self.grace} s before its end, and up "
                 f"to 60 s earlier: ask for more time, or give a smaller grace"

@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from math import prod
@@ -16,6 +17,7 @@ from ddp_helpers.notebook.slurm.queue import available, look
 from ddp_helpers.notebook.slurm.run import submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site
 from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.launchers import stop
 
 
 def text_of(script: str | Path) -> str:
@@ -55,6 +57,8 @@ def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
         try:
             with redirect_stderr(StringIO()) as said:
                 args = read_flags(**own_flags(script))
+                if "resume" in args and not args.run_dir:
+                    stop("--run-dir is missing: give --run-dir '{run_dir}' for the record and the checkpoints")
         except SystemExit:
             raise JobError(said.getvalue().strip()) from None
         finally:
@@ -95,8 +99,17 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
     job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
-    if own_flags(str(script)) is not None:
+    if (flags := own_flags(str(script))) is not None:
+        if job.requeue and "resume" not in flags:
+            raise JobError(f"requeue: {script} cannot go on where it stopped: take mnist_ddp_resumable")
         check_words(str(script), job, site, folder)
+    if "SIGUSR2" in text and not job.requeue:
+        print(
+            f"{name} can save when it is warned: give --requeue to have it warned, and started again", file=sys.stderr
+        )
+    elif job.requeue and "SIGUSR2" not in text:
+        print(f"{name} handles no SIGUSR2, which would end it: it is not warned, only started again", file=sys.stderr)
+        job = replace(job, grace=0)
     write(job, site, folder, text)
     return job
 

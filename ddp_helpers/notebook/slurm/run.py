@@ -17,6 +17,7 @@ from ddp_helpers.notebook.slurm.queue import State, available, look, moment, sen
 from ddp_helpers.notebook.slurm.site import Site, render
 
 BATCH = "job.sbatch"
+SUBMITTED = "submitted"  # the file in which the job file notes the id of each submission
 PREPARED: dict[Path, list[Path]] = {}  # by run folder: what this process made there, and takes back if Slurm refuses
 RANK = re.compile(r" *(\d+): ?(.*)")  # how srun, and torchrun as the job file starts it, mark a rank's line
 # Why a job waits for ever, on a cluster that does not refuse it at once (EnforcePartLimits=NO).
@@ -58,6 +59,13 @@ def known(folder: Path) -> dict:
         raise JobError(f"{tidy(str(folder))} holds no job ({type(error).__name__}): write one first") from None
 
 
+def ids_of(folder: Path, said: dict) -> list[str]:
+    """The ids of all submissions of a job, oldest first: also of those by hand, once they have begun."""
+    path = folder / SUBMITTED
+    noted = path.read_text(errors="replace").split() if path.is_file() else []
+    return list(dict.fromkeys(number for number in (*noted, said["job_id"]) if number and NAME.fullmatch(number)))
+
+
 def job_of(said: dict) -> Job:
     """The job that job.json tells of. Raises JobError and the like if that is none."""
     return Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
@@ -82,7 +90,7 @@ def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path
     folder = Path(folder).absolute()
     text, made, target = render(job, site, folder), missing(folder, job.program[0]), folder / job.program[0]
     try:
-        if taken := [name for name in ("job.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
+        if taken := [name for name in ("job.json", "spec.json", "metrics.jsonl", BATCH) if (folder / name).exists()]:
             raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
@@ -104,20 +112,57 @@ def submit(folder: Path) -> str:
     Raises JobError where Slurm refuses it; what prepare() wrote is gone then, and what was written by hand stays.
     """
     folder, said = Path(folder).absolute(), known(folder)
-    if said["job_id"] or said["state"] != "WRITTEN":
-        how = f"as job {said['job_id']}" if said["job_id"] else "and ran here, without Slurm"
-        raise JobError(f"{tidy(str(folder))} was submitted already, {how}: write a new job into a new folder")
+    if (ids := ids_of(folder, said)) or said["state"] != "WRITTEN":
+        how = f"as job {ids[-1]}" if ids else "and ran here, without Slurm"
+        cure = "write a new job into a new folder"
+        if said["job"].get("requeue"):
+            cure = f"to go on: python -m ddp_helpers job --again {tidy(str(folder))}"
+        raise JobError(f"{tidy(str(folder))} was submitted already, {how}: {cure}")
     try:
-        if not available():
-            run_here(folder, said)
-            return ""
-        number = send(folder / BATCH)
+        return start(folder, said)
     except JobError:
         discard(PREPARED.pop(folder, ()))
         raise
+
+
+def again(folder: Path) -> str:
+    """Submit a job that can go on once more, after it has failed or was cancelled, and give its new id.
+
+    Without Slurm it goes on here, as in submit(). Raises JobError where it cannot go on, or has not ended.
+    """
+    folder, said = Path(folder).absolute(), known(folder)
+    if not said["job"].get("requeue"):
+        raise JobError(f"{tidy(str(folder))}: its script cannot go on where it stopped: write a new job")
+    if said.get("folder", str(folder)) != str(folder):
+        raise JobError(f"{tidy(str(folder))} was copied from {tidy(said['folder'])}: let it go on there")
+    for number in ids_of(folder, said):
+        if active := [state for state in look_again(number) if state.active]:
+            raise JobError(f"job {number} is {active[0].state.lower()}: it goes on by itself, watch it")
+    return start(folder, said)
+
+
+def start(folder: Path, said: dict) -> str:
+    """Hand the job to Slurm, and note its id; a job of the site `local` runs here where no Slurm answers: id ""."""
+    if not available():
+        if said["site"] != "local":
+            why = f"no Slurm answers here, and {said['site']} is a real cluster"
+            raise JobError(f"{why}: go to its login node, or try again; to run on this machine: job local")
+        run_here(folder, said)
+        return ""
+    number = send(folder / BATCH)
+    with (folder / SUBMITTED).open("a") as file:  # beside what the job file notes: it may wait for days
+        file.write(f"{number}\n")
     keep(folder, said | {"job_id": number, "state": "PENDING", "folder": str(folder)})
     print(f"submitted: job {number}")
     return number
+
+
+def look_again(number: str) -> list[State]:
+    """The states of a job; none where Slurm has forgotten it."""
+    try:
+        return look(number)
+    except JobError:
+        return []
 
 
 def watch(folder: Path) -> None:
@@ -125,9 +170,10 @@ def watch(folder: Path) -> None:
 
     Interrupted, it leaves the job alone.
     """
-    number, begin, screen = known(folder)["job_id"], time.monotonic(), Screen()
-    if not number:
+    ids, begin, screen = ids_of(Path(folder), known(folder)), time.monotonic(), Screen()
+    if not ids:
         return  # it ran here, and is over
+    number = ids[-1]
     follow, next_look, states = lines_of(Path(folder) / f"slurm-{number}.log"), 0.0, []
     try:
         while not states or any(state.active for state in states):
@@ -182,12 +228,14 @@ def lines_of(log: Path) -> Iterator[tuple[str, str | None]]:
 def collect(folder: Path) -> list[runs.Run]:
     """The record of the job's run, or of each task of its array, with Slurm's word on how it ended.
 
-    Raises JobError if the job has not ended.
+    A run that was submitted several times is done if one of its jobs came to the end. Raises JobError if a job has
+    not ended.
     """
     folder, said = Path(folder).absolute(), known(folder)
-    if said["state"] == "WRITTEN":
-        raise JobError(f"{tidy(str(folder))} holds a job that was not submitted: submit it first")
-    if not said["job_id"]:
+    ids = ids_of(folder, said)
+    if said["state"] == "WRITTEN" and not ids:
+        raise JobError(f"{tidy(str(folder))} holds a job that was not submitted, or waits: submit it first")
+    if not ids:
         if said.get("task"):
             return [runs.read(folder)]
         tasks = [str(task) for task in range(len(said["job"]["array"]))] or [""]
@@ -195,10 +243,13 @@ def collect(folder: Path) -> list[runs.Run]:
     if (first := said.get("folder", str(folder))) != str(folder):  # here another job may have its number
         print(f"copied from {tidy(first)}: this Slurm is not asked about job {said['job_id']}")
         return [runs.read(each) for each in runs.run_folders(folder)]
-    found = []
-    for state in look(said["job_id"]):
+    found, ended = [], {}
+    for state in [state for number in ids for state in look_again(number)] or look(ids[-1]):
         if state.active:
             raise JobError(f"job {state.job_id} is {state.state.lower()}: watch it until it ends")
+        if state.task not in ended or ended[state.task].state != "COMPLETED":
+            ended[state.task] = state
+    for state in ended.values():
         target = folder if said.get("task") else folder_of(folder, state.task)
         target.mkdir(exist_ok=True)
         keep(target, said | state.record() | {"folder": str(target)})
@@ -217,7 +268,7 @@ def log_of(folder: Path, job_id: str | None) -> list[str]:
 
 def said(folder: Path, rank: int | str) -> list[str]:
     """Read a rank's lines from the job's log."""
-    marked = map(RANK.match, log_of(folder, known(folder)["job_id"]))
+    marked = map(RANK.match, log_of(folder, (ids_of(Path(folder), known(folder)) or [None])[-1]))
     return [tidy(found[2]) for found in marked if found and found[1] == str(rank)]
 
 
