@@ -183,7 +183,7 @@ def make_parser() -> Parser:
     add("--time", default="00:10:00", help="after which Slurm ends the job")
     add("--launcher", default="srun", help="srun: a task for each rank; torchrun: one on each node")
     add("--array", nargs="+", default=(), help="values of {array} among the script's words: a task of the job for each")
-    add("--requeue", action="store_true", help="the script can go on where it stopped, and leaves with 75 when told to")
+    add("--requeue", action="store_true", help="the script can go on where it stopped; docs/own.md: how it is warned")
     add("--run", default="", help="the name of the run folder below runs/")
     add("--submit", action="store_true")
     add("--again", type=Path, metavar="FOLDER", help="instead: submit the job in a run folder again, to go on there")

@@ -318,7 +318,7 @@ def refused(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_command_within_a_sentence_is_whole(path: Path) -> None:  # test_typed types those in blocks
     assert refused(path.read_text()) == []
-    wrong = ["fits", "fits my.py:Net --inputs 1", "job SITE"]
+    wrong = ["fits", "fits my.py:Net --inputs 1", "site"]
     assert refused("".join(f"`python -m ddp_helpers {line}`" for line in wrong)) == wrong
 
 

@@ -58,6 +58,7 @@ NOT_TYPED = {
     ("elsewhere", "docker build"): "needs Docker",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("own", "rsync"): "LOGIN is another machine",
+    ("own", "python -m ddp_helpers job --again"): "needs a run that has failed, as in tests/test_going_on.py",
     ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
     ("trainers", "python -m ddp_helpers data /shared"): "the shared folder again",
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
