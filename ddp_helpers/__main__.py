@@ -30,9 +30,10 @@ def data(args: Namespace) -> None:
 
 def script(args: Namespace) -> None:
     """Write a standalone script."""
-    from ddp_helpers.notebook.scripts import write
+    from ddp_helpers.notebook.scripts import is_output, write
 
-    print(f"wrote {write(args.name, args.path)}")
+    if not is_output(write(args.name, args.path, force=args.force)):
+        print(f"wrote {args.path}")
 
 
 def run(args: Namespace) -> int:
@@ -162,6 +163,7 @@ def make_parser() -> Parser:
     takes[data]("folder", type=Path, nargs="?", default=Path("data"))
     takes[script]("name")
     takes[script]("path", type=Path)
+    takes[script]("--force", action="store_true", help="also over a file that you have edited, or another one")
     takes[run]("only", nargs="*", help="beginnings of names, such as 03; all without any")
     takes[run]("--in-place", action="store_true", help="keep the outputs in notebooks/, to be committed")
     takes[keep]("folder", type=Path)

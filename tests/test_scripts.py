@@ -307,6 +307,54 @@ def test_a_path_that_cannot_be_written_stops_and_leaves_nothing(path, capsys, tm
     assert Path("file").read_text() == "mine"
 
 
+def test_a_script_that_was_edited_is_kept_unless_it_is_to_go(capsys, tmp_path):
+    path, words = tmp_path / "mine.py", ["script", "simple_ddp", str(tmp_path / "mine.py")]
+    path.touch()  # nothing is lost with an empty file
+    assert main(words) == 0
+    first = path.read_text()
+    assert main(["script", "mnist_single", str(path)]) == 0, "one that nobody has edited may go"
+    assert main(words) == 0 and path.read_text() == first
+    capsys.readouterr()
+    for text in ("precious\n", f"{first}# mine\n", first.replace("Linear(42, 3)", "Linear(42, 4)"), first[:-20]):
+        path.write_text(text)
+        assert str(path) in (line := stopped(capsys, main, words)) and "--force" in line
+        assert path.read_text() == text
+    assert main([*words, "--force"]) == 0 and path.read_text() == first
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_no_link_is_followed_and_none_is_replaced(capsys, tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "x.py"
+    victim.write_text("theirs")
+    (tmp_path / "x.py.part").symlink_to(victim)  # the name that half a file once had
+    write("simple_ddp", path)
+    assert victim.read_text() == "theirs" and path.is_file() and not path.is_symlink()
+    for target in (victim, path, tmp_path / "nowhere"):
+        (tmp_path / "link.py").symlink_to(target)
+        for more in ([], ["--force"]):
+            line = stopped(capsys, main, ["script", "simple_ddp", str(tmp_path / "link.py"), *more])
+            assert "link.py" in line and "the file itself" in line
+        (tmp_path / "link.py").unlink()
+    assert victim.read_text() == "theirs" and not (tmp_path / "nowhere").exists()
+
+
+def test_an_output_gets_the_text_and_stays_what_it_is(tmp_path):
+    plain = write("simple_ddp", tmp_path / "plain.py").read_bytes()
+    command = [sys.executable, "-m", "ddp_helpers", "script", "simple_ddp"]
+    how = {"cwd": tmp_path, "capture_output": True, "timeout": LIMIT, "check": False}
+    done = subprocess.run([*command, "/dev/stdout"], **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain, b"")
+    line = f"{' '.join(command)} /dev/stdout >kept.py && test -L /dev/stdout && {' '.join(command)} /dev/null"
+    done = subprocess.run(["bash", "-c", line], **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "kept.py").read_bytes() == plain and Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    done = subprocess.run(["bash", "-c", f"cat pipe >read.py & {' '.join(command)} pipe && wait"], **how)
+    assert done.returncode == 0 and (tmp_path / "read.py").read_bytes() == plain and (tmp_path / "pipe").is_fifo()
+    done = subprocess.run([*command, "/dev/full"], **how)
+    assert done.returncode == 2 and b"No space left" in done.stderr and Path("/dev/full").is_char_device()
+
+
 ODD = [
     "a b",
     "it's",

@@ -1,6 +1,7 @@
 """Write helpers out as one standalone script: the source of each part that it needs, in order, under one header."""
 
 import ast
+import hashlib
 import inspect
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ddp_helpers import ROOT, __version__
+from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import stop
 
 
@@ -119,6 +121,7 @@ def from_cell(thing: type | Callable, others: Set[str] = frozenset()) -> Source:
 
 PACKAGE = "ddp_helpers.rank.scripts"
 FOLDER = ROOT / PACKAGE.replace(".", "/")
+MARK = "# As it was written out, the SHA-256 of the lines above begins with "
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
@@ -223,22 +226,45 @@ def standalone(name: str, replace: Sequence[type | Callable] = ()) -> str:
     return Script(name, replace).text(f"ddp_helpers {__version__}{revision()}")
 
 
-def write(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) -> Path:
+def write(name: str, path: str | Path, replace: Sequence[type | Callable] = (), force: bool = False) -> Path:
     """Write the script `name` to `path`; the learner's process calls it.
 
     replace: one's own Net, datasets or loss_and_right in the place of the script's, and classes that these need.
-    Stops at an unknown script and a path that cannot be written. Raises ValueError for a thing without a place in it.
+    force: also over a file that is not as it was written here. Stops at an unknown script, and at a path that cannot
+    be written or holds something else; nothing has changed then. Raises ValueError for a thing without a place in it.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    path, text = Path(path), standalone(name, replace)
-    part = path.parent / f"{path.name}.part"
+    path, text = Path(path), marked(standalone(name, replace))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text)
-        part.replace(path)
+        if is_output(path):  # a terminal, a pipe, a device
+            print(text, end="", flush=True) if path.samefile("/dev/stdout") else path.write_text(text)
+        elif path.is_symlink():
+            stop(f"{path} is a symbolic link: give the path of the file itself")
+        elif not force and is_edited(path):
+            stop(f"{path} holds what was not written here, or was edited since: give another path, or --force")
+        else:
+            write_whole(path, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path
+
+
+def marked(text: str) -> str:
+    """The text with a last line that holds its digest, by which it is known as long as nobody edits it."""
+    text = text.partition(f"\n{MARK}")[0].rstrip("\n") + "\n"
+    return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
+
+
+def is_edited(path: Path) -> bool:
+    """Whether a file holds something that was not written here, or was edited since."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    return bool(text.strip()) and text != marked(text)
+
+
+def is_output(path: Path) -> bool:
+    """Whether a path names this process's standard output, or else a terminal, a pipe or a device."""
+    try:
+        return path.exists() and (path.samefile("/dev/stdout") or not (path.is_file() or path.is_dir()))
+    except OSError:  # of the path, or no /dev/stdout: what cannot be written is said when it is written
+        return False

@@ -1,7 +1,6 @@
 """Write the record of a run: a folder that says what was asked, where it ran, what came out, and how it ended."""
 
 import json
-import os
 from argparse import Namespace
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import cpus_of_rank, stop
 
 
@@ -18,15 +18,8 @@ def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
     for name, content in files.items() if folder else ():
         text = content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "part").open("wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
-            (folder / "part").replace(folder / name)
+            write_whole(folder / name, text)
         except OSError as error:
-            with suppress(OSError):
-                (folder / "part").unlink()
             error.of_record = True  # not of a dataset, whose errors keep their traceback
             raise
 

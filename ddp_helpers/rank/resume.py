@@ -28,7 +28,7 @@ def save(folder: Path, step: int, state: dict) -> Path:
     torch.save(state, content := BytesIO())
     name = f"step-{step:08}-{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.pt"
     write(folder, {name: content.getvalue()})
-    for old in checkpoints(folder)[2:]:
+    for old in (*checkpoints(folder)[2:], *folder.glob(".part-*")):  # what a killed attempt left half written
         old.unlink()
     return folder / name
 

@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import re
 import resource
 import signal
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
-PART = "checkpoints/part"  # the end of the path of a checkpoint that is being written
+PART = re.compile(r".*/checkpoints/\.part-\w+")  # the path of a checkpoint that is being written
 
 
 def on_call(owner, name, number, harm, after=False, only=lambda *args, **kwargs: True):
@@ -42,7 +43,7 @@ def half_written(number, harm):
 
     def opened(file, mode="r", *args, **kwargs):
         stream = original(file, mode, *args, **kwargs)
-        if str(file).endswith(PART) and "w" in mode:
+        if PART.fullmatch(str(file)) and "x" in mode:
             calls[0] += 1
             if calls[0] == number:
                 write = stream.write
@@ -70,7 +71,7 @@ def half_written(number, harm):
 
 
 def is_checkpoint(path, *_, **__):
-    return str(path).endswith(PART)
+    return PART.fullmatch(str(path)) is not None
 
 
 def is_state(state, *_, **__):

@@ -108,7 +108,7 @@ def disk_full(matrix):
     assert all("no checkpoint of step 10" in said and "File too large" in said for said in ended.said), ended.said
     saved_model(folder)
     assert [int(path.name[5:13]) for path in checkpoints(folder / "run" / "checkpoints")] == [5]
-    assert not list(folder.rglob("part"))
+    assert not list(folder.rglob(".part-*"))
     matrix.must_resume_equal(folder)
     return ended.seconds
 

@@ -16,6 +16,7 @@ from ddp_helpers.lessons.break_it_and_fix_it.mutations import CURES, KINDS, RANK
 from ddp_helpers.lessons.run_script import WIDTH, Run, attend
 from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.processes import ended
+from ddp_helpers.rank.files import write_whole
 
 PRICES = {"exits": 1, "log R": 2, "logs": 5, "who_hangs": 5, "recorder R": 5, "stack R": 8, "lines N": 3, "script": 15}
 WRONG = 10  # minutes for a wrong answer
@@ -98,9 +99,7 @@ class Lab:
     def pay(self, what: str, price: int) -> None:
         """Note the price of a look; a second one at the same is free."""
         self.spent.setdefault(what, price)
-        part = self.paid.with_suffix(".part")
-        part.write_text(json.dumps(self.spent))
-        part.replace(self.paid)
+        write_whole(self.paid, json.dumps(self.spent).encode())
 
     def look(self, what: str) -> str:
         """What a piece of evidence says, and the minutes until now. Raises LabError for what there is not."""

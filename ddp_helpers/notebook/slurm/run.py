@@ -15,6 +15,7 @@ from ddp_helpers.notebook.screen import Screen, tidy
 from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, check, seconds
 from ddp_helpers.notebook.slurm.queue import State, available, look, moment, send
 from ddp_helpers.notebook.slurm.site import Site, render
+from ddp_helpers.rank.files import write_whole
 
 BATCH = "job.sbatch"
 SUBMITTED = "submitted"  # the file in which the job file notes the id of each submission
@@ -27,14 +28,12 @@ MOST = 8  # ranks for each CPU of this machine: more would do nothing but fill i
 
 def keep(folder: Path, said: dict) -> None:
     """Write job.json whole, or not at all."""
-    part = folder / "job.part"
-    part.write_text(json.dumps(said, indent=1) + "\n")
-    part.replace(folder / "job.json")
+    write_whole(folder / "job.json", f"{json.dumps(said, indent=1)}\n".encode())
 
 
 def missing(folder: Path, *names: str) -> list[Path]:
     """List what is not there yet: of a job's files and these, then of the run folder and its parents, inside out."""
-    files = [folder / name for name in ("job.json", "job.part", BATCH, *names)]
+    files = [folder / name for name in ("job.json", BATCH, *names)]
     return [path for path in (*files, folder, *folder.parents) if not os.path.lexists(path)]
 
 
@@ -94,7 +93,7 @@ def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path
             raise JobError(f"{tidy(str(folder))} holds another run already (its {taken[0]}): choose a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"})
-        (folder / BATCH).write_text(text)
+        write_whole(folder / BATCH, text.encode())
         if script is not None:
             if not (target.is_file() and target.read_text(errors="replace") == script):  # it may lie there already
                 with target.open("x") as file:  # another one is not overwritten

@@ -1,0 +1,64 @@
+"""A file is written whole or not at all, and nobody else's is touched, whatever lies in the folder."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_helpers.notebook import slurm
+from ddp_helpers.rank import record
+from ddp_helpers.rank.files import write_whole
+
+# The names that half a file once had in a run folder, where whoever may write there could lay a link.
+OLD_NAMES = ("part", "job.part", "job.json.part")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder in which somebody has laid links to a file of ours."""
+    (tmp_path / "ours").write_text("ours")
+    for name in (*OLD_NAMES, "status.json", "job.sbatch"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "ours")
+    return tmp_path / "run"
+
+
+def test_a_record_and_a_job_follow_no_link(shared: Path) -> None:
+    record.write(shared, {"status.json": {"state": "done"}})
+    assert not (shared / "status.json").is_symlink() and "done" in (shared / "status.json").read_text()
+    (shared / "job.sbatch").unlink()
+    (shared / "job.sbatch").symlink_to(shared / "nowhere")
+    slurm.write(slurm.Job("try", ("x.py",)), slurm.Site("here"), shared)
+    assert {path.name for path in shared.iterdir() if not path.is_symlink()} == {
+        "status.json",
+        "job.json",
+        "job.sbatch",
+    }
+    assert (shared.parent / "ours").read_text() == "ours" and not (shared / "nowhere").exists()
+
+
+def test_where_there_is_no_room_the_old_file_stays_and_nothing_else(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a" / "file", b"old")
+    code = (
+        "import sys, pathlib; from ddp_helpers.rank.files import *; write_whole(pathlib.Path(sys.argv[1]), b'x' * 99)"
+    )
+
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+
+    command = [sys.executable, "-c", code, tmp_path / "a" / "file"]
+    done = subprocess.run(command, preexec_fn=no_room, capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr and (tmp_path / "a" / "file").read_bytes() == b"old"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+
+
+def test_each_of_two_writers_at_once_leaves_a_whole_file(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from ddp_helpers.rank.files import *\n"
+    code += "for _ in range(50): write_whole(pathlib.Path(sys.argv[1]), sys.argv[2].encode() * 100_000)"
+    pair = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "file", letter]) for letter in "ab"]
+    while any(writer.poll() is None for writer in pair):
+        content = (tmp_path / "file").read_bytes() if (tmp_path / "file").exists() else b"a" * 100_000
+        assert len(content) == 100_000 and len(set(content)) == 1
+    assert [writer.returncode for writer in pair] == [0, 0] and len(list(tmp_path.iterdir())) == 1
