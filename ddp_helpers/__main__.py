@@ -205,7 +205,9 @@ def make_parser() -> Parser:
     add = takes[fits]
     add("model", help="FILE.py:NAME, a class or a function that makes the model without being given anything")
     add("--input", type=int, nargs="+", help="shape of one sample, as in 1 28 28; else read off the first layer")
-    add("--type", choices=("float32", "int64"), help="of the input; else int64 if the first layer is an Embedding")
+    add(
+        "--type", choices=("float32", "float16", "bfloat16", "int64"), help="of the input; else as the first layer asks"
+    )
     add("--batch-size", type=int, default=32, help="samples on each GPU")
     add("--optimizer", default="AdamW", help="one of torch.optim, or momentum")
     add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")

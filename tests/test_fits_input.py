@@ -91,3 +91,51 @@ def test_a_network_of_the_course_is_asked_for_its_length() -> None:
     with pytest.raises(fits.FitsError, match="Embedding, takes any number of tokens"):
         fits.sample_of(make)
     assert fits.sample_of(make, [64]) == ((64,), torch.int64, "")
+
+
+MOVED = """
+import torch
+from torch import nn
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.second.weight, self.again = self.first.weight, self.first  # a weight and a layer that are shared
+        self.norm.requires_grad_(False)
+    def forward(self, x): return self.again(self.norm(self.second(self.first(x))))
+class Steps(nn.LSTM):
+    def __init__(self): super().__init__(12, 8)
+def to(): return Plain().to("cpu")
+def floats(): return Plain().float().to("cpu", torch.float32)
+def empty(): return Plain().to_empty(device="cpu")
+def half(): return Plain().half()
+def bfloat16(): return Plain().to(torch.bfloat16)
+def double(): return Plain().double()
+def steps(): return nn.Sequential(Steps()).float()
+"""
+
+
+def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
+    """What DDP holds on a GPU, for a model of a file."""
+    make = fits.load(f"{file}:{name}")
+    found = fits.predict(make, *fits.sample_of(make, shape)[:2], batch_size=8)
+    assert found["how"] == "on tensors without memory"
+    return next(row for row in found["rows"] if row["way"] == "DDP")
+
+
+def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_path: Path) -> None:
+    (file := tmp_path / "moved.py").write_text(MOVED)
+    plain = counted(file, "Plain")
+    assert plain["parameters"] == 4 * (64 * 64 + 4 * 64) and plain["gradients"] == 4 * (64 * 64 + 2 * 64)
+    for name in ("to", "floats", "empty"):
+        assert counted(file, name) == plain, name
+    for name, size in (("half", 0.5), ("bfloat16", 0.5), ("double", 2)):  # shared weights are still one
+        assert counted(file, name)["parameters"] == size * plain["parameters"], name
+    # A recurrent layer keeps a list of its weights, and makes it anew where it is converted.
+    assert counted(file, "steps", [100, 12]) == counted(file, "Steps", [100, 12])
+
+
+def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
+    (file := tmp_path / "moved.py").write_text(MOVED)
+    types = [fits.sample_of(fits.load(f"{file}:{name}"))[1] for name in ("to", "half", "bfloat16", "double")]
+    assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]

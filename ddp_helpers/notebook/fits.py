@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD
 
 from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.memory import step
+from ddp_helpers.notebook.memory import movable, step
 
 RANKS = (2, 4, 8, 16, 64)
 GPUS = (16, 24, 40, 80)  # GB of 10**9 bytes; makers count 2**30, and the 7 % are left to CUDA and its allocator
@@ -116,7 +116,9 @@ def sample_of(
     if shape and dtype:
         return tuple(shape), dtype, ""
     layer = first_layer(make)
-    dtype = dtype or (torch.int64 if isinstance(layer, nn.Embedding) else torch.float32)
+    if not dtype and isinstance(layer, nn.Embedding):
+        dtype = torch.int64
+    dtype = dtype or (next(layer.parameters()).dtype if layer else torch.float32)  # .half() and the like
     if shape:
         return tuple(shape), dtype, ""
     if not isinstance(layer, nn.Linear):
@@ -143,7 +145,7 @@ def first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
     """Get the first layer with weights of its own in the model that `make` returns; or raises FitsError."""
     try:
         try:
-            with FakeTensorMode():
+            with FakeTensorMode(), movable():
                 layers = list(make().modules())
         except (AssertionError, RuntimeError) as error:
             if not needs_memory(error):

@@ -108,6 +108,30 @@ def pretended(ranks: int) -> Iterator[DeviceMesh | None]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def movable() -> Iterator[None]:
+    """Inside, a model may say .to(…), .half() and the like also on tensors without memory, which torch cannot swap."""
+    made, calls = {}, []  # by parameter, while the outermost call lasts: one that is shared stays one
+
+    def apply(module: nn.Module, convert: Callable, recurse: bool = True) -> nn.Module:
+        calls.append(module)
+        for child in module.children() if recurse else ():
+            child._apply(convert)
+        for name, old in module._parameters.items():
+            if old is not None and id(old) not in made:
+                new = nn.Parameter(convert(old.detach()), old.requires_grad)
+                made[id(old)], made[id(new)] = (new, old), (new, old)
+            module._parameters[name] = old if old is None else made[id(old)][0]
+        module._buffers |= {name: convert(old) for name, old in module._buffers.items() if old is not None}
+        calls.pop()
+        if not calls:
+            made.clear()
+        return module
+
+    with patch.object(nn.Module, "_apply", apply):
+        yield
+
+
 def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: bool, ranks: int = 1, stay: bool = False):
     """Take a step, with the optimizer's state there already, and count bytes: each kind, and the most at a time.
 
@@ -124,7 +148,9 @@ def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: boo
         live.count(memory)
 
     with pretended(ranks) as mesh, patch.object(UntypedStorage, "resize_", counted), mode(), Live() as live:
-        model, inputs = make().train(), torch.zeros(batch[0], dtype=batch[1])
+        with movable():
+            model = make().train()
+        inputs = torch.zeros(batch[0], dtype=batch[1])
         if mesh:
             shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None))
         trained = [p for p in model.parameters() if p.requires_grad]
