@@ -77,6 +77,10 @@ def job(args: Namespace) -> None:
     place = slurm.Site.load(args.name)
     folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
     slurm.prepare(args.script, args.words, place, folder, **shape)
+    if slurm.keeps_no_record(args.script, args.words):
+        print(
+            "# the run leaves no record, and collect finds none: give --run-dir '{run_dir}' behind --", file=sys.stderr
+        )
     print((folder / "job.sbatch").read_text())
     if not args.submit:
         print(f"# it is not submitted. Read it, then: sbatch '{folder / 'job.sbatch'}'", file=sys.stderr)
@@ -226,7 +230,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.do in (job, audit) and not args.words:
         args.words = words[cut + 1 :]
     elif args.words and args.do is not doctor:  # which has a parser of its own, as its script has
-        parser.error(f"unrecognized arguments: {' '.join(args.words)}")
+        words = " ".join(args.words)
+        cure = f"; what the script is given stands behind --, as in: {args.command} … -- {words}"
+        parser.error(f"unrecognized arguments: {words}{cure if args.do in (job, audit) else ''}")
     try:
         return args.do(args) or 0
     except PlainError as error:

@@ -1,7 +1,6 @@
 """Anybody's own script as a job: it runs as it is, what is wrong is said before it waits, and its sweep is drawn."""
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -76,55 +75,6 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert runs.table(folder, *tasks)["state"].tolist() == ["done, no record"] * 2
     said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
     assert said == ["2 ranks, lr 0.1", "2 ranks, lr 0.01"]
-
-
-WRONG = {
-    "no such file": (["nowhere.py"], "'nowhere.py' cannot be read (No such file or directory): give a file, or doctor"),
-    "no script of the course": (["mnist"], "'mnist' cannot be read (no file with a name that ends with .py)"),
-    "not Python": (["BAD"], "line 2: "),
-    "outside": (["MINE", "--run", "../evil"], "run='..' cannot be used"),
-    "no node": (["MINE", "--nodes", "0"], "nodes=0 cannot be used"),
-    "no time": (["MINE", "--time", "1h"], "time='1h' cannot be used"),
-    "an array for nobody": (["MINE", "--array", "1", "2"], "{array} in the program belong together"),
-    "a flag of nobody": (["MINE", "--lr", "1"], "unrecognized arguments: --lr 1"),
-    "a word of two lines": (["MINE", "--", "a\nb"], "the word 'a\\nb' cannot be used"),
-    "no such person": (["~nosuchuser/x.py"], "'~nosuchuser/x.py' cannot be read (Could not determine home"),
-    "nested too deeply": (["DEEP"], "mend it first"),
-    "no file": (["FIFO"], "cannot be read (no file with a name that ends with .py)"),
-    # What one of the course's scripts would stop at, after it has waited in the queue.
-    "no such flag": (["mnist_ddp", "--", "--lrr", "1"], "mnist_ddp.py: unrecognized arguments: --lrr 1; --help lists"),
-    "no number": (["mnist_single", "--", "--epochs", "abc"], "argument --epochs: invalid int value: 'abc'"),
-    "out of range": (["mnist_ddp", "--", "--seed", "-1"], "--seed -1 is out of range"),
-    "one value of three": (
-        ["mnist_fast", "--array", "1", "0", "2", "--", "--lr", "{array}"],
-        "--lr 0.0 is out of range",
-    ),
-    "an uneven batch": (
-        ["mnist_ddp_resumable", "--nodes", "2", "--", "--global-batch-size", "63", "--run-dir", "{run_dir}"],
-        "--global-batch-size 63 cannot be shared evenly by 2 ranks",
-    ),
-    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], "--data /nowhere holds no whole MNIST (train-images-idx3-"),
-    "half of the data": (["mnist_ddp", "--", "--data", "HALF"], "(t10k-images-idx3-ubyte: cut short): get it once"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_one_line_and_nothing_is_written(case, mine, digits, tmp_path, capsys):
-    words, line = WRONG[case]
-    paths = {"MINE": mine, "BAD": tmp_path / "bad.py", "DEEP": tmp_path / "deep.py", "FIFO": tmp_path / "fifo.py"}
-    paths["BAD"].write_text("import os\nif:\n")
-    paths["DEEP"].write_text("x = " + 200_000 * "-" + "1\n")
-    os.mkfifo(paths["FIFO"])
-    paths["HALF"] = shutil.copytree(digits, tmp_path / "half")
-    with (paths["HALF"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
-        file.truncate(1000)
-    words = [str(paths.get(word, word)) for word in words]
-    before = sorted((ROOT / "runs").glob("*"))
-    with pytest.raises(SystemExit) as end:
-        main(["job", "local", *words])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and line in err, err
-    assert sorted((ROOT / "runs").glob("*")) == before
 
 
 def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):

@@ -288,12 +288,6 @@ def test_a_net_from_a_notebook_cell_is_in_the_script_as_it_was_last_defined(tmp_
 # ---- paths, and the command line
 
 
-def test_an_unknown_script_stops_and_writes_nothing(capsys, tmp_path):
-    line = stopped(capsys, main, ["script", "mnist_dpp", str(tmp_path / "script.py")])
-    assert "'mnist_dpp'" in line and all(name in line for name in NAMES)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("path", ["file/script.py", "folder", ".", "file/"])
 def test_a_path_that_cannot_be_written_stops_and_leaves_nothing(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -388,16 +382,3 @@ def test_the_command_line_as_a_shell_runs_it(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {name}\n", "")
     assert [path.name for path in tmp_path.iterdir()] == [name]
     compile((tmp_path / name).read_text(), name, "exec")
-
-
-@pytest.mark.parametrize("words", [[], ["script"], ["script", "mnist_ddp"], ["scripts"], ["script", "a", "b", "c"]])
-def test_a_wrong_command_stops_with_one_line(words, capsys):
-    assert "--help" in stopped(capsys, main, words)
-
-
-@pytest.mark.parametrize("words", [["data", "FILE"], ["accuracy", "FILE/x"], ["keep", "runs", "../x"], ["run", "99"]])
-def test_a_place_that_cannot_be_used_stops_a_command_with_one_line(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "FILE").touch()
-    stopped(capsys, main, words)
-    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]

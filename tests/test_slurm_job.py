@@ -32,8 +32,8 @@ TIMES = ["", "1h", "10:99", "99:99:99", "1:2:3:4", "10\n", "00:10:00\n#SBATCH --
 TIMES += ["0", "00:00:00", "0-0", "infinite", "1.5", 10, None]
 BAD = [("name", value, "letters, digits") for value in NAMES]
 for count in ("nodes", "tasks_per_node", "cpus_per_task"):
-    BAD += [(count, value, "whole number, 1 or more") for value in (0, -1, True, "2", 1.5, None, 10**9)]
-BAD += [("gpus_per_node", value, "whole number, 0 or more") for value in (-1, True, "2", 1.5)]
+    BAD += [(count, value, "whole number, 1 to 99999") for value in (0, -1, True, "2", 1.5, None, 10**9)]
+BAD += [("gpus_per_node", value, "whole number, 0 to 99999") for value in (-1, True, "2", 1.5)]
 BAD += [("time", value, "HH:MM:SS") for value in TIMES]
 BAD += [("memory", value, "32G") for value in ("32 G", "0", "-1G", "1.5G", "32GB", "G", "1G\n", "$(x)", 32)]
 BAD += [("launcher", value, "srun") for value in ("", "mpirun", "srun\n", None, ["srun"])]

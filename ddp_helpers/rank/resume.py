@@ -145,7 +145,9 @@ class Run:
         except BlockingIOError:
             return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
         except (OSError, ValueError) as error:
-            return b"", f"--run-dir {folder} --resume {resume}: {error}"
+            asked = f"give a file in {folder}/checkpoints, auto or never"
+            cure = "choose a folder that you may write to" if resume in ("auto", "never") else asked
+            return b"", f"--run-dir {folder} --resume {resume}: {error}: {cure}"
 
     def restore(self, **parts: object) -> str:
         """Put the parts back as a checkpoint has them, if there is one; every rank calls it. Says what it is worth."""

@@ -29,8 +29,8 @@ def check_data(root: Path) -> str:
         expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
         for name in MNIST_MD5:
             if not (raw / name).is_file():
-                cure = f"get it once, before any rank: download_data.py --data {root}"
-                stop(f"--data {root}: {raw / name} is missing; {cure}")
+                cure = f"python -m ddp_helpers data {root}, or without the course download_data.py --data {root}"
+                stop(f"--data {root}: {raw / name} is missing; get it once, before any rank: {cure}")
             if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
                 stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
     except OSError as error:

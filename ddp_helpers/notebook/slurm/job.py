@@ -13,6 +13,9 @@ VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 TIME = re.compile(r"(?=.*[1-9])(\d{1,7}(:[0-5]\d){0,2}|\d{1,5}-\d{1,5}(:[0-5]\d){0,2})", re.ASCII)
 ODD = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # what no command line, or no file in UTF-8, can hold
 UNITS = (1, 60, 3600, 86400)
+MOST = 99_999
+# Who gives a number by another name.
+GIVEN = {"tasks_per_node": ", with --gpus or, in job.ipynb, gpus_per_node", "cpus_per_task": ", with --cpus"}
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
 
 
@@ -86,8 +89,9 @@ def check(what: str, value: object, pattern: re.Pattern, allowed: str) -> None:
 
 def check_count(what: str, value: object, least: int) -> None:
     """Raise JobError unless the value is a whole number in the range that a cluster can have."""
-    if type(value) is not int or not least <= value < 100_000:
-        raise JobError(f"{what}={value!r} cannot be used: give a whole number, {least} or more")
+    if type(value) is not int or not least <= value <= MOST:
+        given = GIVEN.get(what, "")
+        raise JobError(f"{what}={value!r} cannot be used: give a whole number, {least} to {MOST}{given}")
 
 
 def check_program(program: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ def text_of(script: str | Path) -> str:
     if str(script) in scripts.NAMES:
         return scripts.standalone(str(script))
     try:
-        path = Path(script).expanduser()
+        path = Path(str(script)).expanduser()
         if path.suffix != ".py" or (path.exists() and not path.is_file()):
             raise OSError(0, "no file with a name that ends with .py")
         text = path.read_text()
@@ -82,7 +82,21 @@ def check_data(folder: Path) -> None:
                 raise OSError(0, "cut short")
         except (OSError, IndexError) as error:
             why = f"{path.name}: {getattr(error, 'strerror', 'empty')}"
-            raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run") from None
+            raise JobError(
+                f"--data {folder} holds no whole MNIST ({why}): get it once, before the run: python -m ddp_helpers data"
+            ) from None
+
+
+def words_of(arguments: Sequence[object]) -> list[str]:
+    """What a script is given, as words. Raises JobError at a single text, which would become a word a letter."""
+    if isinstance(arguments, list | tuple):
+        return [str(word) for word in arguments]
+    raise JobError(f"arguments={arguments!r} cannot be used: give a list of words, such as ['--lr', '0.1']")
+
+
+def keeps_no_record(script: str | Path, words: Sequence[str]) -> bool:
+    """Whether it is an MNIST script, which keeps a record where it is given --run-dir, and it is given none."""
+    return own_flags(str(script)) is not None and not any(word.startswith("--run-dir") for word in words)
 
 
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
@@ -93,12 +107,11 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     script: as in text_of. A file's own folder is not copied: what it imports from there must be installed, or on the
     PYTHONPATH. arguments may hold {run_dir} and {array}. shape: what else a Job takes.
     """
-    if isinstance(arguments, str):
-        raise JobError(f"arguments={arguments!r} cannot be used: give a list of words, such as ['--lr', '0.1']")
-    text, name = text_of(script), Path(script).name.removesuffix(".py") + ".py"
+    arguments = words_of(arguments)
+    text, name = text_of(script), Path(str(script)).name.removesuffix(".py") + ".py"
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
-    job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
+    job = Job(folder.name, (name, *arguments, *own), **shape)
     if (flags := own_flags(str(script))) is not None:
         if job.requeue and "resume" not in flags:
             raise JobError(f"requeue: {script} cannot go on where it stopped: take mnist_ddp_resumable")
@@ -118,8 +131,9 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
     """The run folder of this name below a root, or the next free one named otherwise. Raises JobError outside it."""
     if not name:
         return runs.fresh(root, otherwise)
-    for part in name.split("/"):
-        check("run", part, NAME, "a name of letters, digits, dot, dash and underscore, or several with /")
+    if not all(NAME.fullmatch(part) for part in name.split("/")):
+        cure = "letters, digits, dot, dash and underscore, or several such names with / between them"
+        raise JobError(f"run={name!r} cannot be used: give a name below runs/, not a path: {cure}")
     return root / name
 
 
