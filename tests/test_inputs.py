@@ -81,7 +81,7 @@ JOB = {
         ["mnist_ddp_resumable", "--nodes", "2", "--", *ALL, "--global-batch-size", "63"],
         ["--global-batch-size 63", "2 ranks"],
     ),
-    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], ["--data /nowhere", "ddp_helpers data"]),
+    "no data": (["mnist_ddp", "--", "--data", "/nowhere"], ["--data /nowhere", "get it once"]),
     "half of the data": (["mnist_ddp", "--", "--data", "HALF"], ["--data", "t10k-images-idx3-ubyte", "cut short"]),
     "an empty file": (["mnist_ddp", "--", "--data", "EMPTY"], ["--data", "train-images-idx3-ubyte", "empty"]),
     "labels of other images": (["mnist_ddp", "--", "--data", "MIXED"], ["--data", "200 images", "512 labels"]),

@@ -82,21 +82,7 @@ def check_data(folder: Path) -> None:
                 raise OSError(0, "cut short")
         except (OSError, IndexError) as error:
             why = f"{path.name}: {getattr(error, 'strerror', 'empty')}"
-            raise JobError(
-                f"--data {folder} holds no whole MNIST ({why}): get it once, before the run: python -m ddp_helpers data"
-            ) from None
-
-
-def words_of(arguments: Sequence[object]) -> list[str]:
-    """What a script is given, as words. Raises JobError at a single text, which would become a word a letter."""
-    if isinstance(arguments, list | tuple):
-        return [str(word) for word in arguments]
-    raise JobError(f"arguments={arguments!r} cannot be used: give a list of words, such as ['--lr', '0.1']")
-
-
-def keeps_no_record(script: str | Path, words: Sequence[str]) -> bool:
-    """Whether it is an MNIST script, which keeps a record where it is given --run-dir, and it is given none."""
-    return own_flags(str(script)) is not None and not any(word.startswith("--run-dir") for word in words)
+            raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run") from None
 
 
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
@@ -135,6 +121,18 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
         cure = "letters, digits, dot, dash and underscore, or several such names with / between them"
         raise JobError(f"run={name!r} cannot be used: give a name below runs/, not a path: {cure}")
     return root / name
+
+
+def words_of(arguments: Sequence[object]) -> list[str]:
+    """What a script is given, as words. Raises JobError at a single text, which would become a word a letter."""
+    if isinstance(arguments, list | tuple):
+        return [str(word) for word in arguments]
+    raise JobError(f"arguments={arguments!r} cannot be used: give a list of words, such as ['--lr', '0.1']")
+
+
+def keeps_no_record(script: str | Path, words: Sequence[str]) -> bool:
+    """Whether it is an MNIST script, which keeps a record where it is given --run-dir, and it is given none."""
+    return own_flags(str(script)) is not None and not any(word.startswith("--run-dir") for word in words)
 
 
 def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
