@@ -97,7 +97,7 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     text, name = text_of(script), Path(str(script)).name.removesuffix(".py") + ".py"
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
-    job = Job(folder.name, (name, *arguments, *own), **shape)
+    job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
     if (flags := own_flags(str(script))) is not None:
         if job.requeue and "resume" not in flags:
             raise JobError(f"requeue: {script} cannot go on where it stopped: take mnist_ddp_resumable")
