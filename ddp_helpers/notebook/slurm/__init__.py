@@ -10,18 +10,6 @@ from ddp_helpers.notebook.slurm.queue import available, cancel, look, start_now
 from ddp_helpers.notebook.slurm.run import again, collect, said, submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site, render
 
-__all__ = [
-    "Job",
-    "JobError",
-    "Site",
-    "again",
-    "available",
-    "cancel",
-    "collect",
-    "keeps_no_record",
-    "look",
-    "prepare",
-    "ready",
-    "render",
-]
-__all__ += ["run_folder", "said", "start_now", "submit", "watch", "words_of", "write"]
+__all__ = ["Job", "JobError", "Site", "available", "cancel", "collect", "look", "prepare", "ready", "render"]
+__all__ += ["run_folder", "said", "start_now", "submit", "watch", "write"]
+__all__ += ["again", "keeps_no_record", "words_of"]
