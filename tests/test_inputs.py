@@ -140,7 +140,8 @@ SITE = {
     "memory twice": ('memory = "1G"\nmemory_per_cpu = "1G"', ["memory_per_cpu", "give one"]),
     "no occasion": ('mail_type = ["SOMETIMES"]', ["'SOMETIMES'", "END"]),
     "no address": ('mail_user = "me"', ["'me'", "example.org"]),
-    "ranks of its own": ('srun = ["--export=NONE", "--ntasks=1"]', ["--ntasks"]),
+    "ranks of its own": ('srun = ["--ntasks=1"]', ["--ntasks=1"]),
+    "nothing handed on": ('srun = ["--export=NONE"]', ["--export=NONE"]),
 }
 SITE_RIGHT = {
     "nothing": "",
