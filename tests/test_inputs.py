@@ -166,7 +166,7 @@ SCRIPT = {
     "an empty file": (mnist_fast, ["--data", "EMPTY"], ["--data", "train-images-idx3-ubyte", "empty"]),
     "labels of other images": (mnist_single, ["--data", "MIXED"], ["--data", "200 images", "512 labels"]),
     "a folder with a run": (mnist_single, ["--data", "DATA", "--run-dir", "TAKEN"], ["--run-dir", "new folder"]),
-    "a file as a folder": (mnist_single, ["--data", "DATA", "--run-dir", "FILE"], ["--run-dir", "choose a folder"]),
+    "a file as a folder": (mnist_single, ["--data", "DATA", "--run-dir", "FILE"], ["--run-dir", "choose a"]),
     "nowhere to record": (mnist_ddp_resumable, ["--data", "DATA"], ["--run-dir is missing"]),
     "half a rank": (mnist_ddp, ["RANK=1"], ["RANK", "export neither"]),
     "no number of a rank": (mnist_ddp, ["RANK=a", "WORLD_SIZE=2", "LOCAL_RANK=0"], ["'a'", "export neither"]),
@@ -260,7 +260,8 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
         (tmp_path / name).mkdir(parents=True)
     for name in ("fifo.py", "FIFO.toml"):
         os.mkfifo(tmp_path / name)
-    for name in ("file", "runs/file", "runs/taken/job.json", "runs/taken/metrics.jsonl"):
+    taken = [f"runs/taken/{name}" for name in ("job.json", "spec.json", "metrics.jsonl")]
+    for name in ("file", "runs/file", *taken):
         (tmp_path / name).write_text("precious\n")
     for name in ("half", "empty", "mixed"):
         shutil.copytree(digits, tmp_path / name)
