@@ -94,7 +94,7 @@ def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only(monkeypat
     before, _, ranks = seeds("greene").partition("\nsrun ")
     assert "\nneed module purge\n" in before and "singularity" not in before
     overlay, image = r"/scratch/ab123/\S+\.ext3:ro", r"/scratch/work/public/singularity/\S+\.sif"
-    inside = r"/bin/bash -c 'source /ext3/env.sh && exec \"\$@\"' bash \\\n  python \\\n  mnist_ddp.py\n"
+    inside = r"/bin/bash -c '.* source /ext3/env.sh && exec \"\$@\"' \"\$run_dir\" \\\n  python \\\n  mnist_ddp.py\n"
     assert re.search(rf" singularity exec --nv --overlay {overlay} {image} \\\n  {inside}", ranks)
 
 
@@ -124,6 +124,22 @@ def test_no_site_repeats_a_mistake_of_the_examples(name, mistake):
     for job in jobs():
         code = re.sub(r"(?m)(?<=\s)#(?!SBATCH).*$", "", render(job, Site.load(SITES / f"{name}.toml"), "run"))
         assert not re.search(MISTAKES[mistake], code)
+
+
+def test_a_container_has_the_folders_of_an_arrays_tasks(tmp_path):
+    job = Job("px", ("mnist_ddp.py", "--lr", "{array}", "--run-dir", "{run_dir}"), array=("0.1", "1"))
+    [mounts] = re.findall(r"--container-mounts=(\S+)", render(job, Site.load("pyxis"), tmp_path / "runs" / "px"))
+    above = tmp_path / "runs"  # run_dir becomes runs/px-0, and runs/px-45678 in a second submission
+    assert f"{above}:{above}" in mounts.split(",")
+
+
+@pytest.mark.parametrize("word", ["--container-mounts={folder}:{folder}", "--bind={folder}", "--mount=/a,{folder}:/b"])
+@pytest.mark.parametrize("key", ["srun", "prefix"])
+def test_a_mount_in_which_an_arrays_records_would_be_lost_is_refused(key, word, tmp_path):
+    line = refused(f'{key} = ["{word}"]', tmp_path)
+    assert word in line and "mount {runs}" in line
+    (tmp_path / "mine.toml").write_text(f'{key} = ["{word.replace("folder", "runs")}", "--cd={{folder}}"]')
+    assert Site.load(tmp_path / "mine.toml").name == "mine"
 
 
 # ---- bad files

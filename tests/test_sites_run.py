@@ -118,10 +118,10 @@ def conda(tmp_path, environment, monkeypatch):
 
 
 @pytest.fixture
-def image(tmp_path, monkeypatch):
+def started_in(tmp_path, monkeypatch):
     """Make an image, and give the words that start a program in it; only there is /ext3, with env.sh and a Python.
 
-    It shows the machine's own system, so that it need not be copied.
+    It shows the machine's own system, so that it need not be copied, and besides what it is told to show.
     """
     if not shutil.which("ch-run"):
         lacking("no ch-run on this machine: install charliecloud-runtime")
@@ -133,18 +133,28 @@ def image(tmp_path, monkeypatch):
         (root / name).symlink_to(f"usr/{name}")
     our_python(root / "ext3" / "bin" / "python", "INSIDE=image")
     (root / "ext3" / "env.sh").write_text("PATH=/ext3/bin:$PATH\n")
-    shown = {f"/{Path(path).parts[1]}" for path in ("/usr", "/etc", sys.prefix, sys.base_prefix, ROOT, tmp_path)}
-    for path in shown:
-        (root / path[1:]).mkdir(exist_ok=True)
-    for name in ("passwd", "group"):  # ch-run wants to find them in the image
-        (root / "etc" / name).touch()
-    words = ("ch-run", *(f"--bind={path}" for path in sorted(shown)), "--cd={folder}", str(root), "--")
-    started = subprocess.run([word.format(folder="/") for word in words] + ["true"], capture_output=True, text=True)
-    if "can't init user+mount namespaces" in started.stderr:
-        lacking(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
-    assert started.returncode == 0, started.stderr
-    assert not Path("/ext3").exists(), "this machine has what only the image should have"
-    return words
+
+    def words_for(*shown):
+        for path in shown:
+            (root / path[1:]).mkdir(parents=True, exist_ok=True)
+        for name in ("passwd", "group"):  # ch-run wants to find them in the image
+            (root / "etc" / name).touch()
+        words = ("ch-run", *(f"--bind={path}" for path in sorted(shown)), "--cd={folder}", str(root), "--")
+        started = subprocess.run([word.format(folder="/") for word in words] + ["true"], capture_output=True, text=True)
+        if "can't init user+mount namespaces" in started.stderr:
+            lacking(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
+        assert started.returncode == 0, started.stderr
+        assert not Path("/ext3").exists(), "this machine has what only the image should have"
+        return words
+
+    return words_for
+
+
+@pytest.fixture
+def image(started_in, tmp_path):
+    """The words that start a program in an image which shows all of this machine that a job may name."""
+    paths = ("/usr", "/etc", sys.prefix, sys.base_prefix, ROOT, tmp_path)
+    return started_in(*{f"/{Path(path).parts[1]}" for path in paths})
 
 
 def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log, module):
@@ -208,3 +218,35 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
         assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+RECORD = """
+import pathlib, sys
+pathlib.Path(sys.argv[1], f"value-{sys.argv[2]}").touch()
+"""
+MOUNTS = {"all runs": ("--bind={runs}",), "one folder": ("--bind", "{folder}")}
+
+
+@pytest.mark.parametrize("mounts", MOUNTS)
+def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_mount(mounts, cluster, started_in):
+    above = ROOT / "runs" / f"container-{time.time_ns()}"
+    words = started_in("/usr", "/etc", sys.prefix, sys.base_prefix)
+    image = Path(words[-2])
+    (image / str(above)[1:] / "sweep").mkdir(parents=True)
+    prefix = (words[0], "--private-tmp", *MOUNTS[mounts], *words[1:])
+    site = Site("container", partition="course", source="/ext3/env.sh", python="python", prefix=prefix)
+    job = Job("sweep", ("record.py", "{run_dir}", "{array}"), array=("a", "b"))
+    try:
+        write(job, site, above / "sweep", RECORD)
+        number = submit(above / "sweep")
+        watch(above / "sweep")
+        states = [task.job["state"] for task in collect(above / "sweep")]
+        log = [line for path in (above / "sweep").glob("slurm-*.log") for line in path.read_text().splitlines()]
+        records = sorted(path.name for path in above.glob("sweep-*/value-*"))
+        if mounts == "all runs":
+            assert (states, records) == (["COMPLETED"] * 2, ["value-a", "value-b"]), log
+        else:
+            assert (states, records) == (["FAILED"] * 2, []), f"job {number}"
+            assert sum("is not in the container: mount {runs}" in line for line in log) == 2, log
+    finally:
+        shutil.rmtree(above, ignore_errors=True)

@@ -21,7 +21,8 @@ from ddp_helpers.notebook.slurm.job import ARRAY, MEMORY, NAME, RUN_DIR, Job, Jo
 
 SITES = ROOT / "slurm" / "sites"
 WORD = re.compile(r"[\w./:,=+@-]+", re.ASCII)
-HOLED = re.compile(r"([\w./:,=+@#-]|\{folder\})+", re.ASCII)
+HOLED = re.compile(r"([\w./:,=+@#-]|\{folder\}|\{runs\})+", re.ASCII)
+BOUND = re.compile(r":\{folder\}|\{folder\}:|--(bind|mount|volume|container-mounts)=.*\{folder\}")
 SETUP = re.compile(
     r"module( --force)? purge|(module (load|unload|use|swap)|ml|spack load)( [\w./:+@-]+)+"
     r"|(conda|mamba|micromamba) activate [\w./-]+|source [\w./+~-]+|ulimit -[a-z] (\d+|unlimited)"
@@ -128,6 +129,11 @@ def check_keys(where: str, values: Mapping[str, object]) -> None:
         for word in value if isinstance(value, tuple) else [value] if needed and value is not True else []:
             if not (isinstance(word, str) and pattern.fullmatch(word)):
                 raise JobError(f"{where}: {key} = {word!r} cannot be used: give {allowed}")
+            if key in ("srun", "prefix") and BOUND.search(word):
+                raise JobError(
+                    f"{where}: {key} = {word!r} mounts {{folder}}, but the records of an array's tasks lie beside it: "
+                    "mount {runs}, the folder above, instead"
+                )
 
 
 def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
@@ -175,6 +181,7 @@ def user() -> str:
 
 
 SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
+UNSEEN = "the run folder $0 is not in the container: mount {runs} there, in the site file"
 HOLES = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
 
 
@@ -185,6 +192,10 @@ def render(job: Job, site: Site, folder: Path) -> str:
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
     python = site.python or ("python" if site.in_container else sys.executable)
     values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
+    places = {"{folder}": str(folder), "{runs}": str(folder.parent)}
+    for key in ("srun", "prefix"):
+        words = [re.sub(r"\{(folder|runs)\}", lambda hole: places[hole[0]], text) for text in vars(site)[key]]
+        values[key] = " ".join(map(shlex.quote, words))
     text = environment().get_template("job.sbatch.jinja").render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
@@ -206,10 +217,14 @@ def word(text: str) -> str:
 
 
 def wrapper(job: Job, site: Site) -> str:
-    """Return the bash lines that run on each node, in the container if there is one, before the program."""
+    """Return the bash line that runs on each node, in the container if there is one, before the program.
+
+    In a container $0 is the run folder: what is written where nothing is mounted would be gone with the container.
+    """
     steps = ['export PET_NODE_RANK="$SLURM_NODEID"'] if job.launcher == "torchrun" else []
     steps += [f"source {site.source}"] if site.source else []
-    return " && ".join([*steps, 'exec "$@"'])
+    seen = f'[ -d "$0" ] || {{ echo "{UNSEEN}" >&2; exit 1; }}; ' if site.in_container else ""
+    return seen + " && ".join([*steps, 'exec "$@"'])
 
 
 def quoted_value(line: str) -> str:
