@@ -5,6 +5,8 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import pytest
@@ -14,6 +16,7 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import runs, scaling, slurm
 from ddp_helpers.notebook.curves import curves
 from ddp_helpers.notebook.slurm import ready
+from ddp_helpers.rank.arguments import read_flags
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -86,6 +89,19 @@ def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
         slurm.prepare("mnist_ddp", "--lr 1", site, tmp_path / "another", **shape)
     elsewhere = slurm.Site.load("pyxis")  # in an image there are other folders
     slurm.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
+
+
+def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path):
+    site = slurm.Site.load("pyxis")
+    job = slurm.prepare("mnist_ddp", ("--data", "/mine"), site, tmp_path / "mine")
+    assert site.has_data and read_flags_of(job).data == Path("/mine")
+    assert read_flags_of(slurm.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
+
+
+def read_flags_of(job):
+    """What the job's script makes of its words."""
+    with patch.object(sys, "argv", list(job.program)):
+        return read_flags(**slurm.own.own_flags("mnist_ddp"))
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     text, name = text_of(script), Path(str(script)).name.removesuffix(".py") + ".py"
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
-    job = Job(folder.name, (name, *map(str, arguments), *own), **shape)
+    job = Job(folder.name, (name, *own, *map(str, arguments)), **shape)  # of two equal flags the last one counts
     if (flags := own_flags(str(script))) is not None:
         if job.requeue and "resume" not in flags:
             raise JobError(f"requeue: {script} cannot go on where it stopped: take mnist_ddp_resumable")
@@ -146,7 +146,8 @@ def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
     if not available():
         raise JobError("no Slurm answers here: go to the login node, or start one with slurm/cluster up")
     place, folder = Site.load(site), runs.fresh(ROOT / "runs", "ready")
-    words = ("--data", stage(ROOT / "data").absolute(), "--run-dir", "{run_dir}")
+    data = () if place.has_data else ("--data", stage(ROOT / "data").absolute())
+    words = (*data, "--run-dir", "{run_dir}")
     shape = {"nodes": nodes, "tasks_per_node": gpus_per_node, "gpus_per_node": gpus_per_node, "time": "00:05:00"}
     prepare("doctor", words, place, folder, **shape)
     number = submit(folder)

@@ -21,7 +21,7 @@ from ddp_helpers.notebook.slurm.job import ARRAY, MEMORY, NAME, RUN_DIR, Job, Jo
 
 SITES = ROOT / "slurm" / "sites"
 WORD = re.compile(r"[\w./:,=+@-]+", re.ASCII)
-HOLED = re.compile(r"([\w./:,=+@#-]|\{folder\}|\{runs\})+", re.ASCII)
+HOLED = re.compile(r"([\w./:,=+@#-]|\{(folder|runs|course)\})+", re.ASCII)
 BOUND = re.compile(r":\{folder\}|\{folder\}:|--(bind|mount|volume|container-mounts)=.*\{folder\}")
 SETUP = re.compile(
     r"module( --force)? purge|(module (load|unload|use|swap)|ml|spack load)( [\w./:+@-]+)+"
@@ -90,6 +90,11 @@ class Site:
     def in_container(self) -> bool:
         """Whether the ranks run in an image, in which the Python of this machine is not."""
         return bool(self.prefix) or any(word.startswith("--container-image") for word in self.srun)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the site itself says where MNIST lies: in an image, say, where this machine's folders are not."""
+        return any(word.partition("=")[0] == "--data" for word in self.script_args)
 
     def __post_init__(self) -> None:
         check_keys(f"site {self.name!r}", vars(self))
@@ -192,9 +197,9 @@ def render(job: Job, site: Site, folder: Path) -> str:
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
     python = site.python or ("python" if site.in_container else sys.executable)
     values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
-    places = {"{folder}": str(folder), "{runs}": str(folder.parent)}
+    places = {"{folder}": str(folder), "{runs}": str(folder.parent), "{course}": str(ROOT)}
     for key in ("srun", "prefix"):
-        words = [re.sub(r"\{(folder|runs)\}", lambda hole: places[hole[0]], text) for text in vars(site)[key]]
+        words = [re.sub(r"\{(folder|runs|course)\}", lambda hole: places[hole[0]], text) for text in vars(site)[key]]
         values[key] = " ".join(map(shlex.quote, words))
     text = environment().get_template("job.sbatch.jinja").render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
