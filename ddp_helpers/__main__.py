@@ -55,8 +55,10 @@ def site(args: Namespace) -> None:
     from ddp_helpers.notebook import slurm
 
     program = ("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}")
-    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, cpus_per_task=4)
-    print(slurm.render(job, slurm.Site.load(args.name), Path("runs/try-site")))
+    place = slurm.Site.load(args.name)
+    shape = {"time": place.time or slurm.Job.time, "cpus_per_task": place.cpus_per_rank or 4}
+    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, **shape)
+    print(slurm.render(job, place, Path("runs/try-site")))
     print(f"# {args.name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
@@ -72,10 +74,18 @@ def job(args: Namespace) -> None:
         return
     if not (args.name and args.script):
         raise slurm.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
-    shape = {"nodes": args.nodes, "tasks_per_node": args.gpus, "gpus_per_node": args.gpus, "array": args.array}
-    shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
     place = slurm.Site.load(args.name)
-    folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{args.gpus}")
+    gpus = int(bool(place.gpus)) if args.gpus is None else args.gpus
+    ranks = (gpus or 1) if args.ranks is None else args.ranks
+    if gpus and not place.gpus:
+        raise slurm.JobError(f"--gpus {gpus}: site {place.name} has no GPUs: give --gpus 0 --ranks {ranks}")
+    if gpus not in (0, ranks) or (args.gpus == 0 and args.ranks is None):
+        raise slurm.JobError(
+            f"--gpus {gpus}: each rank has a GPU of its own, or all use CPUs: --gpus 0 --ranks {ranks}"
+        )
+    shape = {"nodes": args.nodes, "tasks_per_node": ranks, "gpus_per_node": gpus, "array": args.array}
+    shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
+    folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{ranks}")
     slurm.prepare(args.script, args.words, place, folder, **shape)
     if slurm.keeps_no_record(args.script, args.words):
         print(
@@ -175,18 +185,15 @@ def make_parser() -> Parser:
     for each in (site, job, ready):
         optional = {"nargs": "?"} if each is job else {}  # with --again there is none
         takes[each]("name", help="one of slurm/sites, or the path of a .toml file", **optional)
-    for each, count in ((job, 1), (ready, 2)):
-        takes[each]("--nodes", type=int, default=count)
-        takes[each]("--gpus", type=int, default=count, help="on each node, and one rank for each")
+    takes[ready]("--nodes", type=int, default=2)
+    takes[ready]("--gpus", type=int, default=2, help="on each node, and one rank for each")
     add = takes[job]
-    add(
-        "script",
-        type=Path,
-        nargs="?",
-        help="the name of one of the course's scripts, or a file; then -- and what it is given",
-    )
-    add("--cpus", type=int, default=1, help="for each rank")
-    add("--time", default="00:10:00", help="after which Slurm ends the job")
+    add("--nodes", type=int, default=1)
+    add("--gpus", type=int, help="on each node, and one rank for each; else 1, or 0 at a site that has none")
+    add("--ranks", type=int, help="on each node, with --gpus 0: they use CPUs")
+    add("script", type=Path, nargs="?", help="one of the course's scripts, or a file; then -- and what it is given")
+    add("--cpus", type=int, help="for each rank; else the site's cpus_per_rank, or 1")
+    add("--time", help="after which Slurm ends the job; else the site's time, or 00:10:00")
     add("--launcher", default="srun", help="srun: a task for each rank; torchrun: one on each node")
     add("--array", nargs="+", default=(), help="values of {array} among the script's words: a task of the job for each")
     add("--requeue", action="store_true", help="the script can go on where it stopped; docs/own.md: how it is warned")

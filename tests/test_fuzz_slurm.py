@@ -13,24 +13,31 @@ from fuzzing import INPUTS, TEXT, fuzz, put, refused
 from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.slurm import Job, JobError, Site, render
+from ddp_helpers.notebook.slurm import Job, JobError, Site, allowed, render
 from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
-from ddp_helpers.notebook.slurm.site import ALLOWED, SETUP, SITES
+from ddp_helpers.notebook.slurm.site import SITES
 
 # ---- what a rendered file may hold: the template's lines, with safe words where it has a value
 
-WORD = r"""(?:[\w./:,=+@%-]+|'[^'\n]*'(?:"'"'[^'\n]*')*)"""  # as shlex.quote writes one
+WORD = r"""(?:[\w./:,=+@%-]+|'[^'\n]*'(?:"'"'[^'\n]*')*|''"""  # as shlex.quote writes one
+# And as a site's is written in which $NAME is filled in: in double quotes, where a backslash keeps the rest as it is.
+WORD += r"""|"(?:[^"$`\\\n]|\\[$`"\\]|\$\{[A-Za-z_]\w*(?::\?)?\}|\$[A-Za-z_]\w*)*")"""
+SETS_UP = rf"""(?:{"|".join(allowed.SETUP)})(?: {WORD}| [A-Za-z_]\w*={WORD}?)* \|\| failed "(?:[^"$`\\\n]|\\\$)*\""""
 OURS = r"""(?:"\$run_dir"|"\$\{values\[\$SLURM_ARRAY_TASK_ID\]\}")"""
 
 
 def values(expression, line):
     """What may stand in the place of an expression of the template."""
+    if expression.startswith("option"):
+        return rf"--(?:{allowed.SBATCH.replace(' ', '|')})(?:=[^\s\"#]+)?"
     if line.startswith("#SBATCH"):
         return r"""(?:[^\s"#]+|"[^"\n]*")"""  # a space would begin another option
     if line.startswith("#"):
         return r"[\w.-]*"
     if expression.startswith("line"):
-        return rf'(?:{SETUP.pattern}|export [A-Z_][A-Z0-9_]*="\$[A-Z_][A-Z0-9_]*[\w./:,+=@-]*")'
+        return f"(?:{SETS_UP})"
+    if expression in ("srun", "prefix", "python"):
+        return f"{WORD}(?: {WORD})*"
     word = f"(?:{WORD}|{OURS})" if "word" in expression else WORD
     return f"{word}(?: {word})*" if "quote" in expression or "word" in expression else r"[\w.+ -]*"
 
@@ -124,12 +131,16 @@ ODD_TOML += ["x = " + "9" * 5000, "account = 1e999", '"""', "'''", "\r", "\0", "
 ODD_TOML += ["account." + ".".join("a" * 1200) + " = 1"]
 KEYS = [one.name for one in fields(Site)]
 LISTS = [one.name for one in fields(Site) if "tuple" in str(one.type)]
+OTHERS = {one.name: str(one.type) for one in fields(Site) if one.type in (bool, int)}
 GOOD_WORDS = {
     "mail_type": "ALL",
     "mail_user": "a@b.c",
     "memory": "7G",
     "memory_per_cpu": "7G",
     "srun": "--a",
+    "sbatch": "--nice",
+    "time": "5",
+    "longest": "1-0",
     "gpus": "--gres=gpu:{n}",
     "setup": "module load a",
 }
@@ -152,6 +163,8 @@ def escape(letter):
 def line_of(choices):
     """One key with a value that is good, odd, or both."""
     key, way = choices.one(KEYS), choices.below(4)
+    if key in OTHERS and way < 2:
+        return f"{key} = {'true' if 'bool' in OTHERS[key] else 1 + choices.below(64)}"
     good = GOOD_WORDS.get(key, "a")
     word = [good, good, choices.text(), good + choices.text()][way]
     return f"{key} = [{quoted(word)}]" if (key in LISTS) == bool(choices.below(8)) else f"{key} = {quoted(word)}"
@@ -181,17 +194,20 @@ def test_a_site_file_is_refused_or_what_it_says_is_allowed(tmp_path, monkeypatch
         if not site:
             assert "site " in line
             return
-        for key, (allowed, _) in ALLOWED.items():
+        for key in KEYS:
             value = getattr(site, key)
             held = value if isinstance(value, tuple) else [value] if value else []
-            assert all(allowed.fullmatch(word) for word in held)
+            assert key in OTHERS or not any(allowed.wrong(key, word) for word in held)
             keys.update([key] if held else [])
-        text = render(job[len(files) % 2], site, Path("/run"))
+        text, line = refused(render, JobError, job[len(files) % 2], site, Path("/run"))
+        if not text:
+            assert seconds(site.longest) < 600 and "the longest at site" in line
+            return
         assert not strange(text)
         files.append(text)
 
     fuzz(site_file, check)
-    assert len(files) > INPUTS / 10 and keys == set(ALLOWED), "every key was filled in at least once"
+    assert len(files) > INPUTS / 10 and keys == set(KEYS), "every key was filled in at least once"
     sound_to_bash(files)
 
 
@@ -200,9 +216,102 @@ def test_a_line_that_a_value_brought_in_would_be_found(monkeypatch):
     assert not strange(text)
     for old, new in (("physics", "a\ntouch x"), ("module purge", "module purge; touch x"), ("=physics", "=a $(x)")):
         assert strange(text.replace(old, new))
-    monkeypatch.setitem(ALLOWED, "account", (re.compile(r"[^`]*"), "anything"))
+    monkeypatch.setitem(allowed.FORMS, "account", allowed.Form("anything", r"\s\S", r"[\s\S]*"))
     site = Site("here", account="a\n#SBATCH --wrap=x")
     assert strange(render(Job("try", ("job.py",)), site, Path("/run"))) == ["#SBATCH --wrap=x"]
+
+
+# ---- what a shell makes of a site's words
+
+HELD = {"A": "a b", "b_1": "$(touch x)", "HOME": "/h'o", "SCRATCH": '"; touch x; "', "PATH": "`touch x`:\\n*"}
+PIECES = [
+    *"$${}~/:=,.^%#@a-_",
+    "$A",
+    "${A}",
+    "$b_1",
+    "${SCRATCH}",
+    "$PATH",
+    "~/",
+    ":~/",
+    "=~/",
+    "--a=",
+    "{folder}",
+    "{runs}",
+]
+PIECES += [
+    "$(touch x)",
+    "`touch x`",
+    "; touch x",
+    "&",
+    "|",
+    ">x",
+    '"',
+    "'",
+    "\\",
+    " ",
+    "\n",
+    "!",
+    "*",
+    "?",
+    "(",
+    "$1",
+    "$$",
+    "é",
+]
+PLACES = {"{folder}": "/r s/$A", "{runs}": "/r s", "{course}": "/c`"}
+BEGINS = [
+    "module load ",
+    "module ",
+    "ml ",
+    "source ",
+    "export B=",
+    "export PATH=",
+    "unset ",
+    "umask ",
+    "conda activate ",
+]
+
+
+def filled(word):
+    """What a word stands for, by the rule as TEMPLATE.toml says it."""
+    word = re.sub(r"(?:(?<=[=:,])|^)~(?=/)", "$HOME", word)
+    held = HELD | {name[1:-1]: place for name, place in PLACES.items()}
+    return re.sub(r"\$\{(\w+)\}|\$(\w+)|\{(\w+)\}", lambda name: held[name[1] or name[2] or name[3]], word)
+
+
+def test_a_shell_finds_in_a_sites_words_what_they_stand_for_and_nothing_to_execute(tmp_path):
+    lines, means, refusals = [], [], 0
+
+    def words(choices):
+        return choices.one(["", *BEGINS]), "".join(choices.some(PIECES, 5))
+
+    def check(made):
+        nonlocal refusals
+        begin, rest = made
+        key = "setup" if begin else "srun" if rest.startswith("--") else "prefix"
+        if not rest or allowed.wrong(key, begin + rest):
+            refusals += 1
+        elif {*re.findall(r"\$\{?(\w+)", rest)} - {*HELD}:
+            pass  # a variable that is not set: a test of test_sites
+        elif begin:
+            lines.append(allowed.set_up(begin + rest))
+            first, *words = (begin + rest).split()
+            head, value = words[0].split("=", 1) if first == "export" else ("", "")
+            means.append([first, *([f"{head}={filled(value)}"] if head else map(filled, words))])
+        else:
+            lines.append(f"words {allowed.shell(rest, PLACES)}")
+            means.append(["words", filled(rest)])
+
+    fuzz(words, check)
+    assert len(lines) > INPUTS / 20 and refusals > INPUTS / 20
+    commands = ("words", *allowed.SETUP)  # functions of these names take the place of bash's own
+    say = "".join(f"{name}() {{ printf '%s\\0' {name} \"$@\" ''; }}\n" for name in commands)
+    script = f"{say}failed() {{ exit 1; }}\n" + "\n".join(lines)
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env=HELD, cwd=tmp_path, capture_output=True, check=True, timeout=LIMIT
+    )
+    said = [word for words in means for word in (*words, "")]
+    assert done.stdout.decode().split("\0")[:-1] == said and not done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,48 @@ def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path):
     assert read_flags_of(slurm.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
 
 
+SITES = {"gpus": 'cpus_per_rank = 16\ntime = "02:00:00"\n', "cpus": 'gpus = ""\nlongest = "01:00:00"\n'}
+SHAPES = {
+    "the site's usual ones": (
+        "gpus",
+        "",
+        ["--cpus-per-task=16", "--time=02:00:00", "--gres=gpu:1", "--ntasks-per-node=1"],
+    ),
+    "one's own": ("gpus", "--cpus 3 --time 5 --gpus 2", ["--cpus-per-task=3", "--time=5", "--gres=gpu:2"]),
+    "four ranks on CPUs": ("cpus", "--gpus 0 --ranks 4", ["--ntasks-per-node=4", "--cpus-per-task=1"]),
+    "a rank on a CPU": ("cpus", "", ["--ntasks-per-node=1", "--time=00:10:00"]),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_what_a_job_does_not_say_its_site_says(case, mine, name, tmp_path, capsys):
+    site, words, asked = SHAPES[case]
+    (tmp_path / "site.toml").write_text(SITES[site])
+    assert main(["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()]) == 0
+    said = [line.split("  #")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {f"#SBATCH {word}" for word in asked} <= {line.split(" # ")[0].rstrip() for line in said}
+    assert site == "gpus" or not any("gpu" in line for line in said if line.startswith("#SBATCH"))
+
+
+NO_SHAPE = {
+    "GPUs that are not there": ("cpus", "--gpus 2", "--gpus 2: site site has no GPUs: give --gpus 0 --ranks 2"),
+    "longer than the longest": ("cpus", "--time 02:00:00", "time='02:00:00' is more than 01:00:00, the longest at"),
+    "no rank": ("gpus", "--gpus 0", "--gpus 0 --ranks 1"),
+    "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", "--gpus 2: a rank has a GPU of its own"),
+    "no CPU": ("gpus", "--cpus 0", "cpus_per_task=0 cannot be used"),
+}
+
+
+@pytest.mark.parametrize("case", NO_SHAPE)
+def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path, capsys):
+    site, words, line = NO_SHAPE[case]
+    (tmp_path / "site.toml").write_text(SITES[site])
+    with pytest.raises(SystemExit) as end:
+        main(["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()])
+    err = capsys.readouterr().err
+    assert (end.value.code, err.count("\n")) == (2, 1) and line in err and not (ROOT / "runs" / name).exists()
+
+
 def read_flags_of(job):
     """What the job's script makes of its words."""
     with patch.object(sys, "argv", list(job.program)):

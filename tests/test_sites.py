@@ -14,6 +14,7 @@ from real import LIMIT
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render
+from ddp_helpers.notebook.slurm.allowed import shell
 from ddp_helpers.notebook.slurm.site import SITES
 
 PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"
@@ -81,10 +82,10 @@ def test_della_loads_its_modules_and_its_environment_before_the_ranks():
     before, _, ranks = seeds("della").partition("\nsrun ")
     lines = before.splitlines()
     steps = [
-        lines.index("need module purge"),
-        *(i for i, line in enumerate(lines) if line.startswith("need module load anaconda3")),
+        lines.index('module purge || failed "module purge"'),
+        *(i for i, line in enumerate(lines) if line.startswith("module load anaconda3")),
     ]
-    steps.append(lines.index("need conda activate torch-env"))
+    steps.append(lines.index('conda activate torch-env || failed "conda activate torch-env"'))
     assert len(steps) == 3 and steps == sorted(steps)
     assert ranks.split("\\\n")[-2].strip() == "python"
 
@@ -92,7 +93,7 @@ def test_della_loads_its_modules_and_its_environment_before_the_ranks():
 def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only(monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "ab123")
     before, _, ranks = seeds("greene").partition("\nsrun ")
-    assert "\nneed module purge\n" in before and "singularity" not in before
+    assert "\nmodule purge || " in before and "singularity" not in before
     overlay, image = r"/scratch/ab123/\S+\.ext3:ro", r"/scratch/work/public/singularity/\S+\.sif"
     inside = r"/bin/bash -c '.* source /ext3/env.sh && exec \"\$@\"' \"\$run_dir\" \\\n  python \\\n  mnist_ddp.py\n"
     assert re.search(rf" singularity exec --nv --overlay {overlay} {image} \\\n  {inside}", ranks)
@@ -210,7 +211,7 @@ SHELL = [
     "a && touch x",
     "a | x",
     "a > x",
-    "$HOME",
+    "$1",
     "a\\nb",
     "'a'",
     '\\"a',
@@ -227,25 +228,163 @@ def test_shell_in_a_value_is_refused_with_what_may_stand_there(key, shell, tmp_p
     for value in (shell, START.get(key, "a") + shell):
         text = f'["{value}"]' if key in LISTS else f'"{value}"'
         line = refused(f"{key} = {text}", tmp_path)
-        assert f": {key} = " in line and " cannot be used: give " in line
+        assert f": {key} = " in line and re.search(" cannot be used: .*(give|behind) ", line)
 
 
-SETUP = [
-    "rm -rf /",
-    "conda activate a b",
-    "export PATH=$(x)",
-    "export PATH=a$PATH",
-    "export a=b",
-    "source a b",
-    "module purge; x",
-    "module",
-    "",
+# What a line of set-up becomes for the shell; each word stays one word, whatever its variable holds.
+SETUP = {
+    "export PATH=/project/ddp/bin:$PATH": 'export PATH="/project/ddp/bin:$PATH"',
+    "export LD_LIBRARY_PATH=$A/lib:${LD_LIBRARY_PATH}": 'export LD_LIBRARY_PATH="${A:?}/lib:${LD_LIBRARY_PATH}"',
+    "export HF_HOME=$SCRATCH/$USER/hf": 'export HF_HOME="${SCRATCH:?}/${USER:?}/hf"',
+    "export PATH=~/bin:~/.local/bin": 'export PATH="${HOME:?}/bin:${HOME:?}/.local/bin"',
+    "export NCCL_SOCKET_IFNAME=^lo,docker": "export NCCL_SOCKET_IFNAME='^lo,docker'",
+    "export http_proxy=http://proxy:3128": "export http_proxy=http://proxy:3128",
+    "export EMPTY=": "export EMPTY=",
+    "source ~/miniforge3/etc/profile.d/conda.sh": 'source "${HOME:?}/miniforge3/etc/profile.d/conda.sh"',
+    "source $HOME/env.sh gpu --quiet": 'source "${HOME:?}/env.sh" gpu --quiet',
+    "source activate ddp": "source activate ddp",
+    "conda activate $ENVS/ddp": 'conda activate "${ENVS:?}/ddp"',
+    "module use $SCRATCH/modules": 'module use "${SCRATCH:?}/modules"',
+} | {line: line for line in ("module reset", "module restore X", "module restore", "module -q load X", "umask 027")}
+SETUP |= {line: line for line in ("module --force purge", "module list", "spack env activate e", "ulimit -Sn 4096")}
+
+
+@pytest.mark.parametrize(("line", "becomes"), SETUP.items())
+def test_a_line_of_set_up_is_quoted_for_the_shell(line, becomes, tmp_path):
+    (tmp_path / "mine.toml").write_text(f'setup = ["{line}"]')
+    text = render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
+    said = line.replace("$", "\\$")
+    assert f'\n{becomes} || failed "{said}"\n' in text
+
+
+NO_SETUP = {
+    "rm -rf /": "'rm' is no line of set-up",
+    "conda activate a b": "behind conda give activate NAME",
+    "export PATH=$(x)": "'$' may not stand in it (only $NAME and ${NAME} are filled in)",
+    "export PATH=a:~b": "'~' may not stand in it",
+    "export 1a=b": "behind export give NAME=value",
+    "export A=b c": "behind export give NAME=value",
+    "umask 999": "behind umask give three or four digits",
+    "module purge; x": "';' may not stand in it",
+    "module": "behind module give one of load",
+    "module frobnicate": "behind module give one of load",
+    "export A='b'": '"\'" may not stand in it (the job file puts quotes',
+    "": "give a line that begins with one of module",
+}
+
+
+@pytest.mark.parametrize(("line", "why"), NO_SETUP.items())
+def test_a_line_of_set_up_that_is_more_than_set_up_is_refused(line, why, tmp_path):
+    said = refused(f'setup = ["{line}"]', tmp_path)
+    assert f"setup = {line!r}" in said and why in said
+
+
+HELD = {"HOME": "/h o", "CONDA_PREFIX": "$(touch x)", "SCRATCH": "/s;t", "b": "`touch x`", "C": "a\nb"}
+FILLED_IN = {
+    "~/e/x": "/h o/e/x",
+    "$CONDA_PREFIX/x": "$(touch x)/x",
+    "${SCRATCH}y/$b:$C": "/s;ty/`touch x`:a\nb",
+    "--bind=~/a:/b,~/c": "--bind=/h o/a:/b,/h o/c",
+    "/x^%,y": "/x^%,y",
+}
+
+
+@pytest.mark.parametrize(("word", "means"), FILLED_IN.items())
+@pytest.mark.parametrize("key", ["python", "source", "prefix", "srun"])
+def test_a_path_may_hold_variables_and_begin_at_home(key, word, means, tmp_path):
+    if key == "srun" and not word.startswith("--"):
+        word, means = f"--chdir={word}", f"--chdir={means}"
+    command = ["bash", "-c", f"printf %s {shell(word)}"]
+    done = subprocess.run(command, env=HELD, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=LIMIT)
+    assert done.stdout == means and not list(tmp_path.iterdir())
+    text = f'{key} = ["{word}"]' if key in ("prefix", "srun") else f'{key} = "{word}"'
+    (tmp_path / "mine.toml").write_text(text)
+    assert shell(word) in render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
+
+
+def test_a_variable_that_is_not_set_is_named_and_ends_the_job():
+    command = ["bash", "-c", f"echo {shell('/a/$SCRATCH/b')}; echo on"]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode and not done.stdout and "SCRATCH: parameter null or not set" in done.stderr
+
+
+SBATCH = [
+    "--switches=1",
+    "--licenses=matlab:1",
+    "--hint=nomultithread",
+    "--comment=a@b",
+    "--get-user-env",
+    "--nice=10",
+]
+NO_SBATCH = {
+    "--nodes=3": "the job says it",
+    "--ntasks=1": "the job says it",
+    "--time=1:00": "time and longest",
+    "--gres=nvme:1": "the key gpus says it",
+    "--output=x": "the log lies in the run folder",
+    "--qos=a": "a key of its own",
+    "--clusters=b": "only the cluster",
+    "--wrap=rm": "a site may add only acctg-freq, begin",
+    "--switch=1": "a site may add only",
+    "-N3": "give --name or --name=value",
+    "--nice=1 --nodes=2": "' ' may not stand in it",
+    "--comment=a\\nb": "may not stand in it",
+}
+
+
+def test_further_lines_of_sbatch_stand_in_the_job_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(f"sbatch = {json.dumps(SBATCH)}")
+    text = render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
+    assert all(f"\n#SBATCH {word}\n" in text for word in SBATCH)
+
+
+@pytest.mark.parametrize(("word", "why"), NO_SBATCH.items())
+def test_an_option_of_sbatch_that_the_job_file_or_a_key_says_is_refused_with_the_reason(word, why, tmp_path):
+    line = refused(f'sbatch = ["{word}"]', tmp_path)
+    assert "sbatch = " in line and why in line
+
+
+NO_SRUN = ["--ntasks=1", "--ntasks-per-node=1", "--nta=1", "--nodes=1", "--cpus-per-task=1", "--label", "--wait=0"]
+NO_SRUN += [
+    "--kill-on-bad-exit=0",
+    "--kill",
+    "--export=NONE",
+    "--hint=nomultithread",
+    "--output=x",
+    "--gpus-per-task=1",
 ]
 
 
-@pytest.mark.parametrize("line", SETUP)
-def test_a_line_of_set_up_that_is_more_than_set_up_is_refused(line, tmp_path):
-    assert f"setup = {line!r}" in refused(f'setup = ["{line}"]', tmp_path)
+@pytest.mark.parametrize("word", NO_SRUN)
+def test_a_flag_of_srun_that_the_job_file_sets_is_refused(word, tmp_path):
+    line = refused(f'srun = ["--cpu-bind=cores", "{word}"]', tmp_path)
+    assert f"srun = {word!r}" in line and line.endswith("leave it out")
+    (tmp_path / "mine.toml").write_text(
+        'srun = ["--cpu-bind=cores", "--gpu-bind=none", "--network=a", "--mem-bind=local"]'
+    )
+    assert len(Site.load(tmp_path / "mine.toml").srun) == 4
+
+
+def test_a_site_without_gpus_asks_for_none_and_its_ranks_stay(tmp_path):
+    (tmp_path / "mine.toml").write_text('gpus = ""')
+    text = render(Job("a", ("x.py",), tasks_per_node=4, gpus_per_node=4), Site.load(tmp_path / "mine.toml"), "run")
+    assert "gpu:" not in text and "--gpus" not in text and "\n#SBATCH --ntasks-per-node=4 " in text
+
+
+def test_a_sites_longest_time_is_a_bound_and_its_usual_one_within_it(tmp_path):
+    (tmp_path / "mine.toml").write_text('time = "01:00:00"\nlongest = "1-0"')
+    site = Site.load(tmp_path / "mine.toml")
+    assert "\n#SBATCH --time=24:00:00 " in render(Job("a", ("x.py",), time="24:00:00"), site, "run")
+    with pytest.raises(JobError, match="time='24:00:01' is more than 1-0, the longest at site mine: ask for less"):
+        render(Job("a", ("x.py",), time="24:00:01"), site, "run")
+    assert "time = '2-0' is more than longest = '1-0'" in refused('time = "2-0"\nlongest = "1-0"', tmp_path)
+    assert "longest = '1h' cannot be used: 'h' may not stand in it" in refused('longest = "1h"', tmp_path)
+
+
+@pytest.mark.parametrize("value", ['"16"', "true", "1.5", "[16]", "-1", "100000"])
+def test_cpus_are_a_whole_number(value, tmp_path):
+    line = refused(f"cpus_per_rank = {value}", tmp_path)
+    assert "cpus_per_rank = " in line and "whole number" in line
 
 
 # ---- the learner
@@ -272,7 +411,7 @@ def test_a_learners_own_file_counts_more_than_the_shared_one_but_for_the_local_s
     assert Site.load("local").flags == ["--partition=course"]
     for text, line in {
         'acount = "physics"': ": the key 'acount' is not known: did you mean account?",
-        'account = "a b"': ": account = 'a b' cannot be used: give letters,",
+        'account = "a b"': ": account = 'a b' cannot be used: ' ' may not stand in it",
         'memory = "1G"\nmemory_per_cpu = "1G"': ": memory and memory_per_cpu exclude each other: give one",
         "account = 5": ": account = 5: give a text in quotes",
         "account": " is not TOML: ",

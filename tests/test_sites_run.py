@@ -164,6 +164,26 @@ def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log, module):
     assert not any("meets at" in line for line in lines)
 
 
+def test_a_file_that_set_up_sources_is_read_as_at_a_prompt(log, tmp_path, monkeypatch):
+    file = tmp_path / "env.sh"
+    file.write_text('declare -x CUDA_HOME="$#:$*"\nexport TORCH_HOME="$OLD"\n')
+    monkeypatch.setenv("LONG", "a b; $(touch x)")
+    words = {"": "CUDA_HOME=0: TORCH_HOME=a b; $(touch x)/x: ", " gpu $OLD": "CUDA_HOME=2:gpu a b; $(touch x)/x: "}
+    for given, read in words.items():
+        setup = ("export OLD=$LONG/x:$OLD", f"source {file}{given}")
+        state, lines = log(Site(f"given-{len(given)}", partition="course", setup=setup))
+        assert state == "COMPLETED" and sum(read in line for line in lines) == 4, lines
+    monkeypatch.delenv("LONG")
+    state, lines = log(Site("unset", partition="course", setup=setup))
+    assert state == "FAILED" and "LONG: parameter null or not set" in lines[-1]
+
+
+def test_ranks_are_handed_the_set_up_also_where_sbatch_was_told_to_export_nothing(log):
+    site = Site("none", partition="course", sbatch=("--export=NONE",), setup=("export OLD=handed-on",))
+    state, lines = log(site)
+    assert state == "COMPLETED" and sum("OLD=handed-on" in line for line in lines) == 4, lines
+
+
 def test_dellas_lines_do_their_work(log, module, conda, environment):
     module("anaconda3/2024.6", f'puts stdout "source {conda};"')
     state, lines = log(Site.load("della").but(memory="100M"))

@@ -91,12 +91,15 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     Nothing stays either where this process submits the job, and Slurm refuses it.
 
     script: as in text_of. A file's own folder is not copied: what it imports from there must be installed, or on the
-    PYTHONPATH. arguments may hold {run_dir} and {array}. shape: what else a Job takes.
+    PYTHONPATH. arguments may hold {run_dir} and {array}. shape: what else a Job takes; time and cpus_per_task are the
+    site's usual ones where they are None, or left out.
     """
     arguments = words_of(arguments)
     text, name = text_of(script), Path(str(script)).name.removesuffix(".py") + ".py"
     check("script", name, NAME, "a file name of letters, digits, dot, dash and underscore")
     own = list(site.script_args) if str(script) in scripts.NAMES else []  # a stranger's script knows no --no-cuda
+    usual = {"time": site.time or Job.time, "cpus_per_task": site.cpus_per_rank or Job.cpus_per_task}
+    shape = usual | {key: value for key, value in shape.items() if value is not None}
     job = Job(folder.name, (name, *own, *map(str, arguments)), **shape)  # of two equal flags the last one counts
     if (flags := own_flags(str(script))) is not None:
         if job.requeue and "resume" not in flags:

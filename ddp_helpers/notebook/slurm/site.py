@@ -17,41 +17,11 @@ from reprlib import repr as short
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.slurm.job import ARRAY, MEMORY, NAME, RUN_DIR, Job, JobError
+from ddp_helpers.notebook.slurm.allowed import set_up, shell, wrong
+from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, seconds
 
 SITES = ROOT / "slurm" / "sites"
-WORD = re.compile(r"[\w./:,=+@-]+", re.ASCII)
-HOLED = re.compile(r"([\w./:,=+@#-]|\{(folder|runs|course)\})+", re.ASCII)
-BOUND = re.compile(r":\{folder\}|\{folder\}:|--(bind|mount|volume|container-mounts)=.*\{folder\}")
-SETUP = re.compile(
-    r"module( --force)? purge|(module (load|unload|use|swap)|ml|spack load)( [\w./:+@-]+)+"
-    r"|(conda|mamba|micromamba) activate [\w./-]+|source [\w./+~-]+|ulimit -[a-z] (\d+|unlimited)"
-    r"|unset [A-Z_][A-Z0-9_]*|export [A-Z_][A-Z0-9_]*=(\$[A-Z_][A-Z0-9_]*)?[\w./:,+=@-]*",
-    re.ASCII,
-)
-NODES = re.compile(r"[\w.,\[\]-]+", re.ASCII)
-# What each key may hold, and how to say so.
-ALLOWED = {
-    "description": (re.compile(r"[^\x00-\x1f\x7f]*"), "one line of text"),
-    "gpus": (re.compile(r"--(gres=gpu:|gpus-per-node=)([\w.-]+:)?\{n\}", re.ASCII), "--gres=gpu:{n} or alike"),
-    "partition": (re.compile(rf"{NAME.pattern}(,{NAME.pattern})*", re.ASCII), "one partition, or several with commas"),
-    "nodelist": (NODES, "names of nodes, such as node[01-04]"),
-    "exclude": (NODES, "names of nodes, such as node[01-04]"),
-    "memory": (re.compile(rf"0|{MEMORY.pattern}", re.ASCII), "a number with K, M, G or T, such as 32G, or 0 for all"),
-    "memory_per_cpu": (MEMORY, "a number with K, M, G or T, such as 4G"),
-    "mail_user": (re.compile(r"[\w.+-]+@[\w.-]+", re.ASCII), "an address, such as {user}@example.org"),
-    "mail_type": (re.compile(r"BEGIN|END|FAIL|REQUEUE|TIME_LIMIT|ALL"), "BEGIN, END, FAIL, REQUEUE, TIME_LIMIT or ALL"),
-    "constraint": (re.compile(r"[\w.&|*\[\]()-]+", re.ASCII), "features, joined by & or |"),
-    "setup": (
-        SETUP,
-        "module …, ml …, spack load …, conda activate …, source …, export NAME=value, unset … or ulimit …",
-    ),
-    "python": (re.compile(r"[\w./+-]+", re.ASCII), "a command or a path, without spaces"),
-    "source": (re.compile(r"[\w./+-]+", re.ASCII), "the path of a file"),
-    "prefix": (HOLED, "words without spaces, quotes and dollar signs"),
-    "srun": (re.compile(rf"--{HOLED.pattern}", re.ASCII), "flags of srun's, such as --container-image=…, a word each"),
-    "script_args": (WORD, "words without spaces, quotes and dollar signs"),
-}
+USER = re.compile(r"(?<!\$)\{user\}")  # ${user} is a variable
 
 
 @dataclass(frozen=True)
@@ -73,6 +43,10 @@ class Site:
     memory_per_cpu: str = ""
     mail_user: str = ""
     mail_type: tuple[str, ...] = ("END", "FAIL")
+    time: str = ""  # of a job that does not say how long
+    longest: str = ""
+    cpus_per_rank: int = 0  # of a job that does not say how many; 1 without it
+    sbatch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     python: str = ""  # without it, the Python that writes the file
     srun: tuple[str, ...] = ()
@@ -129,19 +103,21 @@ def check_keys(where: str, values: Mapping[str, object]) -> None:
     if values.get("memory") and values.get("memory_per_cpu"):
         raise JobError(f"{where}: memory and memory_per_cpu exclude each other: give one")
     for key, value in values.items():
-        pattern, allowed = ALLOWED.get(key, (NAME, "letters, digits, dot, dash and underscore"))
-        needed = value or key in ("name", "gpus")
-        for word in value if isinstance(value, tuple) else [value] if needed and value is not True else []:
-            if not (isinstance(word, str) and pattern.fullmatch(word)):
-                raise JobError(f"{where}: {key} = {word!r} cannot be used: give {allowed}")
-            if key in ("srun", "prefix") and BOUND.search(word):
-                raise JobError(
-                    f"{where}: {key} = {word!r} mounts {{folder}}, but the records of an array's tasks lie beside it: "
-                    "mount {runs}, the folder above, instead"
-                )
+        if key == "exclusive":
+            continue
+        if key == "cpus_per_rank":
+            if type(value) is not int or not 0 <= value < 10_000:
+                raise JobError(f"{where}: {key} = {value!r} cannot be used: give a whole number, 1 or more")
+            continue
+        for word in value if isinstance(value, tuple) else [value] if value or key == "name" else []:
+            if why := wrong(key, word):
+                raise JobError(f"{where}: {key} = {word!r} cannot be used: {why}")
+    usual, longest = values.get("time"), values.get("longest")
+    if usual and longest and seconds(usual) > seconds(longest):
+        raise JobError(f"{where}: time = {usual!r} is more than longest = {longest!r}: give less, or more")
 
 
-def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
+def keys_of(path: Path) -> dict[str, str | bool | int | tuple[str, ...]]:
     """The keys of a site file, each of its type. Raises JobError, with its path, where one of them cannot be used."""
     where = f"site file {str(path)!r}"
     try:
@@ -157,8 +133,8 @@ def keys_of(path: Path) -> dict[str, str | bool | tuple[str, ...]]:
     return values
 
 
-def typed(file: str, key: str, value: object) -> str | bool | tuple[str, ...]:
-    """A value of the file in its place: text, true or false, or a list of text, with the learner's name for {user}."""
+def typed(file: str, key: str, value: object) -> str | bool | int | tuple[str, ...]:
+    """A value of the file in its place, of the key's type, with the learner's name for {user}."""
     kinds = {one.name: str(one.type) for one in fields(Site) if one.name != "name"}
     if key not in kinds:
         near = get_close_matches(key, kinds, 1)
@@ -168,12 +144,16 @@ def typed(file: str, key: str, value: object) -> str | bool | tuple[str, ...]:
         if not isinstance(value, bool):
             raise JobError(f"site file {file!r}: {key} = {short(value)}: give true or false, without quotes")
         return value
+    if "int" in kinds[key]:
+        if type(value) is not int:
+            raise JobError(f"site file {file!r}: {key} = {short(value)}: give a whole number, without quotes")
+        return value
     many = "tuple" in kinds[key]
     words = value if many else [value]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         kind = "a list of texts" if many else "a text"
         raise JobError(f"site file {file!r}: {key} = {short(value)}: give {kind} in quotes")
-    words = [word.replace("{user}", user()) if "{user}" in word else word for word in words]
+    words = [USER.sub(lambda _: user(), word) for word in words]
     return tuple(words) if many else words[0]
 
 
@@ -195,12 +175,12 @@ def render(job: Job, site: Site, folder: Path) -> str:
     folder = Path(folder).absolute()
     if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
         raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
-    python = site.python or ("python" if site.in_container else sys.executable)
+    if site.longest and seconds(job.time) > seconds(site.longest):
+        raise JobError(f"time={job.time!r} is more than {site.longest}, the longest at site {site.name}: ask for less")
+    python = shell(site.python) if site.python else "python" if site.in_container else shlex.quote(sys.executable)
     values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
     places = {"{folder}": str(folder), "{runs}": str(folder.parent), "{course}": str(ROOT)}
-    for key in ("srun", "prefix"):
-        words = [re.sub(r"\{(folder|runs|course)\}", lambda hole: places[hole[0]], text) for text in vars(site)[key]]
-        values[key] = " ".join(map(shlex.quote, words))
+    values |= {key: " ".join(shell(word, places) for word in vars(site)[key]) for key in ("srun", "prefix")}
     text = environment().get_template("job.sbatch.jinja").render(values)
     # The comments in a column; not behind the log's path, which is the learner's.
     return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
@@ -211,7 +191,7 @@ def environment() -> Environment:
     """Make the jinja environment of the template, with filters that quote values for the shell."""
     found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
     found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
-    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "quoted_value": quoted_value}
+    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "set_up": set_up}
     return found
 
 
@@ -227,14 +207,9 @@ def wrapper(job: Job, site: Site) -> str:
     In a container $0 is the run folder: what is written where nothing is mounted would be gone with the container.
     """
     steps = ['export PET_NODE_RANK="$SLURM_NODEID"'] if job.launcher == "torchrun" else []
-    steps += [f"source {site.source}"] if site.source else []
+    steps += [f"source {shell(site.source)}"] if site.source else []
     seen = f'[ -d "$0" ] || {{ echo "{UNSEEN}" >&2; exit 1; }}; ' if site.in_container else ""
     return seen + " && ".join([*steps, 'exec "$@"'])
-
-
-def quoted_value(line: str) -> str:
-    """A line of set-up; what it exports stays one word, whatever its variable holds."""
-    return re.sub(r"=(\$.*)", r'="\1"', line)
 
 
 def directive(value: str) -> str:
