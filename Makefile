@@ -24,6 +24,7 @@ notebooks: .venv/installed system staged  ## execute the notebooks in place: the
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
 	@$(BIN)/python -m ddp_helpers.upkeep.architecture
+	@$(BIN)/python -m ddp_helpers.upkeep.site_schema
 
 site: .venv/installed  ## build the reading edition, pages to read without a network, from the notebooks as they are
 	@rm -rf build/site

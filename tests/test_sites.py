@@ -7,7 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 
+import jsonschema
 import pytest
 from real import LIMIT
 
@@ -16,6 +19,7 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.notebook.slurm import Job, JobError, Site, render
 from ddp_helpers.notebook.slurm.allowed import shell
 from ddp_helpers.notebook.slurm.site import SITES
+from ddp_helpers.upkeep.site_schema import SCHEMA, schema, words
 
 PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"
 SHIPPED = sorted(path.stem for path in SITES.glob("*.toml"))
@@ -456,3 +460,32 @@ def test_the_command_that_checks_a_site_imports_nothing_heavy(before):
     heavy = {"IPython", "matplotlib", "nbformat", "numpy", "pandas", "papermill", "psutil", "scipy", "torch"}
     found = heavy & set(done.stdout.splitlines()[-1].split())
     assert bool(found) == bool(before), f"{found}: with pandas, the control, it would be seen"
+
+
+# ---- the schema, by which editors check a site file
+
+
+def valid(text):
+    """Whether the schema takes a site file."""
+    return jsonschema.Draft4Validator(json.loads(SCHEMA.read_text())).is_valid(tomllib.loads(text))
+
+
+def test_the_schema_is_made_from_the_keys_and_the_words_of_the_template():
+    assert SCHEMA.read_text() == schema(), "run: python -m ddp_helpers.upkeep.site_schema"
+    keys = json.loads(schema())["properties"]
+    assert [*keys] == [key.name for key in fields(Site)][1:] and all(
+        len(key["description"]) > 9 for key in keys.values()
+    )
+    assert {*keys} == {*words()}, "TEMPLATE.toml explains a key that is none"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_site_leads_editors_to_the_schema_and_is_valid_by_it(name):
+    text = (SITES / f"{name}.toml").read_text()
+    assert text.startswith(f"#:schema ./{SCHEMA.name}\n")
+    assert valid(text) and valid(re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text))
+
+
+@pytest.mark.parametrize("text", [*WRONG, 'acount = "a"', 'exclusive = "yes"', 'cpus_per_rank = "16"'])
+def test_the_schema_refuses_what_the_check_refuses_for_its_type(text, tmp_path):
+    assert refused(text, tmp_path) and not valid(text)
