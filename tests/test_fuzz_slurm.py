@@ -22,7 +22,8 @@ from ddp_helpers.notebook.slurm.site import SITES
 WORD = r"""(?:[\w./:,=+@%-]+|'[^'\n]*'(?:"'"'[^'\n]*')*|''"""  # as shlex.quote writes one
 # And as a site's is written in which $NAME is filled in: in double quotes, where a backslash keeps the rest as it is.
 WORD += r"""|"(?:[^"$`\\\n]|\\[$`"\\]|\$\{[A-Za-z_]\w*(?::\?)?\}|\$[A-Za-z_]\w*)*")"""
-SETS_UP = rf"""(?:{"|".join(allowed.SETUP)})(?: {WORD}| [A-Za-z_]\w*={WORD}?)* \|\| failed "(?:[^"$`\\\n]|\\\$)*\""""
+SETS_UP = rf"""(?:{"|".join(allowed.SETUP)})(?: {WORD})* \|\| failed "(?:[^"$`\\\n]|\\\$)*\""""
+SETS_UP += rf"|export [A-Za-z_]\w*={WORD}?"
 OURS = r"""(?:"\$run_dir"|"\$\{values\[\$SLURM_ARRAY_TASK_ID\]\}")"""
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from ddp_helpers.upkeep.site_schema import SCHEMA, schema, words
 
 PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"
 SHIPPED = sorted(path.stem for path in SITES.glob("*.toml"))
+ALPINA = ROOT / "tests" / "alpina.toml"  # a cluster of all that clusters have
+FILES = [*(SITES / f"{name}.toml" for name in SHIPPED), ALPINA]
 
 
 def jobs():
@@ -34,8 +37,8 @@ def jobs():
         yield Job("ddp-torch", program, **shape, launcher=launcher, array=array)
 
 
-def checked(paths, leave_out="SC1091"):
-    """What shellcheck says of these files; SC1091 is that the file which a site sources is not here."""
+def checked(paths, leave_out="SC1090,SC1091"):
+    """What shellcheck says of these files; those two are that the file which a site sources is not here."""
     if not shutil.which("shellcheck"):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(
             "no shellcheck on this machine: apt-get install shellcheck"
@@ -45,10 +48,10 @@ def checked(paths, leave_out="SC1091"):
     return [f"{found['file']}:{found['line']}: {found['message']}" for found in json.loads(done.stdout)]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(name, tmp_path):
-    site, paths = Site.load(SITES / f"{name}.toml"), []
-    assert site.name == name and site.description
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(file, tmp_path):
+    site, paths = Site.load(file), []
+    assert site.name == file.stem and site.description
     for folder, job in itertools.product((PLAIN, ODD), jobs()):
         paths.append(tmp_path / f"{len(paths)}.sbatch")
         paths[-1].write_text(render(job, site, tmp_path / folder))
@@ -60,7 +63,7 @@ def test_a_shipped_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(na
         assert all(line.startswith("#") for line in text.splitlines()[:last])  # Slurm reads no directive behind code
         assert len({line.split("=")[0] for line in directives}) == len(directives)
     assert not checked(paths[:8])
-    assert not checked(paths[8:], "SC1091,SC2016") and len(paths) == 16  # SC2016: it asks whether $(…) is meant
+    assert not checked(paths[8:], "SC1090,SC1091,SC2016") and len(paths) == 16  # SC2016: it asks whether $(…) is meant
 
 
 def seeds(name):
@@ -123,12 +126,34 @@ srun singularity exec --overlay my.ext3 image /bin/bash -c "python download_data
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_no_site_repeats_a_mistake_of_the_examples(name, mistake):
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_site_repeats_a_mistake_of_the_examples(file, mistake):
     assert re.search(MISTAKES[mistake], SEED)
     for job in jobs():
-        code = re.sub(r"(?m)(?<=\s)#(?!SBATCH).*$", "", render(job, Site.load(SITES / f"{name}.toml"), "run"))
+        code = re.sub(r"(?m)(?<=\s)#(?!SBATCH).*$", "", render(job, Site.load(file), "run"))
         assert not re.search(MISTAKES[mistake], code)
+
+
+ASKED_OF_ALPINA = """--account=edu/ddp --partition=gpu-a100,gpu-a100-long --reservation=ddp-course,ddp-reserve --mem=0
+--constraint=a100&!old --gres=gpu:a100:2,nvme:100G --cpus-per-task=16 --time=01:00:00 --hint=nomultithread
+--licenses=scratch@alpina --switches=1@00:10:00 --export=NONE --wckey=ddp --ntasks-per-node=2 --nodes=2"""
+
+
+def test_all_that_an_imaginary_cluster_has_can_be_said(capsys):
+    assert main(["site", str(ALPINA)]) == 0
+    text = capsys.readouterr().out
+    assert {*ASKED_OF_ALPINA.split()} <= {*re.findall(r"^#SBATCH (\S+)", text, re.M)}
+    steps = text.partition("\nfailed() {")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [step.split()[0] for step in steps] == [line.split()[0] for line in Site.load(ALPINA).setup]
+    assert 'export LD_LIBRARY_PATH="${CUDA_HOME:?}/lib64:$LD_LIBRARY_PATH"' in steps
+    assert "export NCCL_SOCKET_IFNAME='^lo,docker'" in steps
+    [command] = re.findall(r"^srun (?:.*\\\n)*.*", text, re.M)
+    words = [shlex.split(line) for line in command.replace("\\\n", "\n").splitlines()]
+    assert words[1] == ["--cpu-bind=cores", "--gpu-bind=none", "--mem-bind=local"]
+    assert words[2][3:] == [
+        *("--bind", f"{ROOT}/runs,{ROOT}"),
+        *("--bind=${SCRATCH:?}:/scratch", "${SCRATCH:?}/images/pytorch.sif"),
+    ]
 
 
 def test_a_container_has_the_folders_of_an_arrays_tasks(tmp_path):
@@ -257,8 +282,12 @@ SETUP |= {line: line for line in ("module --force purge", "module list", "spack 
 def test_a_line_of_set_up_is_quoted_for_the_shell(line, becomes, tmp_path):
     (tmp_path / "mine.toml").write_text(f'setup = ["{line}"]')
     text = render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
-    said = line.replace("$", "\\$")
-    assert f'\n{becomes} || failed "{said}"\n' in text
+    assert f"\n{becomes}{'' if line.startswith('export') else f' {named(line)}'}\n" in text
+
+
+def named(line):
+    """How a line of set-up is named where it fails."""
+    return f'|| failed "{line}"'.replace("$", "\\$")
 
 
 NO_SETUP = {
@@ -479,10 +508,11 @@ def test_the_schema_is_made_from_the_keys_and_the_words_of_the_template():
     assert {*keys} == {*words()}, "TEMPLATE.toml explains a key that is none"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_site_leads_editors_to_the_schema_and_is_valid_by_it(name):
-    text = (SITES / f"{name}.toml").read_text()
-    assert text.startswith(f"#:schema ./{SCHEMA.name}\n")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_site_leads_editors_to_the_schema_and_is_valid_by_it(file):
+    text = file.read_text()
+    schema_of = re.match(r"#:schema (\S+)\n", text)
+    assert (file.parent / schema_of[1]).resolve() == SCHEMA
     assert valid(text) and valid(re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text))
 
 

@@ -112,7 +112,11 @@ def conda(tmp_path, environment, monkeypatch):
         path.write_text(subprocess.run(hook, capture_output=True, text=True, check=True, timeout=LIMIT).stdout)
     else:
         path.write_text(
-            'conda() { [ "$1" = activate ] && PATH="$CONDA_ENVS_PATH/$2/bin:$PATH" && [ -d "${PATH%%:*}" ]; }'
+            """conda() {
+    case $2 in /*) folder=$2 ;; *) folder=$CONDA_ENVS_PATH/$2 ;; esac
+    [ "$1" = activate ] && [ -d "$folder/bin" ] && PATH="$folder/bin:$PATH"
+}
+"""
         )
     return path
 
@@ -238,6 +242,33 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
         assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_alpinas_set_up_does_its_work_where_its_account_network_and_apptainer_are_left_out(
+    log, module, conda, environment, image, tmp_path, monkeypatch
+):
+    alpina = Site.load(ROOT / "tests" / "alpina.toml")
+    home = tmp_path / "home dir"
+    monkeypatch.setenv("HOME", str(home))
+    for name, text in {
+        "modulefiles/nccl-hsn": "#%Module1.0\nsetenv CUDA_HOME /cuda",
+        "miniforge3/etc/profile.d/conda.sh": conda.read_text(),
+        "ddp/env.sh": 'export TORCH_HOME="$1 from $HF_HOME"',
+    }.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"{text}\n")
+    module("apptainer/1.3", "setenv OLD apptainer")
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("HF_HOME", "elsewhere")
+    # Lmod, with its -q and its lmod.sh, is not everywhere; and `module reset` would find this machine's modules alone.
+    setup = [line.replace("-q ", "") for line in alpina.setup[2:]]
+    absent = dict.fromkeys(("account", "qos", "reservation", "constraint"), "")
+    ours = {"partition": "course", "gpus": "--gres=gpu:{n}", "memory": "100M", "sbatch": alpina.sbatch[1:2], "srun": ()}
+    site = replace(alpina, **absent, **ours, setup=tuple(setup), prefix=image)
+    state, lines = log(site, cpus_per_task=2, gpus_per_node=2)
+    assert state == "COMPLETED" and sum("in image" in line for line in lines) == 4, lines
+    assert sum("CUDA_HOME=/cuda TORCH_HOME=gpu from elsewhere OLD=apptainer" in line for line in lines) == 4, lines
+    assert any("nccl-hsn" in line for line in lines), "module list"
 
 
 RECORD = """

@@ -176,10 +176,8 @@ def shell(text: str, places: Mapping[str, str] | None = None, own: str = "") -> 
 def set_up(line: str) -> str:
     """A line of set-up for the shell: what is filled in stays one word, and a line that fails ends the job."""
     first, *words = line.split()
-    if first == "export":
+    if first == "export":  # it fails only where a name is not set, and that ends the job by itself
         name, _, value = words[0].partition("=")
-        words = [f"{name}={shell(value, own=name) if value else ''}"]
-    else:
-        words = list(map(shell, words))
+        return f"export {name}={shell(value, own=name) if value else ''}"
     said = line.replace("$", "\\$")
-    return f'{" ".join([first, *words])} || failed "{said}"'
+    return f'{" ".join([first, *map(shell, words)])} || failed "{said}"'
