@@ -63,7 +63,13 @@ TORCHRUN = variables("""
 """)
 # Rank 3 of Intel MPI's mpirun -n 4 -ppn 2, as far as a script reads it; MPICH sets the same.
 MPICH = variables("MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1")
-# The same rank of HPE Cray's mpiexec, in a PBS job.
+# Recorded on Intel MPI 2021.18, rank 1 of mpiexec.hydra -n 2. Open MPI 5.0 and MPICH 5.0 set what is said above, and
+# Open MPI 5 writes PMIX_NAMESPACE=prterun-HOST-PID@1.
+INTEL = variables("""
+    HYDRA_BSTRAP_LAUNCHER=ssh HYDRA_BSTRAP_NODE_ID=0 I_MPI_HYDRA_UUID=106a0000-f5e6-b767-0861-0600e5753957
+    MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_FD=11 PMI_RANK=1 PMI_SIZE=2
+""")
+# Rank 3 of HPE Cray's mpiexec, in a PBS job.
 PALS = variables("""
     PALS_APID=7e1 PALS_LOCAL_RANKID=1 PALS_NODEID=1 PALS_RANKID=3 PBS_JOBID=4711.pbs PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2
     PMI_RANK=3 PMI_SIZE=4 MASTER_ADDR=node1
@@ -99,6 +105,7 @@ RECORDED = {  # environment: launcher, rank, local rank, world size
         ("openmpi", 3, 1, 4),
     ),
     "mpirun of MPICH or Intel": (MPICH, ("mpich", 3, 1, 4)),
+    "mpiexec.hydra of Intel": (INTEL, ("mpich", 1, 1, 2)),
     "mpirun of Intel in an allocation": (BATCH | MPICH, ("mpich", 3, 1, 4)),
     "mpirun of Intel, its daemons started by srun": (
         STEP | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"} | MPICH,

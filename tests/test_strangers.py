@@ -1,64 +1,116 @@
-"""Two jobs at one address and port: no rank joins a stranger's group; one-machine clusters number their jobs apart."""
+"""Two jobs at one address and port: no rank trains with a stranger; one-machine clusters number their jobs apart."""
 
-import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
+from faults.ranks import Ranks
 from real import LIMIT, THOROUGH
 from test_cluster import make_cluster, need_slurm, remove
+from test_launchers import HAND, INTEL, MPI, PALS, STEP, TORCHRUN
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook.launchers import free_port
+from ddp_helpers.notebook import runs
+from ddp_helpers.notebook.launchers import clean, free_port
+from ddp_helpers.notebook.scripts import write
+from ddp_helpers.rank.launchers import LAUNCHERS, STARTS
 
-JOIN = """
-import os, sys
-from argparse import Namespace
-import torch.distributed as dist
-from ddp_helpers.rank.group import join
-rank, owner, timeout = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-args = Namespace(no_cuda=True, timeout=timeout, global_batch_size=None, batch_size=1)
-join(args, "slurm", rank, 0, 2)
-owners = [None] * 2
-dist.all_gather_object(owners, owner)
-print("together:", *owners, flush=True)
-dist.destroy_process_group()
+RECORDED = {"torchrun": TORCHRUN, "openmpi": MPI, "mpich": INTEL, "slurm": STEP, "pals": PALS, "env": HAND}
+FLAGS = ("--epochs=1", "--dry-run", "--no-cuda", "--precision=float32", "--num-workers=0", "--timeout=5")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The script that one takes home."""
+    return write("mnist_ddp", tmp_path_factory.mktemp("script") / "mnist_ddp.py")
+
+
+def environment(launcher, rank):
+    """What this launcher sets for one of two ranks on this machine."""
+    env = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE")) | RECORDED[launcher]
+    # No agent of torchrun is here: rank 0 keeps the store.
+    env |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return env | dict(zip(LAUNCHERS[launcher][1:], (rank, rank, 2), strict=True))
+
+
+def meet(script, folder, *ranks):
+    """Start rank 0 of a job and rank 1 of a job at one port, each a pair of environment and flags, to their end.
+
+    Returns their exit statuses, what they said, and the state of the record.
+    """
+    port = free_port()
+    with ExitStack() as stack:
+        started = []
+        for rank, (env, flags) in enumerate(ranks):
+            words = (*FLAGS, *flags, "--run-dir", folder / "run")
+            here = Ranks(script, words, 1, folder / str(rank), env=env | {"MASTER_PORT": port})
+            started.append(stack.enter_context(here))
+        ended = [here.wait() for here in started]
+    state = runs.read(folder / "run").state if (folder / "run").exists() else "no record"
+    return [here.statuses[0] for here in ended], [here.said[0] for here in ended], state
+
+
+NAMES = [(launcher, name) for launcher, names in STARTS.items() for name in names] + [("env", "USER")]
+USUAL = ["PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "PALS_APID"]
+
+
+@pytest.mark.parametrize(("launcher", "name"), NAMES if THOROUGH else [case for case in NAMES if case[1] in USUAL])
+def test_a_rank_of_another_start_does_not_join(launcher, name, script, digits, tmp_path):
+    flags = ("--data", digits)
+    ours, theirs = ((environment(launcher, rank) | {name: f"{rank}7"}, flags) for rank in range(2))
+    statuses, said, state = meet(script, tmp_path, ours, theirs)
+    assert (statuses, state) == ([2, 2], "no record"), said
+    for rank, text in enumerate(said):
+        assert text.startswith(f"rank {rank} of 2 on ") and "for no other job" in text
+        assert "Traceback" not in text and "epoch" not in text
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_were_given_other_settings_do_not_train(launcher, script, digits, tmp_path):
+    flags = ["--data", digits, "--lr=0.1"], ["--data", digits, "--lr=7", "--seed=99"]
+    ours, theirs = ((environment(launcher, rank), flags[rank]) for rank in range(2))
+    statuses, said, state = meet(script, tmp_path, ours, theirs)
+    assert (statuses, state) == ([2, 2], "no record"), said
+    for rank, text in enumerate(said):
+        first, line, left = filter(None, text.splitlines())
+        assert first.startswith(f"rank {rank} of 2 on ") and left.startswith("left: 2;")
+        for part in ("rank 1 on ", "--lr 7.0 --seed 99", "rank 0 has --lr 0.1 --seed 1", "MASTER_PORT"):
+            assert part in line
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_of_one_start_with_one_setting_train(launcher, script, digits, tmp_path):
+    """The control. Workers and the data's folder may differ from node to node."""
+    (tmp_path / "local").symlink_to(digits)
+    flags = [*FLAGS[:-1], "--timeout", LIMIT, "--data"]
+    ours = environment(launcher, 0), (*flags, digits)
+    theirs = environment(launcher, 1), (*flags, tmp_path / "local", "--num-workers=1")
+    statuses, said, state = meet(script, tmp_path, ours, theirs)
+    assert (statuses, state) == ([0, 0], "done"), said
+
+
+# The rank of this number never comes; the other one runs a script.
+LATE = f"""import os, runpy, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv.pop(1):
+    time.sleep({LIMIT})
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def start(port, rank, owner, timeout, **env):
-    """A rank of somebody's job, which meets its peers at this port, and waits so many seconds for them."""
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)} | env
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", JOIN, str(rank), owner, str(timeout)], env=env, **pipes)
-
-
-WHOSE = {
-    "two users": ({"USER": "ann"}, {"USER": "bob"}),
-    "two jobs": ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}),
-    "two attempts": ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}),
-}
-
-
-@pytest.mark.parametrize("case", WHOSE if THOROUGH else ["two jobs"])
-def test_a_rank_of_a_stranger_does_not_join(case):
-    mine, theirs = WHOSE[case]
-    port = free_port()
-    ranks = [start(port, 0, "mine", 8, **mine), start(port, 1, "theirs", 8, **theirs)]
-    said = [rank.communicate(timeout=LIMIT) for rank in ranks]
-    assert all(rank.returncode == 2 for rank in ranks), said
-    assert not any("together" in out for out, _ in said), said
-    for rank, (out, err) in enumerate(said):
-        assert out.startswith(f"rank {rank} of 2 on ") and "do all run?" in err
-
-
-def test_whoever_bears_the_name_of_the_same_start_does_join():
-    """The control: without that name, the ranks above would train together."""
-    port = free_port()
-    job = {"timeout": LIMIT, "USER": "ann", "SLURM_JOB_ID": "7"}
-    ranks = [start(port, rank, owner, **job) for rank, owner in enumerate(("mine", "theirs"))]
-    said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
-    assert all("together: mine theirs" in out for out in said), said
+def test_two_real_mpiruns_at_one_port_do_not_train_together(mpirun, script, digits, tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    env = clean() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    place = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", *place, "-n", "2", sys.executable]
+    jobs = []
+    for late in (1, 0):  # of each job the other one
+        words = [tmp_path / "late.py", late, script, *FLAGS[:-1], "--timeout=10", "--data", digits]
+        words = [*command, *words, "--run-dir", tmp_path / "run"]
+        jobs.append(subprocess.Popen([*map(str, words)], env=env, stderr=subprocess.PIPE, text=True))
+    errors = [job.communicate(timeout=LIMIT)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [2, 2], errors
+    assert not (tmp_path / "run").exists() and all("for no other job" in error for error in errors), errors
 
 
 def test_two_clusters_number_their_jobs_apart():

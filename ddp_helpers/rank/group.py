@@ -1,13 +1,15 @@
 """Claim a device, and join the process group."""
 
 import os
+import socket
+import time
 from argparse import Namespace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.launchers import name_of_start, stop
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
@@ -21,6 +23,38 @@ def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return device
 
 
+def check_address(seconds: float) -> None:
+    """Stop with one line where nobody knows the name in MASTER_ADDR; PyTorch would tell of it in pages of C++."""
+    address, end = os.environ.get("MASTER_ADDR"), time.monotonic() + min(seconds, 30)  # a new name may come late
+    while address:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > end:
+                stop(f"MASTER_ADDR={address} has no address ({error}): export the name or address of rank 0's node")
+        time.sleep(0.5)
+
+
+def settings(args: Namespace) -> dict[str, str]:
+    """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
+    shared = vars(args).keys() - {"num_workers", "data"}
+    return {name.replace("_", "-"): str(vars(args)[name]) for name in shared}
+
+
+def stop_strangers(ranks: list[dict]) -> None:
+    """Stop all ranks where one was given other settings than rank 0, as one of another job; every rank calls it."""
+    first = ranks[0]["settings"].items()
+    for other in ranks:
+        theirs, ours = other["settings"].items() - first, first - other["settings"].items()
+        if theirs or ours:
+            dist.barrier()  # no rank leaves while another still needs it
+            dist.destroy_process_group()
+            given, asked = (" ".join(f"--{name} {value}" for name, value in sorted(of)) for of in (theirs, ours))
+            line = f"rank {other['rank']} on {other['host']} has {given or 'nothing'}, rank 0 has {asked or 'nothing'}"
+            stop(f"{line}: give all the same flags; if it is of another job, export another MASTER_PORT for that one")
+
+
 def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
     """Claim a device and join the group, or stop after args.timeout seconds; returns the device, and what to record."""
     args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
@@ -28,19 +62,22 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
         stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
     device = claim_device(local_rank, args.no_cuda)
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    # Another job may come to the same address and port: what only this start has stands in front of each key there.
-    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    names = names if launcher == "slurm" else ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    start = " ".join(os.environ.get(name, "") for name in ("USER", *names))
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
     try:
+        if world_size > 1:
+            check_address(args.timeout)
         store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
+        store = dist.PrefixStore(name_of_start(launcher), store)
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-        dist.init_process_group(backend, store=dist.PrefixStore(start, store), device_id=device_id, **group)
+        dist.init_process_group(backend, store=store, device_id=device_id, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
         line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
-        stop(f"{line}; export MASTER_ADDR and MASTER_PORT, the same for all ranks; do all run?")
-    ranks = [{"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}] * world_size
-    dist.all_gather_object(ranks, ranks[rank])
-    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
+        place = "MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job"
+        stop(f"{line}; export {place}; do all run?")
+    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    ranks = [None] * world_size
+    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
+    stop_strangers(ranks)
+    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size}
+    group["ranks"] = [{name: here[name] for name in mine} for here in ranks]
     return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group

@@ -14,6 +14,17 @@ LAUNCHERS = {
     "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
+# What names one start by this launcher: the same on all its ranks, on every node, and another at each start. MPICH and
+# whoever exports RANK by hand set no such name.
+STARTS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    "openmpi": ("PMIX_NAMESPACE",),
+    "mpich": ("I_MPI_HYDRA_UUID",),  # of Intel MPI alone
+    "slurm": ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "pals": ("PALS_APID",),
+    "env": (),
+}
+
 
 def stop(line: str) -> None:
     """End this process with one line on stderr and exit status 2."""
@@ -30,6 +41,11 @@ def who_am_i(env: dict[str, str] = os.environ) -> tuple[str, int, int, int]:
     if values != exported or not 0 <= local_rank <= rank < world_size:
         stop(f"{launcher}: rank, local rank, world size {values}; RANK, WORLD_SIZE {exported}: export neither, or all")
     return launcher, rank, local_rank, world_size
+
+
+def name_of_start(launcher: str) -> str:
+    """Name this start of the ranks, to stand before each key where they meet: another job may come there, too."""
+    return " ".join(os.environ.get(name, "") for name in ("USER", *STARTS.get(launcher, ())))
 
 
 def cpus_of_rank() -> int:

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ddp_helpers.rank.group import check_address
+from ddp_helpers.rank.launchers import name_of_start
+
 
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
@@ -82,6 +85,7 @@ class Case:
         place, found = f"MASTER_ADDR={address} MASTER_PORT={port}", []
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
+        check_address(self.args.timeout)
         hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         limit = timedelta(seconds=self.args.timeout)
 
@@ -98,5 +102,5 @@ class Case:
         if trouble:
             what = "cannot listen" if hosts else "is not there"
             raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
-        self.store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        self.store = dist.PrefixStore(name_of_start(self.launcher), store)
         self.store.set_timeout(limit)
