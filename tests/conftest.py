@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from real import THOROUGH
 
 from ddp_helpers.notebook.kernels import KernelOnFiles
+from ddp_helpers.notebook.launchers import INHERITED
 from ddp_helpers.notebook.slurm import available
 from ddp_helpers.notebook.slurm.queue import ask
 from ddp_helpers.rank.digits import write_digits
@@ -31,9 +32,7 @@ jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and s
 ALONE = {"cluster", "browser"}
 USES_SLURM = re.compile(r"slurm\.available|slurm\.watch|%%slurm")
 GROUPS = {"alone": 0, "notebooks": 1}  # the longest groups first
-LAUNCHERS = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_|TORCHELASTIC_|OMPI_|PMI|SLURM_(?!CONF$)|CUDA_VISIBLE_|OMP_|DDP_"
-)
+OF_A_JOB = re.compile(r"SLURM_|CUDA_VISIBLE_|OMP_|DDP_")  # beside what launchers set
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -53,8 +52,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def nobody_launched_us(monkeypatch):
     """A test may itself run inside a Slurm job or under torchrun: its ranks must not inherit that."""
-    for name in filter(LAUNCHERS.match, list(os.environ)):
-        monkeypatch.delenv(name)
+    for name in os.environ.keys() - {"SLURM_CONF"}:
+        if INHERITED.match(name) or OF_A_JOB.match(name):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

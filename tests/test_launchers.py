@@ -170,6 +170,16 @@ def test_a_recorded_environment_is_read(name):
     assert who_am_i(env) == expected
 
 
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_job_that_a_rank_starts_is_not_taken_for_that_rank(name, monkeypatch):
+    """A kernel may itself be a rank: nothing by which it is known is handed on."""
+    kept = {"SLURM_ACCOUNT": "physics", "I_MPI_FABRICS": "shm", "MPI_HOME": "/opt/mpi"}
+    for variable, value in (RECORDED[name][0] | kept).items():
+        monkeypatch.setenv(variable, value)
+    assert who_am_i(clean()) == ("single", 0, 0, 1)
+    assert kept.items() <= clean().items(), "the control: what people set stays"
+
+
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_contradiction_stops_with_one_line(name):
     env, parts = CONTRADICTIONS[name]

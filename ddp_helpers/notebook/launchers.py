@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_helpers.rank.launchers import cpus_of_rank
+from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank
 
+# What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of these families.
+KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
 INHERITED = re.compile(
-    r"(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN|PMIX?|PMI2|OMPI|TORCHELASTIC|MASTER|GROUP|ROLE)_|(LOCAL_)?(RANK|WORLD_SIZE)$"
+    rf"({'|'.join(sorted(KNOWN_BY))})$|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
+    r"|(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN)_"
 )
 
 
