@@ -415,8 +415,8 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
     "a torch without": (
         "devices",
         [{"env": {"SLURM_GPUS_ON_NODE": "2"}}],
-        f"rank 0: SLURM_GPUS_ON_NODE=2, but torch {torch.__version__} sees none",
-        "nvidia-smi",
+        f"rank 0: SLURM_GPUS_ON_NODE=2, but torch {torch.__version__} sees no GPU",
+        "a torch built for them",
     ),
     "too old for this torch": (
         "devices",

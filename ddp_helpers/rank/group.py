@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import name_of_start, stop
+from ddp_helpers.rank.training import count_gpus
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
-    gpus = 0 if no_cuda else torch.cuda.device_count()
+    gpus = count_gpus(no_cuda)
     if local_rank >= gpus > 1:
         stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
     device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0

@@ -1,5 +1,6 @@
 """Train or test with each batch once."""
 
+import os
 import time
 from argparse import Namespace
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.model import loss_and_right
 
 
@@ -15,6 +17,20 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
+
+
+def count_gpus(no_cuda: bool) -> int:
+    """Count the GPUs that torch sees, or none with --no-cuda; stops where it sees none of those that were given."""
+    gpus = 0 if no_cuda else torch.cuda.device_count()
+    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs though there are GPUs
+    # says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots are no GPUs.
+    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
+    name = next((name for name in names if name in os.environ), "")
+    given = f"{name}={os.environ.get(name, '')}"
+    if not (gpus or no_cuda or given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0"))):
+        cure = "install a torch for this driver's CUDA (nvidia-smi), give the container --nv, or give --no-cuda"
+        stop(f"{given}, but torch {torch.__version__} sees no GPU: {cure}")
+    return gpus
 
 
 def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=None, title: str = "") -> Tensor:

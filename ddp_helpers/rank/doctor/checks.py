@@ -45,12 +45,8 @@ def arrive(case: Case) -> None:
 
 def claim(case: Case) -> None:
     """Claim this rank's device, as the scripts do. Raises Red where there is none, or one that torch cannot use."""
-    gpus, asked = 0 if case.args.no_cuda else torch.cuda.device_count(), whole("SLURM_GPUS_ON_NODE", 0)
-    if asked and not gpus and not case.args.no_cuda:
-        cure = "a torch for the CUDA of the driver that nvidia-smi shows, a newer driver, or --no-cuda"
-        raise Red(f"SLURM_GPUS_ON_NODE={asked}, but torch {torch.__version__} sees none", cure)
     case.device = str(claim_device(case.local_rank, case.args.no_cuda))
-    if gpus:
+    if case.device != "cpu":
         its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")

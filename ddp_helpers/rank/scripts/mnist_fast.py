@@ -17,7 +17,7 @@ from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.record import recorded, report
-from ddp_helpers.rank.training import has_bf16
+from ddp_helpers.rank.training import count_gpus, has_bf16
 
 
 def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def main() -> None:
     """Check what was given, and train."""
     args = read_flags()
     sets = datasets(args.data)
-    device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
+    device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
     with recorded(args, device, sets[0]):
         train(args, device, *sets)
