@@ -82,6 +82,14 @@ def remove(raw):
     (raw / TRAIN).unlink()
 
 
+def mix(raw):
+    (raw / TRAIN).write_bytes((raw / "t10k-images-idx3-ubyte").read_bytes())
+
+
+DAMAGE = [(cut_short, f"{TRAIN}: cut short"), (empty, f"{TRAIN}: empty"), (remove, f"{TRAIN}: No such file")]
+DAMAGE += [(mix, "train: 200 images, but 512 labels")]
+
+
 @pytest.mark.parametrize(("name", "value"), [("SLURM_CPUS_PER_TASK", "abc"), ("LOCAL_WORLD_SIZE", "0")])
 def test_cpus_that_no_launcher_would_set_are_not_counted(name, value, monkeypatch):
     found = cpus_of_rank()
@@ -91,13 +99,13 @@ def test_cpus_that_no_launcher_would_set_are_not_counted(name, value, monkeypatc
     assert cpus_of_rank() == (1 if name == "LOCAL_WORLD_SIZE" else found), "the control: a number counts"
 
 
-@pytest.mark.parametrize("damage", [cut_short, empty, remove])
-def test_damaged_data_is_named(damage, single, here, digits, tmp_path):
+@pytest.mark.parametrize(("damage", "named"), DAMAGE)
+def test_damaged_data_is_named(damage, named, single, here, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "copy")
     damage(tmp_path / "copy" / "MNIST" / "raw")
     status, out, err = single("--run-dir=run", data=tmp_path / "copy")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {tmp_path / 'copy'} holds no whole MNIST ")
+    assert err.startswith(f"--data {tmp_path / 'copy'} holds no whole MNIST ({named}")
     assert not list(here.iterdir())
 
 
@@ -127,6 +135,7 @@ BAD = [  # arguments, and what the line names
     ("--gamma=0", "--gamma 0"),
     ("--log-interval=0", "--log-interval 0"),
     ("--num-workers=-1", "--num-workers -1"),
+    ("--num-workers=2000000000", "--num-workers 2000000000 is out of range: at most "),
     (f"--seed={2**63}", f"--seed {2**63}"),
     ("--epoch=1", "--epoch=1"),  # no abbreviations: what is added later must not change what this means
     ("--no-such-flag", "--no-such-flag"),
@@ -156,6 +165,53 @@ def test_a_bad_argument_is_named_before_any_rank_waits(argument, named, first_of
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert named in err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid", "a" * 70 + ".invalid"])
+def test_an_address_that_nobody_knows_is_named_in_one_line(address, first_of_three, here, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    status, out, err = first_of_three("--timeout=1")
+    assert (status, out.count("\n"), err.count("\n")) == (2, 1, 1), err
+    assert err.startswith(f"MASTER_ADDR={address} has no address (")
+    assert not list(here.iterdir())
+
+
+def test_an_address_that_nobody_needs_is_not_looked_up(single, monkeypatch):
+    """The control: one rank alone meets nobody."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "no.invalid"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(mnist_single, "main", mnist_ddp.main)
+    status, out, err = single(*SMALL, "--dry-run", "--num-workers=0")
+    assert status == 0 and "epoch 1: " in out, err
+
+
+GIVEN = {  # what stands in the environment of a process that was given GPUs, and of one that was not
+    "by hand": ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
+    "by its number": ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "CUDA_VISIBLE_DEVICES=GPU-8932f937"),
+    "a job's": ({"SLURM_JOB_GPUS": "3", "SLURM_GPUS_ON_NODE": "1"}, "SLURM_JOB_GPUS=3"),
+    "a step's": ({"SLURM_STEP_GPUS": "0", "SLURM_JOB_GPUS": "0,1"}, "SLURM_STEP_GPUS=0"),
+    "so many": ({"SLURM_GPUS_ON_NODE": "10"}, "SLURM_GPUS_ON_NODE=10"),
+    "hidden": ({"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"}, ""),
+    "hidden, too": ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),
+    "no device of a node": ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
+    "none": ({"SLURM_GPUS_ON_NODE": "0"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_gpus_that_were_given_and_are_not_seen_stop_a_run(case, single, here, monkeypatch):
+    env, named = GIVEN[case]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # also where there are some
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    flags = ("--dry-run", "--epochs=1", "--num-workers=0", "--run-dir=run")
+    status, out, err = single(*flags)
+    if named:
+        assert (status, out, err.count("\n")) == (2, "", 1) and not list(here.iterdir())
+        assert err.startswith(f"{named}, but torch {torch.__version__} sees no GPU: ") and "--no-cuda" in err
+        status, out, err = single(*flags, "--no-cuda")  # as the local site says
+    assert status == 0 and "epoch 1: " in out, err
 
 
 def test_a_run_folder_that_cannot_be_made_is_named(single, here):

@@ -2,9 +2,32 @@
 
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from math import prod
 from pathlib import Path
 
 from ddp_helpers.rank.launchers import cpus_of_rank, stop
+
+
+def damage(folder: Path) -> str:
+    """Say what is wrong with the MNIST files in a folder, by their first bytes and lengths, or "" if nothing is."""
+    for part in ("train", "t10k"):
+        counts = []
+        for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+            path = folder / "MNIST" / "raw" / name
+            try:
+                with path.open("rb") as file:
+                    head = file.read(16)  # its fourth byte counts the sizes that follow, four bytes each
+                sizes = [int.from_bytes(head[4 * i : 4 * i + 4], "big") for i in range(1, 1 + head[3])]
+                if path.stat().st_size != 4 + 4 * len(sizes) + prod(sizes):
+                    return f"{name}: cut short"
+                counts.append(sizes[0])
+            except IndexError:
+                return f"{name}: empty"
+            except OSError as error:
+                return f"{name}: {error.strerror}"
+        if counts[0] != counts[1]:
+            return f"{part}: {counts[0]} images, but {counts[1]} labels"
+    return ""
 
 
 def read_flags(**more: object) -> Namespace:
@@ -25,6 +48,8 @@ def read_flags(**more: object) -> Namespace:
         least = 0 if name in ("num_workers", "seed") else 1e-9
         if type(value) in (int, float) and not least <= value < 2**31:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
+    if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
+        parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
     if args.run_dir and "resume" not in more and (args.run_dir / "spec.json").exists():
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args

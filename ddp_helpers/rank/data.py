@@ -6,6 +6,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
+from ddp_helpers.rank.arguments import damage
 from ddp_helpers.rank.launchers import stop
 
 
@@ -14,6 +15,8 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; a file that is missing or cut short stops the process with one line."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
+        if wrong := damage(folder):
+            raise ValueError(wrong)
         train_set, test_set = (MNIST(folder, train=part, transform=transform) for part in (True, False))
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         stop(f"--data {folder} holds no whole MNIST ({error or 'damaged'}): get it once, before the run")

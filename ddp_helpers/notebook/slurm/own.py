@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
-from itertools import product
-from math import prod
 from pathlib import Path
 
 from ddp_helpers import ROOT
@@ -16,7 +14,7 @@ from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, 
 from ddp_helpers.notebook.slurm.queue import available, look
 from ddp_helpers.notebook.slurm.run import submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.arguments import damage, read_flags
 from ddp_helpers.rank.launchers import stop
 
 
@@ -71,18 +69,9 @@ def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
 
 
 def check_data(folder: Path) -> None:
-    """Raises JobError unless MNIST lies in a folder, each of its files as long as its first bytes say."""
-    for part, kind in product(("train", "t10k"), ("images-idx3", "labels-idx1")):
-        path = folder / "MNIST" / "raw" / f"{part}-{kind}-ubyte"
-        try:
-            with path.open("rb") as file:
-                head = file.read(16)
-            sizes = [int.from_bytes(head[4 * i : 4 * i + 4]) for i in range(1, 1 + head[3])]
-            if path.stat().st_size != 4 + 4 * len(sizes) + prod(sizes):
-                raise OSError(0, "cut short")
-        except (OSError, IndexError) as error:
-            why = f"{path.name}: {getattr(error, 'strerror', 'empty')}"
-            raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run") from None
+    """Raises JobError unless MNIST lies in a folder, each file as long as its first bytes say."""
+    if why := damage(folder):
+        raise JobError(f"--data {folder} holds no whole MNIST ({why}): get it once, before the run")
 
 
 def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Path, **shape: object) -> Job:
