@@ -50,6 +50,10 @@ def meet(script, folder, *ranks):
     return [here.statuses[0] for here in ended], [here.said[0] for here in ended], state
 
 
+def test_each_launcher_says_what_names_a_start():
+    assert [*LAUNCHERS] == [*STARTS] == [*RECORDED]
+
+
 NAMES = [(launcher, name) for launcher, names in STARTS.items() for name in names] + [("env", "USER")]
 USUAL = ["PMIX_NAMESPACE", "I_MPI_HYDRA_UUID", "SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "PALS_APID"]
 
