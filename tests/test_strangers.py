@@ -69,6 +69,16 @@ def test_a_rank_of_another_start_does_not_join(launcher, name, script, digits, t
         assert "Traceback" not in text and "epoch" not in text
 
 
+def test_ranks_of_two_and_of_three_do_not_meet(script, digits, tmp_path):
+    """By hand nothing but their number tells the jobs apart, and none of them hears of the others' settings."""
+    flags = ("--data", digits)
+    statuses, said, state = meet(
+        script, tmp_path, (environment("env", 0), flags), (environment("env", 1) | {"WORLD_SIZE": 3}, flags)
+    )
+    assert (statuses, state) == ([2, 2], "no record"), said
+    assert all("for no other job" in text and "Traceback" not in text for text in said)
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_that_were_given_other_settings_do_not_train(launcher, script, digits, tmp_path):
     flags = ["--data", digits, "--lr=0.1"], ["--data", digits, "--lr=7", "--seed=99"]
@@ -111,9 +121,11 @@ def test_two_real_mpiruns_at_one_port_do_not_train_together(mpirun, script, digi
     for late in (1, 0):  # of each job the other one
         words = [tmp_path / "late.py", late, script, *FLAGS[:-1], "--timeout=10", "--data", digits]
         words = [*command, *words, "--run-dir", tmp_path / "run"]
-        jobs.append(subprocess.Popen([*map(str, words)], env=env, stderr=subprocess.PIPE, text=True))
+        (tmp_path / str(late)).mkdir()  # for mpirun's own files
+        own = env | {"TMPDIR": str(tmp_path / str(late))}
+        jobs.append(subprocess.Popen([*map(str, words)], env=own, stderr=subprocess.PIPE, text=True))
     errors = [job.communicate(timeout=LIMIT)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [2, 2], errors
+    assert [job.returncode for job in jobs] == [2, 2], "\n".join(errors)
     assert not (tmp_path / "run").exists() and all("for no other job" in error for error in errors), errors
 
 

@@ -13,6 +13,9 @@ from ddp_helpers.rank.launchers import name_of_start, stop
 from ddp_helpers.rank.training import count_gpus
 
 
+MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
+
+
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
     gpus = count_gpus(no_cuda)
@@ -63,22 +66,21 @@ def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size:
         stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
     device = claim_device(local_rank, args.no_cuda)
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=args.timeout)}
+    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    ranks, group = [None] * world_size, {"rank": rank, "world_size": world_size}
+    group["timeout"] = timedelta(seconds=args.timeout)
     try:
         if world_size > 1:
             check_address(args.timeout)
         store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
-        store = dist.PrefixStore(name_of_start(launcher), store)
+        store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
+        dist.all_gather_object(ranks, mine | {"settings": settings(args)})
     except (RuntimeError, ValueError) as error:  # it says how many came
         line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
-        place = "MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job"
-        stop(f"{line}; export {place}; do all run?")
-    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    ranks = [None] * world_size
-    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
+        stop(f"{line}; {MEET}")
     stop_strangers(ranks)
-    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size}
-    group["ranks"] = [{name: here[name] for name in mine} for here in ranks]
+    ranks = [{name: here[name] for name in mine} for here in ranks]
+    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
     return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group
