@@ -12,7 +12,6 @@ import torch.distributed as dist
 from ddp_helpers.rank.launchers import name_of_start, stop
 from ddp_helpers.rank.training import count_gpus
 
-
 MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
 
 
