@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 
 import psutil
 
@@ -16,7 +17,10 @@ MARK = "DDP_COURSE_LAUNCH"  # an environment variable by which every process of 
 
 
 def marked(mark: str, name: str = MARK) -> list[psutil.Process]:
-    """Every process of a launch, also those whose parent is gone: those with this mark in their environment."""
+    """Every process of a launch, also those whose parent is gone: those with this mark in their environment.
+
+    Not found is one that was started with an environment without it (`env -i`), or by another user.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -39,6 +43,37 @@ def end_all(mark: str) -> None:
         psutil.wait_procs(left, timeout=patience)
 
 
+@contextmanager
+def interrupt_by(handler: Callable | signal.Handlers) -> Iterator[None]:
+    """Let this handle SIGINT in the block; threads get none, so that they change nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def no_interrupt() -> AbstractContextManager:
+    """Ignore interrupts in the block, which ends processes: half done, it would leave some behind."""
+    return interrupt_by(signal.SIG_IGN)
+
+
+def one_interrupt() -> AbstractContextManager:
+    """Raise KeyboardInterrupt at the first interrupt in the block, and ignore those after it.
+
+    Who presses stop twice must not stop what the first press has begun.
+    """
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    return interrupt_by(first)
+
+
 def ended(code: int | None) -> str:
     """Say an exit status in words: None for a process that is still there, below 0 for a signal."""
     if code is None:
@@ -58,9 +93,10 @@ def guarded(mark: str) -> Iterator[None]:
     try:
         yield
     finally:
-        end_all(mark)
-        guard.stdin.close()
-        guard.wait()
+        with no_interrupt():
+            end_all(mark)
+            guard.stdin.close()
+            guard.wait()
 
 
 def read(process: subprocess.Popen, arrived: queue.Queue) -> None:
