@@ -32,6 +32,27 @@ def run(cell: str, name: str, variables: dict[str, object]) -> str:
     return ""
 
 
+def mend_output(spare: int) -> None:
+    """Open what the cell has closed of stdout, stderr and their descriptors anew, and say so.
+
+    Without it, each later cell that prints would fail.
+    """
+    closed = []
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(spare, number)
+            closed.append(f"descriptor {number}")
+        stream = getattr(sys, name, None)
+        if stream is None or getattr(stream, "closed", False):
+            stream = os.fdopen(number, "w", buffering=1, errors="replace", closefd=False)
+            setattr(sys, name, stream)
+            closed.append(f"sys.{name}")
+    if closed:
+        print(f"this cell closed {' and '.join(closed)}: open again for the next one", flush=True)
+
+
 def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
@@ -49,7 +70,8 @@ def serve() -> None:
     module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for the classes of a cell
     failed = ""
     while True:
-        with suppress(Exception):  # a cell may have closed them
+        mend_output(stacks)
+        with suppress(Exception):  # a cell may have put something else there
             sys.stdout.flush()
             sys.stderr.flush()
         if os.getpid() != me:
