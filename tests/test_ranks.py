@@ -32,10 +32,11 @@ class Kernel:
 
     def finish(self, sent):
         """All that a cell shows, the last state of what it draws anew; its error behind it."""
-        said, drawn = "", {}
+        said, drawn, self.letters = "", {}, 0  # letters: how much went to the front end
         while True:
             message = self.client.get_iopub_msg(timeout=LIMIT)
             kind, content = message["msg_type"], message["content"]
+            self.letters += len(str(content))
             if message["parent_header"].get("msg_id") != sent:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
@@ -50,6 +51,10 @@ class Kernel:
     def run(self, cell):
         """Run a cell to its end; what it showed."""
         return self.finish(self.start(cell))
+
+    def children(self):
+        """The processes that this kernel has started, also by others."""
+        return psutil.Process(self.manager.provisioner.pid).children(recursive=True)
 
     def pids(self, size=2):
         """The processes of the ranks that are there."""
@@ -134,6 +139,39 @@ def test_what_a_cell_prints_or_forks_or_closes_is_not_taken_for_its_end(kernel):
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2" and kernel.pids() == before
 
 
+def test_what_a_cell_closes_is_open_again_for_the_next(kernel):
+    before = kernel.pids()
+    said = kernel.run("%%ranks 2\nimport os\nos.close(1)\nos.close(2)")
+    assert said.count("\n") == 1 and said.count("this cell closed descriptor 1 and descriptor 2") == 2
+    assert kernel.run("%%ranks 2\nprint('out')\nos.system('echo child >&2')").count("child") == 2
+    assert kernel.run("%%ranks 2\nimport sys\nsys.stdout.close()").count("sys.stdout") == 2
+    assert kernel.run("%%ranks 2\nprint('out')") == "[rank 0] out\n[rank 1] out" and kernel.pids() == before
+
+
+def test_long_lines_and_long_texts_are_cut(kernel):
+    said = kernel.run("%%ranks 2\nimport os\nprint('x' * 10_000_000 if os.environ['RANK'] == '0' else 'y')")
+    assert said.splitlines() == [f"[rank 0] {'x' * 2000} … and 9,998,000 more characters", "[rank 1] y"]
+    assert kernel.letters < 20_000, "drawn twice, maybe three times"
+    said = kernel.run("%%ranks 1\nfor i in range(900):\n    print('x' * 1000)")
+    assert said.count("x" * 1000) == 201 and "… and 699 more lines" in said
+    said = kernel.run("%%ranks 1\nraise ValueError('x' * 10_000_000)")
+    assert len(said) < 5000 and kernel.letters < 50_000 and " more characters" in said
+
+
+def test_a_line_is_shown_while_its_rank_waits(kernel):
+    cell = "import os, time\nprint('one')\nprint('two')\nwhile not os.path.exists('go'):\n    time.sleep(0.1)"
+    sent = kernel.start(f"%%ranks 1 limit={LIMIT}\n{cell}")
+    until(lambda: "two" in str(kernel.client.get_iopub_msg(timeout=LIMIT)["content"].get("data")), "it is drawn")
+    (kernel.folder / "go").touch()
+    assert kernel.finish(sent).count("two") <= 1
+
+
+def test_a_rank_that_ignores_all_signals_is_not_said_to_be_elsewhere(kernel):
+    cell = "import signal, time\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\ntime.sleep(10000)"
+    said = kernel.run(f"%%ranks 1 limit=1\n{cell}")
+    assert "rank 0 does not say where it is" in said and STILL in said
+
+
 def test_a_rank_that_leaves_the_group_is_ended(kernel):
     before = kernel.pids()
     said = kernel.run("%%ranks 2\nimport torch.distributed as dist\ndist.destroy_process_group()")
@@ -151,6 +189,23 @@ def test_an_interrupt_ends_what_hangs(kernel):
     said = kernel.finish(sent)
     assert "stopped:\nrank 0, 1 in line 2, `os.mkdir(here); time.sleep(10000)`\n" in said and STILL in said
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.1, 0.3])
+def test_a_second_interrupt_changes_nothing(kernel, gap):
+    kernel.run("%%ranks 2\nimport os\nimport time\n\nhere = f\"twice{os.environ['RANK']}\"")
+    before = kernel.pids()
+    sent = kernel.start("%%ranks 2\nos.mkdir(here); time.sleep(10000)")
+    until(lambda: len([*kernel.folder.glob("twice*")]) == 2, "both ranks are in that line")
+    for _ in range(3):
+        kernel.manager.interrupt_kernel()
+        time.sleep(gap)
+    said = kernel.finish(sent)
+    for path in kernel.folder.glob("twice*"):
+        path.rmdir()
+    assert "stopped:\nrank 0, 1 in line 2, `os.mkdir(here); time.sleep(10000)`\n" in said and STILL in said
+    assert gone(before) and not kernel.children()
+    assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
 def test_a_rank_that_dies_in_a_cell_or_between_two_is_told_of(kernel):
@@ -173,7 +228,7 @@ def test_another_number_of_ranks_starts_new_ones(kernel):
 
 
 def test_a_first_line_that_nobody_understands_says_what_would(kernel):
-    for line in ("", "x", "0", "2 limit=x", "2 fails here", "-1"):
+    for line in ("", "x", "0", "2 limit=x", "2 limit=0", "2 limit=0.0", "2 fails here", "-1"):
         assert "give a number of ranks" in kernel.run(f"%%ranks {line}\n1")
 
 

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.launchers import MARKS, commands, environment, free_port
-from ddp_helpers.notebook.processes import lines_of
+from ddp_helpers.notebook.processes import lines_of, one_interrupt
 from ddp_helpers.notebook.screen import Screen, tidy
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
@@ -56,7 +56,8 @@ def run(
     with tempfile.TemporaryDirectory() as logs:
         try:
             start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
-            with closing(lines_of(start, environment(per_node, env or {}), timeout)) as lines:
+            env = environment(per_node, env or {})
+            with closing(lines_of(start, env, timeout, screen.refresh)) as lines:
                 for line in lines:
                     if isinstance(line, list):
                         statuses = line
@@ -106,7 +107,8 @@ def launch_magic(line: str, cell: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(cell)
     try:
-        run(path, ranks=numbers)
+        with one_interrupt():
+            run(path, ranks=numbers)
     except KeyboardInterrupt:
         raise LaunchError("stopped: all ranks of this cell are ended") from None
     except LaunchError as error:

@@ -106,10 +106,16 @@ def read(process: subprocess.Popen, arrived: queue.Queue) -> None:
     arrived.put(None)
 
 
-def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: float) -> Iterator[str | list[int]]:
+def lines_of(
+    commands: Sequence[list[str]],
+    env: Mapping[str, str],
+    timeout: float,
+    idle: Callable[[], None] = lambda: None,
+) -> Iterator[str | list[int]]:
     """Start the commands together and yield their lines; at last, the list of their exit statuses.
 
-    Raises TimeoutError. Closed early, by an interrupt or an error in the caller, it ends all their processes.
+    idle: called while no line comes. Raises TimeoutError. Closed early, by an interrupt or an error
+    in the caller, it ends all their processes.
     """
     mark, end = uuid.uuid4().hex, time.monotonic() + timeout
     arrived: queue.Queue[str | None] = queue.Queue()
@@ -126,6 +132,7 @@ def lines_of(commands: Sequence[list[str]], env: Mapping[str, str], timeout: flo
             try:
                 line = arrived.get(timeout=0.1)
             except queue.Empty:
+                idle()
                 continue
             open_pipes -= line is None
             if line is not None:

@@ -20,13 +20,13 @@ from IPython.core.error import UsageError
 
 from ddp_helpers.notebook.launch import LaunchError
 from ddp_helpers.notebook.launchers import environment, free_port
-from ddp_helpers.notebook.processes import MARK, ended, guarded
-from ddp_helpers.notebook.screen import Screen, tidy
+from ddp_helpers.notebook.processes import MARK, ended, guarded, no_interrupt, one_interrupt
+from ddp_helpers.notebook.screen import WIDEST, Screen, cut, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
 ANSWER = 10.0  # seconds that a rank has to say where it stands, or to end when it has closed its output
 GRACE = 2.0  # seconds that the others have when a rank has failed: they may wait for it in a collective
-MOST = 1000  # lines of a rank that are shown of a cell
+MOST, LETTERS = 1000, 200_000  # lines, and characters, of a rank that are shown of a cell
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -80,15 +80,16 @@ class Ranks:
         return all(process.poll() is None for process in self.processes)
 
     def end(self) -> None:
-        """End all ranks, and what they have started."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.guard.close()
-        end = time.monotonic() + 1
-        while any(thread.is_alive() for thread in self.threads) and time.monotonic() < end:
-            with suppress(queue.Empty):  # let them come to the end of their pipes
-                self.arrived.get(timeout=0.01)
+        """End all ranks, and what they have started; an interrupt changes nothing."""
+        with no_interrupt():
+            for process in self.processes:
+                process.kill()
+                process.wait()
+            self.guard.close()
+            end = time.monotonic() + 1
+            while any(thread.is_alive() for thread in self.threads) and time.monotonic() < end:
+                with suppress(queue.Empty):  # let them come to the end of their pipes
+                    self.arrived.get(timeout=0.01)
 
     def answers(self, screen: Screen, limit: float, failed: dict[int, str]) -> None:
         """Show what the ranks say until all have run the cell, and keep in `failed` the traceback of each that failed.
@@ -96,13 +97,15 @@ class Ranks:
         Raises TimeoutError where ranks are not done after `limit` seconds, or GRACE after another has failed, and
         ChildProcessError where one has ended.
         """
-        self.busy, self.waiting, end, said = True, set(range(self.size)), time.monotonic() + limit, Counter()
+        self.busy, self.waiting, end = True, set(range(self.size)), time.monotonic() + limit
+        lines, letters, hidden = Counter(), Counter(), Counter()  # of each rank
         while self.waiting:
             if (left := end - time.monotonic()) <= 0:
                 raise TimeoutError
             try:
-                rank, line = self.arrived.get(timeout=min(left, 0.5))
+                rank, line = self.arrived.get(timeout=min(left, 0.2))
             except queue.Empty:
+                screen.refresh()
                 for rank in self.waiting:  # its child may hold the pipe open
                     if self.processes[rank].poll() is not None:
                         raise ChildProcessError(self.ended(rank)) from None
@@ -111,13 +114,16 @@ class Ranks:
                 raise ChildProcessError(self.ended(rank))
             text, mark, answer = line.partition(self.mark)
             if text or not mark:
-                said[rank] += 1
-                if said[rank] <= MOST:
+                if lines[rank] == MOST or letters[rank] > LETTERS:
+                    hidden[rank] += 1
+                else:
                     screen.add(f"rank {rank}", text)
+                    lines[rank] += 1
+                    letters[rank] += min(len(text), WIDEST)
             if mark:
                 self.waiting.discard(rank)
-                if said[rank] > MOST:
-                    screen.add(f"rank {rank}", f"… and {said[rank] - MOST} more lines")
+                if hidden[rank]:
+                    screen.add(f"rank {rank}", f"… and {hidden[rank]} more lines")
             if mark and (trace := json.loads(answer)):
                 failed[rank], end = trace, min(end, time.monotonic() + GRACE)
         self.busy = False
@@ -135,14 +141,18 @@ class Ranks:
         found: dict[str, list[str]] = {}
         for rank in sorted(self.waiting) if name else ():
             number = self.line(rank, name)
-            place = (
-                f"in line {number}, `{cell.split(chr(10))[number - 2].strip()}`" if number else "outside of the cell"
-            )
+            if number:
+                place = f"in line {number}, `{cell.split(chr(10))[number - 2].strip()}`"
+            else:
+                place = "does not say where it is" if number is None else "outside of the cell"
             found.setdefault(place, []).append(str(rank))
         return "".join(f"rank {', '.join(who)} {place}\n" for place, who in found.items())
 
-    def line(self, rank: int, name: str) -> int:
-        """Ask a rank for its line in the cell, or 0: its signal handler writes its stack, innermost frame first."""
+    def line(self, rank: int, name: str) -> int | None:
+        """Ask a rank for its line in the cell, 0 outside of it: its signal handler writes its stack, innermost first.
+
+        None where nothing comes: the cell may ignore the signal.
+        """
         for _ in range(self.arrived.qsize()):
             self.arrived.get()
         self.processes[rank].send_signal(signal.SIGUSR1)
@@ -152,8 +162,11 @@ class Ranks:
                 who, said = self.arrived.get(timeout=left)
                 if who == rank and (match := re.search(rf'File "{name}", line (\d+) in ', said or "")):
                     return int(match[1])
-        return 0
+                if who == rank and "in _run_module_as_main" in (said or ""):  # the outermost
+                    return 0
+        return None
 
+    @one_interrupt()
     def run(self, cell: str, limit: float) -> None:
         """Run a cell on all ranks, and show each one's lines in a block; raises LaunchError if a rank fails or hangs.
 
@@ -190,7 +203,8 @@ def told(failed: dict[int, str]) -> str:
     """The traceback of each rank that failed; one that several share only once."""
     by_trace: dict[str, list[str]] = {}
     for rank, trace in sorted(failed.items()):
-        by_trace.setdefault(tidy(trace).rstrip(), []).append(str(rank))
+        lines = [tidy(cut(line)) for line in trace.rstrip().split("\n")]
+        by_trace.setdefault("\n".join(lines), []).append(str(rank))
     return "\n".join(f"rank {', '.join(who)}: {trace}" for trace, who in by_trace.items())
 
 
@@ -241,9 +255,9 @@ def magic(line: str, cell: str) -> None:
     """Run this cell on ranks that stay: `%%ranks 2`, `%%ranks 2 here`, `%%ranks 2 limit=10 fails`."""
     words = r"(?P<size>[1-9]\d?)(?P<here> here)?( limit=(?P<limit>\d+(\.\d+)?))?(?P<fails> fails)?"
     match = re.fullmatch(words, line.strip())
-    if not match:
+    if not match or (match["limit"] and not float(match["limit"])):
         usage = "`here` to run it in this kernel too, and `fails` if it is meant to"
-        raise UsageError(f"%%ranks {line}: give a number of ranks; seconds as in `limit=10`, {usage}")
+        raise UsageError(f"%%ranks {line}: give a number of ranks; seconds above 0 as in `limit=10`, {usage}")
     try:
         compile(cell, "cell", "exec")
     except SyntaxError as error:
