@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.notebook.launchers import HERE
 from ddp_helpers.notebook.processes import MARK, end_all, ended, no_interrupt
-from ddp_helpers.notebook.ranks import LOOPBACK
 
 START = 90.0  # seconds that ranks have to form their group, also on a busy machine
 PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds
@@ -119,7 +119,7 @@ def one_rank(
 ) -> None:
     """Join the group, and send what the function returns, or its error; each forked process calls it."""
     os.setsid()  # a process group of its own, by which what it forks is found
-    os.environ |= {MARK: mark, "GLOO_SOCKET_IFNAME": LOOPBACK}  # what it starts is found by the mark
+    os.environ |= HERE | {MARK: mark}  # what it starts is found by the mark
     threading.Thread(target=end_with_parent, args=[mark], daemon=True).start()
     torch.set_num_threads(1)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_helpers.notebook.launchers import environment, free_port
+from ddp_helpers.notebook.launchers import HERE, environment, free_port
 from ddp_helpers.notebook.processes import ended
 from ddp_helpers.notebook.screen import tidy
 
@@ -41,6 +41,8 @@ def be_rank(words: list[str], folder: str, log: Path, env: Mapping[str, str], wa
     """Be one rank, in a process that has torch already: run the script in this folder, with its output in a log."""
     import torch.distributed as dist
 
+    from ddp_helpers.rank.meeting import listen_narrowly
+
     os.setsid()  # a process group of its own, by which what it starts is found
     signal.alarm(int(2 * LIMIT))  # also where the notebook is gone
     for stream in (1, 2):
@@ -52,6 +54,7 @@ def be_rank(words: list[str], folder: str, log: Path, env: Mapping[str, str], wa
     sys.argv, sys.path[:0] = words, [str(Path(words[0]).parent)]
     dist.set_debug_level_from_env()
     dist.torch.set_num_threads(1)
+    listen_narrowly()
     write_notes = watch() if watched else None
     try:
         runpy.run_path(words[0], run_name="__main__")
@@ -133,7 +136,8 @@ class Run:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         # Without GPUs, so that the messages and the numbers are the same on every machine.
-        shared, self.ranks = environment([ranks], shared | {"CUDA_VISIBLE_DEVICES": "", **(env or {})}), []
+        shared |= HERE | {"CUDA_VISIBLE_DEVICES": "", **(env or {})}
+        shared, self.ranks = environment([ranks], shared), []
         for rank, log in enumerate(self.logs):
             log.touch()
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

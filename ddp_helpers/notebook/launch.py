@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.launchers import MARKS, commands, environment, free_port
+from ddp_helpers.notebook.launchers import HERE, MARKS, commands, environment, free_port
 from ddp_helpers.notebook.processes import lines_of, one_interrupt
 from ddp_helpers.notebook.screen import Screen, tidy
 
@@ -56,7 +56,8 @@ def run(
     with tempfile.TemporaryDirectory() as logs:
         try:
             start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
-            env = environment(per_node, env or {})
+            here = {} if launcher == "srun" else HERE  # its ranks may be on other machines
+            env = environment(per_node, here | dict(env or {}))
             with closing(lines_of(start, env, timeout, screen.refresh)) as lines:
                 for line in lines:
                     if isinstance(line, list):

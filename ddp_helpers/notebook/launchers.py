@@ -14,6 +14,13 @@ from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank
 
 # What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of these families.
 KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+# Ranks that are all on this machine talk over what no other machine can reach.
+HERE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+# torchrun, whose meeting place listens on this machine alone. By its path, since ddp_helpers need not be installed;
+# -P, so that the modules beside it are not taken for others of these names.
+TORCHRUN = [sys.executable, "-P", str(Path(__file__).parents[1] / "rank" / "meeting.py")]
+
 INHERITED = re.compile(
     rf"({'|'.join(sorted(KNOWN_BY))})$|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
     r"|(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN)_"
@@ -60,7 +67,7 @@ def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: s
         return [["srun", "--label", *shape, "--kill-on-bad-exit=1", *meet, sys.executable, *program]]
     if launcher == "python":
         return [[sys.executable, *program]]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--role=rank", "--tee=3", f"--log-dir={logs}"]
+    torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}"]
     if len(per_node) == 1:
         # Without an address, torchrun meets at this machine's own name, which may stand for no address: it would wait.
         meet = ["--standalone", "--local-addr=localhost"]

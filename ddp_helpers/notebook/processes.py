@@ -34,7 +34,8 @@ def marked(mark: str, name: str = MARK) -> list[psutil.Process]:
 def end_all(mark: str) -> None:
     """End what is left of a launch: politely, then surely."""
     for number, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 5)):
-        left = marked(mark)
+        if not (left := marked(mark)):
+            return
         for process in left:
             try:
                 process.send_signal(number)

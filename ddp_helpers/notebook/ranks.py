@@ -19,7 +19,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 
 from ddp_helpers.notebook.launch import LaunchError
-from ddp_helpers.notebook.launchers import environment, free_port
+from ddp_helpers.notebook.launchers import HERE, environment, free_port
 from ddp_helpers.notebook.processes import MARK, ended, guarded, no_interrupt, one_interrupt
 from ddp_helpers.notebook.screen import WIDEST, Screen, cut, tidy
 
@@ -27,7 +27,6 @@ LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first li
 ANSWER = 10.0  # seconds that a rank has to say where it stands, or to end when it has closed its output
 GRACE = 2.0  # seconds that the others have when a rank has failed: they may wait for it in a collective
 MOST, LETTERS = 1000, 200_000  # lines, and characters, of a rank that are shown of a cell
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Stopped(LaunchError):
@@ -45,8 +44,7 @@ class Ranks:
         self.arrived: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST)  # who prints more than is read, waits
         shared = {MARK: self.group, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        shared |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-        env = environment([size], shared)
+        env = environment([size], HERE | shared)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command, self.processes, self.threads = [sys.executable, "-m", "ddp_helpers.rank.cells"], [], []
         self.guard = ExitStack()

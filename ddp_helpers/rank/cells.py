@@ -14,6 +14,8 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from ddp_helpers.rank.meeting import listen_narrowly
+
 
 def run(cell: str, name: str, variables: dict[str, object]) -> str:
     """Run a cell where the variables of the cells before are, and print its last value; returns the traceback or ""."""
@@ -62,6 +64,7 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a cell's input() must not read what the notebook sends
     mark, me, stacks = requests.readline().strip(), os.getpid(), os.dup(2)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    listen_narrowly()
     if torch.cuda.device_count() >= world_size:
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl", device_id=torch.device("cuda", rank))

@@ -15,7 +15,7 @@ from ddp_helpers.notebook.audit import again
 from ddp_helpers.notebook.audit.judge import judge
 from ddp_helpers.notebook.audit.notes import OK, RED, UNSEEN, Notes, Row, of, read
 from ddp_helpers.notebook.audit.one import NAME, alone, compare
-from ddp_helpers.notebook.launchers import commands, environment
+from ddp_helpers.notebook.launchers import HERE, commands, environment
 from ddp_helpers.notebook.processes import lines_of
 
 WITNESS = Path(__file__).with_name("witness.py")
@@ -111,7 +111,10 @@ def launch(count: int, given: list, cwd: Path, notes: Path, limit: float, env: d
     with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
         [start] = commands("torchrun", [str(WITNESS), str(notes), str(limit), *map(str, given)], [count], logs)
         command = [*enter, str(cwd), *start]
-        with closing(lines_of([command], environment([count], env), limit + START)) as lines, suppress(TimeoutError):
+        with (
+            closing(lines_of([command], environment([count], HERE | env), limit + START)) as lines,
+            suppress(TimeoutError),
+        ):
             for line in lines:
                 if isinstance(line, str):
                     log.write(line + "\n")

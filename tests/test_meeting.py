@@ -1,0 +1,91 @@
+"""The ranks of one machine listen on it alone: those that stay, of a launch, an audit, a script, an answer."""
+
+import inspect
+import json
+
+import psutil
+import pytest
+import torch.distributed as dist
+from real import LIMIT
+from test_ranks import kernel  # noqa: F401
+
+from ddp_helpers.lessons.on_ranks import on_ranks
+from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.notebook import launch
+from ddp_helpers.notebook.audit.command import audit
+from ddp_helpers.rank.meeting import TCPStore
+
+
+def listening(*processes):
+    """The addresses at which these processes listen."""
+    ask = getattr(psutil.Process, "net_connections", None) or psutil.Process.connections  # psutil before 6
+    links = [link for process in processes for link in ask(process, "inet")]
+    return sorted({link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN})
+
+
+SCRIPT = f"""
+import json
+import sys
+
+import psutil
+import torch.distributed as dist
+
+{inspect.getsource(listening)}
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 0:
+    parent = psutil.Process().parent()  # what listens is a rank, or what has started all of them
+    with open(sys.argv[1], "w") as file:
+        json.dump(listening(parent, *parent.children()), file)
+dist.barrier()
+"""
+HERE = ["127.0.0.1"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that notes at which addresses its ranks and their launcher listen; the file of that note."""
+    path = tmp_path / "meets.py"
+    path.write_text(SCRIPT)
+    return path, tmp_path / "note"
+
+
+def test_torch_listens_at_all_addresses_and_this_store_at_its_own():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    assert {"::", "0.0.0.0"} & {*listening(psutil.Process())}, "the control"
+    del store
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    assert listening(psutil.Process()) == HERE
+    dist.TCPStore("127.0.0.1", store.port).set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(RuntimeError, match="EADDRINUSE"):
+        TCPStore("127.0.0.1", store.port, is_master=True)
+
+
+@pytest.mark.parametrize("ranks", [2, (2, 1)], ids=["a node", "two nodes"])
+def test_a_launch_listens_on_this_machine_alone(ranks, script):
+    path, note = script
+    launch.run(path, note, ranks=ranks, timeout=LIMIT)
+    assert json.loads(note.read_text()) == HERE
+
+
+def test_an_audit_listens_on_this_machine_alone(script, tmp_path):
+    path, note = script
+    audit(path, [str(note)], folder=tmp_path / "audit")
+    assert json.loads(note.read_text()) == HERE
+
+
+def test_a_script_that_an_exercise_runs_listens_on_this_machine_alone(script):
+    path, note = script
+    run = Run(path, note, ranks=2)
+    attend(run)
+    assert not run.complaint() and json.loads(note.read_text()) == HERE
+
+
+def test_an_answer_listens_on_this_machine_alone():
+    assert on_ranks(2, lambda: listening(psutil.Process())) == [HERE, HERE]
+
+
+def test_ranks_that_stay_listen_on_this_machine_alone(kernel):  # noqa: F811
+    assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
+    assert listening(*kernel.children()) == HERE
