@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank
 
-# What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of these families.
-KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
 HERE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
@@ -21,6 +19,8 @@ HERE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
 # -P, so that the modules beside it are not taken for others of these names.
 TORCHRUN = [sys.executable, "-P", str(Path(__file__).parents[1] / "rank" / "meeting.py")]
 
+# What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of these families.
+KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
 INHERITED = re.compile(
     rf"({'|'.join(sorted(KNOWN_BY))})$|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
     r"|(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN)_"

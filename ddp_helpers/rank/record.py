@@ -1,6 +1,7 @@
 """Write the record of a run: a folder that says what was asked, where it ran, what came out, and how it ended."""
 
 import json
+import os
 from argparse import Namespace
 from contextlib import contextmanager, suppress
 from pathlib import Path
