@@ -15,6 +15,7 @@ import torch.distributed as dist
 from real import LIMIT, until
 
 from ddp_helpers.lessons.on_ranks import on_ranks
+from ddp_helpers.lessons.run_script import Run, attend
 
 SLEEP = ["sleep", "4747"]
 
@@ -44,6 +45,15 @@ STARTS = {
 def test_nothing_is_left_of_what_an_answer_starts(start):
     pids = on_ranks(2, start)
     assert len({*pids}) == 2 and all(pid > 0 for pid in pids)
+    until(lambda: all(map(gone, pids)), "what the ranks started is gone")
+
+
+def test_nothing_is_left_of_what_a_script_starts(tmp_path):
+    script = tmp_path / "starts.py"
+    script.write_text(f"import subprocess\nprint(subprocess.Popen({SLEEP}, start_new_session=True).pid)")
+    run = Run(script, ranks=2)
+    attend(run)
+    pids = [int(run.said(rank)[0]) for rank in range(2)]
     until(lambda: all(map(gone, pids)), "what the ranks started is gone")
 
 

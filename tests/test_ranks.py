@@ -208,6 +208,19 @@ def test_a_second_interrupt_changes_nothing(kernel, gap):
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
+def test_a_second_interrupt_of_a_launch_changes_nothing(kernel):
+    assert kernel.run("%load_ext ddp_helpers.notebook.launch") == ""
+    before = kernel.children()
+    cell = "import os, time\nos.mkdir('launched' + os.environ['RANK'])\ntime.sleep(10000)"
+    sent = kernel.start(f"%%launch 2\nimport os\nos.chdir({str(kernel.folder)!r})\n{cell}")
+    until(lambda: len([*kernel.folder.glob("launched*")]) == 2, "both ranks are there")
+    for _ in range(3):
+        kernel.manager.interrupt_kernel()
+        time.sleep(0.1)
+    assert "stopped: all ranks of this cell are ended" in kernel.finish(sent)
+    assert {*kernel.children()} == {*before}
+
+
 def test_a_rank_that_dies_in_a_cell_or_between_two_is_told_of(kernel):
     kernel.run("%%ranks 2\nimport os\nimport signal\nimport torch.distributed as dist")
     said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")

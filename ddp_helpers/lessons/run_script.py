@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 
 from ddp_helpers.notebook.launchers import HERE, environment, free_port
-from ddp_helpers.notebook.processes import ended
+from ddp_helpers.notebook.processes import MARK, end_all, ended, no_interrupt
 from ddp_helpers.notebook.screen import tidy
 
 LIMIT = 90.0  # seconds for a run that is not meant to hang
@@ -136,7 +137,8 @@ class Run:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         # Without GPUs, so that the messages and the numbers are the same on every machine.
-        shared |= HERE | {"CUDA_VISIBLE_DEVICES": "", **(env or {})}
+        self.mark = uuid4().hex  # what the ranks start is found by it
+        shared |= HERE | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "", **(env or {})}
         shared, self.ranks = environment([ranks], shared), []
         for rank, log in enumerate(self.logs):
             log.touch()
@@ -171,6 +173,7 @@ class Run:
                     os.killpg(rank.pid, last)
             for rank in self.ranks:
                 rank.join(5)
+        end_all(self.mark)
         end = time.monotonic() + 5
         while any(has_group(rank.pid) for rank in self.ranks) and time.monotonic() < end:
             time.sleep(0.01)  # what they started is dying
@@ -201,8 +204,9 @@ def attend(*runs: Run) -> None:
         while waiting := [run for run in waiting if not run.over()]:
             time.sleep(0.05)
     finally:
-        for run in waiting:
-            run.end()
+        with no_interrupt():
+            for run in waiting:
+                run.end()
 
 
 def telling(lines: list[str]) -> list[str]:

@@ -73,7 +73,8 @@ def serve() -> None:
     module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for the classes of a cell
     failed = ""
     while True:
-        mend_output(stacks)
+        if os.getpid() == me:
+            mend_output(stacks)
         with suppress(Exception):  # a cell may have put something else there
             sys.stdout.flush()
             sys.stderr.flush()
