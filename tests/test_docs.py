@@ -186,7 +186,7 @@ def messages() -> tuple[str, ...]:
                 found.append(node.value)
     found += [
         re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
-        for name in ("Makefile", "slurm/cluster", ".ci/packages")
+        for name in ("Makefile", "slurm/cluster", "slurm/job.sbatch.jinja", ".ci/packages")
     ]
     ten = nbformat.read(NOTEBOOKS["10"], as_version=4)
     return (
