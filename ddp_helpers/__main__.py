@@ -80,9 +80,7 @@ def job(args: Namespace) -> None:
     if gpus and not place.gpus:
         raise slurm.JobError(f"--gpus {gpus}: site {place.name} has no GPUs: give --gpus 0 --ranks {ranks}")
     if gpus not in (0, ranks) or (args.gpus == 0 and args.ranks is None):
-        raise slurm.JobError(
-            f"--gpus {gpus}: each rank has a GPU of its own, or all use CPUs: --gpus 0 --ranks {ranks}"
-        )
+        raise slurm.JobError(f"--gpus {gpus}: a rank has a GPU of its own, or all use CPUs: --gpus 0 --ranks {ranks}")
     shape = {"nodes": args.nodes, "tasks_per_node": ranks, "gpus_per_node": gpus, "array": args.array}
     shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
     folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{ranks}")
