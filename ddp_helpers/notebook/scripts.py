@@ -245,6 +245,8 @@ def write(name: str, path: str | Path, replace: Sequence[type | Callable] = (), 
             stop(f"{path} holds what was not written here, or was edited since: give another path, or --force")
         else:
             write_whole(path, text.encode())
+    except BrokenPipeError:  # whoever read has gone, as with `| head`
+        raise
     except OSError as error:
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path
