@@ -39,7 +39,7 @@ PLANTED = {  # the fault, and what is changed in mnist_ddp
     "past the wrapper": [("one_pass(ddp_model, train", "one_pass(model, train")],
     "another learning rate on each rank": [("lr=args.lr)", "lr=args.lr * (1 + rank))")],
     "only rank 0 reduces": [("        dist.all_reduce(trained)", "        rank or dist.all_reduce(trained)")],
-    "only rank 0 in the last barrier": [("    dist.barrier()", "    rank or dist.barrier()")],
+    "only rank 0 in the last barrier": [("\n    dist.barrier()", "\n    rank or dist.barrier()")],
     "a rank leaves the loop early": [("if args.dry_run:", "if optimizer and dist.get_rank():")],
     "a rank fails": [("        scheduler.step()", "        scheduler.step(1 / (1 - rank))")],
     "a rank waits for a file": [("        scheduler.step()", "        while rank:\n            time.sleep(0.1)")],

@@ -55,7 +55,7 @@ def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> 
         try:
             for rank in range(size):
                 pipe, reply = context.Pipe(duplex=False)
-                args = rank, size, f"file://{folder}/meeting", work, reply, met, mark
+                args = rank, int(size), f"file://{folder}/meeting", work, reply, met, mark
                 ranks.append(context.Process(target=one_rank, args=args))
                 pipes.append(pipe)
                 ranks[rank].start()

@@ -65,6 +65,15 @@ def ids_of(folder: Path, said: dict) -> list[str]:
     return list(dict.fromkeys(number for number in (*noted, said["job_id"]) if number and NAME.fullmatch(number)))
 
 
+def states_of(folder: Path, said: dict) -> list[State]:
+    """The states of all a job's submissions, oldest first, as far as Slurm still knows of them."""
+    states = []
+    for number in ids_of(folder, said):
+        with suppress(JobError):
+            states += look(number)
+    return states
+
+
 def job_of(said: dict) -> Job:
     """The job that job.json tells of. Raises JobError and the like if that is none."""
     return Job(**{key: tuple(value) if isinstance(value, list) else value for key, value in said["job"].items()})
@@ -125,18 +134,14 @@ def submit(folder: Path) -> str:
 
 
 def again(folder: Path) -> str:
-    """Submit a job that can go on once more, after it has failed or was cancelled, and give its new id.
-
-    Without Slurm it goes on here, as in submit(). Raises JobError where it cannot go on, or has not ended.
-    """
+    """Submit a job once more, to go on, and give its new id; raises JobError where it cannot, or has not ended."""
     folder, said = Path(folder).absolute(), known(folder)
     if not said["job"].get("requeue"):
         raise JobError(f"{tidy(str(folder))}: its script cannot go on where it stopped: write a new job")
-    if said.get("folder", str(folder)) != str(folder):
-        raise JobError(f"{tidy(str(folder))} was copied from {tidy(said['folder'])}: let it go on there")
-    for number in ids_of(folder, said):
-        if active := [state for state in look_again(number) if state.active]:
-            raise JobError(f"job {number} is {active[0].state.lower()}: it goes on by itself, watch it")
+    if (first := said.get("folder", str(folder))) != str(folder):
+        raise JobError(f"{tidy(str(folder))} was copied from {tidy(first)}: let it go on there")
+    if active := [state for state in states_of(folder, said) if state.active]:
+        raise JobError(f"job {active[0].job_id} is {active[0].state.lower()}: it goes on by itself, watch it")
     return start(folder, said)
 
 
@@ -154,14 +159,6 @@ def start(folder: Path, said: dict) -> str:
     keep(folder, said | {"job_id": number, "state": "PENDING", "folder": str(folder)})
     print(f"submitted: job {number}")
     return number
-
-
-def look_again(number: str) -> list[State]:
-    """The states of a job; none where Slurm has forgotten it."""
-    try:
-        return look(number)
-    except JobError:
-        return []
 
 
 def watch(folder: Path) -> None:
@@ -227,8 +224,7 @@ def lines_of(log: Path) -> Iterator[tuple[str, str | None]]:
 def collect(folder: Path) -> list[runs.Run]:
     """The record of the job's run, or of each task of its array, with Slurm's word on how it ended.
 
-    A run that was submitted several times is done if one of its jobs came to the end. Raises JobError if a job has
-    not ended.
+    Of several submissions one that came to its end counts. Raises JobError if a job has not ended.
     """
     folder, said = Path(folder).absolute(), known(folder)
     ids = ids_of(folder, said)
@@ -243,7 +239,7 @@ def collect(folder: Path) -> list[runs.Run]:
         print(f"copied from {tidy(first)}: this Slurm is not asked about job {said['job_id']}")
         return [runs.read(each) for each in runs.run_folders(folder)]
     found, ended = [], {}
-    for state in [state for number in ids for state in look_again(number)] or look(ids[-1]):
+    for state in states_of(folder, said) or look(ids[-1]):
         if state.active:
             raise JobError(f"job {state.job_id} is {state.state.lower()}: watch it until it ends")
         if state.task not in ended or ended[state.task].state != "COMPLETED":
