@@ -109,7 +109,7 @@ def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only(monkeypat
 MISTAKES = {
     "a rank from the batch body, where it is always 0": r"\bRANK=",
     "a world size that the launcher knows": r"WORLD_SIZE=",
-    "a fixed port": r"MASTER_PORT=(?!\$\(\(\d+ \+ SLURM_JOB_ID)",
+    "a fixed port": r"MASTER_PORT=(?!\$\(\(\d+ \+ \(?SLURM_JOB_ID)",
     "a download that all ranks race for": r"download",
     "GPUs counted by the digits of their numbers": r"SLURM_JOB_GPUS|wc ",
     "tasks that may all land on one node": r"--ntasks=",

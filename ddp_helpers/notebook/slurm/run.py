@@ -227,8 +227,7 @@ def collect(folder: Path) -> list[runs.Run]:
     Of several submissions one that came to its end counts. Raises JobError if a job has not ended.
     """
     folder, said = Path(folder).absolute(), known(folder)
-    ids = ids_of(folder, said)
-    if said["state"] == "WRITTEN" and not ids:
+    if not (ids := ids_of(folder, said)) and said["state"] == "WRITTEN":
         raise JobError(f"{tidy(str(folder))} holds a job that was not submitted, or waits: submit it first")
     if not ids:
         if said.get("task"):
