@@ -114,7 +114,7 @@ def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):
     assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
     assert end_of(number) == "FAILED"
     log = (folder / f"slurm-{number}.log").read_text()
-    assert "is requeued" not in log and f"sbatch {folder}/job.sbatch" in log.splitlines()[-1]
+    assert "is requeued" not in log and f"sbatch '{folder}/job.sbatch'" in log.splitlines()[-1]
 
 
 def test_a_script_that_hears_no_signal_is_not_warned(job, capsys):

@@ -37,9 +37,9 @@ SETUP = {
 # Options that a site may add to those of sbatch: the job file works with each of them, whatever its value.
 SBATCH = (
     "acctg-freq begin comment contiguous core-spec cores-per-socket cpu-freq deadline delay-boot dependency "
-    "distribution export get-user-env gpu-freq gres-flags hint licenses mcs-label mem-bind mincpus network nice "
-    "oversubscribe power prefer priority profile propagate reboot sockets-per-node spread-job switches thread-spec "
-    "threads-per-core time-min tmp use-min-nodes wckey"
+    "distribution export get-user-env gpu-freq gres-flags hint licenses mcs-label mem-bind mem-per-gpu mincpus "
+    "network nice oversubscribe power prefer priority profile propagate reboot sockets-per-node spread-job switches "
+    "thread-spec threads-per-core time-min tmp use-min-nodes wckey"
 )
 # Options that no site may add, by the reason; first those that sbatch knows, then srun's.
 NOT_SBATCH = {
@@ -47,7 +47,7 @@ NOT_SBATCH = {
     "the keys mail_user and mail_type say it": "mail-user mail-type",
     "the key gpus says it": "gres gpus gpus-per-node gpus-per-socket",
     "it hides a rank's neighbours from NCCL": "gpus-per-task",
-    "the keys memory and memory_per_cpu say it": "mem mem-per-cpu mem-per-gpu",
+    "the keys memory and memory_per_cpu say it": "mem mem-per-cpu",
     "the keys time and longest say it, and the job": "time",
     "the key cpus_per_rank says it, and the job": "cpus-per-gpu cpus-per-task",
     "the job says it": "nodes ntasks ntasks-per-node ntasks-per-gpu job-name array requeue no-requeue signal",

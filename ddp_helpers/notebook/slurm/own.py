@@ -64,6 +64,10 @@ def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
         if (getattr(args, "global_batch_size", 0) or 0) % job.ranks:
             batch = f"--global-batch-size {args.global_batch_size}"
             raise JobError(f"{batch} cannot be shared evenly by {job.ranks} ranks")
+    if site.in_container and not args.data.is_absolute() and "--data" in words:
+        raise JobError(
+            f"--data {args.data} counts from the run folder: give the whole path that it has in the container"
+        )
     if not site.in_container:  # whose folders may be others
         check_data(folder / args.data)
 
