@@ -89,14 +89,14 @@ described(canvas(1, "A figure").figure, "A title, and nothing else")"""
 
 def test_all_cells_run_twice_and_a_restart_leaves_no_rank(written, lab):
     notebook = written("runs.ipynb", LOAD, "%%ranks 2\nprint('here')", DRAWS)
-    notebook.restart("Restart Kernel and Run All Cells…")
+    notebook.start_all(lambda: notebook.restart("Restart Kernel and Run All Cells…"))
     for time_around in (1, 2):
         last = str(3 * time_around)
         notebook.wait(lambda last=last: notebook.cells()[-1].prompt == last, f"prompt {last}")
         assert notebook.finish() == [] and notebook.figures() == 1
         assert all(f"[rank {rank}] here" in notebook.cells()[1].text for rank in range(2))
         if time_around == 1:
-            notebook.menu("Run", "Run All Cells")
+            notebook.start_all(lambda: notebook.menu("Run", "Run All Cells"))
     assert len(lab.ranks()) == 2
     notebook.restart()
     notebook.wait(lambda: not lab.ranks() and notebook.idle(), "no rank is left")
