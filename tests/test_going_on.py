@@ -1,14 +1,18 @@
 """What becomes of a run that is submitted twice, killed, requeued, or sent to a cluster that does not answer."""
 
 import json
+import re
+import sys
 import time
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import nbformat
 import pytest
 from real import LIMIT, until
 
+from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.notebook import slurm
 from ddp_helpers.notebook.slurm import queue
@@ -91,10 +95,8 @@ def end_of(number):
     return slurm.look(number)[0].state
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_on(launcher, cluster, job):
-    folder = job(SAVES.replace("MARK", MARK), nodes=2, requeue=True, launcher=launcher)
-    number = slurm.submit(folder)
+def warned_and_freed(folder, number):
+    """Warn a job that trains, wait until it is in the queue again, free it from there, and give its log at its end."""
     until((folder / "trains").exists, "a step")
     assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
     until(lambda: slurm.look(number)[0].state == "PENDING", "the job in the queue again")
@@ -104,7 +106,31 @@ def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_
     assert end_of(number) == "COMPLETED"
     log = (folder / f"slurm-{number}.log").read_text()
     assert log.count(f"to the end, from step {(folder / 'saved').read_text()}") == 2
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_on(launcher, cluster, job):
+    folder = job(SAVES.replace("MARK", MARK), nodes=2, requeue=True, launcher=launcher)
+    warned_and_freed(folder, slurm.submit(folder))
     assert not list(folder.glob("requeue-*"))
+
+
+def test_the_lines_that_notebook_11_prints_do_the_same(cluster, tmp_path):
+    cells = nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells
+    [lines] = [found[1] for cell in cells if (found := re.search(r"```bash\n(#SBATCH.*?)```", cell.source, re.S))]
+    assert lines.count("python resumable.py run.pt") == 1
+    (tmp_path / "mine.py").write_text(SAVES.replace("MARK", MARK))
+    lines = lines.replace("python resumable.py run.pt", f"{sys.executable} mine.py .")
+    shape = "#SBATCH --nodes=2 --ntasks-per-node=1 --output=slurm-%j.log --time=10"
+    meet = "export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
+    head = lines.rindex("#SBATCH")
+    head = lines.index("\n", head) + 1
+    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n{shape}\n{lines[:head]}{meet}\n{lines[head:]}")
+    number = by_hand(tmp_path)
+    try:
+        warned_and_freed(tmp_path, number)
+    finally:
+        slurm.cancel(number)
 
 
 def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):
