@@ -134,7 +134,7 @@ def test_a_fault_that_is_left_is_found_alone(left, capsys):
 
 EXACT = "range(rank, len(test_set), world_size)"
 PADDED = "list(DistributedSampler(test_set, world_size, rank, shuffle=False))"
-END = "    dist.barrier()"  # before it: the weights of the ranks are averaged, which is too late
+END = "\n    dist.barrier()"  # in train(), before it: the weights of the ranks are averaged, which is too late
 LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(world_size))\n"
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (
@@ -146,7 +146,7 @@ WRONG = {  # plausible mistakes in mending: what they make of the right script, 
         [f"still there: {mending.FAULTS[1].still}"],
     ),
     "the weights of the end are averaged": (
-        [(mending.FAULTS[2].right, mending.FAULTS[2].wrong), (END, LATE + END)],
+        [(mending.FAULTS[2].right, mending.FAULTS[2].wrong), (END, f"\n{LATE}{END[1:]}")],
         [mending.OTHER],
     ),
 }
