@@ -219,18 +219,18 @@ def test_a_run_folder_that_cannot_be_made_is_named(single, here):
     for folder in ("file", "file/run"):
         status, out, err = single("--run-dir", folder)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert f"--run-dir {folder}" in err and "choose a " in err
+        assert "'file" in err and err.endswith("choose a folder with room that you may write to\n")
     assert [path.name for path in here.iterdir()] == ["file"] and (here / "file").read_text() == "mine"
 
 
 def test_a_run_folder_that_holds_a_run_is_kept_as_it_is(single, here):
     (here / "run").mkdir()
-    (here / "run" / "spec.json").write_text('{"epochs": 1}\n')  # from its start on a run has one
+    (here / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     status, out, err = single("--run-dir=run")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err == "--run-dir run holds a run: choose a new folder\n"
-    assert [path.name for path in (here / "run").iterdir()] == ["spec.json"]
-    assert (here / "run" / "spec.json").read_text() == '{"epochs": 1}\n'
+    assert [path.name for path in (here / "run").iterdir()] == ["metrics.jsonl"]
+    assert (here / "run" / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
 
 
 # ---- good runs
@@ -360,10 +360,10 @@ def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
 def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
     script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "spec.json").write_text('{"epochs": 1}\n')
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     ended = trained(script, tmp_path, 2, "--data", digits)
     assert ended.statuses == [2, 2] and all("holds a run: choose a new folder" in said for said in ended.said)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["spec.json"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_path):

@@ -414,7 +414,7 @@ def test_a_sites_longest_time_is_a_bound_and_its_usual_one_within_it(tmp_path):
     assert "longest = '1h' cannot be used: 'h' may not stand in it" in refused('longest = "1h"', tmp_path)
 
 
-@pytest.mark.parametrize("value", ['"16"', "true", "1.5", "[16]", "-1", "100000"])
+@pytest.mark.parametrize("value", ['"16"', "true", "1.5", "[16]", "-1", "0", "100000"])
 def test_cpus_are_a_whole_number(value, tmp_path):
     line = refused(f"cpus_per_rank = {value}", tmp_path)
     assert "cpus_per_rank = " in line and "whole number" in line

@@ -30,6 +30,11 @@ def damage(folder: Path) -> str:
     return ""
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a run has written into the folder: its settings from its start on, its measurements from an epoch on."""
+    return any(os.path.exists(folder / name) for name in ("spec.json", "metrics.jsonl"))  # noqa: PTH110 raises nothing
+
+
 def read_flags(**more: object) -> Namespace:
     """Read the flags; stops at one that cannot be used. more: flags that only this script has, with their defaults."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
@@ -50,6 +55,6 @@ def read_flags(**more: object) -> Namespace:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
     if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
         parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
-    if args.run_dir and "resume" not in more and (args.run_dir / "spec.json").exists():
+    if args.run_dir and "resume" not in more and holds_run(args.run_dir):
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ddp_helpers.rank.arguments import holds_run
 from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import cpus_of_rank, stop
 
@@ -29,11 +30,13 @@ def claim(folder: Path) -> None:
     """Make the run folder's spec.json, which nobody else can make a second time; stops where a run has done so."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").open("x").close()  # O_EXCL: of two runs that start together one alone succeeds
-    except FileExistsError:
-        stop(f"--run-dir {folder} holds a run: choose a new folder")
+        if not holds_run(folder):
+            with suppress(FileExistsError):
+                (folder / "spec.json").touch(exist_ok=False)  # O_EXCL: of two runs that start together one succeeds
+                return
     except OSError as error:
         stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
+    stop(f"--run-dir {folder} holds a run: choose a new folder")
 
 
 @contextmanager
@@ -54,7 +57,7 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         with suppress(OSError):
             write(args.run_dir, {"status.json": status})
             if args.run_dir and status["state"] == "preempted" and os.environ.get("REQUEUE_FILE"):
-                Path(os.environ["REQUEUE_FILE"]).write_text(status["why"])  # the batch script puts the job back
+                write_whole(Path(os.environ["REQUEUE_FILE"]), status["why"].encode())  # the batch script puts it back
         if hasattr(error, "of_record"):
             stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
         raise

@@ -145,8 +145,8 @@ def typed(file: str, key: str, value: object) -> str | bool | int | tuple[str, .
             raise JobError(f"site file {file!r}: {key} = {short(value)}: give true or false, without quotes")
         return value
     if "int" in kinds[key]:
-        if type(value) is not int:
-            raise JobError(f"site file {file!r}: {key} = {short(value)}: give a whole number, without quotes")
+        if type(value) is not int or value < 1:
+            raise JobError(f"site file {file!r}: {key} = {short(value)}: give a whole number, 1 or more")
         return value
     many = "tuple" in kinds[key]
     words = value if many else [value]
