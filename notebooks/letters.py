@@ -73,13 +73,13 @@ class Net(nn.Module):
         return self.score(self.norm(x))
 
 
-def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross entropy of the scores, and how many texts are right: of each counts the share of its letters."""
+def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The cross entropy of the scores, and the accuracy, summed over texts: of each the share of right letters."""
     right = (output.argmax(dim=2) == target).double().mean(dim=1).sum()
-    return F.cross_entropy(output.flatten(0, 1), target.flatten()), right
+    return F.cross_entropy(output.flatten(0, 1), target.flatten()), {"accuracy": right}
 
 
-PARTS = [Net, Block, datasets, sentences, loss_and_right]  # what goes into a script in the place of its own parts
+PARTS = [Net, Block, datasets, sentences, loss_and_metrics]  # what goes into a script in the place of its own parts
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         model.train()
         for text, following in train_batches:
-            loss, _ = loss_and_right(model(text.to(device)), following.to(device))
+            loss, _ = loss_and_metrics(model(text.to(device)), following.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -109,7 +109,7 @@ def main() -> None:
         right = 0.0
         with torch.no_grad():
             for text, following in test_batches:
-                right += loss_and_right(model(text.to(device)), following.to(device))[1].item()
+                right += loss_and_metrics(model(text.to(device)), following.to(device))[1]["accuracy"].item()
         print(f"epoch {epoch}: {right / len(test_set):.1%} of the letters right", flush=True)
     torch.save(model.state_dict(), "letters.pt")
 

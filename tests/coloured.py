@@ -43,9 +43,11 @@ def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(pictures[:512], targets[:512]), TensorDataset(pictures[512:], targets[512:])
 
 
-def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross entropy of scores, and how many classes are right."""
-    return F.cross_entropy(output, target), (output.argmax(dim=1) == target).sum()
+def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The cross entropy of scores; how many classes are right, and among the best two; how far a score reaches."""
+    best = output.topk(2, dim=1).indices == target[:, None]
+    metrics = {"accuracy": best[:, 0].sum(), "top2": best.any(dim=1).sum(), "max_score": output.max()}
+    return F.cross_entropy(output, target), metrics
 
 
-PARTS = [Net, Block, datasets, loss_and_right]  # for scripts.write(..., replace=)
+PARTS = [Net, Block, datasets, loss_and_metrics]  # for scripts.write(..., replace=)

@@ -28,7 +28,7 @@ SHARE = "Subset(test_set, range(rank, len(test_set), world_size))"
 PADDED = "sampler=DistributedSampler(test_set, world_size, rank, shuffle=False)"
 PLANTED = {  # the fault, and what is changed in mnist_ddp
     SOUND: (),
-    "no sampler": [("args.batch_size, sampler=sampler", "args.batch_size, shuffle=True")],
+    "no sampler": [("world_size, sampler=sampler", "world_size, shuffle=True")],
     "each rank takes share 0": [("(train_set, world_size, rank,", "(train_set, world_size, 0,")],
     "the sampler's seed differs": [("seed=args.seed)", "seed=args.seed + rank)")],
     "no `set_epoch`": [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")],
@@ -38,7 +38,7 @@ PLANTED = {  # the fault, and what is changed in mnist_ddp
     "half of the test set": [(SHARE, SHARE.replace("range(rank", "range(0"))],
     "past the wrapper": [("one_pass(ddp_model, train", "one_pass(model, train")],
     "another learning rate on each rank": [("lr=args.lr)", "lr=args.lr * (1 + rank))")],
-    "only rank 0 reduces": [("        dist.all_reduce(trained)", "        rank or dist.all_reduce(trained)")],
+    "only rank 0 reduces": [("trained = over_ranks(trained)", "trained = trained if rank else over_ranks(trained)")],
     "only rank 0 in the last barrier": [("\n    dist.barrier()", "\n    rank or dist.barrier()")],
     "a rank leaves the loop early": [("if args.dry_run:", "if optimizer and dist.get_rank():")],
     "a rank fails": [("        scheduler.step()", "        scheduler.step(1 / (1 - rank))")],
@@ -46,7 +46,7 @@ PLANTED = {  # the fault, and what is changed in mnist_ddp
     "all ranks save": [("    if args.save_model and rank == 0:", f"{IN_TURN}    if args.save_model:")],
     "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
     "the same dropout": [("torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)")],
-    "a metric is not reduced": [("        dist.all_reduce(tested)\n", "")],
+    "a metric is not reduced": [("        tested = over_ranks(tested)\n", "")],
 }
 WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
 WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}

@@ -40,7 +40,7 @@ def trained(tmp_path_factory, digits):
     weights = {}
     for name, (script, ranks, own) in runs.items():
         path, to = write(script, folder / f"{script}.py", replace=[Net]), folder / name
-        args = ["--data", digits, "--epochs=1", f"--batch-size={64 // ranks}", "--no-cuda", "--save-model"]
+        args = ["--data", digits, "--epochs=1", "--batch-size=64", "--no-cuda", "--save-model"]
         args += ["--run-dir", to, "--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
         if ranks > 1:
             launch.run(path, *args, ranks=ranks, timeout=LIMIT)

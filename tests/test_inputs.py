@@ -78,8 +78,8 @@ JOB = {
     ),
     "far too many workers": (["mnist_ddp", "--", *ALL, "--num-workers", "2000000000"], ["--num-workers 2000000000"]),
     "an uneven batch": (
-        ["mnist_ddp_resumable", "--nodes", "2", "--", *ALL, "--global-batch-size", "63"],
-        ["--global-batch-size 63", "2 ranks"],
+        ["mnist_ddp_resumable", "--nodes", "2", "--", *ALL, "--batch-size", "63"],
+        ["--batch-size 63", "2 ranks"],
     ),
     "no data": (["mnist_ddp", "--", "--data", "/nowhere"], ["--data /nowhere", "get it once"]),
     "half of the data": (["mnist_ddp", "--", "--data", "HALF"], ["--data", "t10k-images-idx3-ubyte", "cut short"]),
@@ -175,7 +175,7 @@ SCRIPT = {
 }
 TWO = ("RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=FREE", "--timeout", "2")
 JOINING = {  # these come as far as the group, in a process of their own
-    "an uneven batch": (mnist_ddp, [*TWO, "--global-batch-size", "63"], ["--global-batch-size 63", "2 ranks"]),
+    "an uneven batch": (mnist_ddp, [*TWO, "--batch-size", "63"], ["--batch-size 63", "2 ranks"]),
     "no port": (mnist_ddp, [*TWO, "MASTER_PORT=abc"], ["abc", "MASTER_PORT"]),
     "no such host": (mnist_ddp, [*TWO, "MASTER_ADDR=no.such.host"], ["no.such.host", "MASTER_ADDR"]),
     "nobody else": (mnist_ddp, TWO, ["rank 0 of 2", "do all run?"]),
@@ -225,7 +225,7 @@ NOTEBOOK = {
     "no epoch": ({"epochs": 0}, ["--epochs 0", "range"]),
     "no number": ({"epochs": "x"}, ["--epochs", "'x'"]),
     "a seed below 0": ({"seed": -1}, ["--seed -1", "range"]),
-    "an uneven batch": ({"global_batch_size": 63}, ["--global-batch-size 63", "2 ranks"]),
+    "an uneven batch": ({"global_batch_size": 63}, ["--batch-size 63", "2 ranks"]),
     "no data": ({"data": "/nowhere"}, ["--data /nowhere"]),
     "a single text": ({"arguments": "--lr 1"}, ["'--lr 1'", "list of words"]),
     "no words": ({"arguments": 5}, ["arguments=5", "list of words"]),

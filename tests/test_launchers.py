@@ -6,7 +6,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from real import LIMIT, until
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import launchers, slurm
 from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.rank.group import claim_device, join
+from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
 
 
@@ -255,12 +254,6 @@ def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch):
     assert line.startswith("local rank 2 finds 2 GPUs: ")
 
 
-def test_join_claims_the_device_that_it_is_told(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    args = Namespace(no_cuda=False, timeout=1, global_batch_size=None, batch_size=1)
-    assert stopped(join, args, "slurm", 2, 2, 4)[1].startswith("local rank 2 finds 2 GPUs")
-
-
 CPUS = {  # CPUs that the process may use, variables, CPUs of the rank
     "alone": (8, {}, 8),
     "a task of Slurm": (8, {"SLURM_CPUS_PER_TASK": "3"}, 3),
@@ -291,9 +284,8 @@ def test_a_free_port_is_free_and_none_that_linux_gives_away():
 
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):
-    code = "from argparse import Namespace as N; from ddp_helpers.rank.group import join; import os, sys\n"
-    code += f"a = N(no_cuda=True, timeout={LIMIT}, global_batch_size=None, batch_size=1)\n"
-    code += "join(a, 'env', int(sys.argv[1]), 0, 2)\n"
+    code = "import sys, torch; from ddp_helpers.rank.group import join\n"
+    code += f"join('env', int(sys.argv[1]), 2, torch.device('cpu'), {LIMIT})\n"
     code += "import torch.distributed as dist; dist.barrier(); dist.destroy_process_group()"
     env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=env) for rank in range(2)]

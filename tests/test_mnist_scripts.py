@@ -152,9 +152,9 @@ def test_a_bad_argument_is_named(argument, named, single, here):
 
 
 BAD_IN_A_GROUP = [
-    ("--global-batch-size=0", "--global-batch-size 0"),
-    ("--global-batch-size=64", "--global-batch-size 64 cannot be shared evenly by 3 ranks"),
-    ("--global-batch-size=2", "--global-batch-size 2 cannot be shared evenly by 3 ranks"),
+    ("--batch-size=0", "--batch-size 0"),
+    ("--batch-size=64", "--batch-size 64 cannot be shared evenly by 3 ranks"),
+    ("--batch-size=2", "--batch-size 2 cannot be shared evenly by 3 ranks"),
     ("--timeout=0", "--timeout 0"),
 ]
 
@@ -334,10 +334,11 @@ def counted_and_recounted(folder):
     model, (_, test_set) = coloured.Net().eval(), coloured.datasets(folder)
     model.load_state_dict(torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True))
     with torch.no_grad():
-        loss, right = coloured.loss_and_right(model(test_set.tensors[0]), test_set.tensors[1])
+        loss, metrics = coloured.loss_and_metrics(model(test_set.tensors[0]), test_set.tensors[1])
     [epoch] = runs.read(folder / "run").epochs
     assert epoch["test_samples"] == len(test_set) == 201 and epoch["train_samples"] == 512
-    return (epoch["test_accuracy"] * 201, epoch["test_loss"]), (right.item(), loss.item())
+    recorded = epoch["test_accuracy"] * 201, epoch["test_top2"] * 201, epoch["test_max_score"], epoch["test_loss"]
+    return recorded, [*(metrics[name].item() for name in ("accuracy", "top2", "max_score")), loss.item()]
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
@@ -345,15 +346,14 @@ def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
     script = write(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
     ended = trained(script, tmp_path, ranks, "--batch-size", 32)
     assert ended.statuses == [0] * ranks, ended.said
-    (counted, loss), (right, expected) = counted_and_recounted(tmp_path)
-    assert counted == pytest.approx(right, abs=1e-9) and 30 < counted < 200
-    assert loss == pytest.approx(expected, rel=1e-5)
+    recorded, expected = counted_and_recounted(tmp_path)  # right, right among the best two, largest score, loss
+    assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
     assert runs.read(tmp_path / "run").env["dataset"] == "TensorDataset"
     if ranks > 1:  # the control
         assert script.read_text().count(BUFFERS) == 1
         script.write_text(script.read_text().replace(BUFFERS, "pass"))
         assert trained(script, tmp_path / "own", ranks, "--batch-size", 32).statuses == [0] * ranks
-        (_, loss), (_, expected) = counted_and_recounted(tmp_path / "own")
+        (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
         assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"
 
 
@@ -396,12 +396,14 @@ def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_pat
 
 def test_a_loss_in_bfloat16_does_not_round_what_is_counted(monkeypatch):
     def own(output, target):
-        return output.mean().bfloat16(), (target >= 0).sum()
+        return output.mean().bfloat16(), {"accuracy": (target >= 0).sum()}
 
-    monkeypatch.setattr(training, "loss_and_right", own)
+    monkeypatch.setattr(training, "loss_and_metrics", own)
     batches = DataLoader(TensorDataset(torch.zeros(301, 3), torch.zeros(301)), 301)
     sums = training.one_pass(nn.Linear(3, 1), batches, Namespace(precision="float32", dry_run=False))
-    assert sums[1:3].tolist() == [301, 301] and torch.tensor(301.0).bfloat16().item() != 301  # the control
+    assert (sums["accuracy"], sums["samples"]) == (301, 301) and torch.tensor(
+        301.0
+    ).bfloat16().item() != 301  # the control
 
 
 # ---- reading records

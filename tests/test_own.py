@@ -81,7 +81,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
 
 
 def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
-    words = ("--data", digits, "--global-batch-size", "64", "--lr", "{array}", "--run-dir", "{run_dir}")
+    words = ("--data", digits, "--batch-size", "64", "--lr", "{array}", "--run-dir", "{run_dir}")
     site, shape = slurm.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
     slurm.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["job.json", "job.sbatch", "mnist_ddp.py"]
@@ -143,7 +143,7 @@ def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path, capsys
 def read_flags_of(job):
     """What the job's script makes of its words."""
     with patch.object(sys, "argv", list(job.program)):
-        return read_flags(**slurm.own.own_flags("mnist_ddp"))
+        return read_flags(slurm.own.FLAGS["mnist_ddp"])
 
 
 @pytest.fixture

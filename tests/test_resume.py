@@ -80,7 +80,7 @@ def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(matrix, told):
     [
         (("--seed", 2), 2, "'precision': 'float32'}, not {'seed': 2"),
         (("--resume", "never"), 2, "cannot take a run"),
-        (("--global-batch-size", 30), 5, "5 ranks cannot share 384 samples"),
+        (("--batch-size", 30), 5, "5 ranks cannot share 384 samples"),
     ],
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
@@ -124,8 +124,8 @@ def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
     matrix.train(folder, "--resume", path, size=1, fault=(0, "SIGUSR2", "step", 4))
     again = matrix.train(folder, "--resume", path, size=1)
     assert "close to, not equal to, the uninterrupted run: {'world_size': 1, 'batch_size': 32" in again.said[0]
-    assert "'once': {'world_size': 2, 'batch_size': 16" in again.said[0], again.said[0]
-    ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--global-batch-size", 64)
+    assert "'once': {'world_size': 2, 'batch_size': 32" in again.said[0], again.said[0]
+    ended = matrix.train(matrix.fresh("wider"), "--resume", path, "--batch-size", 64)
     assert "with a global batch of 64" in ended.said[0] and "to the bit" not in ended.said[0], ended.said[0]
 
 

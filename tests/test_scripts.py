@@ -216,7 +216,7 @@ def test_two_classes_and_the_learners_data_and_loss_are_in_the_script_once(name,
     text, course = path.read_text(), write(name, tmp_path / "course.py").read_text()
     for gone in ("MNIST(", "Normalize", "F.nll_loss", "nn.Dropout"):
         assert gone not in text and gone in course
-    for part in ("class Block(", "class Net(", "def datasets(", "def loss_and_right("):
+    for part in ("class Block(", "class Net(", "def datasets(", "def loss_and_metrics("):
         assert text.count(part) == 1, part
     assert ruff("check", path) == "" and ruff("format", "--check", path) == ""
     theirs = runpy.run_path(str(path))

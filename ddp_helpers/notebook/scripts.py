@@ -229,7 +229,7 @@ def standalone(name: str, replace: Sequence[type | Callable] = ()) -> str:
 def write(name: str, path: str | Path, replace: Sequence[type | Callable] = (), force: bool = False) -> Path:
     """Write the script `name` to `path`; the learner's process calls it.
 
-    replace: one's own Net, datasets or loss_and_right in the place of the script's, and classes that these need.
+    replace: one's own Net, datasets or loss_and_metrics in the place of the script's, and classes that these need.
     force: also over a file that is not as it was written here. Stops at an unknown script, and at a path that cannot
     be written or holds something else; nothing has changed then. Raises ValueError for a thing without a place in it.
     """

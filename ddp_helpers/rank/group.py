@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import name_of_start, stop
-from ddp_helpers.rank.training import count_gpus
+from ddp_helpers.rank.training import count_gpus, merged
 
 MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
 
@@ -58,28 +58,38 @@ def stop_strangers(ranks: list[dict]) -> None:
             stop(f"{line}: give all the same flags; if it is of another job, export another MASTER_PORT for that one")
 
 
-def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
-    """Claim a device and join the group, or stop after args.timeout seconds; returns the device, and what to record."""
-    args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
-    if left:
-        stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
-    device = claim_device(local_rank, args.no_cuda)
+def join(launcher: str, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Form the group of all ranks, or stop with one line after timeout seconds; every rank calls it."""
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    ranks, group = [None] * world_size, {"rank": rank, "world_size": world_size}
-    group["timeout"] = timedelta(seconds=args.timeout)
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     try:
         if world_size > 1:
-            check_address(args.timeout)
+            check_address(timeout)
         store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
         store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
-        backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
-        dist.all_gather_object(ranks, mine | {"settings": settings(args)})
     except (RuntimeError, ValueError) as error:  # it says how many came
         line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
         stop(f"{line}; {MEET}")
+
+
+def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
+    """Gather where each rank runs, for the record; every rank calls it. Stops where one has other flags than rank 0."""
+    mine = {"rank": dist.get_rank(), "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
     stop_strangers(ranks)
+    if dist.get_rank() == 0:
+        share = args.batch_size // len(ranks)
+        print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
+    facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
     ranks = [{name: here[name] for name in mine} for here in ranks]
-    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
-    return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group
+    return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
+
+
+def over_ranks(measured: dict[str, float]) -> dict[str, float]:
+    """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
+    ranks = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, measured)  # names too: a rank without a sample to test has none
+    return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}

@@ -22,8 +22,9 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-# YOUR LOSS goes here: the mean over a batch, and how many of its samples came out right, as two tensors of one number.
-# For a regression: squeeze the output to the target's shape first; right are, say, those within a tolerance.
-def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Compare what the network returned with what it should return."""
-    return F.nll_loss(output, target), (output.argmax(dim=1) == target).sum()
+# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up over the batches and
+# the ranks, and in the end divided by the number of samples; one called max_NAME is the largest that any batch had.
+# For a regression: squeeze the output to the target's shape first; the dict may be empty.
+def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean loss of a batch, and its metrics: of accuracy, how many samples came out right."""
+    return F.nll_loss(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}

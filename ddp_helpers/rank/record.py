@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from ddp_helpers.rank.arguments import holds_run
@@ -44,7 +43,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
     """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
-    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    length = len(train_set) if hasattr(train_set, "__len__") else None  # a stream has none
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": length}
     env["made_from"] = "ddp_helpers, imported"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
         claim(args.run_dir)
@@ -63,13 +63,25 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         raise
 
 
-def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds: float, test_seconds: float) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl, from the sums of its two passes."""
-    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
-    line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
-    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
-    line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
-    print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
+def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
+    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_NAME stays as it is."""
+    n, line = max(measured["samples"], 1), {}
+    for name, value in measured.items():
+        if not name.startswith("mean_"):
+            line[f"{part}_{name}"] = value if name == "samples" or name.startswith("max_") else value / n
+    return line
+
+
+def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: float, test_seconds: float) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
+    line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
+    rate = trained["samples"] / seconds
+    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": trained["mean_data_seconds"]}
+    line |= {"test_seconds": test_seconds}
+    score = f"test loss {line['test_loss']:.4f}"
+    if "accuracy" in tested:
+        score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"
+    print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         before = path.read_bytes() if path.exists() else b""

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DistributedSampler, Sampler
 
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.record import write
+from ddp_helpers.rank.training import merged
 from ddp_helpers.rank.votes import Leave
 
 
@@ -94,7 +95,7 @@ class Run:
 
     def __init__(self, args: Namespace, device: torch.device, group: dist.ProcessGroup) -> None:
         self.args, self.device, self.group, self.parts, self.begin = args, device, group, {}, time.perf_counter()
-        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": [0.0] * 4, "took": 0.0, "metrics": ""}
+        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": {}, "took": 0.0, "metrics": ""}
         self.setting = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")}
         self.shape = {"world_size": dist.get_world_size(), "batch_size": args.batch_size, "device": device.type}
 
@@ -108,15 +109,15 @@ class Run:
                 error.of_record = True
                 raise
 
-    def save(self, sums: Tensor) -> None:
+    def save(self, sums: dict[str, float]) -> None:
         """Write a checkpoint; every rank calls it. All leave if their weights differ, or if it cannot be written."""
         random = torch.get_rng_state(), torch.cuda.get_rng_state() if self.device.type == "cuda" else None
         everyone, step = [None] * dist.get_world_size(), self.progress["step"]
-        dist.all_gather_object(everyone, (random, sums.tolist(), weight_digest(self.parts["model"])), group=self.group)
+        dist.all_gather_object(everyone, (random, sums, weight_digest(self.parts["model"])), group=self.group)
         random, sums, digests = zip(*everyone, strict=True)
         if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise Leave(f"after step {step}: rank {odd} has other weights than rank 0: find what changes them there")
-        self.progress |= {"sums": [sum(of) for of in zip(*sums, strict=True)], "took": time.perf_counter() - self.begin}
+        self.progress |= {"sums": merged(sums), "took": time.perf_counter() - self.begin}
         trouble = [""]
         if self.args.run_dir:
             state = {"progress": self.progress, "setting": self.setting, "shape": self.shape, "random": random}
@@ -172,7 +173,7 @@ class Run:
             stop(f"{dist.get_world_size()} ranks cannot share {self.progress['samples']} samples: take another number")
         how = f"goes on in epoch {self.progress['epoch']} after step {self.progress['step']}"
         if shape != self.shape:
-            was, now = (one["batch_size"] * one["world_size"] for one in (shape, self.shape))
+            was, now = shape["batch_size"], self.shape["batch_size"]
             worth = "close to, not equal to, the uninterrupted run" if was == now else f"with a global batch of {now}"
             how = f"{how}, {worth}: {shape} became {self.shape}"
             self.shape["once"] = shape  # never called exact again

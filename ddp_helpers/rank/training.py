@@ -1,15 +1,16 @@
-"""Train or test with each batch once."""
+"""Train or test with each batch once, and measure: sums with names, of batches and of ranks."""
 
 import os
 import time
 from argparse import Namespace
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.optim import Optimizer
 
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.model import loss_and_right
+from ddp_helpers.rank.model import loss_and_metrics
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -33,25 +34,42 @@ def count_gpus(no_cuda: bool) -> int:
     return gpus
 
 
-def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=None, title: str = "") -> Tensor:
-    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds waited for data]."""
-    device, n, waited, asked = next(model.parameters()).device, 0, 0.0, time.perf_counter()
-    counted = torch.zeros(2, dtype=torch.float64, device=device)
+def merged(parts: Iterable[dict]) -> dict:
+    """Merge what was measured in parts, batches or ranks, by name: added up, but of max_NAME the largest."""
+    whole = {}
+    for part in parts:
+        for name, value in part.items():
+            before = whole.get(name, value)
+            both = max(before, value) if name.startswith("max_") else before + value
+            whole[name] = both if name in whole else value
+    return whole
+
+
+def one_pass(
+    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+) -> dict[str, float]:
+    """Train if there is an optimizer, else test; returns by name what this process has measured.
+
+    loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    """
+    device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
+    measured = {}
     for step, (inputs, target) in enumerate(batches, 1):
         waited += time.perf_counter() - asked
         inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            loss, right = loss_and_right(model(inputs), target)
+            loss, metrics = loss_and_metrics(model(inputs), target)
         if optimizer:
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
-        n += len(target)
-        counted += torch.stack([loss.detach().double() * len(target), right.double()])
+        sums = {"loss": loss.detach().double() * len(target)} | {name: metrics[name].double() for name in metrics}
+        measured = merged([measured, sums | {"samples": len(target)}])
         if title and step % args.log_interval == 0:
             print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:
             break
         asked = time.perf_counter()
-    return torch.tensor([*counted.tolist(), n, waited], dtype=torch.float64, device=device)  # tolist waits for the GPU
+    measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
+    return measured | {"mean_data_seconds": waited}

@@ -1,12 +1,12 @@
 """Have all ranks decide together whether to stop: was any of them told to, and is every loss finite?"""
 
+import math
 import signal
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 # Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
@@ -53,10 +53,10 @@ class Votes:
         self.since = time.monotonic()
         return self.every or self.pace
 
-    def count(self, loss: Tensor, steps: int) -> int:
+    def count(self, loss: float, steps: int) -> int:
         """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
         rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
-        mine = [self.told, 0 if loss.isfinite() else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
+        mine = [self.told, 0 if math.isfinite(loss) else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
         ballots = torch.tensor(mine)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
         told, who, spoilt, pace = ballots.tolist()

@@ -133,10 +133,10 @@ def goals(folder: Path, device: torch.device) -> list[dict]:
     """Measure what has a goal, and print a row for each."""
 
     def ddp(ranks: int, batch: int) -> Callable[[], float]:
-        return lambda: speed(folder, "mnist_ddp", "--global-batch-size", batch, ranks=ranks)
+        return lambda: speed(folder, "mnist_ddp", "--batch-size", batch, ranks=ranks)
 
     def saving() -> float:
-        flags = "--global-batch-size", 64, "--checkpoint-every", 50
+        flags = "--batch-size", 64, "--checkpoint-every", 50
         return speed(folder, "mnist_ddp_resumable", *flags, ranks=2)
 
     def plain() -> float:

@@ -19,7 +19,7 @@ from faults.ranks import run
 GIVES_UP = ["--timeout", 10]  # seconds that a rank waits for another that never comes: only where a row waits for it
 NAME = "mnist_ddp_resumable"
 # Of 16 optimizer steps each: 512 images, 32 for each step.
-TWO_EPOCHS = ["--global-batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
+TWO_EPOCHS = ["--batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
 TWO_EPOCHS += ["--log-interval", "1000", "--no-cuda", "--precision", "float32"]
 
 

@@ -206,7 +206,7 @@ CONTROLS = {
         2,
     ),
     "bucket order": (
-        [("loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()", "pass")],
+        [("loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))[0].backward()", "pass")],
         (),
         4,
     ),

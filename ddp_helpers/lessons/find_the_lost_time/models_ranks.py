@@ -42,13 +42,13 @@ def activations(model: nn.Module, inputs: Tensor) -> int:
     return sum(size for place, size in kept.items() if place not in own)
 
 
-def stepper(model: nn.Module, inputs: Tensor, target: Tensor, loss_and_right: Callable) -> Callable[[], list[float]]:
+def stepper(model: nn.Module, inputs: Tensor, target: Tensor, loss_and_metrics: Callable) -> Callable[[], list[float]]:
     """Make a function that takes a step with Adam, and returns the seconds of backward and of all."""
     optimizer = torch.optim.Adam(model.parameters())
 
     def step() -> list[float]:
         began = time.perf_counter()
-        loss, _ = loss_and_right(model(inputs), target)
+        loss, _ = loss_and_metrics(model(inputs), target)
         forward = time.perf_counter()
         loss.backward()
         backward = time.perf_counter()
@@ -66,14 +66,14 @@ def turn_down(mbit: int) -> None:
         subprocess.run([*LIMIT, f"{mbit}mbit"], check=True)
 
 
-def measure(turns: int, model: nn.Module, inputs: Tensor, target: Tensor, loss_and_right: Callable) -> dict:
+def measure(turns: int, model: nn.Module, inputs: Tensor, target: Tensor, loss_and_metrics: Callable) -> dict:
     """Measure a model: so many turns, each a step alone and one at each rate; both ranks call it.
 
     Returns the least seconds of each: what else the machine does only ever adds.
     """
     found = {"parameters": sum(one.numel() for one in model.parameters()), "activations": activations(model, inputs)}
-    alone = stepper(deepcopy(model), inputs, target, loss_and_right)
-    step, taken = stepper(DDP(model), inputs, target, loss_and_right), []
+    alone = stepper(deepcopy(model), inputs, target, loss_and_metrics)
+    step, taken = stepper(DDP(model), inputs, target, loss_and_metrics), []
     for _ in range(turns):
         row = {"backward": 0.0, "alone": 0.0}
         if dist.get_rank() == 0:
@@ -94,10 +94,10 @@ def main() -> None:
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     pictures, digits = torch.rand(IMAGES, 1, 28, 28), torch.randint(10, (IMAGES,))
-    found = {"MNIST's Net": measure(10, mnist.Net(), pictures, digits, mnist.loss_and_right)}
+    found = {"MNIST's Net": measure(10, mnist.Net(), pictures, digits, mnist.loss_and_metrics)}
     texts = letters.sentences(TEXTS, seed=1).tensors
     for width in WIDTHS:
-        found[f"letters.Net({width})"] = measure(4 + 512 // width, letters.Net(width), *texts, letters.loss_and_right)
+        found[f"letters.Net({width})"] = measure(4 + 512 // width, letters.Net(width), *texts, letters.loss_and_metrics)
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.destroy_process_group()

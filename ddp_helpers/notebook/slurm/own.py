@@ -14,8 +14,11 @@ from ddp_helpers.notebook.slurm.job import ARRAY, NAME, RUN_DIR, Job, JobError, 
 from ddp_helpers.notebook.slurm.queue import available, look
 from ddp_helpers.notebook.slurm.run import submit, watch, write
 from ddp_helpers.notebook.slurm.site import Site
-from ddp_helpers.rank.arguments import damage, read_flags
+from ddp_helpers.rank.arguments import DDP_FLAGS, RESUME_FLAGS, damage, read_flags, share_batch
 from ddp_helpers.rank.launchers import stop
+
+# The flags that each of the MNIST scripts has besides those of all.
+FLAGS = {"mnist_single": {}, "mnist_fast": {}, "mnist_ddp": DDP_FLAGS, "mnist_ddp_resumable": RESUME_FLAGS}
 
 
 def text_of(script: str | Path) -> str:
@@ -38,32 +41,19 @@ def text_of(script: str | Path) -> str:
     return text
 
 
-def own_flags(script: str) -> dict | None:
-    """Read in the source of an MNIST script which flags it adds to those of all; None for any other script."""
-    text = (scripts.FOLDER / f"{script}.py").read_text() if script in scripts.NAMES else ""
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    found = [call.keywords for call in calls if ast.unparse(call.func) == "read_flags"]
-    return {flag.arg: ast.literal_eval(flag.value) for flag in found[0]} if found else None
-
-
-def check_words(script: str, job: Job, site: Site, folder: Path) -> None:
+def check_words(flags: dict[str, tuple], job: Job, site: Site, folder: Path) -> None:
     """Read what one of the MNIST scripts is given as it will itself. Raises JobError where it would stop."""
-    before = sys.argv
     for value in job.array or ("",):
         words = [word.replace(RUN_DIR, str(folder)).replace(ARRAY, value) for word in job.program[1:]]
-        sys.argv = [f"{script}.py", *words]
         try:
-            with redirect_stderr(StringIO()) as said:
-                args = read_flags(**own_flags(script))
+            with redirect_stderr(StringIO()) as message:
+                args = read_flags(flags, words)
                 if "resume" in args and not args.run_dir:
                     stop("--run-dir is missing: give --run-dir '{run_dir}' for the record and the checkpoints")
+                if "batch_size_per_rank" in args:
+                    share_batch(args, job.ranks)
         except SystemExit:
-            raise JobError(said.getvalue().strip()) from None
-        finally:
-            sys.argv = before
-        if (getattr(args, "global_batch_size", 0) or 0) % job.ranks:
-            batch = f"--global-batch-size {args.global_batch_size}"
-            raise JobError(f"{batch} cannot be shared evenly by {job.ranks} ranks")
+            raise JobError(message.getvalue().strip()) from None
     if site.in_container and not args.data.is_absolute() and "--data" in words:
         raise JobError(
             f"--data {args.data} counts from the run folder: give the whole path that it has in the container"
@@ -94,10 +84,10 @@ def prepare(script: str | Path, arguments: Sequence[str], site: Site, folder: Pa
     usual = {"time": site.time or Job.time, "cpus_per_task": site.cpus_per_rank or Job.cpus_per_task}
     shape = usual | {key: value for key, value in shape.items() if value is not None}
     job = Job(folder.name, (name, *own, *map(str, arguments)), **shape)  # of two equal flags the last one counts
-    if (flags := own_flags(str(script))) is not None:
+    if (flags := FLAGS.get(str(script))) is not None:
         if job.requeue and "resume" not in flags:
             raise JobError(f"requeue: {script} cannot go on where it stopped: take mnist_ddp_resumable")
-        check_words(str(script), job, site, folder)
+        check_words(flags, job, site, folder)
     if "SIGUSR2" in text and not job.requeue:
         print(
             f"{name} can save when it is warned: give --requeue to have it warned, and started again", file=sys.stderr
@@ -128,7 +118,7 @@ def words_of(arguments: Sequence[object]) -> list[str]:
 
 def keeps_no_record(script: str | Path, words: Sequence[str]) -> bool:
     """Whether it is an MNIST script, which keeps a record where it is given --run-dir, and it is given none."""
-    return own_flags(str(script)) is not None and not any(word.startswith("--run-dir") for word in words)
+    return str(script) in FLAGS and not any(word.startswith("--run-dir") for word in words)
 
 
 def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:

@@ -3,7 +3,7 @@
 torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data   # after: export MASTER_ADDR MASTER_PORT
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # likewise
---batch-size counts the samples of one rank, --global-batch-size those of all; --timeout: seconds to wait for a rank.
+--batch-size counts the samples of all ranks together: the same flags mean the same training on any number of ranks.
 """
 
 import time
@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.arguments import DDP_FLAGS, read_flags, share_batch
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import join
+from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, write
@@ -32,7 +32,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
     loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
     loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
@@ -46,20 +46,17 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         sampler.set_epoch(epoch)  # a new order each epoch
         model.train()
         trained = one_pass(ddp_model, train_batches, args, optimizer, title=f"epoch {epoch}" if rank == 0 else "")
-        dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
-        trained[-1] /= world_size  # but for the seconds
+        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
-        dist.all_reduce(tested)
+        tested = over_ranks(tested)
         scheduler.step()
         if rank == 0:
             report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
-    dist.barrier()  # no rank leaves while another still needs it
-    dist.destroy_process_group()
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
@@ -68,14 +65,19 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
-    me = who_am_i()
-    args = read_flags(global_batch_size=None, timeout=600)
+    launcher, rank, local_rank, world_size = who_am_i()
+    args = read_flags(DDP_FLAGS)
+    share_batch(args, world_size)
     sets = datasets(args.data)
-    device, group = join(args, *me)
+    device = claim_device(local_rank, args.no_cuda)
+    join(launcher, rank, world_size, device, args.timeout)
+    group = gather_ranks(args, launcher, local_rank, device)
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes the record
+    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
     with recorded(args, device, sets[0], **group):
         train(args, device, *sets)
+    dist.barrier()  # no rank leaves before rank 0 has saved: some launchers end all ranks when one has left
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

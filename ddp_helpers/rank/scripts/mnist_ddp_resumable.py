@@ -1,8 +1,7 @@
 """Train a network on MNIST with one process for each GPU; stopped and started again, it ends with the same weights.
 
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 mnist_ddp_resumable.py --data data --run-dir runs/mine
---checkpoint-every counts steps, and there is one after each epoch. --vote-every: steps from one vote on stopping to the
-next, else about a second. --resume: auto, to go on in the run folder; never; or the path of a checkpoint.
+--batch-size counts the samples of all ranks together: the same flags mean the same training on any number of ranks.
 """
 
 import os
@@ -17,33 +16,33 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.arguments import RESUME_FLAGS, read_flags, share_batch
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import join
+from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import stop, who_am_i
-from ddp_helpers.rank.model import Net, loss_and_right
+from ddp_helpers.rank.model import Net, loss_and_metrics
 from ddp_helpers.rank.record import recorded, report, write
 from ddp_helpers.rank.resume import Rest, Run, weight_digest
-from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.rank.training import has_bf16, merged, one_pass
 from ddp_helpers.rank.votes import Leave, Votes, ignore_signals
 
 
-def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
+def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> dict[str, float]:
     """Train on the rest of an epoch, some steps at a time, then vote, and save; returns the sums of all attempts."""
     now, args, left, source = run.progress, run.args, len(batches), iter(batches)
     every = args.checkpoint_every or 2**31
-    sums = torch.tensor(now["sums"], dtype=torch.float64, device=run.device) * (dist.get_rank() == 0)
+    sums = now["sums"] if dist.get_rank() == 0 else {}
     while left:
         steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
         some = one_pass(ddp_model, islice(source, steps), args, optimizer)
-        told = votes.count(some[0], steps)
-        sums, left = sums + some, 0 if args.dry_run else left - steps
-        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some[2]) * dist.get_world_size()
+        told = votes.count(some["loss"], steps)
+        sums, left = merged([sums, some]), 0 if args.dry_run else left - steps
+        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some["samples"]) * dist.get_world_size()
         if left and (told or now["step"] % every == 0):  # the end of the epoch has a checkpoint of its own
             run.save(sums)
         if left and told:
@@ -60,7 +59,7 @@ def prepare(seed: int, device: torch.device, batches: DataLoader) -> tuple[nn.Mo
     # DDP sorts its buckets anew after its first backward, and rounds sums otherwise from then on: have it done now, in
     # every attempt, or with three ranks or more a resumed run differs in its first step.
     inputs, target = next(iter(batches))
-    loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()
+    loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))[0].backward()
     model.load_state_dict(first)
     torch.manual_seed(seed + dist.get_rank())  # but each rank its own dropout
     return model, ddp_model
@@ -73,7 +72,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
     loading = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
     loading |= {"pin_memory": run.device.type == "cuda"}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     for epoch in range(run.progress["epoch"], args.epochs + 1):
         run.begin = time.perf_counter() - run.progress["took"]
@@ -81,15 +80,14 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
         model.train()
         trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-        dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
-        trained[-1] /= world_size  # but for the seconds
+        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
-        dist.all_reduce(tested)
+        tested = over_ranks(tested)
         run.parts["scheduler"].step()
         if rank == 0:
             report(args, epoch, trained, tested, middle - run.begin, time.perf_counter() - middle)
@@ -98,7 +96,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         run.progress |= {"epoch": epoch + 1, "samples": 0}
         run.begin = time.perf_counter()
         if not args.dry_run:
-            run.save(torch.zeros(4))
+            run.save({})
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir, {"mnist_cnn.pt": content.getvalue()})
@@ -107,18 +105,22 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
-    me = who_am_i()
-    args = read_flags(global_batch_size=None, timeout=600, checkpoint_every=None, vote_every=None, resume="auto")
+    launcher, rank, local_rank, world_size = who_am_i()
+    args = read_flags(RESUME_FLAGS)
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
+    share_batch(args, world_size)
     sets = datasets(args.data)
-    device, group = join(args, *me)
+    device = claim_device(local_rank, args.no_cuda)
+    join(launcher, rank, world_size, device, args.timeout)
+    group = gather_ranks(args, launcher, local_rank, device)
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes
+    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
     run = Run(args, device, votes.group)
-    model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
+    batches = DataLoader(sets[0], args.batch_size // world_size, generator=torch.Generator())
+    model, ddp_model = prepare(args.seed, device, batches)
     # YOUR OPTIMIZER and schedule: a step of it is an epoch. --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     optimizer.register_step_pre_hook(votes.guard)
@@ -129,7 +131,7 @@ def main() -> None:
     try:
         with recorded(args, device, sets[0], **group):
             slurm = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
-            run.log("started", how=how, world_size=dist.get_world_size(), **slurm)
+            run.log("started", how=how, world_size=world_size, **slurm)
             write(args.run_dir, {"metrics.jsonl": run.progress["metrics"].encode()})  # of epochs that stay done
             train(run, votes, ddp_model, optimizer, *sets)
             run.log("done")

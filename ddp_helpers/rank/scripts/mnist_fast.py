@@ -5,7 +5,7 @@ python mnist_fast.py --data data --epochs 1
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -26,14 +26,22 @@ def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
 
-def counted(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> tuple[Tensor, Tensor]:
-    """Compute the mean loss of a batch, and [loss, right, samples, 0] as sums; nothing is copied from the CPU."""
+def counted(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean loss of a batch, and the sums of its samples by name; nothing is copied from the CPU."""
     with torch.autocast(images.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
         output = model(images)
         loss = F.nll_loss(output, labels)
     n = torch.full_like(loss, len(labels), dtype=torch.float64)
     right = (output.argmax(dim=1) == labels).sum().double()
-    return loss, torch.stack([loss.detach() * n, right, n, torch.zeros_like(n)])
+    return loss, {"loss": loss.detach() * n, "accuracy": right, "samples": n}
+
+
+def summed(parts: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+    """Add up what was counted, by name."""
+    sums = {}
+    for part in parts:
+        sums = {name: sums.get(name, 0) + value for name, value in part.items()}
+    return {name: float(value) for name, value in sums.items()} | {"mean_data_seconds": 0.0}  # waits for the GPU
 
 
 def as_graph(step: Callable, model: nn.Module, optimizer: Optimizer, index: Tensor) -> Callable:
@@ -58,7 +66,7 @@ def as_graph(step: Callable, model: nn.Module, optimizer: Optimizer, index: Tens
             for tensor in optimizer.state[parameter].values():
                 tensor.zero_()
 
-    def replay(other: Tensor) -> Tensor:
+    def replay(other: Tensor) -> dict[str, Tensor]:
         if len(other) != len(index):
             return step(other)  # the last, smaller batch
         index.copy_(other)
@@ -81,7 +89,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     order = torch.Generator(device).manual_seed(args.seed)
 
-    def step(index: Tensor) -> Tensor:
+    def step(index: Tensor) -> dict[str, Tensor]:
         loss, sums = counted(model, images[index], labels[index], args)
         optimizer.zero_grad()
         loss.backward()
@@ -92,21 +100,20 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         model.train()
-        trained = sum(map(take, torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)))
-        trained.tolist()  # waits for the GPU
+        indices = torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)
+        trained = summed(map(take, indices))
         middle = time.perf_counter()
         model.eval()
         with torch.no_grad():
             batches = zip(test_images.split(args.test_batch_size), test_labels.split(args.test_batch_size), strict=True)
-            tested = sum(counted(model, some, target, args)[1] for some, target in batches)
-        tested.tolist()
+            tested = summed(counted(model, some, target, args)[1] for some, target in batches)
         scheduler.step()
         report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
 
 
 def main() -> None:
     """Check what was given, and train."""
-    args = read_flags()
+    args = read_flags({})
     sets = datasets(args.data)
     device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")

@@ -49,7 +49,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
 
 def main() -> None:
     """Check what was given, and train."""
-    args = read_flags()
+    args = read_flags({})
     sets = datasets(args.data)
     device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
