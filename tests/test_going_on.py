@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 import time
 from functools import partial
@@ -120,7 +121,10 @@ def test_the_lines_that_notebook_11_prints_do_the_same(cluster, tmp_path):
     [lines] = [found[1] for cell in cells if (found := re.search(r"```bash\n(#SBATCH.*?)```", cell.source, re.S))]
     assert lines.count("python resumable.py run.pt") == 1
     (tmp_path / "mine.py").write_text(SAVES.replace("MARK", MARK))
-    lines = lines.replace("python resumable.py run.pt", f"{sys.executable} mine.py .")
+    python = tmp_path / "python"  # its path has no space, as that of the checkout's may
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    lines = lines.replace("python resumable.py run.pt", f"{python} mine.py .")
     shape = "#SBATCH --nodes=2 --ntasks-per-node=1 --output=slurm-%j.log --time=10"
     meet = "export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
     head = lines.rindex("#SBATCH")

@@ -290,8 +290,9 @@ def filled(words: list[str], desk: dict[str, str]) -> list[str]:
 
 
 def tree(folder: Path) -> dict[Path, bytes | None]:
-    """What lies below a folder: each path, and what is in it if it is a file."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    """What lies below a folder: each path, and what is in it if it is a file; not what Python keeps of an import."""
+    paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def told(capfd: pytest.CaptureFixture, call, *args: object) -> str:

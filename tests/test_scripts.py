@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -338,12 +339,13 @@ def test_an_output_gets_the_text_and_stays_what_it_is(tmp_path):
     how = {"cwd": tmp_path, "capture_output": True, "timeout": LIMIT, "check": False}
     done = subprocess.run([*command, "/dev/stdout"], **how)
     assert (done.returncode, done.stdout, done.stderr) == (0, plain, b"")
-    line = f"{' '.join(command)} /dev/stdout >kept.py && test -L /dev/stdout && {' '.join(command)} /dev/null"
+    words = shlex.join(command)
+    line = f"{words} /dev/stdout >kept.py && test -L /dev/stdout && {words} /dev/null"
     done = subprocess.run(["bash", "-c", line], **how)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert (tmp_path / "kept.py").read_bytes() == plain and Path("/dev/null").is_char_device()
     os.mkfifo(tmp_path / "pipe")
-    done = subprocess.run(["bash", "-c", f"cat pipe >read.py & {' '.join(command)} pipe && wait"], **how)
+    done = subprocess.run(["bash", "-c", f"cat pipe >read.py & {words} pipe && wait"], **how)
     assert done.returncode == 0 and (tmp_path / "read.py").read_bytes() == plain and (tmp_path / "pipe").is_fifo()
     done = subprocess.run([*command, "/dev/full"], **how)
     assert done.returncode == 2 and b"No space left" in done.stderr and Path("/dev/full").is_char_device()
