@@ -1,58 +1,62 @@
-"""Tell on which of three spirals a point lies. Plain PyTorch on one device: python spirals.py --epochs 10"""
+"""Tell on which of three spirals a point lies. Plain PyTorch on one device.
+
+python spirals.py --epochs 10
+"""
 
 from argparse import ArgumentParser
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn, optim
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 
-def spirals(count: int, seed: int) -> TensorDataset:
-    """Make points [count, 2], scattered around three arms, and the number of each one's arm [count]."""
+def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, target)
+    """Scatter points [count, 2] around three arms; the targets are their arms [count]."""
     random = torch.Generator().manual_seed(seed)
     arm, along = torch.arange(count) % 3, torch.rand(count, generator=random)
     angle = 5 * along + 2.1 * arm + 0.2 * torch.randn(count, generator=random)
-    return TensorDataset(torch.stack([along * angle.cos(), along * angle.sin()], dim=1), arm)
-
-
-class Net(nn.Sequential):
-    """Two hidden layers; takes points [n, 2], returns the scores of the three arms [n, 3]."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    return TensorDataset(torch.view_as_real(torch.polar(along, angle)), arm)
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the weights to spirals.pt."""
+    """Train, test after each epoch, and save the weights where --save says."""
     parser = ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=48, help="points in a step")
-    parser.add_argument("--lr", type=float, default=0.1)
+    add = parser.add_argument
+    add("--epochs", type=int, default=10)
+    add("--batch-size", type=int, default=48, help="samples in a step")
+    add("--lr", type=float, default=0.1)
+    add("--save", type=Path, help="a new file, for the weights")
     args = parser.parse_args()
+    if args.save and (args.save.exists() or not args.save.parent.is_dir()):
+        parser.exit(2, f"--save {args.save}: give a new file in a folder that exists\n")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
-    train_batches = DataLoader(train_set, args.batch_size, shuffle=True)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler)
     test_batches = DataLoader(test_set, 100)
-
-    torch.manual_seed(1)
-    model = Net().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    torch.manual_seed(1)  # the same first weights each time
+    hidden = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+    model = nn.Sequential(*hidden, nn.Linear(64, 3)).to(device)  # YOUR NETWORK
+    optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # YOUR OPTIMIZER
     for epoch in range(1, args.epochs + 1):
+        sampler.generator.manual_seed(epoch)  # a new order
         model.train()
-        for points, arms in train_batches:
-            loss = F.cross_entropy(model(points.to(device)), arms.to(device))
+        for x, y in train_batches:
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))  # YOUR LOSS
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         model.eval()
-        right = 0
+        right = torch.tensor(0, device=device)
         with torch.no_grad():
-            for points, arms in test_batches:
-                right += (model(points.to(device)).argmax(dim=1) == arms.to(device)).sum().item()
+            for x, y in test_batches:
+                right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
         print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
-    torch.save(model.state_dict(), "spirals.pt")
+    if args.save:
+        torch.save(model.state_dict(), args.save)
 
 
 if __name__ == "__main__":

@@ -1,61 +1,81 @@
-"""Tell on which of three spirals a point lies. One process for each GPU; it goes on after a kill.
+"""Tell on which of three spirals a point lies. It goes on where it was killed.
 
 torchrun --standalone --nproc-per-node 2 spirals_resumable.py --epochs 10
 """
 
 import os
 from argparse import ArgumentParser
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+# Where launchers tell rank, local rank and world size: the last three names of a row. The
+# first row whose names are all set counts: in a job, mpirun's ranks have SLURM_PROCID=0.
+LAUNCHERS = [
+    ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),  # srun
+    ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
+]
 
 CHECKPOINT = Path("checkpoint.pt")
 
 
-def spirals(count: int, seed: int) -> TensorDataset:
-    """Make points [count, 2], scattered around three arms, and the number of each one's arm [count]."""
+def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, target)
+    """Scatter points [count, 2] around three arms; the targets are their arms [count]."""
     random = torch.Generator().manual_seed(seed)
     arm, along = torch.arange(count) % 3, torch.rand(count, generator=random)
     angle = 5 * along + 2.1 * arm + 0.2 * torch.randn(count, generator=random)
-    return TensorDataset(torch.stack([along * angle.cos(), along * angle.sin()], dim=1), arm)
-
-
-class Net(nn.Sequential):
-    """Two hidden layers; takes points [n, 2], returns the scores of the three arms [n, 3]."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    return TensorDataset(torch.view_as_real(torch.polar(along, angle)), arm)
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the weights to spirals.pt; every rank calls it."""
+    """Train, test after each epoch, and save the weights where --save says."""
     parser = ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=48, help="points in a step, of all ranks together")
-    parser.add_argument("--lr", type=float, default=0.1)
+    add = parser.add_argument
+    add("--epochs", type=int, default=10)
+    add("--batch-size", type=int, default=48, help="samples in a step of all ranks")
+    add("--lr", type=float, default=0.1)
+    add("--save", type=Path, help="a new file, for the weights")
     args = parser.parse_args()
+    if args.save and (args.save.exists() or not args.save.parent.is_dir()):
+        parser.exit(2, f"--save {args.save}: give a new file in a folder that exists\n")
 
-    rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    names = next((row[-3:] for row in LAUNCHERS if {*row} <= os.environ.keys()), ())
+    rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
+    if args.batch_size % world_size:
+        evenly = f"evenly by {world_size} ranks: give a multiple of {world_size}"
+        parser.exit(2, f"--batch-size {args.batch_size} cannot be shared {evenly}\n")
+    if world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        parser.exit(2, "export MASTER_ADDR and MASTER_PORT, the same for all ranks\n")
+    gpus = torch.cuda.device_count()
+    device = torch.device(f"cuda:{local_rank if gpus > 1 else 0}" if gpus else "cpu")
+    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
+    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
+    if gpus:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
+        group["device_id"] = device
+    dist.init_process_group("nccl" if gpus else "gloo", **group)
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
-    sampler = DistributedSampler(train_set)  # shuffles, too
+    sampler = DistributedSampler(train_set)  # each rank its share
     train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
-    test_batches = DataLoader(Subset(test_set, range(rank, len(test_set), world_size)), 100)  # each point on one rank
-
-    torch.manual_seed(1)
-    model = Net().to(device)
+    my_tests = range(rank, len(test_set), world_size)  # each sample on one rank, once
+    test_batches = DataLoader(Subset(test_set, my_tests), 100)
+    torch.manual_seed(1)  # the same first weights each time
+    hidden = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+    model = nn.Sequential(*hidden, nn.Linear(64, 3)).to(device)  # YOUR NETWORK
+    torch.manual_seed(1 + rank)  # but each rank its own dropout
     ddp_model = DDP(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # YOUR OPTIMIZER
     first = 1
     if CHECKPOINT.exists():  # every rank loads it
         saved = torch.load(CHECKPOINT, map_location=device, weights_only=True)
@@ -63,26 +83,27 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])  # its momentum, too
         first = saved["epoch"] + 1
     for epoch in range(first, args.epochs + 1):
-        sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)  # a new order
         model.train()
-        for points, arms in train_batches:
-            loss = F.cross_entropy(ddp_model(points.to(device)), arms.to(device))
+        for x, y in train_batches:
+            loss = F.cross_entropy(ddp_model(x.to(device)), y.to(device))  # YOUR LOSS
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         model.eval()
-        right = torch.zeros((), device=device)
+        right = torch.tensor(0, device=device)
         with torch.no_grad():
-            for points, arms in test_batches:
-                right += (model(points.to(device)).argmax(dim=1) == arms.to(device)).sum()
+            for x, y in test_batches:
+                right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
         dist.all_reduce(right)
         if rank == 0:
-            print(f"epoch {epoch}: {right:.0f}/{len(test_set)} right", flush=True)
+            print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save(state, part := Path("checkpoint.part"))
             part.replace(CHECKPOINT)  # whole or not at all
-    if rank == 0:
-        torch.save(model.state_dict(), "spirals.pt")
+    if args.save and rank == 0:
+        torch.save(model.state_dict(), args.save)
+    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
     dist.destroy_process_group()
 
 

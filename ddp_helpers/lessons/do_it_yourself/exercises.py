@@ -43,7 +43,7 @@ def epochs_of(script: Path, folder: Path, kill_after: int = EPOCHS + 1) -> list[
 
     Returns the lines of its epochs. Raises RuntimeError if it fails by itself.
     """
-    run = Run(script, f"--epochs={EPOCHS}", ranks=RANKS, folder=folder)
+    run = Run(script, f"--epochs={EPOCHS}", "--save=spirals.pt", ranks=RANKS, folder=folder)
     try:
         while True:
             over = run.over()

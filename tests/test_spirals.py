@@ -1,0 +1,227 @@
+"""The plain pair, spirals.py and spirals_ddp.py: the same model from each launcher, and on any number of ranks."""
+
+import difflib
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from real import LIMIT, python
+from test_launchers import HAND, RECORDED
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.lessons.run_script import far
+from ddp_helpers.notebook import slurm
+from ddp_helpers.notebook.launchers import MARKS, commands, environment
+
+pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+
+ONE, MANY = (ROOT / "notebooks" / name for name in ("spirals.py", "spirals_ddp.py"))
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+# After 40 steps in float32 the ranks' sums of gradients, in another order than one device's, have moved a weight by
+# 1e-6 at most; a batch of 48 on each rank, the control below, by more than 1e-2.
+CLOSE = 1e-4
+# Run the script of the second word, and keep this rank's weights in the folder of the first when it leaves the group.
+KEEPING = """import runpy, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+folder, *sys.argv = sys.argv[1:]
+wrap, leave, models = DDP.__init__, dist.destroy_process_group, []
+
+def wrapped(wrapper, module, *things, **options):
+    models.append(module)
+    wrap(wrapper, module, *things, **options)
+
+def left():
+    torch.save(models[0].state_dict(), f"{folder}/rank{dist.get_rank()}.pt")
+    leave()
+
+DDP.__init__, dist.destroy_process_group = wrapped, left
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def start(launcher, ranks, program, folder):
+    """Run a program under a launcher to its end: exit status, the ranks' lines, and all that was said."""
+    [command] = commands(launcher, [str(word) for word in program], [ranks], str(folder / "logs"))
+    command = [word for word in command if word != "--kill-on-bad-exit=1"]  # let every rank end by itself
+    env = environment([ranks], ON_CPU)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": env, "cwd": folder}
+    done = subprocess.run(command, timeout=LIMIT, check=False, **options)
+    lines = [match[2].strip() for match in map(re.compile(MARKS[launcher]).match, done.stdout.splitlines()) if match]
+    return done.returncode, [line for line in lines if line], done.stdout
+
+
+def train(launcher, ranks, script, folder):
+    """Train for two epochs: the lines of the epochs, the weights that were saved, and those of each rank."""
+    (folder / "keeping.py").write_text(KEEPING)
+    words = [folder / "keeping.py", folder, script, "--epochs", "2", "--save", folder / "spirals.pt"]
+    status, lines, said = start(launcher, ranks, words, folder)
+    assert status == 0, said
+    each = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
+    saved = torch.load(folder / "spirals.pt", weights_only=True)
+    return [line for line in lines if line.startswith("epoch")], saved, each
+
+
+def changed(folder, right, wrong):
+    """A copy of spirals_ddp.py with a mistake in it."""
+    text = MANY.read_text()
+    assert text.count(right) == 1
+    (folder / "it.py").write_text(text.replace(right, wrong))
+    return folder / "it.py"
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """What spirals.py reaches in two epochs, on one device: the lines of the epochs, and the weights."""
+    folder = tmp_path_factory.mktemp("single")
+    done = python(ONE, "--epochs", "2", "--save", "it.pt", cwd=folder, env=os.environ | ON_CPU)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), torch.load(folder / "it.pt", weights_only=True)
+
+
+@pytest.fixture(params=["torchrun", "mpirun", "srun"])
+def launcher(request):
+    """Each launcher, where it is on this machine."""
+    if need := {"mpirun": "mpirun", "srun": "cluster"}.get(request.param):
+        request.getfixturevalue(need)
+    return request.param
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_launcher_and_number_of_ranks_reach_the_model_of_one_device(ranks, launcher, single, tmp_path):
+    lines, saved, each = train(launcher, ranks, MANY, tmp_path)
+    assert lines == single[0], "printed once, and every test sample counted once"
+    assert all(far(saved, weights) == 0 for weights in each)
+    assert far(saved, single[1]) < CLOSE
+
+
+def test_started_alone_it_reaches_that_model_too(single, tmp_path):
+    done = python(MANY, "--epochs", "2", "--save", "it.pt", cwd=tmp_path, env=os.environ | ON_CPU)
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("rank 0 of 1 on ") and lines == single[0]
+    assert far(torch.load(tmp_path / "it.pt", weights_only=True), single[1]) < CLOSE
+
+
+def test_weights_that_differ_are_seen(single, tmp_path):
+    """The control: past the wrapper the ranks drift apart; a batch for each rank is another training."""
+    script = changed(tmp_path, "F.cross_entropy(ddp_model(", "F.cross_entropy(model(")
+    _, _, each = train("torchrun", 2, script, tmp_path)
+    assert far(*each) > 100 * CLOSE
+    (tmp_path / "spirals.pt").unlink()
+    script = changed(tmp_path, "args.batch_size // world_size", "args.batch_size")
+    lines, saved, each = train("torchrun", 2, script, tmp_path)
+    assert far(*each) == 0 and far(saved, single[1]) > 100 * CLOSE and lines != single[0]
+
+
+def test_a_batch_that_the_ranks_do_not_divide_is_one_line(launcher, tmp_path):
+    status, lines, said = start(launcher, 4, [MANY, "--batch-size", "50"], tmp_path)
+    [line] = {line for line in lines if "--batch-size" in line}
+    assert all(part in line for part in ("--batch-size 50", "4 ranks", "multiple of 4")) and "rank 0 of 4" not in said
+    if launcher == "torchrun":  # it reports the ranks' status, and has its own
+        assert re.search(r"exitcode *: 2 ", said) and status == 1
+    else:
+        assert status == 2 and "Traceback" not in said
+
+
+def refused(script, *words, env):
+    """The one line with which a script ends before it trains, with exit status 2."""
+    done = python(script, *words, env={**os.environ, **ON_CPU, **env})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stdout + done.stderr
+    return done.stderr
+
+
+def test_ranks_without_a_place_to_meet_stop_with_one_line():
+    for env in ({}, {"MASTER_ADDR": "127.0.0.1"}):
+        line = refused(MANY, env={name: HAND[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")} | env)
+        assert "export MASTER_ADDR and MASTER_PORT" in line
+
+
+@pytest.mark.parametrize("script", [ONE, MANY])
+def test_weights_are_neither_written_over_nor_lost_for_want_of_a_folder(script, tmp_path):
+    (old := tmp_path / "old.pt").write_text("weights of last week")
+    for path in (old, tmp_path / "none" / "new.pt"):
+        assert f"--save {path}: give a new file" in refused(script, "--save", path, env={})
+    assert old.read_text() == "weights of last week"
+
+
+def joining(monkeypatch, env, gpus=0):
+    """What main() hands to init_process_group in this environment, and the device that it claims before."""
+
+    class Joined(Exception):
+        """The test has seen enough."""
+
+    def join(backend, **group):
+        raise Joined(backend, group)
+
+    claimed = []
+    monkeypatch.setattr(dist, "init_process_group", join)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
+    monkeypatch.setattr(sys, "argv", [str(MANY), "--batch-size", "840"])
+    for name, value in (env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Joined) as seen:
+        runpy.run_path(str(MANY), run_name="__main__")
+    return *seen.value.args, claimed
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_environment_is_read(name, monkeypatch):
+    env, (_, rank, _, world_size) = RECORDED[name]
+    backend, group, _ = joining(monkeypatch, env)
+    assert (backend, group["rank"], group["world_size"]) == ("gloo", rank, world_size)
+    assert (group["store"] is None) == (world_size > 1) and group["timeout"].total_seconds() == 600
+
+
+def test_numbers_that_a_batch_script_exports_do_not_count(monkeypatch):
+    """There they are those of its own process: 0, in every rank."""
+    wrong = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name in ("step", "mpirun in an allocation"):
+        env, (_, rank, _, world_size) = RECORDED[name]
+        _, group, _ = joining(monkeypatch, env | wrong)
+        assert (group["rank"], group["world_size"]) == (rank, world_size)
+
+
+@pytest.mark.parametrize(("gpus", "index"), [(1, 0), (2, 1), (8, 1)])
+def test_a_rank_claims_its_gpu_or_the_one_that_it_is_shown(gpus, index, monkeypatch):
+    """A machine without a GPU can only be told that it has some."""
+    backend, group, claimed = joining(monkeypatch, RECORDED["step"][0], gpus)  # its local rank is 1
+    assert backend == "nccl" and [group["device_id"]] == claimed == [torch.device("cuda", index)]
+
+
+@pytest.fixture
+def name():
+    """The name of a run folder that is gone after the test."""
+    yield "test_spirals"
+    for folder in (ROOT / "runs").glob("test_spirals*"):
+        shutil.rmtree(folder)
+
+
+def test_a_job_of_two_nodes_trains_it_under_srun(cluster, name, single, capsys):
+    words = ["--nodes", "2", "--gpus", "2", "--run", name, "--submit", "--", "--epochs", "2"]
+    assert main(["job", "local", str(MANY), *words, "--save", "{run_dir}/spirals.pt"]) == 0
+    assert "srun --label" in capsys.readouterr().out
+    folder = ROOT / "runs" / name
+    slurm.watch(folder)
+    [log] = folder.glob("slurm-*.log")
+    lines = log.read_text().splitlines()
+    assert sorted(set(re.findall(r"^\d: rank (\d) of 4 on ", log.read_text(), re.M))) == [*"0123"], log.read_text()
+    assert [line.removeprefix("0: ") for line in lines if "epoch" in line] == single[0], log.read_text()
+    assert far(torch.load(folder / "spirals.pt", weights_only=True), single[1]) < CLOSE
+
+
+def test_the_twins_differ_in_what_ddp_adds_and_that_fits_a_screen():
+    one, many = (path.read_text().splitlines() for path in (ONE, MANY))
+    changes = [line for line in difflib.unified_diff(one, many, n=0, lineterm="") if re.match(r"[-+](?![-+])", line)]
+    assert len(changes) <= 64 and len(many) <= 100 and max(map(len, one + many)) <= 90
+    for mark in ("YOUR DATA", "YOUR NETWORK", "YOUR LOSS", "YOUR OPTIMIZER"):
+        assert [sum(f"# {mark}" in line for line in lines) for lines in (one, many)] == [1, 1]
