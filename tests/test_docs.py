@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from difflib import unified_diff
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise, product
@@ -17,15 +18,15 @@ from real import python
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import make_parser
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, PICTURE, course, headline, minutes, tables
+from ddp_helpers.upkeep.front_page import NOTEBOOKS, course, front, minutes, tracks
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
+README, SEEDS, GLOSSARY, TROUBLE, TRAINERS, SCRIPTS = (
     path.read_text()
     for path in (
         ROOT / "README.md",
-        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
+        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers", "scripts")),
     )
 )
 LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
@@ -75,29 +76,26 @@ def section(text: str, heading: str) -> str:
 # ---- the front page
 
 
-def test_the_headline_figure_is_that_of_the_committed_notebook() -> None:
-    assert PICTURE.read_bytes() == headline(), "run: python -m ddp_helpers.upkeep.front_page"
-
-
 def test_the_map_of_the_course_has_each_notebook_with_what_it_needs() -> None:
     boxes = dict(part.split(" needs ") for part in course((ROOT / "README.md").read_text()).alt.split("; "))
     assert list(boxes) == list(NOTEBOOKS)
     assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["14"] == "06, 07, 10"
 
 
-def test_without_outputs_there_is_no_headline(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOKS["09"], as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = []
-    nbformat.write(notebook, tmp_path / "bare.ipynb")
-    with pytest.raises(ValueError, match="make notebooks"):
-        headline(tmp_path / "bare.ipynb")
+def test_the_front_pages_say_what_the_notebooks_and_the_records_say() -> None:
+    assert (front(README), tracks(SCRIPTS)) == (README, SCRIPTS), "run: python -m ddp_helpers.upkeep.front_page"
+    assert len(README.splitlines()) <= 100
 
 
-def test_the_map_and_the_tracks_say_what_the_notebooks_say() -> None:
-    assert tables(README) == README, "run: python -m ddp_helpers.upkeep.front_page"
-    assert len(README.splitlines()) <= 150
+def test_readmes_diff_is_of_the_two_spirals() -> None:
+    [shown] = re.findall(r"^```diff\n(.*?)^```$", README, re.M | re.S)
+    before, after = ((ROOT / "notebooks" / name).read_text() for name in ("spirals.py", "spirals_ddp.py"))
+    real = list(unified_diff(before.splitlines(), after.splitlines(), n=1000, lineterm=""))
+    rest = iter(real)
+    assert all(line in rest for line in shown.splitlines()), "a line is not in the diff, or in another order"
+    assert {line for line in real if re.search(r"DDP\(|DistributedSampler\(|all_reduce\(", line)} <= {
+        *shown.splitlines()
+    }
 
 
 # ---- seeds and glossary: where a thing is taught

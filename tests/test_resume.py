@@ -42,7 +42,9 @@ def refuses(matrix, folder, *flags, size=2, says, script=None):
     ended = matrix.train(folder, *flags, size=size, script=script)
     assert ended.statuses == [2] * size, ended.said
     for said in ended.said:
-        lines = [line for line in said.splitlines() if line and not re.match(r"left: |rank \d of \d on |a step takes ", line)]
+        lines = [
+            line for line in said.splitlines() if line and not re.match(r"left: |rank \d of \d on |a step takes ", line)
+        ]
         assert len(lines) == 1 and says in lines[0], said
     assert content(folder) == before
 

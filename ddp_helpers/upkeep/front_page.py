@@ -1,21 +1,23 @@
-"""Write what README.md shows of the notebooks: its tables, the map of the course, and the headline figure."""
+"""Write what the front pages show of the notebooks and the records: tables, the map, and the headline figure."""
 
-import base64
+import json
 import re
 from functools import cache
-from pathlib import Path
 from textwrap import fill
 
+import matplotlib.pyplot as plt
 import nbformat
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddp_helpers import ROOT
+from ddp_helpers.notebook import runs, scaling
 from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces
-from ddp_helpers.notebook.style import BLUE, ORANGE
+from ddp_helpers.notebook.labels import at_the_right, caption, finding
+from ddp_helpers.notebook.style import BLUE, GREY, ORANGE, WIDTH
 
 README = ROOT / "README.md"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
-NOTEBOOK = ROOT / "notebooks" / "09_plot_the_scaling.ipynb"
-HEADING = "## Speed-up and efficiency"
+TRACKS, RESULTS = ROOT / "docs" / "scripts.md", ROOT / "notebooks" / "results"
 PICTURE, COURSE = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
 MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: its number, and what one needs
 TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
@@ -52,12 +54,18 @@ def track_row(row: re.Match) -> str:
     return f"{row[1]}{row[2]}{row[3]}{sum(map(minutes, numbers))}{row[4]}"
 
 
-def tables(text: str) -> str:
-    """README's text with a row for each notebook, in order, and with its tracks' minutes; what one needs stays."""
+def front(text: str) -> str:
+    """README's text with a row for each notebook, in order, and the finding of its figure; what one needs stays."""
     needs = dict(MAP.findall(text))
     rows = "\n".join(map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
     first, *_, last = MAP.finditer(text)
-    return TRACK.sub(track_row, text[: first.start()] + rows + text[last.end() :])
+    text = text[: first.start()] + rows + text[last.end() :]
+    return re.sub(r"!\[.*\]\(docs/headline.png\)", f"![{headline().alt}](docs/headline.png)", text)
+
+
+def tracks(text: str) -> str:
+    """The text of docs/scripts.md with the minutes of its tracks counted anew."""
+    return TRACK.sub(track_row, text)
 
 
 def needed(needs: str) -> list[str]:
@@ -88,19 +96,36 @@ def course(text: str) -> Picture:
     return described(ax.figure, "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs))
 
 
-def headline(notebook: Path = NOTEBOOK) -> bytes:
-    """The first figure below the heading. Raises ValueError if there is none: the notebook was not executed."""
-    below = False
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        below = below or (cell.cell_type == "markdown" and HEADING in cell.source.splitlines())
-        for output in cell.get("outputs", []) if below else []:
-            if picture := output.get("data", {}).get("image/png"):
-                return base64.b64decode(picture)
-    raise ValueError(f"{notebook.name} has no figure below {HEADING!r}: execute it first, with `make notebooks`")
+def headline() -> Picture:
+    """Draw how many times as fast several processes train as one: published on GPUs, and recorded on two CPU cores."""
+    published = json.loads((RESULTS / "published.json").read_text())["tables"][0]
+    rows = scaling.speedup(scaling.per_run(runs.table(RESULTS / "two_cpu_cores")))
+    ours = rows[(rows["scaling"] == "strong") & (rows["cpus_per_task"] == 1)]
+    gpus, times = published["ranks"], [published["seconds"][0] / seconds for seconds in published["seconds"]]
+    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    ax.plot(gpus, times, "o-", color=BLUE, linewidth=2.5)
+    ax.plot(ours["world_size"], ours["speedup"], "o-", color=ORANGE, linewidth=2.5)
+    ax.plot([1, gpus[-1]], [1, gpus[-1]], ":", color=GREY)
+    ax.set(xscale="log", yscale="log", xlabel="processes, each with a GPU or a CPU core", ylabel="times as fast as one")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(FixedLocator([2**power for power in range(6)]))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_locator(NullLocator())
+    best, last = ours.loc[ours["speedup"].idxmax()], ours.iloc[-1]
+    here = f"here, on two CPU cores: {last['world_size']} processes, {last['speedup']:.1f}, since they share the cores"
+    labels = [(gpus[-1], times[-1], f"published: {times[-1]:.0f}", BLUE), (gpus[-1], gpus[-1], "ideal", GREY)]
+    at_the_right(ax, [*labels, (last["world_size"], last["speedup"], here, ORANGE)], gap=0.08)
+    title = f"{gpus[-1]} GPUs trained {times[-1]:.0f} times as fast as one; two CPU cores, {best['speedup']:.1f} times"
+    finding(figure, title)
+    caption(figure, f"blue: {published['name']}, {published['author']}", "orange: recorded by this course, on MNIST")
+    return described(figure, title)
 
 
 if __name__ == "__main__":
-    PICTURE.write_bytes(headline())
-    README.write_text(text := tables(README.read_text()))
+    README.write_text(text := front(README.read_text()))
+    TRACKS.write_text(tracks(TRACKS.read_text()))
+    headline().save(PICTURE)
     course(text).save(COURSE)
-    print(f"wrote {PICTURE.relative_to(ROOT)}, {COURSE.relative_to(ROOT)}, and the tables of {README.name}")
+    print(
+        f"wrote {PICTURE.relative_to(ROOT)}, {COURSE.relative_to(ROOT)}, and the tables of README.md and {TRACKS.name}"
+    )
