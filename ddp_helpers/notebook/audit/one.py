@@ -16,7 +16,10 @@ def trained(notes: Notes) -> Notes:
 
 
 def alone(words: Sequence[str], flag: str, ranks: list[Notes]) -> list[str]:
-    """The words with which one rank takes the global batch of these ranks. Raises ValueError, which says why not."""
+    """The words with which one rank takes the global batch of these ranks. Raises ValueError, which says why not.
+
+    The flag may count the samples of all ranks or of each: what they took is measured, and on one rank both are one.
+    """
     if not flag:
         raise ValueError("to have one rank compared with several, name the script's flag: --batch-size-flag=…")
     pairs = [(n, *word.split("=", 1)) for n, word in enumerate(words) if word.startswith(f"{flag}=")]
@@ -74,9 +77,8 @@ def compare(single: Notes, ranks: list[Notes]) -> Row:
     except ValueError as why:
         return Row(NAME, UNSEEN, str(why))
     share = way(*last) / went
-    seen = (
-        f"after {len(both)} steps with the same samples, one rank and {len(ranks)} are {share:.2g} of their way apart"
-    )
+    seen = f"after {len(both)} steps with the same samples ({len(both[0])} in each, {len(parts[0][0])} on a rank), "
+    seen += f"one rank and {len(ranks)} are {share:.2g} of their way apart"
     if share > OTHER:
         return Row(NAME, RED, seen, CURE)
     return Row(NAME, OK if share < EQUAL else UNSEEN, seen)
