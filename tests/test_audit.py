@@ -249,8 +249,10 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
     assert row.verdict == verdict and told in row.seen, row
     assert alone(given, "--batch-size", both) == whole
     assert alone(["--batch-size-per-rank=24"], "--batch-size-per-rank", both) == ["--batch-size-per-rank=48"]
-    with pytest.raises(ValueError, match="neither"):
-        alone(["--batch=7"], "--batch", both)
+    assert alone(["--epochs=2"], "--batch", both) == ["--epochs=2", "--batch=48"]  # the script's default was taken
+    for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
+        with pytest.raises(ValueError, match="give it once, with 24 or 48"):
+            alone(words, "--batch", both)
 
 
 RESTORED = "            part.load_state_dict(state[name])"

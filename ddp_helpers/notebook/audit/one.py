@@ -22,14 +22,17 @@ def alone(words: Sequence[str], flag: str, ranks: list[Notes]) -> list[str]:
     """
     if not flag:
         raise ValueError("to have one rank compared with several, name the script's flag: --batch-size-flag=…")
+    passes = trained(ranks[0])
+    if not passes or not passes[0]["batch"]:
+        raise ValueError("no loader with a batch size was trained on, so nobody knows the global batch")
+    batch, whole = passes[0]["batch"], str(passes[0]["batch"] * len(ranks))
     pairs = [(n, *word.split("=", 1)) for n, word in enumerate(words) if word.startswith(f"{flag}=")]
     pairs += [(n + 1, "", value) for n, (word, value) in enumerate(pairwise(words)) if word == flag]
-    if len(pairs) != 1 or not pairs[0][2].isdecimal():
-        raise ValueError(f"{flag} and a number are to stand once among the script's arguments")
-    (place, name, value), passes = pairs[0], trained(ranks[0])
-    if not passes or int(value) not in (passes[0]["batch"], passes[0]["batch"] * len(ranks)):
-        raise ValueError(f"{flag} {value} is neither one rank's batch nor that of all ranks")
-    whole = str(passes[0]["batch"] * len(ranks))
+    if not pairs:  # the ranks took the script's own default
+        return [*words, f"{flag}={whole}"]
+    [(place, name, value), *more] = pairs
+    if more or value not in (str(batch), whole):
+        raise ValueError(f"{flag} {value}: give it once, with {batch} or {whole}, since that is what the ranks took")
     return [*words[:place], f"{name}={whole}" if name else whole, *words[place + 1 :]]
 
 
