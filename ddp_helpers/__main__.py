@@ -160,7 +160,7 @@ def fits(args: Namespace) -> None:
     make = load(args.model)
     shape, dtype, read = sample_of(make, args.input, args.type and getattr(torch, args.type))
     print(read, end="\n" * bool(read))
-    print(show(predict(make, shape, dtype, args.batch_size, args.optimizer, args.bf16), args.gpu))
+    print(show(predict(make, shape, dtype, args.batch_size_per_rank, args.optimizer, args.bf16), args.gpu))
 
 
 def make_parser() -> Parser:
@@ -169,7 +169,8 @@ def make_parser() -> Parser:
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
     for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang, audit, fits):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
-        command = commands.add_parser(do.__name__, help=line, add_help=do is not doctor)  # it has a help of its own
+        more = {"add_help": do is not doctor, "allow_abbrev": False}  # the doctor has a help of its own
+        command = commands.add_parser(do.__name__, help=line, **more)
         command.set_defaults(do=do)
         takes[do] = command.add_argument
     takes[data]("folder", type=Path, nargs="?", default=Path("data"))
@@ -217,7 +218,7 @@ def make_parser() -> Parser:
     add(
         "--type", choices=("float32", "float16", "bfloat16", "int64"), help="of the input; else as the first layer asks"
     )
-    add("--batch-size", type=int, default=32, help="samples on each GPU")
+    add("--batch-size-per-rank", type=int, default=32, help="samples on each GPU")
     add("--optimizer", default="AdamW", help="one of torch.optim, or momentum")
     add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")
     add("--gpu", type=float, nargs="+", default=(16, 24, 40, 80), help="sizes in GB")

@@ -227,7 +227,8 @@ def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("right", "wrong", "verdict", "told"),
     [
-        ("", "", OK, "after 40 steps"),
+        ("", "", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
+        ("args.batch_size // world_size", "args.batch_size", OK, "(48 in each, 24 on a rank)"),
         ("loss.backward()", "(loss * world_size).backward()", RED, "of their way apart"),
         ("torch.manual_seed(1)", "torch.seed()", UNSEEN, "set the seed"),
         ("*hidden, nn.Linear(64, 3)", "*hidden, nn.Dropout(0.1), nn.Linear(64, 3)", UNSEEN, "dropout"),
@@ -236,8 +237,9 @@ def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch, capsys):
 def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path):
     text = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
     assert right in text
-    runs, words = [], ["--epochs", "2", "--batch-size", "48"]
-    for ranks in (1, RANKS):
+    whole, runs = ["--epochs", "2", "--batch-size", "48"], []
+    given = [*whole[:-1], "24"] if wrong == "args.batch_size" else whole  # this flag is that of each rank
+    for ranks, words in ((1, whole), (RANKS, given)):
         (folder := tmp_path / str(ranks)).mkdir()
         (folder / "it.py").write_text(text.replace(right, wrong) if right else text)
         runs.append(start(folder / "it.py", *words, ranks=ranks))
@@ -245,10 +247,12 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
     [single], both = (read(tmp_path / str(ranks) / "notes", ranks) for ranks in (1, RANKS))
     row = compare(single, both)
     assert row.verdict == verdict and told in row.seen, row
-    assert alone(words, "--batch-size", both) == words  # this flag is that of all ranks
-    assert alone(["--batch=24"], "--batch", both) == ["--batch=48"]
-    with pytest.raises(ValueError, match="neither"):
-        alone(["--batch=7"], "--batch", both)
+    assert alone(given, "--batch-size", both) == whole
+    assert alone(["--batch-size-per-rank=24"], "--batch-size-per-rank", both) == ["--batch-size-per-rank=48"]
+    assert alone(["--epochs=2"], "--batch", both) == ["--epochs=2", "--batch=48"]  # the script's default was taken
+    for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
+        with pytest.raises(ValueError, match="give it once, with 24 or 48"):
+            alone(words, "--batch", both)
 
 
 RESTORED = "            part.load_state_dict(state[name])"

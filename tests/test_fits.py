@@ -47,7 +47,7 @@ CASES += [(name, way) for name in WITH_RANKS for way in ("DDP", "FSDP2")]
 
 def steps(name: str, way: str) -> Iterator[None]:
     """Take three steps, with a pause after the first: all that stays is there. Of DDP and FSDP2 every rank calls it."""
-    make, shape, dtype, batch_size = MODELS[name]
+    make, shape, dtype, each = MODELS[name]
     model = make()
     if way == "DDP":
         model = DDP(model, gradient_as_bucket_view=True)
@@ -56,7 +56,7 @@ def steps(name: str, way: str) -> Iterator[None]:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for again in range(3):
         optimizer.zero_grad()
-        memory.loss_of(model(torch.zeros((batch_size, *shape), dtype=dtype))).backward()
+        memory.loss_of(model(torch.zeros((each, *shape), dtype=dtype))).backward()
         optimizer.step()
         if again == 0:
             yield
@@ -131,8 +131,8 @@ def measured(tmp_path_factory):
 
 def predicted(name: str, **options) -> dict[str, float]:
     """The peak in bytes of one and of two GPUs, by way."""
-    make, shape, dtype, batch_size = MODELS[name]
-    options = {"batch_size": batch_size} | options
+    make, shape, dtype, each = MODELS[name]
+    options = {"batch_size_per_rank": each} | options
     rows = fits.predict(make, shape, dtype, **options)["rows"]
     return {row["way"]: row["peak"] for row in rows if row["GPUs"] <= 2}
 
@@ -149,13 +149,15 @@ def test_the_peak_is_what_real_steps_take_and_the_page_says_so(measured):
         assert abs(off(size, *counted)) < WITHIN, f"{name}, {way}: {counted} bytes were counted, predicted {size:.0f}"
         shown = [f"{one / 1e6:.0f}" for one in (counted[0], size)] + [f"{off(size, counted[0]):+.1%}"]
         assert page[name, way] == shown, "the page"
-    for name, wrong in (("letters.py", {"batch_size": 16}), ("a stack of linear layers", {"optimizer": "SGD"})):
+    mistakes = {"letters.py": {"batch_size_per_rank": 16}, "a stack of linear layers": {"optimizer": "SGD"}}
+    for name, wrong in mistakes.items():
         size = predicted(name, **wrong)["alone"]  # the control: another batch, another optimizer
         assert off(size, *measured[name, "alone"]) < -2 * WITHIN
 
 
 def test_by_hand_a_linear_layer():
-    rows = fits.predict(lambda: nn.Linear(1024, 1024, bias=False), (1024,), batch_size=1, optimizer="Adam")["rows"]
+    given = {"batch_size_per_rank": 1, "optimizer": "Adam"}
+    rows = fits.predict(lambda: nn.Linear(1024, 1024, bias=False), (1024,), **given)["rows"]
     weights = 4 * 1024**2
     for row in rows:
         whole, cut = weights, weights / row["GPUs"]
@@ -173,14 +175,13 @@ def test_frozen_weights_have_no_gradient_and_no_state():
         return nn.Sequential(nn.Linear(1000, 1000).requires_grad_(False), nn.ModuleList([nn.Linear(1000, 10)])[0])
 
     made.times = 0
-    [ddp] = [
-        row for row in fits.predict(made, (1000,), batch_size=1)["rows"] if (row["way"], row["GPUs"]) == ("DDP", 2)
-    ]
+    rows = fits.predict(made, (1000,), batch_size_per_rank=1)["rows"]
+    [ddp] = [row for row in rows if (row["way"], row["GPUs"]) == ("DDP", 2)]
     assert ddp["gradients"] == pytest.approx(4 * 10_010, rel=0.01)
     assert ddp["optimizer state"] == pytest.approx(8 * 10_010, rel=0.01) and ddp["parameters"] > 4e6
     made.times = 0
     with pytest.raises(fits.FitsError, match="RuntimeError"):
-        fits.predict(made, (5,), batch_size=1)
+        fits.predict(made, (5,), batch_size_per_rank=1)
     assert made.times == 1  # a mistake never makes the real model
 
 
@@ -195,7 +196,7 @@ def test_lists_of_lists_are_cut_by_their_elements():
                 x = layer(x)
             return x
 
-    assert "without memory" in fits.predict(Nested, (8,), batch_size=1)["how"]
+    assert "without memory" in fits.predict(Nested, (8,), batch_size_per_rank=1)["how"]
 
 
 MINE = """
@@ -212,7 +213,7 @@ wrong = 7
 def test_the_command_tells_what_fits(tmp_path, capsys):
     file = tmp_path / "my.py"
     file.write_text(MINE)
-    assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size", "1", "--gpu", "24"]) == 0
+    assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size-per-rank", "1", "--gpu", "24"]) == 0
     *_, told, last = capsys.readouterr().out.splitlines()
     assert "without memory" in told and "DDP needs 42.9 GB" in last and last.endswith("ZeRO fits 24 GB from 4 GPUs on")
     assert main(["fits", f"{file}:Reads", "--input", "4", "--gpu", "24"]) == 0  # needs values: a real step
@@ -229,7 +230,8 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
         (["my.py:wrong", "--input", "5"], "no class and no function 'wrong'"),
         (["other.py:two", "--input", "5"], "is not FILE.py:NAME"),
         (["my.py", "--input", "5"], "is not FILE.py:NAME"),
-        (["my.py:two", "--input", "5", "--batch-size", "0"], "every number must be 1 or more"),
+        (["my.py:two", "--input", "5", "--batch-size-per-rank", "0"], "every number must be 1 or more"),
+        (["my.py:two", "--input", "5", "--batch-size", "8"], "--batch-size"),
         (["my.py:two", "--input", "5", "--optimizer", "Best"], "'Best' is none of torch.optim's"),
         (["bad.py:two", "--input", "5"], "bad.py cannot be imported: bad.py:1: ZeroDivisionError"),
     ],

@@ -118,7 +118,7 @@ def steps(): return nn.Sequential(Steps()).float()
 def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
     """What DDP holds on a GPU, for a model of a file."""
     make = fits.load(f"{file}:{name}")
-    found = fits.predict(make, *fits.sample_of(make, shape)[:2], batch_size=8)
+    found = fits.predict(make, *fits.sample_of(make, shape)[:2], batch_size_per_rank=8)
     assert found["how"] == "on tensors without memory"
     return next(row for row in found["rows"] if row["way"] == "DDP")
 

@@ -225,7 +225,8 @@ NOTEBOOK = {
     "no epoch": ({"epochs": 0}, ["--epochs 0", "range"]),
     "no number": ({"epochs": "x"}, ["--epochs", "'x'"]),
     "a seed below 0": ({"seed": -1}, ["--seed -1", "range"]),
-    "an uneven batch": ({"global_batch_size": 63}, ["--batch-size 63", "2 ranks"]),
+    "an uneven batch": ({"batch_size": 63}, ["--batch-size 63", "2 ranks"]),
+    "less than no batch for each rank": ({"batch_size_per_rank": -1}, ["--batch-size-per-rank -1", "range"]),
     "no data": ({"data": "/nowhere"}, ["--data /nowhere"]),
     "a single text": ({"arguments": "--lr 1"}, ["'--lr 1'", "list of words"]),
     "no words": ({"arguments": 5}, ["arguments=5", "list of words"]),
@@ -236,6 +237,7 @@ NOTEBOOK = {
 NOTEBOOK_RIGHT = {
     "numbers where texts are": {"time": 5, "run": 7},
     "words of every kind": {"arguments": ("--lr", 0.5)},
+    "a batch for each rank": {"batch_size_per_rank": 63, "batch_size": 63},
 }
 
 

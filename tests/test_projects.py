@@ -134,7 +134,7 @@ def test_a_fault_that_is_left_is_found_alone(left, capsys):
 
 EXACT = "range(rank, len(test_set), world_size)"
 PADDED = "list(DistributedSampler(test_set, world_size, rank, shuffle=False))"
-END = "\n    dist.barrier()"  # in train(), before it: the weights of the ranks are averaged, which is too late
+END = "\n    if args.save_model"  # in train(), before it: the weights of the ranks are averaged, which is too late
 LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(world_size))\n"
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (

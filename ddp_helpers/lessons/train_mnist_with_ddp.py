@@ -25,8 +25,22 @@ def epoch_line(totals: list[tuple]) -> dict[str, float]:
 
 def same_training(one: dict, other: dict) -> bool:
     """Whether two runs of mnist_ddp take the same steps on the same data, up to rounding and dropout."""
-    sizes = {run["world_size"] * run["batch_size"] for run in (one, other)}
-    return len(sizes) == 1 and all(one[flag] == other[flag] for flag in ("epochs", "lr", "seed"))
+    return global_batch(one) == global_batch(other) and rest_agrees(one, other)
+
+
+def global_batch(run: dict) -> int:
+    """Compute the images in a step of all ranks together from the flag that the run was given."""
+    return number(run) * (run["world_size"] if "batch_size_per_rank" in run else 1)
+
+
+def number(run: dict) -> int:
+    """Return what the run was given for its batch, by either flag."""
+    return run["batch_size"] if "batch_size" in run else run["batch_size_per_rank"]
+
+
+def rest_agrees(one: dict, other: dict) -> bool:
+    """Whether two runs have the same number of epochs, learning rate and seed."""
+    return all(one[name] == other[name] for name in ("epochs", "lr", "seed"))
 
 
 def means(totals: list[tuple]) -> dict[str, float]:
@@ -90,6 +104,7 @@ def epoch_lines(run: Run) -> list[str]:
 
 
 ALONE = {"world_size": 1, "batch_size": 128, "epochs": 2, "lr": 1.0, "seed": 1}
+OF_EACH = {"world_size": 2, "batch_size_per_rank": 64, "epochs": 2, "lr": 1.0, "seed": 1}
 
 EXERCISES = [
     Exercise(
@@ -107,18 +122,22 @@ EXERCISES = [
     Exercise(
         same_training,
         [
-            (ALONE, ALONE | {"world_size": 2, "batch_size": 64}),
             (ALONE, ALONE | {"world_size": 2}),
-            (ALONE, ALONE | {"world_size": 4, "batch_size": 32, "seed": 2}),
-            (ALONE, ALONE | {"world_size": 4, "batch_size": 32, "lr": 0.5}),
+            (ALONE, OF_EACH),
+            (ALONE, OF_EACH | {"batch_size_per_rank": 128}),
+            (ALONE, ALONE | {"world_size": 4, "seed": 2}),
+            (ALONE, ALONE | {"world_size": 4, "lr": 0.5}),
             (ALONE, ALONE | {"epochs": 3}),
         ],
         {
-            "batch_size is per rank: what must agree is the global batch.": lambda one, other: all(
-                one[flag] == other[flag] for flag in ("batch_size", "epochs", "lr", "seed")
+            "batch_size_per_rank is of each rank: a step takes so many from every one of them.": (
+                lambda one, other: number(one) == number(other) and rest_agrees(one, other)
+            ),
+            "batch_size is of all ranks together, whatever their number.": lambda one, other: (
+                number(one) * one["world_size"] == number(other) * other["world_size"] and rest_agrees(one, other)
             ),
             "Another seed, learning rate or number of epochs is another training.": lambda one, other: (
-                one["world_size"] * one["batch_size"] == other["world_size"] * other["batch_size"]
+                global_batch(one) == global_batch(other)
             ),
             "The number of ranks may differ: that is the point of the proof.": lambda one, other: one == other,
         },

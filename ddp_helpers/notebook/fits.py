@@ -56,25 +56,26 @@ def predict(
     make: Callable[[], nn.Module],
     shape: Sequence[int],
     dtype: torch.dtype = torch.float32,
-    batch_size: int = 32,
+    batch_size_per_rank: int = 32,
     optimizer: str = "AdamW",
     bf16: bool = False,
 ) -> dict:
     """Predict the memory in bytes of a GPU in training, by way and number of GPUs, for the model that `make` returns.
 
-    shape, dtype: of one sample; batch_size: samples on each GPU; bf16: autocast, and FSDP2's MixedPrecisionPolicy.
-    optimizer: of torch.optim, or momentum. Raises FitsError. No rank of a process group can call it.
+    shape, dtype: of one sample; batch_size_per_rank: samples on each GPU; optimizer: of torch.optim, or momentum;
+    bf16: autocast, and FSDP2's MixedPrecisionPolicy. Raises FitsError. No rank of a process group can call it.
     Returns "rows", each with its "way" (DDP, ZeRO, FSDP2, or "alone": one GPU without DDP, whose gradients are freed
     between steps), its number of "GPUs", the bytes of each of KINDS and the "peak"; "how" they were counted; and
     "batch size".
     """
-    if min([batch_size, *shape]) < 1:
-        raise FitsError(f"a batch of {batch_size} samples of shape {tuple(shape)}: every number must be 1 or more")
+    if min([batch_size_per_rank, *shape]) < 1:
+        batch = f"a batch of {batch_size_per_rank} samples of shape {tuple(shape)}"
+        raise FitsError(f"{batch}: every number must be 1 or more")
     rule = partial(SGD, momentum=0.9) if optimizer == "momentum" else getattr(torch.optim, optimizer, None)
     if not callable(rule):
         raise FitsError(f"optimizer {optimizer!r} is none of torch.optim's: give AdamW, Adam, SGD, momentum, …")
     foreach = {"foreach": True} if "foreach" in signature(rule).parameters else {}  # as it does on GPUs
-    batch, rule = ((batch_size, *shape), dtype), partial(rule, lr=0.001, **foreach)
+    batch, rule = ((batch_size_per_rank, *shape), dtype), partial(rule, lr=0.001, **foreach)
     torch.ones((), requires_grad=True).backward()  # else the first one starts threads, and no rank can be forked
 
     def steps(mode: Callable) -> list[dict]:
@@ -98,7 +99,7 @@ def predict(
         {"way": way, "GPUs": ranks, **{kind: one[kind] for kind in KINDS}, "peak": max(one["backward"], one["step"])}
         for way, ranks, one in ways
     ]
-    return {"rows": rows, "how": how, "batch size": batch_size}
+    return {"rows": rows, "how": how, "batch size": batch_size_per_rank}
 
 
 def needs_memory(error: BaseException) -> bool:

@@ -75,7 +75,7 @@ def configuration(kind: str, shape: tuple[int, int], cpus: int, seed: int, data:
     """Return the parameters of slurm/job.ipynb for one run; BATCH is that of all ranks (strong), or of each (weak)."""
     nodes, gpus = shape
     asked = {"nodes": nodes, "gpus_per_node": gpus, "cpus_per_task": cpus, "seed": seed, "epochs": EPOCHS}
-    asked |= {"data": str(data), "global_batch_size" if kind == "strong" else "batch_size": BATCH}
+    asked |= {"data": str(data), "batch_size" if kind == "strong" else "batch_size_per_rank": BATCH}
     return asked | {"run": f"records/{kind}-{nodes}x{gpus}-cpus{cpus}-seed{seed}"}
 
 

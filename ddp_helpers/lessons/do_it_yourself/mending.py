@@ -103,7 +103,7 @@ def start(text: str, path: Path, ranks: int) -> Run:
     end = "\n\nif __name__ =="
     path.write_text(text.replace(end, f"\n\n{inspect.getsource(Net)}\n{end}"))
     data = write_digits(ROOT / "build" / f"digits_{TRAIN}_{TEST}", train=TRAIN, test=TEST)
-    return Run(path, "--data", data, f"--batch-size={64 // ranks}", *FLAGS, ranks=ranks, watched=True)
+    return Run(path, "--data", data, "--batch-size=64", *FLAGS, ranks=ranks, watched=True)
 
 
 def judge(mend: Callable[[str], str]) -> list[str]:

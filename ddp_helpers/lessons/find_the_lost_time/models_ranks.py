@@ -23,7 +23,7 @@ from ddp_helpers.rank import model as mnist
 sys.path.append(str(ROOT / "notebooks"))
 import letters
 
-IMAGES, TEXTS, WIDTHS = 64, 32, (64, 128, 256, 512)  # a rank's batch, as the scripts have it; of letters.Net
+IMAGES, TEXTS, WIDTHS = 64, 32, (64, 128, 256, 512)  # a rank's batch; of letters.Net
 RATES = 0, 1000, 300, 100  # Mbit/s, 0 for the open network
 
 

@@ -40,8 +40,9 @@ def audit(
 
     folder: for all that the audit leaves, build/audit/NAME if none; cwd: where the script runs, if not in an empty one.
     limit: seconds until a script that has not ended is ended; on_cpu: what the script asks of CUDA is done on the CPU.
-    batch_size_flag: the script's flag with which one rank can be given the same global batch. resume_with: have the
-    script ended and started again, with these words besides, maybe none. Raises AuditError.
+    batch_size_flag: the script's flag with which one rank can be given the same global batch, whether it counts all
+    ranks or each. resume_with: have the script ended and started again, with these words besides, maybe none.
+    Raises AuditError.
     """
     script = Path(script).resolve()
     folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()

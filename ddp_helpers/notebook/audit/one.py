@@ -16,17 +16,23 @@ def trained(notes: Notes) -> Notes:
 
 
 def alone(words: Sequence[str], flag: str, ranks: list[Notes]) -> list[str]:
-    """The words with which one rank takes the global batch of these ranks. Raises ValueError, which says why not."""
+    """The words with which one rank takes the global batch of these ranks. Raises ValueError, which says why not.
+
+    The flag may count the samples of all ranks or of each: what they took is measured, and on one rank both are one.
+    """
     if not flag:
         raise ValueError("to have one rank compared with several, name the script's flag: --batch-size-flag=…")
+    passes = trained(ranks[0])
+    if not passes or not passes[0]["batch"]:
+        raise ValueError("no loader with a batch size was trained on, so nobody knows the global batch")
+    batch, whole = passes[0]["batch"], str(passes[0]["batch"] * len(ranks))
     pairs = [(n, *word.split("=", 1)) for n, word in enumerate(words) if word.startswith(f"{flag}=")]
     pairs += [(n + 1, "", value) for n, (word, value) in enumerate(pairwise(words)) if word == flag]
-    if len(pairs) != 1 or not pairs[0][2].isdecimal():
-        raise ValueError(f"{flag} and a number are to stand once among the script's arguments")
-    (place, name, value), passes = pairs[0], trained(ranks[0])
-    if not passes or int(value) not in (passes[0]["batch"], passes[0]["batch"] * len(ranks)):
-        raise ValueError(f"{flag} {value} is neither one rank's batch nor that of all ranks")
-    whole = str(passes[0]["batch"] * len(ranks))
+    if not pairs:  # the ranks took the script's own default
+        return [*words, f"{flag}={whole}"]
+    [(place, name, value), *more] = pairs
+    if more or value not in (str(batch), whole):
+        raise ValueError(f"{flag} {value}: give it once, with {batch} or {whole}, since that is what the ranks took")
     return [*words[:place], f"{name}={whole}" if name else whole, *words[place + 1 :]]
 
 
@@ -74,9 +80,8 @@ def compare(single: Notes, ranks: list[Notes]) -> Row:
     except ValueError as why:
         return Row(NAME, UNSEEN, str(why))
     share = way(*last) / went
-    seen = (
-        f"after {len(both)} steps with the same samples, one rank and {len(ranks)} are {share:.2g} of their way apart"
-    )
+    seen = f"after {len(both)} steps with the same samples ({len(both[0])} in each, {len(parts[0][0])} on a rank), "
+    seen += f"one rank and {len(ranks)} are {share:.2g} of their way apart"
     if share > OTHER:
         return Row(NAME, RED, seen, CURE)
     return Row(NAME, OK if share < EQUAL else UNSEEN, seen)
