@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import torch
-from real import python, without_helpers
+from real import LIMIT, python, without_helpers
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook import runs, scaling, scripts
@@ -191,6 +191,9 @@ def test_the_audit_sees_a_rank_that_decides_alone(who, own, tmp_path):
     alone = [("if without_progress == args.patience:", "if rank == 0 and without_progress == args.patience:")]
     script = own(*alone * (who != "all ranks"))
     words = ["--epochs", "9", "--patience", "2", "--turn", "3"]
-    rows = {row.name: row.verdict for row in audit(script, words, tmp_path / "audit", limit=30)}
+    rows = {
+        row.name: row.verdict
+        for row in audit(script, words, tmp_path / "audit", limit=LIMIT if who == "all ranks" else 60)
+    }
     expected = OK if who == "all ranks" else RED
     assert rows["end"] == rows["collectives"] == expected, rows

@@ -46,7 +46,7 @@ TYPED = [
         needs="cluster",
         then="python -m ddp_helpers collect",
     ),
-    Typed("own", "papermill slurm/job.ipynb", "100%", needs="cluster"),
+    Typed("own", "mkdir -p build\npapermill slurm/job.ipynb", "100%", needs="cluster"),
     Typed("own", "python -m ddp_helpers curve", "After 3 epochs: "),
     Typed("own", "python -m ddp_helpers fits my.py:Net", "DDP fits a GPU of 16 GB"),
     Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "ours is sound"),
