@@ -106,6 +106,26 @@ def collect(args: Namespace) -> None:
         print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
 
 
+def curve(args: Namespace) -> None:
+    """Draw loss, accuracy and any other metric of runs by epoch, into a file."""
+    import matplotlib
+
+    from ddp_helpers.notebook import runs, scaling
+
+    matplotlib.use("agg")  # no window, whatever the terminal's MPLBACKEND and DISPLAY say
+    from ddp_helpers.notebook.curves import curves
+
+    if args.out.suffix not in (".png", ".pdf", ".svg"):
+        raise PlainError(f"--out {args.out}: give a name that ends in .png, .pdf or .svg")
+    if bare := [str(folder) for folder in args.folder if not runs.run_folders(folder)]:
+        raise PlainError(f"{bare[0]} holds no record of a run (no spec.json, no job.json): give a run's folder")
+    table = runs.table(*args.folder)
+    if scaling.finished(table).empty:
+        raise PlainError(f"no run to draw, {scaling.left_out(table)}: wait until one is done, with an epoch")
+    picture = curves(table)
+    print(f"{picture.alt} Drawn in: {picture.save(args.out)}")
+
+
 def ready(args: Namespace) -> int:
     """Run the doctor as a job at a site."""
     from ddp_helpers.notebook import slurm
@@ -167,7 +187,7 @@ def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, ready, bench, accuracy, doctor, hang, audit, fits):
+    for do in (data, script, run, keep, site, job, collect, curve, ready, bench, accuracy, doctor, hang, audit, fits):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         more = {"add_help": do is not doctor, "allow_abbrev": False}  # the doctor has a help of its own
         command = commands.add_parser(do.__name__, help=line, **more)
@@ -223,6 +243,8 @@ def make_parser() -> Parser:
     add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")
     add("--gpu", type=float, nargs="+", default=(16, 24, 40, 80), help="sizes in GB")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
+    takes[curve]("folder", type=Path, nargs="+", help="of a run, or one that holds such; several are drawn together")
+    takes[curve]("--out", type=Path, default=Path("curve.png"), help="the file: .png, .pdf or .svg")
     takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser
 
@@ -250,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if args.do not in (data, accuracy, keep, ready, bench, hang, audit):
+        if args.do not in (data, accuracy, keep, ready, bench, hang, audit, curve):
             raise
         place = error.filename or getattr(args, "folder", "a file")
         stop(f"{args.command}: {place} cannot be used ({error.strerror}): choose another folder")

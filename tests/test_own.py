@@ -274,8 +274,10 @@ def test_a_path_in_the_runs_own_folder_is_no_setting(tmp_path):
 LACK = {
     "nothing": ("spec.json", "{", "{", ""),
     "one lr": ("spec.json", '"lr": 0.1', '"lr": 0.3', "they were asked for different things (lr=0.1 and lr=0.3)"),
-    "three sizes": ("env.json", '"world_size": 4', '"world_size": 2', "2 numbers of ranks with the same global_batch"),
-    "accuracy": ("metrics.jsonl", "test_accuracy", "test_error", "there are epochs without a test_accuracy"),
+    "three sizes": ("env.json", '"world_size": 4', '"world_size": 2', "2 numbers of ranks with the same global batch"),
+    "no accuracy, as in a regression": ("metrics.jsonl", "test_accuracy", "test_error", ""),
+    "a speed": ("metrics.jsonl", "images_per_second", "tokens", "there are epochs without images_per_second"),
+    "a batch": ("spec.json", "batch_size", "batch", "there are runs without a global batch"),
 }
 
 
@@ -283,7 +285,7 @@ LACK = {
 def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(case, tmp_path):
     file, old, new, line = LACK[case]
     for ranks in (1, 2, 4):
-        record(folder := tmp_path / f"run-{ranks}", lr=0.1, global_batch_size=64)
+        record(folder := tmp_path / f"run-{ranks}", lr=0.1)
         env = {"world_size": ranks, "dataset": "digits", "device": "cpu", "cpus": 1}
         (folder / "env.json").write_text(json.dumps(env))
     (folder / file).write_text((folder / file).read_text().replace(old, new))
@@ -295,13 +297,3 @@ def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(ca
 
 def test_without_a_finished_run_there_is_nothing_to_study(tmp_path):
     assert scaling.lacks(runs.table(tmp_path)) == "no run there has finished"
-
-
-def test_a_loss_alone_is_drawn(tmp_path):
-    record(tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text(path.read_text().replace("test_accuracy", "test_error"))
-    drawn = curves(runs.table(tmp_path))
-    assert [text.get_text() for text in drawn.figure.axes[1].texts] == ["not recorded"]
-    assert drawn.alt.startswith("Test loss by epoch") and "unnamed machine" in drawn.alt
-    plt.close("all")

@@ -23,7 +23,7 @@ ACCURACY = (0.90, 0.95, 0.97)
 def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", batch=256, **more):
     """A run folder: 10,000 images an epoch, the first at half the rate, a tenth of the time for data."""
     kept = more.get("scaling", "strong") == "strong"
-    spec = {"batch_size": batch // ranks if kept else batch, "global_batch_size": batch if kept else None, "seed": 1}
+    spec = {"batch_size": batch if kept else batch * ranks, "batch_size_per_rank": None if kept else batch, "seed": 1}
     device = "cpu" if "Xeon" in chip else "cuda:0"
     env = {"launcher": "slurm", "world_size": ranks, "cpus_per_rank": cpus, "dataset": more.get("dataset", "digits")}
     env["train_set"] = more.get("train_set", 10_000)
@@ -321,6 +321,18 @@ def test_the_titles_say_what_was_found(study):
     assert titles[4].startswith("Fitted on 1 and 2 GPUs: ") and "too fast on 4" in titles[4]
     never = time_cost(scaling.per_run(runs.table(study), 0.99), 0.99).figure
     assert never.get_suptitle() == "No run reached 99%"
+
+
+def test_a_regression_has_every_figure_and_its_cost_asks_for_no_accuracy(tmp_path, tmp_path_factory):
+    for ranks in (1, 2, 4):
+        write(tmp_path / f"n{ranks}", ranks, 1000 * ranks**0.8, without=("test_accuracy",))
+    assert scaling.lacks(runs.table(tmp_path)) == "" and advice(tmp_path).startswith("Ask for 2 GPUs (1.7 times")
+    pictures = all_figures(tmp_path)
+    for number, picture in enumerate(pictures):
+        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
+        assert "nan" not in picture.alt and "accuracy" not in picture.alt
+    assert pictures[3].figure.get_suptitle().startswith("Fastest: 4 GPUs, strong, 2 CPUs each. Cheapest: ")
+    assert pictures[3].figure.axes[0].get_title(loc="left").startswith("seconds of an epoch")
 
 
 def test_figures_of_one_old_cpu_run_say_ranks(tmp_path, tmp_path_factory):

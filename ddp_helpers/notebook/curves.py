@@ -1,4 +1,4 @@
-"""Loss and accuracy by epoch, for every number of ranks and of CPUs per task."""
+"""Loss, accuracy and any other metric by epoch, for every number of ranks and of CPUs per task."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -8,20 +8,23 @@ from matplotlib.ticker import MaxNLocator
 
 from ddp_helpers.notebook.drawing import Picture, described
 from ddp_helpers.notebook.labels import LABEL, at_the_right, caption, colours, finding
-from ddp_helpers.notebook.scaling import finished, left_out, many, unit, where
+from ddp_helpers.notebook.scaling import finished, left_out, many, metrics, unit, where
 from ddp_helpers.notebook.style import GREY, WIDTH
 
-ROWS = {"test_loss": "test loss", "test_accuracy": "test accuracy"}
+PASSES = {"test": "test", "val": "validation", "train": "training"}
 KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}
 LINES = ("-", "--", ":")  # for the numbers of CPUs per task, in ascending order
 
 
 def curves(table: pd.DataFrame) -> Picture:
-    """A colour for each number of ranks, a column for strong and for weak; each run thin, the median thick."""
-    epochs = finished(table)
-    kinds = sorted(epochs["scaling"].unique()) or ["strong"]
-    shape = {"figsize": (WIDTH, 6), "sharex": True, "sharey": "row", "squeeze": False}
-    figure, axes = plt.subplots(2, len(kinds), layout="constrained", **shape)
+    """A panel for each metric, a colour for each number of ranks, a column for strong and for weak.
+
+    Each run is thin, the median thick. Every metric of the records has a panel, whatever its name (scaling.metrics).
+    """
+    epochs = finished(table).replace([np.inf, -np.inf], np.nan)  # where a run diverged its line has a gap
+    kinds, names = sorted(epochs["scaling"].unique()) or ["strong"], metrics(epochs) or ["test_loss"]
+    shape = {"figsize": (WIDTH, max(4, 3 * len(names))), "sharex": True, "sharey": "row", "squeeze": False}
+    figure, axes = plt.subplots(len(names), len(kinds), layout="constrained", **shape)
     # A colour for each number of ranks; where runs were asked for different things, as in lr, for each of those.
     by = "asked" if epochs["asked"].nunique() > 1 else "world_size"
     hues, name = colours(sorted(epochs[by].unique())), unit(epochs)
@@ -29,18 +32,26 @@ def curves(table: pd.DataFrame) -> Picture:
     for column, kind in enumerate(kinds):
         here = epochs[epochs["scaling"] == kind]
         axes[0, column].set_title(f"{KINDS[kind]} ({kind})" if len(kinds) > 1 else "", loc="left")
-        labels += [(ax, lines(ax, here, what, hues, name)) for ax, what in zip(axes[:, column], ROWS, strict=True)]
-        axes[1, column].set_xlabel("epoch")
+        labels += [(ax, lines(ax, here, what, hues, name)) for ax, what in zip(axes[:, column], names, strict=True)]
+        axes[-1, column].set_xlabel("epoch")
     for ax, ends in labels:  # now that all panels have their limits
         if not ends:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
         at_the_right(ax, ends, gap=0.09)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for ax, what in zip(axes[:, 0], ROWS.values(), strict=True):
-        ax.set_ylabel(what)
-    finding(figure, found(epochs))
+    for ax, what in zip(axes[:, 0], names, strict=True):
+        ax.set_ylabel(words(what))
+    title = found(epochs, names)
+    finding(figure, title)
     caption(figure, where(epochs), key(epochs, name), left_out(table))
-    return described(figure, f"{found(epochs)}. Test loss and accuracy by epoch, {where(epochs)}.")
+    shown = f"{', '.join(map(words, names))} by epoch, {where(epochs)}"
+    return described(figure, f"{title}. {shown[0].upper()}{shown[1:]}.")
+
+
+def words(metric: str) -> str:
+    """A column's name in words, as in test accuracy."""
+    first, _, rest = metric.partition("_")
+    return f"{PASSES.get(first, first)} {rest.replace('_', ' ')}".strip()
 
 
 def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> list[LABEL]:
@@ -60,17 +71,21 @@ def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> l
     return list(labels.values())
 
 
-def found(epochs: pd.DataFrame) -> str:
-    """The title: how far apart the runs end, for each kind of scaling."""
-    last = epochs.dropna(subset=["test_accuracy"]).sort_values("epoch").groupby("number").last()
+def found(epochs: pd.DataFrame, names: list[str]) -> str:
+    """The title: how far apart the runs end, in accuracy or else in the first metric, for each kind of scaling."""
+    what = next((name for name in names if name.endswith("accuracy")), names[0])
+    last = epochs.dropna(subset=[what]).sort_values("epoch").groupby("number").last()
     if last.empty:
-        return "Test loss by epoch"
-    ends, several = last.groupby("scaling")["test_accuracy"].agg(["min", "max"]), last["scaling"].nunique() > 1
-    said = []
-    for kind, (low, high) in ends.iterrows():
-        reach = f"{low:.1%}" if f"{low:.1%}" == f"{high:.1%}" else f"{low:.1%} to {high:.1%}"
-        said.append(f"{reach} with {KINDS[kind]}" if several else reach)
-    return f"After {many(int(last['epoch'].max()), 'epoch')}: {', '.join(said)}{'' if several else ' accuracy'}"
+        return f"{words(what).capitalize()} by epoch"
+    ends, several = last.groupby("scaling")[what].agg(["min", "max"]), last["scaling"].nunique() > 1
+    share = what.endswith("accuracy") and ends.max().max() <= 1  # some record 97 for 97 %
+    told = []
+    for kind, row in ends.iterrows():
+        low, high = (f"{value:.1%}" if share else f"{value:.3g}" for value in row)
+        reach = low if low == high else f"{low} to {high}"
+        told.append(f"{reach} with {KINDS[kind]}" if several else reach)
+    begin, end = ("", "" if several else " accuracy") if share else (f"{words(what)} ", "")
+    return f"After {many(int(last['epoch'].max()), 'epoch')}: {begin}{', '.join(told)}{end}"
 
 
 def key(epochs: pd.DataFrame, name: str) -> str:

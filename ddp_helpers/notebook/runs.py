@@ -44,12 +44,13 @@ def asked(value: object) -> bool:
     """Whether it is what was asked of Slurm, as far as a table shows it."""
     if not isinstance(value, dict):
         return False
-    return whole(value.get("cpus_per_task", 0)) and isinstance(value.get("array", []), list)
+    counts = (value.get(name, 0) for name in ("cpus_per_task", "nodes", "tasks_per_node"))
+    return all(map(whole, counts)) and isinstance(value.get("array", []), list)
 
 
 FIELDS = {
-    "spec.json": dict.fromkeys(("batch_size", "global_batch_size", "seed", "epochs"), whole),
-    "env.json": dict.fromkeys(("world_size", "cpus", "cpus_per_rank", "train_set"), whole)
+    "spec.json": dict.fromkeys(("batch_size", "batch_size_per_rank", "global_batch_size", "seed", "epochs"), whole),
+    "env.json": dict.fromkeys(("world_size", "global_batch_size", "cpus", "cpus_per_rank", "train_set"), whole)
     | dict.fromkeys(("launcher", "job_id", "dataset", "chip", "device"), text)
     | {"ranks": ranks},
     "status.json": {"state": text},
@@ -73,11 +74,10 @@ def parsed(content: str) -> dict:
 
 
 def fitting(content: dict, file: str) -> tuple[dict, list[str]]:
-    """Keep the values of a file that have the right type; report each other one in a line. null is a missing value."""
+    """Keep the values of a file that have the right type; report each other one in a line. None is a missing value."""
     kinds = FIELDS[file].items()
     wrong = [key for key, fits in kinds if content.get(key) is not None and not fits(content[key])]
-    kept = {key: value for key, value in content.items() if key not in wrong}
-    return kept, [f"{key} is {short(content[key])}, left out" for key in wrong]
+    return content | dict.fromkeys(wrong), [f"{key} is {short(content[key])}, left out" for key in wrong]
 
 
 if TYPE_CHECKING:
@@ -88,8 +88,16 @@ ENDS = dict.fromkeys(("FAILED", "NODE_FAIL", "BOOT_FAIL"), "failed") | dict.from
     ("TIMEOUT", "DEADLINE"), "timed out"
 )
 ENDS |= {"OUT_OF_MEMORY": "out of memory", "CANCELLED": "cancelled", "PREEMPTED": "preempted"}
-SHOWN_OR_IDLE = {"batch_size", "global_batch_size", "seed", "data", "run_dir", "num_workers", "test_batch_size"}
-SHOWN_OR_IDLE |= {"log_interval", "timeout", "save_model", "resume", "checkpoint_every", "vote_every"}
+SHOWN_OR_IDLE = {"batch_size", "batch_size_per_rank", "global_batch_size", "seed", "data", "run_dir", "num_workers"}
+SHOWN_OR_IDLE |= {
+    "test_batch_size",
+    "log_interval",
+    "timeout",
+    "save_model",
+    "resume",
+    "checkpoint_every",
+    "vote_every",
+}
 
 
 @dataclass
@@ -120,16 +128,28 @@ class Run:
 
     def row(self) -> dict:
         """Return the setting of the run, and where it ran, as one row of the table."""
-        spec, env, asked = self.spec, self.env, self.job.get("job") or {}
-        ranks, batch = env.get("world_size", 1 if env else None), spec.get("batch_size")
+        env, asked = self.env, self.job.get("job") or {}
         row = {"run": self.folder.name, "state": self.state, "dataset": env.get("dataset")}
-        row["train_set"] = env.get("train_set")
-        row |= {"machine": self.machine, "site": self.job.get("site"), "job_id": env.get("job_id")}
-        row |= {"launcher": env.get("launcher", "single"), "world_size": ranks, "nodes": self.nodes}
+        row |= {"train_set": env.get("train_set"), "machine": self.machine, "site": self.job.get("site")}
+        row |= {"job_id": env.get("job_id"), "launcher": env.get("launcher", "single" if self.ranks == 1 else None)}
+        row |= {"world_size": self.ranks, "nodes": self.nodes}
         row |= {"cpus_per_task": asked.get("cpus_per_task", env.get("cpus", env.get("cpus_per_rank")))}
-        row |= {"batch_size": batch, "global_batch": batch * ranks if batch and ranks else None}
-        row |= {"scaling": "strong" if spec.get("global_batch_size") else "weak"}
-        return row | {"seed": spec.get("seed"), "job_seconds": self.job.get("seconds")}
+        return row | self.batch() | {"seed": self.spec.get("seed"), "job_seconds": self.job.get("seconds")}
+
+    def batch(self) -> dict:
+        """The samples of a step, of one rank and of all, None where no record says; strong, or weak: given per rank."""
+        spec, ranks = self.spec, self.ranks
+        per_rank, together = spec.get("batch_size_per_rank"), spec.get("batch_size")
+        if "global_batch_size" in spec:  # in such records batch_size is that of a rank
+            together = spec["global_batch_size"]
+            per_rank = None if together else spec.get("batch_size")
+        kind = "weak" if per_rank else "strong"
+        if per_rank:
+            together = per_rank * ranks if ranks else None
+        together = self.env.get("global_batch_size") or together
+        if not per_rank and together and ranks and together % ranks == 0:
+            per_rank = together // ranks
+        return {"batch_per_rank": per_rank, "global_batch": together, "scaling": kind}
 
     @property
     def tasks(self) -> set[Path]:
@@ -147,11 +167,19 @@ class Run:
         return ", ".join(chips) if ranks[0].get("device") != "cpu" else f"CPU ({', '.join(chips)})"
 
     @property
+    def ranks(self) -> int | None:
+        """The number of ranks: what the run says, else what its job was asked for; a script without either is one."""
+        asked = self.job.get("job") or {}
+        number = asked["nodes"] * asked["tasks_per_node"] if {"nodes", "tasks_per_node"} <= asked.keys() else 1
+        return self.env.get("world_size", number if self.env else None)
+
+    @property
     def nodes(self) -> int | None:
-        """On how many nodes it ran; what the launcher pretends to be several counts as such."""
+        """On how many nodes it ran, or was to run; what the launcher pretends to be several counts as such."""
         ranks = self.env.get("ranks") or []
         numbered = {one["node"] for one in ranks if "node" in one}  # by runs of the first edition
-        return len(numbered) or sum(one["local_rank"] == 0 for one in ranks) or (1 if self.env else None)
+        seen = len(numbered) or sum(one["local_rank"] == 0 for one in ranks)
+        return seen or (self.job.get("job") or {}).get("nodes") or (1 if self.ranks == 1 else None)
 
 
 def read(folder: str | Path) -> Run:

@@ -7,8 +7,11 @@ from ddp_helpers.notebook import PlainError
 
 DONE = "done"
 SETTING = ["run", "dataset", "train_set", "machine", "site", "job_id", "launcher", "world_size", "nodes"]
-SETTING += ["cpus_per_task", "batch_size", "global_batch", "scaling", "asked", "seed", "job_seconds"]
+SETTING += ["cpus_per_task", "batch_per_rank", "global_batch", "scaling", "asked", "seed", "job_seconds"]
 MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "test_seconds", "test_loss", "test_accuracy"]
+# What the course's records count and time; any other number of an epoch is a metric.
+COUNTED = {"state", "number", "train_samples", "test_samples", "exposed_seconds", *SETTING, *MEASURED}
+COUNTED -= {"test_loss", "test_accuracy"}
 STILL = {"running": "running or killed", "unknown": "of unknown end"}
 
 
@@ -19,14 +22,28 @@ class ScalingError(PlainError, ValueError):
 def finished(table: pd.DataFrame) -> pd.DataFrame:
     """The epochs of the runs that ended well, with `number`, which counts the runs of the table from 0."""
     table = numbered(table)
-    table = table[(table["state"] == DONE) & table[["epoch", "images_per_second", "world_size"]].notna().all(axis=1)]
+    table = table[(table["state"] == DONE) & table[["epoch", "world_size"]].notna().all(axis=1)]
     return table.astype({"epoch": int, "world_size": int, **dict.fromkeys(MEASURED[1:], float)})
 
 
 def numbered(table: pd.DataFrame) -> pd.DataFrame:
     """The table with all columns that are used here, and the number of each run; a name may stand in two folders."""
-    table = table.reindex(columns=["state", *SETTING, *MEASURED]).fillna({"asked": ""})
+    columns = dict.fromkeys(["state", *SETTING, *MEASURED, *table.columns])
+    table = table.reindex(columns=list(columns)).fillna({"asked": ""})
     return table.assign(number=table.groupby(SETTING, dropna=False, sort=False).ngroup())
+
+
+def metrics(table: pd.DataFrame) -> list[str]:
+    """The columns that say how well a run learns, loss and accuracy first.
+
+    These are the numbers of its epochs, but for what COUNTED names, and for a training metric that the test has, too.
+    """
+    flags = {flag.partition("=")[0] for asked in table["asked"].dropna().unique() for flag in asked.split(", ")}
+    numbers = table.select_dtypes("number").dropna(axis=1, how="all").columns
+    names = [name for name in numbers if name not in COUNTED | flags]
+    tested = {name.removeprefix(start) for name in names for start in ("test_", "val_") if name.startswith(start)}
+    names = [name for name in names if not (name.startswith("train_") and name.removeprefix("train_") in tested)]
+    return sorted(names, key=lambda name: (not name.endswith("loss"), not name.endswith("accuracy"), name))
 
 
 def left_out(table: pd.DataFrame) -> str:
@@ -44,11 +61,15 @@ def lacks(table: pd.DataFrame) -> str:
         return "no run there has finished"
     if len(asked := sorted(done["asked"].unique())) > 1:
         return f"they were asked for different things ({' and '.join(asked)}); give each a folder of its own"
-    if done["test_accuracy"].isna().any():
-        return "there are epochs without a test_accuracy"
-    strong = done[(done["scaling"] == "strong") & (done["cpus_per_task"] == done["cpus_per_task"].min())]
+    for name in ("images_per_second", "seconds"):
+        if done[name].isna().any():
+            return f"there are epochs without {name}"
+    cpus = done["cpus_per_task"].fillna(0)
+    strong = done[(done["scaling"] == "strong") & (cpus == cpus.min())]
+    if strong["global_batch"].isna().any():
+        return "there are runs without a global batch: batch_size in spec.json, or global_batch_size in env.json"
     if (sizes := strong["world_size"].nunique()) < 3:
-        return f"{many(sizes, 'number')} of ranks with the same global_batch_size and CPUs for each: three are needed"
+        return f"{many(sizes, 'number')} of ranks with the same global batch and CPUs for each: three are needed"
     return ""
 
 
@@ -65,17 +86,19 @@ def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
 def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     """One row a finished run: its setting, its speed, where its time went, and its cost.
 
-    images_per_second and seconds are those of the median epoch. The first epoch is not in it if there are others: it
-    also pays for what is done once, such as choosing kernels and making buffers. data: the share of the training time
-    that waited for data, 0 to 1. to_target: seconds to the target accuracy. device_hours: GPUs (or ranks)
-    held, times the hours of the job, or of its epochs where no job is recorded.
+    images_per_second and seconds are those of the median epoch. The first epoch is not in it if there are others:
+    it also pays for what is done once, such as choosing kernels and making buffers. data: the share of the
+    training time that waited for data, 0 to 1. accuracy: the best of the test, if recorded. to_target: seconds to
+    the target accuracy. device_hours: GPUs (or ranks) held, times the hours of the job, or of its epochs where no
+    job is recorded.
     """
-    epochs = finished(table)
+    epochs = finished(table).dropna(subset="images_per_second")
     once = epochs.groupby("number").cumcount().eq(0) & epochs.groupby("number")["epoch"].transform("size").gt(1)
     steady, runs = epochs[~once].groupby("number"), epochs.groupby("number")
     found = runs[SETTING].first().assign(epochs=runs.size(), **steady[["images_per_second", "seconds"]].median())
     sums = steady[["seconds", "data_seconds"]].sum(min_count=1)
     found["data"] = sums["data_seconds"] / sums["seconds"]
+    found["accuracy"] = runs["test_accuracy"].max()
     found["to_target"] = pd.Series({number: time_to_accuracy(rows, target) for number, rows in runs}, dtype=float)
     took = epochs["seconds"] + epochs["test_seconds"].fillna(0)
     held = pd.to_numeric(found["job_seconds"]).fillna(took.groupby(epochs["number"]).sum())
@@ -89,7 +112,7 @@ def check_comparable(runs: pd.DataFrame) -> None:
     strong = runs["scaling"] == "strong"
     same = [("machine", runs), ("site", runs.dropna(subset=["site"])), ("dataset", runs), ("asked", runs)]
     same.append(("train_set", runs.dropna(subset=["train_set"])))
-    same += [("global_batch", runs[strong]), ("batch_size", runs[~strong])]
+    same += [("global_batch", runs[strong]), ("batch_per_rank", runs[~strong])]
     for what, rows in same:
         if len(found := sorted({str(one).removesuffix(".0") for one in rows[what]})) > 1:
             raise ScalingError(f"runs of more than one {what} compared ({' and '.join(found)}): keep one of them")

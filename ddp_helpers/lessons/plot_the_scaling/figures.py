@@ -102,19 +102,22 @@ def shares(speedups: pd.DataFrame, left_out: str = "") -> Picture:
 def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Picture:
     """Two dots a setting: seconds to the target accuracy, without start-up, and what the job cost, with it.
 
-    per_run: what scaling.per_run gives for this target (0 to 1). Repeats are joined by a line.
+    per_run: what scaling.per_run gives for this target (0 to 1). Repeats are joined by a line. Where no run has an
+    accuracy, as in a regression, an epoch's seconds stand in the place of those to the target.
     """
     name, hues = unit(per_run), colours(sorted(per_run["world_size"].unique()))
     rows = per_run.assign(cost=3600 * per_run["device_hours"])
     groups = list(rows.groupby(["scaling", "cpus_per_task", "world_size"], dropna=False))
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 2.2 + 0.36 * len(groups)), sharey=True, layout="constrained")
+    scored = per_run["accuracy"].notna().any()
+    time, axis = ("to_target", f"seconds to {target:.0%}") if scored else ("seconds", "seconds of an epoch")
     for place, ((*_, ranks), runs) in enumerate(groups):
-        for ax, what in zip(axes, ("to_target", "cost"), strict=True):
+        for ax, what in zip(axes, (time, "cost"), strict=True):
             ax.plot(runs[what], [place] * len(runs), "o-", color=hues[ranks], linewidth=2, markersize=8)
-        if runs["to_target"].isna().all():
+        if runs[time].isna().all():
             look = {"color": WRONG, "va": "center", "size": 10, "transform": axes[0].get_yaxis_transform()}
             axes[0].text(0.02, place, f"never reached {target:.0%}", **look)
-    seconds_axis(axes[0], f"seconds to {target:.0%}, without start-up")
+    seconds_axis(axes[0], f"{axis}, without start-up")
     seconds_axis(axes[1], f"{name}-seconds of the job, with start-up")
     labels = [f"{setting(scaling, cpus)}: {many(ranks, name)}" for (scaling, cpus, ranks), _ in groups]
     axes[0].set_yticks(range(len(groups)), labels)
@@ -122,8 +125,8 @@ def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Pictu
     first, least = (
         f"{many(row['world_size'], name)}, {setting(row['scaling'], row['cpus_per_task'])}" for row in extremes(rows)
     )
-    reached = rows["to_target"].notna().any()
-    title = f"Fastest to {target:.0%}: {first}. Cheapest: {least}" if reached else f"No run reached {target:.0%}"
+    title = f"Fastest{f' to {target:.0%}' if scored else ''}: {first}. Cheapest: {least}"
+    title = title if rows[time].notna().any() else f"No run reached {target:.0%}"
     dots = "a dot a run; repeats are joined; further left is faster, or cheaper"
     return captioned(figure, title, where(per_run), dots, left_out)
 

@@ -1,0 +1,199 @@
+"""docs/own.md's functions and lines, pasted into a script of one's own: a record, early stopping, the best weights."""
+
+import ast
+import os
+import re
+import textwrap
+
+import pytest
+import torch
+from real import LIMIT, python, without_helpers
+
+from ddp_helpers import ROOT
+from ddp_helpers.notebook import runs, scaling, scripts
+from ddp_helpers.notebook.audit.command import audit
+from ddp_helpers.notebook.audit.notes import OK, RED
+
+PAGE = (ROOT / "docs" / "own.md").read_text()
+FENCES = [textwrap.indent(text, "    ") for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)]
+SECTION = PAGE.partition("## The record of your own script")[2]
+COPIED = re.findall(r"`(\w+)`", SECTION.partition("Copy ")[2].partition("(with")[0])
+# A regression on two or more ranks. The last points to test are hard: ranks that look at their own share disagree.
+SCRIPT = '''
+import argparse, json, os, time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--run-dir", type=Path)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--patience", type=int, default=99)
+parser.add_argument("--batch-size", type=int, default=16)
+parser.add_argument("--per-rank", action="store_true")
+parser.add_argument("--stream", action="store_true")
+parser.add_argument("--turn", type=int, default=99)
+
+
+class Stream(IterableDataset):
+    """Points without a number of them."""
+
+    def __iter__(self):
+        return iter(zip(*points(64, 1)))
+
+
+def points(count, seed):
+    numbers = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=numbers)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def train_epoch(model, batches, optimizer, schedule):
+    begin, samples = time.perf_counter(), 0
+    for inputs, target in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), target).backward()
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        schedule.step()
+        samples += len(inputs) * world_size
+    print(f"rate {rate}\\n", end="", flush=True)  # in one piece, between other ranks' lines
+    return time.perf_counter() - begin, samples
+
+
+def test(model, batches):
+    global tests
+    tests += 1
+    sums = torch.zeros(2)
+    with torch.no_grad():
+        for inputs, target in batches:
+            worse = 10.0 * max(0, tests - args.turn) * (rank + 1)  # from this test on, most of all on the last rank
+            sums += torch.stack([((model(inputs) - target) ** 2).sum() + worse, torch.tensor(float(len(inputs)))])
+    return sums
+
+
+def record(args, epoch, loss, seconds, samples):
+    if rank == 0:
+        print(f"epoch {epoch} loss {loss}\\n", end="", flush=True)
+{line}
+
+def train(args, device, train_set):
+    inputs, target = points(30, 2)
+    data = TensorDataset(*points(64, 1))
+    sampler = DistributedSampler(data)
+    batch_size = args.batch_size if args.per_rank else args.batch_size // world_size
+    train_batches = DataLoader(data, batch_size, sampler=sampler)
+    test_batches = DataLoader(TensorDataset(inputs[rank::world_size], target[rank::world_size]), 8)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    ddp_model = DDP(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+{loop}
+
+def main():
+{around}
+
+args, tests = parser.parse_args(), 0
+launcher, device = "torchrun", torch.device("cpu")
+rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+dist.init_process_group("gloo")
+train_set = Stream() if args.stream else TensorDataset(*points(64, 1))
+main()
+dist.barrier()
+dist.destroy_process_group()
+'''
+
+
+def pasted(names):
+    """The source of these functions of mnist_ddp as it is written out, with its imports, as a reader copies them."""
+    text = scripts.standalone("mnist_ddp")
+    parts = [
+        ast.get_source_segment(text, node)
+        for node in ast.parse(text).body
+        if (isinstance(node, ast.Import | ast.ImportFrom) and "torchvision" not in ast.unparse(node))
+        or getattr(node, "name", "") in names
+    ]
+    return "\n\n".join("@contextmanager\n" + part if part.startswith("def recorded") else part for part in parts)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Write the script that has what the page says, with these changes, and give its path."""
+
+    def write(*changes, names=COPIED):
+        around, line, loop = FENCES
+        text = SCRIPT.replace("{line}", line).replace("{loop}", loop).replace("{around}", around)
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (tmp_path / "own.py").write_text(f"{pasted(names)}\n{text}")
+        return tmp_path / "own.py"
+
+    return write
+
+
+def start(script, *words, ranks=2):
+    """Start the script under torchrun, where it cannot import the helpers."""
+    env = os.environ | without_helpers(script.parent)
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script.name, *words]
+    return python(*command, cwd=script.parent, env=env)
+
+
+def rates(done):
+    """The learning rate at the end of each epoch, of the first rank to say it."""
+    return [float(rate) for rate in re.findall(r"rate (\S+)", done.stdout)]
+
+
+@pytest.mark.parametrize("kind", ["a data set", "a stream"])
+def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(kind, own):
+    script = own(('"test_loss": loss,', '"test_loss": loss, "test_hardest": 2 * loss,'))
+    done = start(script, "--run-dir", "record", *["--stream"] * (kind == "a stream"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    run, table = runs.read(script.parent / "record"), runs.table(script.parent / "record")
+    row = table.iloc[-1]
+    assert not run.problems and row["state"] == "done" and len(table) == 6
+    assert (row["world_size"], row["nodes"], row["batch_per_rank"], row["global_batch"]) == (2, 1, 8, 16)
+    assert scaling.metrics(table) == ["test_loss", "test_hardest"] and row["test_loss"] < table.iloc[0]["test_loss"]
+    assert rates(done)[-1] < 1e-4, "the schedule has come down"
+
+
+def test_the_page_names_each_function_that_a_record_needs_and_no_other(own):
+    used = {node.id for node in ast.walk(ast.parse(pasted(COPIED))) if isinstance(node, ast.Name)}
+    there = set(re.findall(r"^def (\w+)", scripts.standalone("mnist_ddp"), re.M))
+    assert COPIED[-1] == "recorded" and used & there == {*COPIED} - {"recorded"}
+
+
+def test_all_ranks_stop_early_together_and_the_best_weights_are_kept(own):
+    script = own()
+    done = start(script, "--epochs", "9", "--patience", "2", "--turn", "3", ranks=3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(loss) for loss in re.findall(r"epoch \d+ loss (\S+)", done.stdout)]
+    assert len(losses) == 5 and min(losses) == losses[2], "two epochs without progress after the third"
+    assert len(rates(done)) == 5 * 3, "each rank has trained for as many epochs"
+    saved, shorter = torch.load(script.parent / "best.pt", weights_only=True), losses[2]
+    inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
+    loss = ((inputs @ saved["weight"].T + saved["bias"] - inputs.sum(1, keepdim=True)) ** 2).mean().item()
+    assert loss == pytest.approx(shorter, rel=1e-4), "the file holds the weights of the best epoch"
+
+
+def test_control_a_schedule_with_one_device_s_total_does_not_come_down(own):
+    right = start(own(), "--per-rank")
+    wrong = start(own(("args.epochs * len(train_batches)", "args.epochs * 64 // args.batch_size")), "--per-rank")
+    assert right.returncode == wrong.returncode == 0
+    assert rates(right)[-1] < 1e-4 < 1e-2 < rates(wrong)[-1]
+
+
+@pytest.mark.parametrize("who", ["all ranks", "each rank alone"])
+def test_the_audit_sees_a_rank_that_decides_alone(who, own, tmp_path):
+    alone = [("if without_progress == args.patience:", "if rank == 0 and without_progress == args.patience:")]
+    script = own(*alone * (who != "all ranks"))
+    words = ["--epochs", "9", "--patience", "2", "--turn", "3"]
+    rows = {
+        row.name: row.verdict
+        for row in audit(script, words, tmp_path / "audit", limit=LIMIT if who == "all ranks" else 60)
+    }
+    expected = OK if who == "all ranks" else RED
+    assert rows["end"] == rows["collectives"] == expected, rows
