@@ -78,23 +78,20 @@ class Script:
     def ordered(self) -> list[Part]:
         """The parts as they are read: the script's own, what a learner replaces, the others; its last lines last.
 
-        But what has to be there when Python comes to a part stands before it, with all that it calls; and a class of
-        the learner's before the first one that uses it.
+        But what has to be there when Python comes to a part stands before it, with all that it calls.
         """
         modules = [self.main, *(module for module in self.sources if module != self.main)]
         usual = [(module, name) for module in modules for name in self.sources[module].parts]
         usual += [("", name) for name in self.replaced if not self.homes[name]]
         usual = sorted((part for part in usual if part in self.picked), key=self.place)
-        order, deep, begun = [], set(), []
+        order, deep, begun = [], set(), []  # deep: those before which all stands that they call
 
         def put(part: Part, called: bool) -> None:
             if part in begun or part in deep or (part in order and not called):
                 return
             begun.append(part)
             source, name = self.source(part), part[1]
-            others = {used: self.meant(part, used) for used in source.uses[name]}
-            first = {other for used, other in others.items() if called or used in source.needs[name]}
-            first |= {other for other in others.values() if other and not other[0]}
+            first = {self.meant(part, used) for used in (source.uses if called else source.needs)[name]}
             for other in usual:
                 if other in first:
                     put(other, called=True)
@@ -113,7 +110,7 @@ class Script:
         module, name = part
         if module == self.main:
             return {"": 9, "train": 1, "main": 2}.get(name, 3 if is_block(self.sources[module].parts[name]) else 0)
-        return 4 if module and self.sources[module].parts[name].startswith("# YOUR ") else 5
+        return 4 if not module or self.sources[module].parts[name].startswith("# YOUR ") else 5
 
     def text(self) -> str:
         """The whole file, which says what it was made from."""
@@ -131,7 +128,7 @@ class Script:
 
 def is_block(part: str) -> bool:
     """Whether a part begins with a function or a class, and so with two blank lines."""
-    return bool(re.match(r"(#.*\n)*(@|def |class |if )", part))
+    return bool(re.match(r"(#.*\n|\n)*(@|async |def |class |if )", part))
 
 
 def spaced(parts: list[str]) -> str:
