@@ -383,22 +383,22 @@ def scaled(function):
 
 
 @scaled
-def loss_and_right(output, target):
-    return cross_entropy(output, target), (output.argmax(dim=1) == target).sum()
+def loss_and_metrics(output, target):
+    return cross_entropy(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
 """
 
 
 def test_a_learners_classes_stand_before_those_that_are_made_of_them(learner, tmp_path):
     module = learner(RELATED)
-    names = ["Net", "datasets", "loss_and_right", "Few", "scaled", "Points", "Base", "factor"]
+    names = ["Net", "datasets", "loss_and_metrics", "Few", "scaled", "Points", "Base", "factor"]
     for order in (names, names[::-1], sorted(names)):
         text = write("mnist_ddp", tmp_path / "mine.py", [getattr(module, name) for name in order]).read_text()
         assert [len(re.findall(rf"^(class|def) {name}\b", text, re.M)) for name in names] == [1] * len(names)
         assert ruff("check", "--select=E,F,I", tmp_path / "mine.py") == "" and "\ndef train(" in text
         theirs = runpy.run_path(str(tmp_path / "mine.py"))
     assert theirs["Net"]().fc.out_features == 10 and [*map(len, theirs["datasets"](tmp_path))] == [6, 2]
-    loss, right = theirs["loss_and_right"](torch.zeros(1, 2), torch.zeros(1).long())
-    assert (round(loss.item(), 3), right.item()) == (1.386, 1)
+    loss, metrics = theirs["loss_and_metrics"](torch.zeros(1, 2), torch.zeros(1).long())
+    assert (round(loss.item(), 3), metrics["accuracy"].item()) == (1.386, 1)
 
 
 def test_a_class_that_the_net_needs_must_be_given_too(tmp_path):

@@ -2,8 +2,7 @@
 
 Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 mnist_ddp_resumable.py --data data --run-dir runs/mine
---checkpoint-every counts steps, and there is one after each epoch. --vote-every: steps from one vote on stopping to the
-next, else about a second. --resume: auto, to go on in the run folder; never; or the path of a checkpoint.
+--batch-size counts the samples of all ranks together: the same flags mean the same training on any number of ranks.
 """
 
 from __future__ import annotations  # they name classes that come later
@@ -11,6 +10,7 @@ from __future__ import annotations  # they name classes that come later
 import fcntl
 import hashlib
 import json
+import math
 import os
 import signal
 import socket
@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
@@ -44,7 +44,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
     loading = {"num_workers": args.num_workers, "worker_init_fn": ignore_signals, "generator": torch.Generator()}
     loading |= {"pin_memory": run.device.type == "cuda"}
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, **loading)
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     for epoch in range(run.progress["epoch"], args.epochs + 1):
         run.begin = time.perf_counter() - run.progress["took"]
@@ -52,15 +52,14 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
         model.train()
         trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-        dist.all_reduce(trained)  # sums: averages over unequal shares would not add up
-        trained[-1] /= world_size  # but for the seconds
+        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
-        dist.all_reduce(tested)
+        tested = over_ranks(tested)
         run.parts["scheduler"].step()
         if rank == 0:
             report(args, epoch, trained, tested, middle - run.begin, time.perf_counter() - middle)
@@ -69,7 +68,7 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         run.progress |= {"epoch": epoch + 1, "samples": 0}
         run.begin = time.perf_counter()
         if not args.dry_run:
-            run.save(torch.zeros(4))
+            run.save({})
     if args.save_model and rank == 0:
         torch.save(model.state_dict(), content := BytesIO())
         write(args.run_dir, {"mnist_cnn.pt": content.getvalue()})
@@ -78,18 +77,22 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
 
 def main() -> None:
     """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
-    me = who_am_i()
-    args = read_flags(global_batch_size=None, timeout=600, checkpoint_every=None, vote_every=None, resume="auto")
+    launcher, rank, local_rank, world_size = who_am_i()
+    args = read_flags(RESUME_FLAGS)
     if not args.run_dir:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
+    share_batch(args, world_size)
     sets = datasets(args.data)
-    device, group = join(args, *me)
+    device = claim_device(local_rank, args.no_cuda)
+    join(launcher, rank, world_size, device, args.timeout)
+    group = gather_ranks(args, launcher, local_rank, device)
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
-    args.run_dir = args.run_dir if dist.get_rank() == 0 else None  # rank 0 alone writes
+    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
     run = Run(args, device, votes.group)
-    model, ddp_model = prepare(args.seed, device, DataLoader(sets[0], args.batch_size, generator=torch.Generator()))
+    batches = DataLoader(sets[0], args.batch_size // world_size, generator=torch.Generator())
+    model, ddp_model = prepare(args.seed, device, batches)
     # YOUR OPTIMIZER and schedule: a step of it is an epoch. --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     optimizer.register_step_pre_hook(votes.guard)
@@ -100,7 +103,7 @@ def main() -> None:
     try:
         with recorded(args, device, sets[0], **group):
             slurm = {name.lower(): os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")}
-            run.log("started", how=how, world_size=dist.get_world_size(), **slurm)
+            run.log("started", how=how, world_size=world_size, **slurm)
             write(args.run_dir, {"metrics.jsonl": run.progress["metrics"].encode()})  # of epochs that stay done
             train(run, votes, ddp_model, optimizer, *sets)
             run.log("done")
@@ -122,17 +125,17 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> Tensor:
+def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> dict[str, float]:
     """Train on the rest of an epoch, some steps at a time, then vote, and save; returns the sums of all attempts."""
     now, args, left, source = run.progress, run.args, len(batches), iter(batches)
     every = args.checkpoint_every or 2**31
-    sums = torch.tensor(now["sums"], dtype=torch.float64, device=run.device) * (dist.get_rank() == 0)
+    sums = now["sums"] if dist.get_rank() == 0 else {}
     while left:
         steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
         some = one_pass(ddp_model, islice(source, steps), args, optimizer)
-        told = votes.count(some[0], steps)
-        sums, left = sums + some, 0 if args.dry_run else left - steps
-        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some[2]) * dist.get_world_size()
+        told = votes.count(some["loss"], steps)
+        sums, left = merged([sums, some]), 0 if args.dry_run else left - steps
+        now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some["samples"]) * dist.get_world_size()
         if left and (told or now["step"] % every == 0):  # the end of the epoch has a checkpoint of its own
             run.save(sums)
         if left and told:
@@ -149,7 +152,7 @@ def prepare(seed: int, device: torch.device, batches: DataLoader) -> tuple[nn.Mo
     # DDP sorts its buckets anew after its first backward, and rounds sums otherwise from then on: have it done now, in
     # every attempt, or with three ranks or more a resumed run differs in its first step.
     inputs, target = next(iter(batches))
-    loss_and_right(ddp_model(inputs.to(device)), target.to(device))[0].backward()
+    loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))[0].backward()
     model.load_state_dict(first)
     torch.manual_seed(seed + dist.get_rank())  # but each rank its own dropout
     return model, ddp_model
@@ -186,11 +189,12 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-# YOUR LOSS goes here: the mean over a batch, and how many of its samples came out right, as two tensors of one number.
-# For a regression: squeeze the output to the target's shape first; right are, say, those within a tolerance.
-def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Compare what the network returned with what it should return."""
-    return F.nll_loss(output, target), (output.argmax(dim=1) == target).sum()
+# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up over the batches and
+# the ranks, and in the end divided by the number of samples; one called max_NAME is the largest that any batch had.
+# For a regression: squeeze the output to the target's shape first; the dict may be empty.
+def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean loss of a batch, and its metrics: of accuracy, how many samples came out right."""
+    return F.nll_loss(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
 
 
 # A variable that only this launcher sets, then its rank, local rank and world size. The first row that fits counts, as
@@ -273,29 +277,62 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in ("spec.json", "metrics.jsonl"))  # noqa: PTH110 raises nothing
 
 
-def read_flags(**more: object) -> Namespace:
-    """Read the flags; stops at one that cannot be used. more: flags that only this script has, with their defaults."""
+# Flags that only these scripts have, each with its default and what it is for.
+DDP_FLAGS = {
+    "batch_size_per_rank": (None, "in place of --batch-size: the samples in a step of each rank"),
+    "timeout": (600, "seconds that ranks wait for each other"),
+}
+RESUME_FLAGS = DDP_FLAGS | {
+    "checkpoint_every": (None, "steps from one checkpoint to the next; there is one after each epoch"),
+    "vote_every": (None, "steps from one vote on stopping to the next, else about a second"),
+    "resume": ("auto", "auto, to go on in the run folder; never; or the path of a checkpoint"),
+}
+USUAL_FLAGS = {
+    "batch_size": (64, "samples in a step, of all ranks together"),
+    "test_batch_size": (1000, "samples that a rank tests at a time"),
+    "epochs": (14, "passes over the training set"),
+    "lr": (1.0, "learning rate"),
+    "gamma": (0.7, "factor of the learning rate after each epoch"),
+    "seed": (1, "of the first weights, the order of the samples and the dropout"),
+    "log_interval": (100, "steps from one line of progress to the next"),
+    "num_workers": (cpus_of_rank() - 1, "processes of each rank that load data"),
+}
+
+
+def read_flags(more: dict[str, tuple], argv: Sequence[str] | None = None) -> Namespace:
+    """Read the flags from argv, or the command line; stops at one that cannot be used. more: the script's own flags."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")
+    parser.error = lambda message: stop(f"{message}; --help lists the flags")
     parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="the data's folder")
     parser.add_argument("--run-dir", type=Path, help="new folder for the record of the run")
     parser.add_argument("--precision", choices=("bf16", "float32"), help="else bf16 where the device has units for it")
-    more |= {"batch_size": 64, "test_batch_size": 1000, "epochs": 14, "lr": 1.0, "gamma": 0.7, "seed": 1}
-    more |= {"log_interval": 100, "num_workers": cpus_of_rank() - 1}  # as many loader processes
-    for name, default in more.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default or 0), default=default)
+    for name, (default, purpose) in (USUAL_FLAGS | more).items():
+        purpose = purpose if default is None else f"{purpose} ({default})"
+        kind = type(default or 0)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
     for name in ("--no-cuda", "--dry-run", "--save-model"):
         parser.add_argument(name, action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least = 0 if name in ("num_workers", "seed") else 1e-9
         if type(value) in (int, float) and not least <= value < 2**31:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
     if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
         parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
-    if args.run_dir and "resume" not in more and holds_run(args.run_dir):
+    if args.run_dir and "resume" not in args and holds_run(args.run_dir):
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args
+
+
+def share_batch(args: Namespace, world_size: int) -> None:
+    """Set args.batch_size to the samples in a step of all ranks together, or stop where these cannot share it."""
+    if args.batch_size_per_rank:
+        args.batch_size = args.batch_size_per_rank * world_size
+    share, left = divmod(args.batch_size, world_size)
+    if left:
+        near = " or ".join(str(size * world_size) for size in (share, share + 1) if size)
+        cure = f"give {near}, or --batch-size-per-rank"
+        stop(f"--batch-size {args.batch_size} cannot be shared evenly by {world_size} ranks: {cure}")
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -319,28 +356,45 @@ def count_gpus(no_cuda: bool) -> int:
     return gpus
 
 
-def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=None, title: str = "") -> Tensor:
-    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds waited for data]."""
-    device, n, waited, asked = next(model.parameters()).device, 0, 0.0, time.perf_counter()
-    counted = torch.zeros(2, dtype=torch.float64, device=device)
+def merged(parts: Iterable[dict]) -> dict:
+    """Merge what was measured in parts, batches or ranks, by name: added up, but of max_NAME the largest."""
+    whole = {}
+    for part in parts:
+        for name, value in part.items():
+            before = whole.get(name, value)
+            both = max(before, value) if name.startswith("max_") else before + value
+            whole[name] = both if name in whole else value
+    return whole
+
+
+def one_pass(
+    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+) -> dict[str, float]:
+    """Train if there is an optimizer, else test; returns by name what this process has measured.
+
+    loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    """
+    device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
+    measured = {}
     for step, (inputs, target) in enumerate(batches, 1):
         waited += time.perf_counter() - asked
         inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            loss, right = loss_and_right(model(inputs), target)
+            loss, metrics = loss_and_metrics(model(inputs), target)
         if optimizer:
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
-        n += len(target)
-        counted += torch.stack([loss.detach().double() * len(target), right.double()])
+        sums = {"loss": loss.detach().double() * len(target)} | {name: metrics[name].double() for name in metrics}
+        measured = merged([measured, sums | {"samples": len(target)}])
         if title and step % args.log_interval == 0:
             print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:
             break
         asked = time.perf_counter()
-    return torch.tensor([*counted.tolist(), n, waited], dtype=torch.float64, device=device)  # tolist waits for the GPU
+    measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
+    return measured | {"mean_data_seconds": waited}
 
 
 MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
@@ -389,31 +443,41 @@ def stop_strangers(ranks: list[dict]) -> None:
             stop(f"{line}: give all the same flags; if it is of another job, export another MASTER_PORT for that one")
 
 
-def join(args: Namespace, launcher: str, rank: int, local_rank: int, world_size: int) -> tuple[torch.device, dict]:
-    """Claim a device and join the group, or stop after args.timeout seconds; returns the device, and what to record."""
-    args.batch_size, left = divmod(args.global_batch_size or args.batch_size * world_size, world_size)
-    if left:
-        stop(f"--global-batch-size {args.global_batch_size} cannot be shared evenly by {world_size} ranks")
-    device = claim_device(local_rank, args.no_cuda)
+def join(launcher: str, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Form the group of all ranks, or stop with one line after timeout seconds; every rank calls it."""
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    mine = {"rank": rank, "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    ranks, group = [None] * world_size, {"rank": rank, "world_size": world_size}
-    group["timeout"] = timedelta(seconds=args.timeout)
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     try:
         if world_size > 1:
-            check_address(args.timeout)
+            check_address(timeout)
         store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
         store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
-        backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
-        dist.all_gather_object(ranks, mine | {"settings": settings(args)})
     except (RuntimeError, ValueError) as error:  # it says how many came
         line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
         stop(f"{line}; {MEET}")
+
+
+def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
+    """Gather where each rank runs, for the record; every rank calls it. Stops where one has other flags than rank 0."""
+    mine = {"rank": dist.get_rank(), "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
     stop_strangers(ranks)
+    if dist.get_rank() == 0:
+        share = args.batch_size // len(ranks)
+        print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
+    facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
     ranks = [{name: here[name] for name in mine} for here in ranks]
-    group = {"world_size": world_size, "global_batch_size": args.batch_size * world_size, "ranks": ranks}
-    return device, {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID")} | group
+    return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
+
+
+def over_ranks(measured: dict[str, float]) -> dict[str, float]:
+    """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
+    ranks = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, measured)  # names too: a rank without a sample to test has none
+    return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -463,7 +527,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
     """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
-    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    length = len(train_set) if hasattr(train_set, "__len__") else None  # a stream has none
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": length}
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
         claim(args.run_dir)
@@ -482,13 +547,25 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         raise
 
 
-def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds: float, test_seconds: float) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl, from the sums of its two passes."""
-    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
-    line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
-    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
-    line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
-    print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
+def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
+    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_NAME stays as it is."""
+    n, line = max(measured["samples"], 1), {}
+    for name, value in measured.items():
+        if not name.startswith("mean_"):
+            line[f"{part}_{name}"] = value if name == "samples" or name.startswith("max_") else value / n
+    return line
+
+
+def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: float, test_seconds: float) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
+    line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
+    rate = trained["samples"] / seconds
+    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": trained["mean_data_seconds"]}
+    line |= {"test_seconds": test_seconds}
+    score = f"test loss {line['test_loss']:.4f}"
+    if "accuracy" in tested:
+        score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"
+    print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         before = path.read_bytes() if path.exists() else b""
@@ -539,10 +616,10 @@ class Votes:
         self.since = time.monotonic()
         return self.every or self.pace
 
-    def count(self, loss: Tensor, steps: int) -> int:
+    def count(self, loss: float, steps: int) -> int:
         """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
         rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
-        mine = [self.told, 0 if loss.isfinite() else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
+        mine = [self.told, 0 if math.isfinite(loss) else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
         ballots = torch.tensor(mine)
         dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
         told, who, spoilt, pace = ballots.tolist()
@@ -625,7 +702,7 @@ class Run:
 
     def __init__(self, args: Namespace, device: torch.device, group: dist.ProcessGroup) -> None:
         self.args, self.device, self.group, self.parts, self.begin = args, device, group, {}, time.perf_counter()
-        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": [0.0] * 4, "took": 0.0, "metrics": ""}
+        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": {}, "took": 0.0, "metrics": ""}
         self.setting = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")}
         self.shape = {"world_size": dist.get_world_size(), "batch_size": args.batch_size, "device": device.type}
 
@@ -639,15 +716,15 @@ class Run:
                 error.of_record = True
                 raise
 
-    def save(self, sums: Tensor) -> None:
+    def save(self, sums: dict[str, float]) -> None:
         """Write a checkpoint; every rank calls it. All leave if their weights differ, or if it cannot be written."""
         random = torch.get_rng_state(), torch.cuda.get_rng_state() if self.device.type == "cuda" else None
         everyone, step = [None] * dist.get_world_size(), self.progress["step"]
-        dist.all_gather_object(everyone, (random, sums.tolist(), weight_digest(self.parts["model"])), group=self.group)
+        dist.all_gather_object(everyone, (random, sums, weight_digest(self.parts["model"])), group=self.group)
         random, sums, digests = zip(*everyone, strict=True)
         if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise Leave(f"after step {step}: rank {odd} has other weights than rank 0: find what changes them there")
-        self.progress |= {"sums": [sum(of) for of in zip(*sums, strict=True)], "took": time.perf_counter() - self.begin}
+        self.progress |= {"sums": merged(sums), "took": time.perf_counter() - self.begin}
         trouble = [""]
         if self.args.run_dir:
             state = {"progress": self.progress, "setting": self.setting, "shape": self.shape, "random": random}
@@ -703,7 +780,7 @@ class Run:
             stop(f"{dist.get_world_size()} ranks cannot share {self.progress['samples']} samples: take another number")
         how = f"goes on in epoch {self.progress['epoch']} after step {self.progress['step']}"
         if shape != self.shape:
-            was, now = (one["batch_size"] * one["world_size"] for one in (shape, self.shape))
+            was, now = shape["batch_size"], self.shape["batch_size"]
             worth = "close to, not equal to, the uninterrupted run" if was == now else f"with a global batch of {now}"
             how = f"{how}, {worth}: {shape} became {self.shape}"
             self.shape["once"] = shape  # never called exact again
@@ -717,4 +794,4 @@ class Run:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 1ecc135aa1cd6992
+# As it was written out, the SHA-256 of the lines above begins with 8a95f9f5c51f635e

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -37,7 +37,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     order = torch.Generator(device).manual_seed(args.seed)
 
-    def step(index: Tensor) -> Tensor:
+    def step(index: Tensor) -> dict[str, Tensor]:
         loss, sums = counted(model, images[index], labels[index], args)
         optimizer.zero_grad()
         loss.backward()
@@ -48,21 +48,20 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         model.train()
-        trained = sum(map(take, torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)))
-        trained.tolist()  # waits for the GPU
+        indices = torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)
+        trained = summed(map(take, indices))
         middle = time.perf_counter()
         model.eval()
         with torch.no_grad():
             batches = zip(test_images.split(args.test_batch_size), test_labels.split(args.test_batch_size), strict=True)
-            tested = sum(counted(model, some, target, args)[1] for some, target in batches)
-        tested.tolist()
+            tested = summed(counted(model, some, target, args)[1] for some, target in batches)
         scheduler.step()
         report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
 
 
 def main() -> None:
     """Check what was given, and train."""
-    args = read_flags()
+    args = read_flags({})
     sets = datasets(args.data)
     device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
@@ -76,14 +75,22 @@ def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
 
-def counted(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> tuple[Tensor, Tensor]:
-    """Compute the mean loss of a batch, and [loss, right, samples, 0] as sums; nothing is copied from the CPU."""
+def counted(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean loss of a batch, and the sums of its samples by name; nothing is copied from the CPU."""
     with torch.autocast(images.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
         output = model(images)
         loss = F.nll_loss(output, labels)
     n = torch.full_like(loss, len(labels), dtype=torch.float64)
     right = (output.argmax(dim=1) == labels).sum().double()
-    return loss, torch.stack([loss.detach() * n, right, n, torch.zeros_like(n)])
+    return loss, {"loss": loss.detach() * n, "accuracy": right, "samples": n}
+
+
+def summed(parts: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+    """Add up what was counted, by name."""
+    sums = {}
+    for part in parts:
+        sums = {name: sums.get(name, 0) + value for name, value in part.items()}
+    return {name: float(value) for name, value in sums.items()} | {"mean_data_seconds": 0.0}  # waits for the GPU
 
 
 def as_graph(step: Callable, model: nn.Module, optimizer: Optimizer, index: Tensor) -> Callable:
@@ -108,7 +115,7 @@ def as_graph(step: Callable, model: nn.Module, optimizer: Optimizer, index: Tens
             for tensor in optimizer.state[parameter].values():
                 tensor.zero_()
 
-    def replay(other: Tensor) -> Tensor:
+    def replay(other: Tensor) -> dict[str, Tensor]:
         if len(other) != len(index):
             return step(other)  # the last, smaller batch
         index.copy_(other)
@@ -190,27 +197,39 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in ("spec.json", "metrics.jsonl"))  # noqa: PTH110 raises nothing
 
 
-def read_flags(**more: object) -> Namespace:
-    """Read the flags; stops at one that cannot be used. more: flags that only this script has, with their defaults."""
+USUAL_FLAGS = {
+    "batch_size": (64, "samples in a step, of all ranks together"),
+    "test_batch_size": (1000, "samples that a rank tests at a time"),
+    "epochs": (14, "passes over the training set"),
+    "lr": (1.0, "learning rate"),
+    "gamma": (0.7, "factor of the learning rate after each epoch"),
+    "seed": (1, "of the first weights, the order of the samples and the dropout"),
+    "log_interval": (100, "steps from one line of progress to the next"),
+    "num_workers": (cpus_of_rank() - 1, "processes of each rank that load data"),
+}
+
+
+def read_flags(more: dict[str, tuple], argv: Sequence[str] | None = None) -> Namespace:
+    """Read the flags from argv, or the command line; stops at one that cannot be used. more: the script's own flags."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")
+    parser.error = lambda message: stop(f"{message}; --help lists the flags")
     parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="the data's folder")
     parser.add_argument("--run-dir", type=Path, help="new folder for the record of the run")
     parser.add_argument("--precision", choices=("bf16", "float32"), help="else bf16 where the device has units for it")
-    more |= {"batch_size": 64, "test_batch_size": 1000, "epochs": 14, "lr": 1.0, "gamma": 0.7, "seed": 1}
-    more |= {"log_interval": 100, "num_workers": cpus_of_rank() - 1}  # as many loader processes
-    for name, default in more.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default or 0), default=default)
+    for name, (default, purpose) in (USUAL_FLAGS | more).items():
+        purpose = purpose if default is None else f"{purpose} ({default})"
+        kind = type(default or 0)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
     for name in ("--no-cuda", "--dry-run", "--save-model"):
         parser.add_argument(name, action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least = 0 if name in ("num_workers", "seed") else 1e-9
         if type(value) in (int, float) and not least <= value < 2**31:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
     if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
         parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
-    if args.run_dir and "resume" not in more and holds_run(args.run_dir):
+    if args.run_dir and "resume" not in args and holds_run(args.run_dir):
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args
 
@@ -308,7 +327,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
     """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
-    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    length = len(train_set) if hasattr(train_set, "__len__") else None  # a stream has none
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": length}
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
         claim(args.run_dir)
@@ -327,13 +347,25 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         raise
 
 
-def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds: float, test_seconds: float) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl, from the sums of its two passes."""
-    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
-    line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
-    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
-    line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
-    print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
+def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
+    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_NAME stays as it is."""
+    n, line = max(measured["samples"], 1), {}
+    for name, value in measured.items():
+        if not name.startswith("mean_"):
+            line[f"{part}_{name}"] = value if name == "samples" or name.startswith("max_") else value / n
+    return line
+
+
+def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: float, test_seconds: float) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
+    line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
+    rate = trained["samples"] / seconds
+    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": trained["mean_data_seconds"]}
+    line |= {"test_seconds": test_seconds}
+    score = f"test loss {line['test_loss']:.4f}"
+    if "accuracy" in tested:
+        score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"
+    print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         before = path.read_bytes() if path.exists() else b""
@@ -363,4 +395,4 @@ def count_gpus(no_cuda: bool) -> int:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with a7628769c1329483
+# As it was written out, the SHA-256 of the lines above begins with 370b815abf46f14d

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from math import prod
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
@@ -53,7 +55,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
 
 def main() -> None:
     """Check what was given, and train."""
-    args = read_flags()
+    args = read_flags({})
     sets = datasets(args.data)
     device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
     args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
@@ -92,11 +94,12 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-# YOUR LOSS goes here: the mean over a batch, and how many of its samples came out right, as two tensors of one number.
-# For a regression: squeeze the output to the target's shape first; right are, say, those within a tolerance.
-def loss_and_right(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Compare what the network returned with what it should return."""
-    return F.nll_loss(output, target), (output.argmax(dim=1) == target).sum()
+# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up over the batches and
+# the ranks, and in the end divided by the number of samples; one called max_NAME is the largest that any batch had.
+# For a regression: squeeze the output to the target's shape first; the dict may be empty.
+def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the mean loss of a batch, and its metrics: of accuracy, how many samples came out right."""
+    return F.nll_loss(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
 
 
 def stop(line: str) -> None:
@@ -140,27 +143,39 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in ("spec.json", "metrics.jsonl"))  # noqa: PTH110 raises nothing
 
 
-def read_flags(**more: object) -> Namespace:
-    """Read the flags; stops at one that cannot be used. more: flags that only this script has, with their defaults."""
+USUAL_FLAGS = {
+    "batch_size": (64, "samples in a step, of all ranks together"),
+    "test_batch_size": (1000, "samples that a rank tests at a time"),
+    "epochs": (14, "passes over the training set"),
+    "lr": (1.0, "learning rate"),
+    "gamma": (0.7, "factor of the learning rate after each epoch"),
+    "seed": (1, "of the first weights, the order of the samples and the dropout"),
+    "log_interval": (100, "steps from one line of progress to the next"),
+    "num_workers": (cpus_of_rank() - 1, "processes of each rank that load data"),
+}
+
+
+def read_flags(more: dict[str, tuple], argv: Sequence[str] | None = None) -> Namespace:
+    """Read the flags from argv, or the command line; stops at one that cannot be used. more: the script's own flags."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")
+    parser.error = lambda message: stop(f"{message}; --help lists the flags")
     parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="the data's folder")
     parser.add_argument("--run-dir", type=Path, help="new folder for the record of the run")
     parser.add_argument("--precision", choices=("bf16", "float32"), help="else bf16 where the device has units for it")
-    more |= {"batch_size": 64, "test_batch_size": 1000, "epochs": 14, "lr": 1.0, "gamma": 0.7, "seed": 1}
-    more |= {"log_interval": 100, "num_workers": cpus_of_rank() - 1}  # as many loader processes
-    for name, default in more.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default or 0), default=default)
+    for name, (default, purpose) in (USUAL_FLAGS | more).items():
+        purpose = purpose if default is None else f"{purpose} ({default})"
+        kind = type(default or 0)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
     for name in ("--no-cuda", "--dry-run", "--save-model"):
         parser.add_argument(name, action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least = 0 if name in ("num_workers", "seed") else 1e-9
         if type(value) in (int, float) and not least <= value < 2**31:
             parser.error(f"--{name.replace('_', '-')} {value} is out of range")
     if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
         parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
-    if args.run_dir and "resume" not in more and holds_run(args.run_dir):
+    if args.run_dir and "resume" not in args and holds_run(args.run_dir):
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args
 
@@ -212,7 +227,8 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
     """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
-    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": len(train_set)}
+    length = len(train_set) if hasattr(train_set, "__len__") else None  # a stream has none
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": length}
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
         claim(args.run_dir)
@@ -231,13 +247,25 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
         raise
 
 
-def report(args: Namespace, epoch: int, trained: Tensor, tested: Tensor, seconds: float, test_seconds: float) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl, from the sums of its two passes."""
-    (loss, right, n, waited), (test_loss, test_right, test_n, _) = trained.tolist(), tested.tolist()
-    line = {"epoch": epoch, "train_loss": loss / n, "train_accuracy": right / n, "train_samples": n}
-    line |= {"test_loss": test_loss / test_n, "test_accuracy": test_right / test_n, "test_samples": test_n}
-    line |= {"seconds": seconds, "images_per_second": n / seconds, "data_seconds": waited, "test_seconds": test_seconds}
-    print(f"epoch {epoch}: {test_right:.0f}/{test_n:.0f} right, {n / seconds:,.0f} images/s", flush=True)
+def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
+    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_NAME stays as it is."""
+    n, line = max(measured["samples"], 1), {}
+    for name, value in measured.items():
+        if not name.startswith("mean_"):
+            line[f"{part}_{name}"] = value if name == "samples" or name.startswith("max_") else value / n
+    return line
+
+
+def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: float, test_seconds: float) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
+    line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
+    rate = trained["samples"] / seconds
+    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": trained["mean_data_seconds"]}
+    line |= {"test_seconds": test_seconds}
+    score = f"test loss {line['test_loss']:.4f}"
+    if "accuracy" in tested:
+        score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"
+    print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         before = path.read_bytes() if path.exists() else b""
@@ -265,30 +293,47 @@ def count_gpus(no_cuda: bool) -> int:
     return gpus
 
 
-def one_pass(model: nn.Module, batches: DataLoader, args: Namespace, optimizer=None, title: str = "") -> Tensor:
-    """Train if there is an optimizer, else test; returns the sums [loss, right, samples, seconds waited for data]."""
-    device, n, waited, asked = next(model.parameters()).device, 0, 0.0, time.perf_counter()
-    counted = torch.zeros(2, dtype=torch.float64, device=device)
+def merged(parts: Iterable[dict]) -> dict:
+    """Merge what was measured in parts, batches or ranks, by name: added up, but of max_NAME the largest."""
+    whole = {}
+    for part in parts:
+        for name, value in part.items():
+            before = whole.get(name, value)
+            both = max(before, value) if name.startswith("max_") else before + value
+            whole[name] = both if name in whole else value
+    return whole
+
+
+def one_pass(
+    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+) -> dict[str, float]:
+    """Train if there is an optimizer, else test; returns by name what this process has measured.
+
+    loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    """
+    device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
+    measured = {}
     for step, (inputs, target) in enumerate(batches, 1):
         waited += time.perf_counter() - asked
         inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-            loss, right = loss_and_right(model(inputs), target)
+            loss, metrics = loss_and_metrics(model(inputs), target)
         if optimizer:
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
-        n += len(target)
-        counted += torch.stack([loss.detach().double() * len(target), right.double()])
+        sums = {"loss": loss.detach().double() * len(target)} | {name: metrics[name].double() for name in metrics}
+        measured = merged([measured, sums | {"samples": len(target)}])
         if title and step % args.log_interval == 0:
             print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:
             break
         asked = time.perf_counter()
-    return torch.tensor([*counted.tolist(), n, waited], dtype=torch.float64, device=device)  # tolist waits for the GPU
+    measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
+    return measured | {"mean_data_seconds": waited}
 
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with f96771864b615f77
+# As it was written out, the SHA-256 of the lines above begins with 09882554affeaace
