@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lab notebooks site slides bench faults cluster system tested staged clean
+.PHONY: help run test test-all lab notebooks scripts site slides bench faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -25,6 +25,10 @@ notebooks: .venv/installed system staged  ## execute the notebooks in place: the
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
 	@$(BIN)/python -m ddp_helpers.upkeep.architecture
 	@$(BIN)/python -m ddp_helpers.upkeep.site_schema
+	@$(MAKE) --no-print-directory scripts
+
+scripts:  ## write the scripts of slurm/scripts anew; nothing is installed for it
+	@$(PYTHON) -m ddp_helpers.upkeep.written
 
 site: .venv/installed  ## build the reading edition, pages to read without a network, from the notebooks as they are
 	@rm -rf build/site

@@ -179,6 +179,7 @@ REACHED = [  # by this cell, this file
     ('head = f"""import os\nfrom ddp_helpers.rank import model, data\nx = {y}"""', "rank/data.py"),
     ("from ddp_helpers.notebook import process", "rank/data.py"),  # it starts a module by its name
     ('scripts.write("simple", "simple.py")', "rank/scripts/simple.py"),
+    ('show.source(ROOT / "slurm" / "scripts" / "simple.py")', "rank/scripts/simple.py"),  # written out from it
     ('script = "doctor"', "rank/model.py"),
     ("from ddp_helpers.notebook.ready import value", "rank/model.py"),  # it writes the doctor
     ('execute("slurm/job.ipynb")', "rank/data.py"),

@@ -1,4 +1,4 @@
-"""Written-out scripts: standalone, clean, small diffs of each other, with the learner's own Net in them."""
+"""Written-out scripts: standalone, clean, read from the top, and with the learner's own parts in them."""
 
 import ast
 import importlib
@@ -9,6 +9,9 @@ import runpy
 import shlex
 import subprocess
 import sys
+import textwrap
+import tomllib
+from itertools import takewhile
 from pathlib import Path
 
 import coloured
@@ -18,9 +21,12 @@ import torch
 from nbclient import NotebookClient
 from real import LIMIT, python
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook.scripts import NAMES, write
+from ddp_helpers.notebook import scripts
+from ddp_helpers.notebook.scripts import FOLDER, NAMES, write
+from ddp_helpers.notebook.show import functions
+from ddp_helpers.upkeep.written import FOLDER as COMMITTED
 
 # Run each script in turn where ddp_helpers cannot be imported, though this environment has it.
 STANDALONE = """
@@ -80,23 +86,65 @@ def test_scripts_run_where_the_helpers_are_not(tmp_path):
 
 
 def test_scripts_are_clean(tmp_path):
+    widest = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["line-length"]
     for name in NAMES:
-        write(name, tmp_path / f"{name}.py")
+        text = write(name, tmp_path / f"{name}.py").read_text()
+        assert max(map(len, text.splitlines())) <= widest, name
     assert ruff("check", tmp_path) == ""
     assert ruff("format", "--check", tmp_path) == ""
+
+
+def test_the_committed_scripts_are_what_is_written_now(tmp_path):
+    assert sorted(path.name for path in COMMITTED.iterdir()) == [f"{name}.py" for name in NAMES], "run: make scripts"
+    for name in NAMES:
+        written = write(name, tmp_path / f"{name}.py").read_bytes()
+        assert (COMMITTED / f"{name}.py").read_bytes() == written, f"slurm/scripts/{name}.py is old: run: make scripts"
+
+
+BLOCKS = (ast.FunctionDef, ast.ClassDef)
+SCREEN = 40  # lines
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_begins_with_its_own_functions_then_what_one_replaces_then_the_rest(name, tmp_path):
+    text = write(name, tmp_path / f"{name}.py").read_text()
+    body, lines = ast.parse(text).body, text.splitlines()
+    *_, last = takewhile(lambda node: isinstance(node, ast.Expr | ast.Import | ast.ImportFrom), body)
+    own = [node.name for node in ast.parse((FOLDER / f"{name}.py").read_text()).body if isinstance(node, BLOCKS)]
+    blocks = [node for node in body if isinstance(node, BLOCKS)]
+    first, names = next(node for node in blocks if node.name in ("train", "main")), [node.name for node in blocks]
+    assert first.lineno - last.end_lineno < SCREEN
+    assert set(names[: len(own)]) == set(own) and names[: 1 + ("train" in own)] == [
+        part for part in ("train", "main") if part in own
+    ]
+    marks = [number for number, line in enumerate(lines, 1) if line.startswith("# YOUR ")]
+    replaced = [min(node.name for node in blocks if node.lineno > mark and node.lineno < mark + 9) for mark in marks]
+    assert names[len(own) : len(own) + len(marks)] == replaced
+    assert isinstance(body[-1], ast.If) and lines[-1].startswith("# As it was written out")
 
 
 def test_a_script_says_what_it_was_made_from_and_how_to_launch_it(tmp_path):
     text = write("mnist_ddp", tmp_path / "mnist_ddp.py").read_text()
     top = ast.get_docstring(ast.parse(text))
-    assert "Written out from ddp_helpers" in top and "torchrun --standalone" in top
-    assert re.search(r'env\["made_from"\] = "(.*)"', text)[1] in top
+    assert f"Written out from ddp_helpers {__version__}, " in top and "torchrun --standalone" in top
+    assert re.search(r'env\["made_from"\] = "(.*)"', text)[1] == f"ddp_helpers {__version__}"
+
+
+def first_screen(text):
+    """`train` and `main`, with their comments."""
+    return functions(text, ["train", "main"]).lower()
+
+
+def names_in(text):
+    """All names in the code of a script."""
+    return {getattr(node, "id", getattr(node, "arg", "")) for node in ast.walk(ast.parse(text))}
 
 
 def test_mnist_single_knows_of_no_ranks(tmp_path):
-    single, ddp = (write(name, tmp_path / name).read_text().lower() for name in ("mnist_single", "mnist_ddp"))
-    assert "distributed" not in single and not re.search(r"\branks?\b", single)
-    assert "distributed" in ddp and re.search(r"\branks?\b", ddp), "the control"
+    single, ddp = (write(name, tmp_path / name).read_text() for name in ("mnist_single", "mnist_ddp"))
+    shown, names = ([of(text) for text in (single, ddp)] for of in (first_screen, names_in))  # helpers' comments may
+    assert "distributed" not in single and not re.search(r"\branks?\b", shown[0]) and "rank" not in names[0]
+    assert "distributed" in ddp and re.search(r"\branks?\b", shown[1]) and "rank" in names[1], "the control"
 
 
 def test_two_writes_give_the_same_bytes(tmp_path):
@@ -107,6 +155,85 @@ def test_two_writes_give_the_same_bytes(tmp_path):
     for name in NAMES:
         one, two = ((tmp_path / seed / f"{name}.py").read_bytes() for seed in "12")
         assert one == two and one
+
+
+TRIED = {  # modules of a package of their own: what Python needs to have when it comes to a definition
+    "parts": """
+        SMALL = 3
+
+
+        def first():
+            return SMALL
+
+
+        TABLE = {"first": first}
+
+
+        class Base:
+            size = 1
+
+
+        class Later:
+            pass
+
+
+        def marked(function):
+            return lambda: function() + first()
+        """,
+    "scripts.tried": """
+        \"\"\"Try it.\"\"\"
+
+        from ddp_helpers_tried.parts import TABLE, Base, Later, marked
+
+        LIMIT = TABLE["first"]()
+
+
+        class Own(Base):
+            size = Base.size + LIMIT
+
+
+        def kept(own: Own, later: Later = None) -> int:
+            return own.size
+
+
+        @marked
+        def train(own=Own()) -> int:
+            return kept(own)
+
+
+        def main() -> None:
+            print(train())
+
+
+        if __name__ == "__main__":
+            main()
+        """,
+}
+
+
+def test_what_a_definition_needs_stands_before_it(tmp_path, monkeypatch):
+    for name, text in TRIED.items():
+        path = tmp_path / "ddp_helpers_tried" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).strip())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(scripts, "PACKAGE", "ddp_helpers_tried.scripts")
+    (tmp_path / "tried.py").write_text(text := scripts.Script("tried").text())
+    done = python(tmp_path / "tried.py", cwd="/")
+    assert (done.stdout, done.stderr) == ("7\n", "")
+    places = [text.index(part) for part in ("class Own(", "def train(", "def main(", "def kept(", "class Later")]
+    assert places == sorted(places), "the control: what only a call or an annotation needs comes later"
+
+
+def test_a_script_is_written_by_a_python_that_has_nothing_installed(tmp_path):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    bare = {"cwd": ROOT, "env": env}
+    for module in ("torch", "matplotlib", "nbformat"):
+        assert "ModuleNotFoundError" in python("-S", "-c", f"import {module}", **bare).stderr, "this proves nothing"
+    for name in NAMES:
+        done = python("-S", "-m", "ddp_helpers", "script", name, tmp_path / f"{name}.py", **bare)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / f"{name}.py").read_bytes() == (COMMITTED / f"{name}.py").read_bytes()
 
 
 # ---- the learner's own Net
@@ -223,6 +350,67 @@ def test_two_classes_and_the_learners_data_and_loss_are_in_the_script_once(name,
     theirs = runpy.run_path(str(path))
     assert theirs["Net"]()(torch.ones(2, 3, 32, 32)).shape == (2, 10)
     assert [len(each) for each in theirs["datasets"](tmp_path)] == [512, 201]
+
+
+RELATED = """
+import functools
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+
+class Base(nn.Module):
+    def width(self):
+        return 10
+
+
+class Net(Base):
+    def __init__(self, width: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, self.width())
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 6
+
+
+class Few(Points):
+    def __len__(self):
+        return Base().width() // 5
+
+
+def datasets(folder) -> tuple[Points, Few]:
+    return Points(), Few()
+
+
+def factor():
+    return 2.0
+
+
+def scaled(function):
+    by = factor()
+    return functools.wraps(function)(lambda *args: (by * function(*args)[0], function(*args)[1]))
+
+
+@scaled
+def loss_and_metrics(output, target):
+    return cross_entropy(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
+"""
+
+
+def test_a_learners_classes_stand_before_those_that_are_made_of_them(learner, tmp_path):
+    module = learner(RELATED)
+    names = ["Net", "datasets", "loss_and_metrics", "Few", "scaled", "Points", "Base", "factor"]
+    for order in (names, names[::-1], sorted(names)):
+        text = write("mnist_ddp", tmp_path / "mine.py", [getattr(module, name) for name in order]).read_text()
+        assert [len(re.findall(rf"^(class|def) {name}\b", text, re.M)) for name in names] == [1] * len(names)
+        assert ruff("check", "--select=E,F,I", tmp_path / "mine.py") == "" and "\ndef train(" in text
+        theirs = runpy.run_path(str(tmp_path / "mine.py"))
+    assert theirs["Net"]().fc.out_features == 10 and [*map(len, theirs["datasets"](tmp_path))] == [6, 2]
+    loss, metrics = theirs["loss_and_metrics"](torch.zeros(1, 2), torch.zeros(1).long())
+    assert (round(loss.item(), 3), metrics["accuracy"].item()) == (1.386, 1)
 
 
 def test_a_class_that_the_net_needs_must_be_given_too(tmp_path):

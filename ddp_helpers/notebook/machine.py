@@ -1,12 +1,12 @@
 """Name the hardware that the outputs of a notebook came from."""
 
 import platform
+import subprocess
 import time
 
 import torch
 
-from ddp_helpers import __version__
-from ddp_helpers.notebook.scripts import revision
+from ddp_helpers import ROOT, __version__
 from ddp_helpers.rank.launchers import cpus_of_rank
 
 
@@ -22,6 +22,13 @@ def provenance() -> dict[str, str]:
     """Return the provenance of a measurement: machine, time and git revision."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"machine": machine(), "made_from": f"ddp_helpers {__version__}{revision()}", "started": started}
+
+
+def revision() -> str:
+    """The git revision of the helpers, and whether they differ from it; "" where they stand in no checkout."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
 
 
 def chip(device: torch.device) -> str:

@@ -20,7 +20,8 @@ from nbformat import NotebookNode
 from ddp_helpers import ROOT
 
 # What no import leads to counts where code names it: "job.ipynb", ROOT / "slurm" / "sites", scripts.write("doctor", …).
-# The name is a file's (a module's is without .py) or a folder's, of which all files count.
+# The name is a file's (a module's also without .py) or a folder's, of which all files count. A file in
+# slurm/scripts, which is written out from a module, is known as that module.
 NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites")
 NAMED += ("notebooks/results/*", "notebooks/letters.py")
 STARTED = ("train.py", "dial_nodes.py", "two_nodes.sh")  # what lessons start or copy, and do not import
@@ -70,7 +71,8 @@ def known() -> dict[str, set[str]]:
     for path in (path for pattern in NAMED for path in ROOT.glob(pattern)):
         for file in path.rglob("*") if path.is_dir() else [path]:
             if file.is_file() and not file.name.startswith(NEVER):
-                found[path.name.removesuffix(".py")].add(file.relative_to(ROOT).as_posix())
+                for name in {path.name, path.name.removesuffix(".py")}:
+                    found[name].add(file.relative_to(ROOT).as_posix())
     return found
 
 

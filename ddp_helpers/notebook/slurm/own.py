@@ -24,7 +24,7 @@ FLAGS = {"mnist_single": {}, "mnist_fast": {}, "mnist_ddp": DDP_FLAGS, "mnist_dd
 def text_of(script: str | Path) -> str:
     """The source of a script: a name of the course's, or the path of a file. Raises JobError if it is not Python."""
     if str(script) in scripts.NAMES:
-        return scripts.standalone(str(script))
+        return scripts.Script(str(script)).text()
     try:
         path = Path(str(script)).expanduser()
         if path.suffix != ".py" or (path.exists() and not path.is_file()):
