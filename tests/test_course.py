@@ -297,7 +297,7 @@ def test_a_helper_of_the_real_course(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "paths"),
     [
-        ("01", ["notebooks/results/accuracy/fast-seed1/spec.json"]),
+        ("01", ["notebooks/results/recipes/fast-seed1/spec.json"]),
         ("07", ["slurm/job.sbatch.jinja", "slurm/sites/local.toml", "slurm/job.ipynb"]),
         ("08", ["slurm/job.sbatch.jinja", "slurm/job.ipynb", "ddp_helpers/rank/scripts/mnist_ddp.py"]),
         ("09", ["notebooks/results/two_cpu_cores/weak-1x1-cpus1-seed1/spec.json", "notebooks/results/published.json"]),

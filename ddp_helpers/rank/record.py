@@ -64,11 +64,11 @@ def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group:
 
 
 def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
-    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_NAME stays as it is."""
+    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_ and mean_ stay."""
     n, line = max(measured["samples"], 1), {}
     for name, value in measured.items():
-        if not name.startswith("mean_"):
-            line[f"{part}_{name}"] = value if name == "samples" or name.startswith("max_") else value / n
+        as_is = name == "samples" or name.startswith(("max_", "mean_"))
+        line[f"{part}_{name}"] = value if as_is else value / n
     return line
 
 
@@ -76,8 +76,9 @@ def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: fl
     """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
     line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
     rate = trained["samples"] / seconds
-    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": trained["mean_data_seconds"]}
+    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": line.pop("train_mean_data_seconds")}
     line |= {"test_seconds": test_seconds}
+    del line["test_mean_data_seconds"]
     score = f"test loss {line['test_loss']:.4f}"
     if "accuracy" in tested:
         score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"

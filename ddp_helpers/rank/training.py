@@ -64,8 +64,8 @@ def one_pass(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
-        sums = {"loss": loss.detach().double() * len(target)} | {name: metrics[name].double() for name in metrics}
-        measured = merged([measured, sums | {"samples": len(target)}])
+        sums = {"loss": loss.double() * len(target)} | metrics | {"samples": torch.tensor(len(target))}
+        measured = merged([measured, {name: value.detach().double() for name, value in sums.items()}])
         if title and step % args.log_interval == 0:
             print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
         if args.dry_run:
