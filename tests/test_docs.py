@@ -350,7 +350,7 @@ def test_elsewhere_knows_which_notebooks_need_what() -> None:
     slurm = {number for number in NOTEBOOKS if re.search(r"slurm\.available\(|^%%slurm", code(number), re.M)}
     assert {*re.findall(r"\b\d\d\b(?! MB)", needs["`/dev/shm`"][0])} == workers
     assert {*re.findall(r"\b\d\d\b", needs["Slurm"][1])} == slurm
-    ranks = sum(map(int, re.findall(r"^    .*: start\(\w+, (\d),", code("06"), re.M)))
+    ranks = sum(map(int, re.findall(r"^    .*: start\(\w+, (\d)[,)]", code("06"), re.M)))
     assert f"06 starts {ranks} at once" in needs["processes"][0]
 
 
