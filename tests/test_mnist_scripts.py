@@ -380,7 +380,7 @@ def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_pat
     script = write(name, tmp_path / f"{name}.py")
     ended = trained(script, tmp_path, ranks, "--data", digits, fault=(0, "disk full", "step", 1))  # 1 MB for a file
     assert ended.statuses == [2, 1][:ranks], ended.said  # the other waits for it, and loses it
-    own = re.compile(r"(harm|left|rank \d of \d|a step takes|epoch \d):? ")  # of this test's, and what the run prints anyway
+    own = re.compile(r"(harm|left|rank \d of \d|a step takes|epoch \d):? ")  # what is printed anyway
     lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
     assert len(lines) == 1 and lines[0].endswith("choose a folder with room that you may write to"), lines
     assert not ended.said[1:] or "Errno" not in ended.said[1]

@@ -10,11 +10,12 @@ import torch
 from real import LIMIT, python, without_helpers
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scaling, scripts
+from ddp_helpers.notebook import runs, scaling
 from ddp_helpers.notebook.audit.command import audit
 from ddp_helpers.notebook.audit.notes import OK, RED
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
+WRITTEN = (ROOT / "slurm" / "scripts" / "mnist_ddp.py").read_text()
 FENCES = [textwrap.indent(text, "    ") for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)]
 SECTION = PAGE.partition("## The record of your own script")[2]
 COPIED = re.findall(r"`(\w+)`", SECTION.partition("Copy ")[2].partition("(with")[0])
@@ -109,10 +110,9 @@ dist.destroy_process_group()
 
 def pasted(names):
     """The source of these functions of mnist_ddp as it is written out, with its imports, as a reader copies them."""
-    text = scripts.standalone("mnist_ddp")
     parts = [
-        ast.get_source_segment(text, node)
-        for node in ast.parse(text).body
+        ast.get_source_segment(WRITTEN, node)
+        for node in ast.parse(WRITTEN).body
         if (isinstance(node, ast.Import | ast.ImportFrom) and "torchvision" not in ast.unparse(node))
         or getattr(node, "name", "") in names
     ]
@@ -162,7 +162,7 @@ def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(kind,
 
 def test_the_page_names_each_function_that_a_record_needs_and_no_other(own):
     used = {node.id for node in ast.walk(ast.parse(pasted(COPIED))) if isinstance(node, ast.Name)}
-    there = set(re.findall(r"^def (\w+)", scripts.standalone("mnist_ddp"), re.M))
+    there = set(re.findall(r"^def (\w+)", WRITTEN, re.M))
     assert COPIED[-1] == "recorded" and used & there == {*COPIED} - {"recorded"}
 
 

@@ -66,7 +66,7 @@ class Job:
         if self.requeue and self.grace and seconds(self.time) <= self.grace + 60:
             raise JobError(
                 f"time={self.time!r} is too short: the job is told to stop {self.grace} s before its end, and up "
-                f"to 60 s earlier: ask for more time, or give a smaller grace"
+                f"to 60 s earlier: ask for more time"
             )
         if self.memory:
             check("memory", self.memory, MEMORY, "a number with K, M, G or T, such as 32G")
