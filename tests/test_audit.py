@@ -175,8 +175,8 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     tables = [{row.name: row for row in judge(ranks)} for ranks in notes]
     for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
         assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
-    verdicts = [row.verdict for row in tables[3].values()]
-    assert verdicts == [OK] * 9 + [UNSEEN] * 2, tables[3]
+    other = {name: row.verdict for name, row in tables[3].items() if row.verdict != OK}
+    assert other == {"dice": UNSEEN, "metrics": UNSEEN}, tables[3]
     assert tables[4]["gradients"].seen == "equal on all ranks at the first 3 steps", tables[4]
     assert [[n["name"] for n in of(ranks, "pair")] for ranks in notes[4]] == [["send"], ["recv"]]
     assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
@@ -197,7 +197,8 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     assert main(words) == 1
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
     said = capsys.readouterr().out
-    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said and "1 of 12 checks RED" in said
+    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said
+    assert f"1 of {len(table)} checks RED" in said
     assert table["one rank"]["verdict"] == OK
     left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
     assert left == [["mine.py"], ["spirals.pt"]]
