@@ -12,7 +12,7 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.run_script import Run, attend
 from ddp_helpers.notebook.audit.again import resumed
 from ddp_helpers.notebook.audit.command import RANKS, WITNESS, AuditError, begun, show
-from ddp_helpers.notebook.audit.judge import judge
+from ddp_helpers.notebook.audit.judge import LOOKS, judge
 from ddp_helpers.notebook.audit.notes import OK, RED, STEPS, UNSEEN, of, read
 from ddp_helpers.notebook.audit.one import alone, compare
 from ddp_helpers.notebook.launchers import free_port
@@ -95,6 +95,11 @@ def line(name, table):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_says_what_is_found_of_each_planted_fault(name, tables):
     assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show(tables[name])}"
+
+
+def test_each_check_finds_a_planted_fault():
+    found = [re.search(rf"^\| {re.escape(name)} \| ([^|]*) \|", PAGE, re.M) for name in PLANTED]
+    assert {*LOOKS} == {name for row in found if row and row[1] != "-" for name in row[1].split(", ")}
 
 
 def test_a_run_that_did_not_end_has_no_green_row(tables):
