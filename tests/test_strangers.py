@@ -66,7 +66,7 @@ def test_a_rank_of_another_start_does_not_join(launcher, name, script, digits, t
 
 def test_ranks_of_two_and_of_three_do_not_meet(script, digits, tmp_path):
     """By hand nothing but their number tells the jobs apart, and none of them hears of the others' settings."""
-    flags = ("--data", digits)
+    flags = ("--data", digits, "--batch-size=66")  # which two ranks can share, and three
     statuses, said, state = meet(
         script, tmp_path, (environment("env", 0), flags), (environment("env", 1) | {"WORLD_SIZE": 3}, flags)
     )
