@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 import torch
 from fuzzing import INPUTS, fuzz, put, refused, stopped
-from test_launchers import BATCH, HAND, MPI, MPICH, PALS, SALLOC, STEP, TORCHRUN
+from test_launchers import BATCH, MPI, MPICH, SALLOC, SETS, STEP, TORCHRUN
 
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 # ---- the launcher's environment
 
 NAMES = sorted({name for names in LAUNCHERS.values() for name in names})
-STARTS = [{}, BATCH, STEP, MPI, MPICH, PALS, SALLOC, TORCHRUN, HAND, STEP | TORCHRUN, STEP | MPI]
+STARTS = [{}, BATCH, MPICH, SALLOC, *SETS.values(), STEP | TORCHRUN, STEP | MPI]
 NUMBERS = [*map(str, range(-1, 6)), "65535", "65536", "1,2,3", ",,,", "4(x2)", "9" * 18, "\udcff"]
 
 

@@ -16,7 +16,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.notebook import launchers, slurm
 from ddp_helpers.notebook.launchers import clean
 from ddp_helpers.rank.group import claim_device
-from ddp_helpers.rank.launchers import cpus_of_rank, who_am_i
+from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank, who_am_i
 
 
 def variables(text):
@@ -80,6 +80,8 @@ SALLOC = variables("""
     SLURM_STEP_TASKS_PER_NODE=1 SLURM_TASKS_PER_NODE=4
 """)
 HAND = variables("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_PORT=29500")
+# What each launcher sets, in the order of its table; other tests take a launcher's variables from here.
+SETS = {"torchrun": TORCHRUN, "openmpi": MPI, "mpich": INTEL, "slurm": STEP, "pals": PALS, "env": HAND}
 RECORDED = {  # environment: launcher, rank, local rank, world size
     "nothing": ({}, ("single", 0, 0, 1)),
     "batch body": (BATCH, ("single", 0, 0, 1)),
@@ -161,6 +163,11 @@ SAY = """import sys
 from ddp_helpers.rank.launchers import who_am_i
 sys.stdout.write("I am {} {} {} {}\\n".format(*who_am_i()))
 sys.stdout.flush()"""
+
+
+def test_each_launcher_has_a_name_for_its_starts_and_a_recorded_environment():
+    assert [*LAUNCHERS] == [*STARTS] == [*SETS]
+    assert {launcher for _, (launcher, *_) in RECORDED.values()} == {*LAUNCHERS, "single"}
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -171,7 +171,7 @@ def test_a_bad_argument_is_named_before_any_rank_waits(argument, named, first_of
 def test_an_address_that_nobody_knows_is_named_in_one_line(address, first_of_three, here, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", "29500")
-    status, out, err = first_of_three("--timeout=1")
+    status, out, err = first_of_three("--timeout=1", "--batch-size=63")
     assert (status, out.count("\n"), err.count("\n")) == (2, 1, 1), err
     assert err.startswith(f"MASTER_ADDR={address} has no address (")
     assert not list(here.iterdir())
@@ -368,7 +368,9 @@ def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
 
 def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_path):
     script = write("mnist_single", tmp_path / "mnist_single.py")
-    script.write_text(script.read_text().replace("        n += len(target)", '        n += len(open("7.png").read())'))
+    line = "        asked = time.perf_counter()\n"
+    assert script.read_text().count(line) == 1
+    script.write_text(script.read_text().replace(line, f'        open("7.png")\n{line}'))
     ended = trained(script, tmp_path, 1, "--data", digits)
     assert ended.statuses == [1] and "Traceback" in ended.said[0] and "--run-dir" not in ended.said[0], ended.said
     run = runs.read(tmp_path / "run")
