@@ -221,6 +221,13 @@ def test_changed_data_make_stale_what_names_them(tree, cell, path):
     assert digest("from ddp_helpers.notebook import sweep") == other, "the control: a notebook that does not name it"
 
 
+def test_a_new_site_makes_stale_what_names_it_and_nothing_else(tree):
+    any_site, shows_it = "from ddp_helpers.notebook import batch", 'show.source(SITES / "karst.toml")'
+    before = digest(any_site), digest(shows_it)
+    (tree / "slurm" / "sites" / "karst.toml").write_text('partition = "gpu"\n')
+    assert digest(any_site) == before[0] and digest(shows_it) != before[1]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "is_stale"),
     [

@@ -20,9 +20,10 @@ from nbformat import NotebookNode
 from ddp_helpers import ROOT
 
 # What no import leads to counts where code names it: "job.ipynb", ROOT / "slurm" / "sites", scripts.write("doctor", …).
-# The name is a file's (a module's also without .py) or a folder's, of which all files count. A file in
-# slurm/scripts, which is written out from a module, is known as that module.
-NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites")
+# The name is a file's (a module's or a site's also without its ending) or a folder's, of which all files count; but
+# of slurm/sites, to which anybody may add a site, only the one where notebooks are executed. A file in slurm/scripts,
+# which is written out from a module, is known as that module.
+NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites/[a-z]*.toml")
 NAMED += ("notebooks/results/*", "notebooks/letters.py")
 STARTED = ("train.py", "dial_nodes.py", "two_nodes.sh")  # what lessons start or copy, and do not import
 NEVER = ("README.md", ".")  # how the names of files begin that never count
@@ -63,7 +64,7 @@ def modules() -> dict[str, Path]:
 
 def known() -> dict[str, set[str]]:
     """Map each name that code may use, of a module or in NAMED, to the paths of its files."""
-    found = defaultdict(set)
+    found = defaultdict(set, sites={"slurm/sites/local.toml"})
     for name, path in modules().items():
         found[name].add(path.relative_to(ROOT).as_posix())
     for path in (path for name in STARTED for path in ROOT.glob(f"ddp_helpers/lessons/*/{name}")):
@@ -71,7 +72,7 @@ def known() -> dict[str, set[str]]:
     for path in (path for pattern in NAMED for path in ROOT.glob(pattern)):
         for file in path.rglob("*") if path.is_dir() else [path]:
             if file.is_file() and not file.name.startswith(NEVER):
-                for name in {path.name, path.name.removesuffix(".py")}:
+                for name in {path.name, path.name.removesuffix(".py").removesuffix(".toml")}:
                     found[name].add(file.relative_to(ROOT).as_posix())
     return found
 
