@@ -96,6 +96,7 @@ def course(text: str) -> Picture:
     return described(ax.figure, "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs))
 
 
+@cache  # its finding is also README's text
 def headline() -> Picture:
     """Draw how many times as fast several processes train as one: published on GPUs, and recorded on two CPU cores."""
     published = json.loads((RESULTS / "published.json").read_text())["tables"][0]
