@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank
+from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, STARTS, cpus_of_rank
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
@@ -93,8 +93,12 @@ def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, 
 
     env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus_of_rank() // sum(per_node)))}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
-    # Two ranks cannot share a GPU under NCCL: with too few, or for several pretended nodes, all ranks use CPUs.
-    if len(per_node) > 1 or sum(per_node) > torch.cuda.device_count():
+    env.setdefault(*OLDER_NCCL)
+    # With fewer GPUs than ranks, or for several pretended nodes, all ranks use CPUs. Since NCCL 2.30
+    # (torch 2.14) ranks may share one GPU where this variable asks for it; it was not tried here.
+    gpus = torch.cuda.device_count()
+    shared = gpus == 1 and env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30)
+    if len(per_node) > 1 or not (shared or sum(per_node) <= gpus):
         env["CUDA_VISIBLE_DEVICES"] = ""
     if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -63,11 +63,11 @@ def serve() -> None:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")  # a cell may close or redirect its own
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a cell's input() must not read what the notebook sends
     mark, me, stacks = requests.readline().strip(), os.getpid(), os.dup(2)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     listen_narrowly()
-    if torch.cuda.device_count() >= world_size:
-        torch.cuda.set_device(rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    if gpus := torch.cuda.device_count():  # who started this has hidden them where they are too few
+        device = torch.device("cuda", min(int(os.environ["RANK"]), gpus - 1))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
     module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for the classes of a cell

@@ -1,6 +1,7 @@
 """Claim a device, and join the process group."""
 
 import os
+import re
 import socket
 import time
 from argparse import Namespace
@@ -9,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.rank.launchers import name_of_start, stop
+from ddp_helpers.rank.launchers import OLDER_NCCL, name_of_start, stop
 from ddp_helpers.rank.training import count_gpus, merged
 
 MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
@@ -39,6 +40,16 @@ def check_address(seconds: float) -> None:
         time.sleep(0.5)
 
 
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+def reason(error: Exception) -> str:
+    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
+    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+
+
 def settings(args: Namespace) -> dict[str, str]:
     """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
     shared = vars(args).keys() - {"num_workers", "data"}
@@ -63,6 +74,7 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    os.environ.setdefault(*OLDER_NCCL)
     try:
         if world_size > 1:
             check_address(timeout)
@@ -70,8 +82,11 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
         store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
-        line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
-        stop(f"{line}; {MEET}")
+        why = reason(error)
+        # Who waits for ncclUniqueId waits for a rank; any other word of NCCL or CUDA is of a GPU.
+        of_gpu = re.search("NCCL|CUDA", why) and "ncclUniqueId" not in why
+        cure = "export NCCL_DEBUG=INFO, which tells more" if of_gpu else MEET
+        stop(f"rank {rank} of {world_size}: {why}; {cure}")
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
@@ -84,12 +99,13 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
         share = args.batch_size // len(ranks)
         print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
     facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
+    facts |= {"backend": backend_class(device)}
     ranks = [{name: here[name] for name in mine} for here in ranks]
     return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
 
 
-def over_ranks(measured: dict[str, float]) -> dict[str, float]:
+def over_ranks(measured: dict[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
     ranks = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured)  # names too: a rank without a sample to test has none
+    dist.all_gather_object(ranks, measured, group=group)  # names too: a rank without a sample to test has none
     return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}

@@ -182,4 +182,5 @@ class Run:
         torch.set_rng_state(cpu)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda)
-        return f"{how}, to the bit what the uninterrupted run does"
+        worth = ", as far as this GPU's kernels are deterministic" if self.device.type == "cuda" else ""
+        return f"{how}, to the bit what the uninterrupted run does{worth}"

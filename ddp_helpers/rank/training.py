@@ -3,7 +3,7 @@
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -18,6 +18,13 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
+
+
+def set_precision(args: Namespace, device: torch.device) -> None:
+    """Set args.precision where no flag has; float32 computes with 24 bits, and not with TF32's 11."""
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    if args.precision == "float32":
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def count_gpus(no_cuda: bool) -> int:
@@ -39,18 +46,25 @@ def merged(parts: Iterable[dict]) -> dict:
     whole = {}
     for part in parts:
         for name, value in part.items():
-            before = whole.get(name, value)
-            both = max(before, value) if name.startswith("max_") else before + value
-            whole[name] = both if name in whole else value
+            if name.startswith("max_"):
+                whole[name] = max(whole.get(name, value), value)
+            else:
+                whole[name] = whole.get(name, 0) + value  # a new tensor each time: a CUDA graph fills its own anew
     return whole
 
 
 def one_pass(
-    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+    model: nn.Module,
+    batches: Iterable,
+    args: Namespace,
+    optimizer: Optimizer | None = None,
+    title: str = "",
+    wait: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Train if there is an optimizer, else test; returns by name what this process has measured.
 
     loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    wait is called before the sums are read, which waits for the GPU.
     """
     device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
     measured = {}
@@ -71,5 +85,7 @@ def one_pass(
         if args.dry_run:
             break
         asked = time.perf_counter()
+    if wait:
+        wait()
     measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
     return measured | {"mean_data_seconds": waited}

@@ -48,6 +48,21 @@ class Votes:
         for gradient in gradients:
             gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
 
+    def wait(self) -> None:
+        """Wait until all ranks' GPUs have done their steps; every rank calls it.
+
+        Raises RuntimeError as soon as a peer is lost.
+        An all-reduce on a GPU waits for a lost peer until the time-out, and so does whoever waits for that GPU.
+        """
+        if not torch.cuda.is_initialized():
+            return
+        (event := torch.cuda.Event()).record()
+        done = torch.tensor(0)
+        while not done:
+            time.sleep(0.01)
+            done = torch.tensor(int(event.query()))
+            dist.all_reduce(done, dist.ReduceOp.MIN, group=self.group)
+
     def due(self) -> int:
         """Say how many steps to take before the next vote: about a second's, or as many as were asked for."""
         self.since = time.monotonic()

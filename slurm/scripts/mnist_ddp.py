@@ -9,11 +9,12 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # 
 
 import json
 import os
+import re
 import socket
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
@@ -78,7 +79,7 @@ def main() -> None:
     device = claim_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     group = gather_ranks(args, launcher, local_rank, device)
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    set_precision(args, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
     with recorded(args, device, sets[0], **group):
         train(args, device, *sets)
@@ -146,6 +147,11 @@ STARTS = {
     "pals": ("PALS_APID",),
     "env": (),
 }
+
+# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the default: its getFuture,
+# which DDP calls for each bucket, makes the computing stream wait, so that nothing overlaps. This takes the older one,
+# in 2.14 as in 2.15; before, no torch reads it.
+OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
 
 
 def stop(line: str) -> None:
@@ -265,6 +271,13 @@ def has_bf16(device: torch.device) -> bool:
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
 
 
+def set_precision(args: Namespace, device: torch.device) -> None:
+    """Set args.precision where no flag has; float32 computes with 24 bits, and not with TF32's 11."""
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    if args.precision == "float32":
+        torch.backends.cudnn.allow_tf32 = False
+
+
 def count_gpus(no_cuda: bool) -> int:
     """Count the GPUs that torch sees, or none with --no-cuda; stops where it sees none of those that were given."""
     gpus = 0 if no_cuda else torch.cuda.device_count()
@@ -284,18 +297,25 @@ def merged(parts: Iterable[dict]) -> dict:
     whole = {}
     for part in parts:
         for name, value in part.items():
-            before = whole.get(name, value)
-            both = max(before, value) if name.startswith("max_") else before + value
-            whole[name] = both if name in whole else value
+            if name.startswith("max_"):
+                whole[name] = max(whole.get(name, value), value)
+            else:
+                whole[name] = whole.get(name, 0) + value  # a new tensor each time: a CUDA graph fills its own anew
     return whole
 
 
 def one_pass(
-    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+    model: nn.Module,
+    batches: Iterable,
+    args: Namespace,
+    optimizer: Optimizer | None = None,
+    title: str = "",
+    wait: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Train if there is an optimizer, else test; returns by name what this process has measured.
 
     loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    wait is called before the sums are read, which waits for the GPU.
     """
     device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
     measured = {}
@@ -316,6 +336,8 @@ def one_pass(
         if args.dry_run:
             break
         asked = time.perf_counter()
+    if wait:
+        wait()
     measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
     return measured | {"mean_data_seconds": waited}
 
@@ -347,6 +369,16 @@ def check_address(seconds: float) -> None:
         time.sleep(0.5)
 
 
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+def reason(error: Exception) -> str:
+    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
+    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+
+
 def settings(args: Namespace) -> dict[str, str]:
     """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
     shared = vars(args).keys() - {"num_workers", "data"}
@@ -371,6 +403,7 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    os.environ.setdefault(*OLDER_NCCL)
     try:
         if world_size > 1:
             check_address(timeout)
@@ -378,8 +411,11 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
         store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
-        line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
-        stop(f"{line}; {MEET}")
+        why = reason(error)
+        # Who waits for ncclUniqueId waits for a rank; any other word of NCCL or CUDA is of a GPU.
+        of_gpu = re.search("NCCL|CUDA", why) and "ncclUniqueId" not in why
+        cure = "export NCCL_DEBUG=INFO, which tells more" if of_gpu else MEET
+        stop(f"rank {rank} of {world_size}: {why}; {cure}")
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
@@ -392,14 +428,15 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
         share = args.batch_size // len(ranks)
         print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
     facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
+    facts |= {"backend": backend_class(device)}
     ranks = [{name: here[name] for name in mine} for here in ranks]
     return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
 
 
-def over_ranks(measured: dict[str, float]) -> dict[str, float]:
+def over_ranks(measured: dict[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
     ranks = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured)  # names too: a rank without a sample to test has none
+    dist.all_gather_object(ranks, measured, group=group)  # names too: a rank without a sample to test has none
     return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}
 
 
@@ -498,4 +535,4 @@ def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: fl
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with f5dd365422e8175c
+# As it was written out, the SHA-256 of the lines above begins with 617e043ce3c3bc3c

@@ -12,13 +12,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import sys
 import time
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
@@ -36,6 +37,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, S
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
+# Errors of this rank's own GPU, such as out of memory: RuntimeErrors, but not of a peer.
+OF_DEVICE = torch.OutOfMemoryError, torch.AcceleratorError
+
 
 def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
@@ -52,14 +56,14 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
         model.train()
         trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
+        trained = over_ranks(trained, votes.group)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
-        tested = over_ranks(tested)
+        tested = over_ranks(tested, votes.group)
         run.parts["scheduler"].step()
         if rank == 0:
             report(args, epoch, trained, tested, middle - run.begin, time.perf_counter() - middle)
@@ -86,7 +90,7 @@ def main() -> None:
     device = claim_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     group = gather_ranks(args, launcher, local_rank, device)
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    set_precision(args, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
@@ -115,7 +119,7 @@ def main() -> None:
         if isinstance(error, Leave):
             print(error, file=sys.stderr, flush=True)
             dist.barrier(group=run.group)  # srun ends all ranks when one has left: rank 0 has written first
-        elif isinstance(error, RuntimeError):  # a rank is gone, or hangs: which?
+        elif isinstance(error, RuntimeError) and not isinstance(error, OF_DEVICE):  # a rank is gone, or hangs: which?
             try:
                 dist.monitored_barrier(votes.roll_call, timedelta(seconds=1), wait_all_ranks=True)
             except RuntimeError as lost:
@@ -132,7 +136,7 @@ def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: 
     sums = now["sums"] if dist.get_rank() == 0 else {}
     while left:
         steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
-        some = one_pass(ddp_model, islice(source, steps), args, optimizer)
+        some = one_pass(ddp_model, islice(source, steps), args, optimizer, wait=votes.wait)
         told = votes.count(some["loss"], steps)
         sums, left = merged([sums, some]), 0 if args.dry_run else left - steps
         now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some["samples"]) * dist.get_world_size()
@@ -218,6 +222,11 @@ STARTS = {
     "pals": ("PALS_APID",),
     "env": (),
 }
+
+# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the default: its getFuture,
+# which DDP calls for each bucket, makes the computing stream wait, so that nothing overlaps. This takes the older one,
+# in 2.14 as in 2.15; before, no torch reads it.
+OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
 
 
 def stop(line: str) -> None:
@@ -342,6 +351,13 @@ def has_bf16(device: torch.device) -> bool:
     return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
 
 
+def set_precision(args: Namespace, device: torch.device) -> None:
+    """Set args.precision where no flag has; float32 computes with 24 bits, and not with TF32's 11."""
+    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    if args.precision == "float32":
+        torch.backends.cudnn.allow_tf32 = False
+
+
 def count_gpus(no_cuda: bool) -> int:
     """Count the GPUs that torch sees, or none with --no-cuda; stops where it sees none of those that were given."""
     gpus = 0 if no_cuda else torch.cuda.device_count()
@@ -361,18 +377,25 @@ def merged(parts: Iterable[dict]) -> dict:
     whole = {}
     for part in parts:
         for name, value in part.items():
-            before = whole.get(name, value)
-            both = max(before, value) if name.startswith("max_") else before + value
-            whole[name] = both if name in whole else value
+            if name.startswith("max_"):
+                whole[name] = max(whole.get(name, value), value)
+            else:
+                whole[name] = whole.get(name, 0) + value  # a new tensor each time: a CUDA graph fills its own anew
     return whole
 
 
 def one_pass(
-    model: nn.Module, batches: Iterable, args: Namespace, optimizer: Optimizer | None = None, title: str = ""
+    model: nn.Module,
+    batches: Iterable,
+    args: Namespace,
+    optimizer: Optimizer | None = None,
+    title: str = "",
+    wait: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Train if there is an optimizer, else test; returns by name what this process has measured.
 
     loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
+    wait is called before the sums are read, which waits for the GPU.
     """
     device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
     measured = {}
@@ -393,6 +416,8 @@ def one_pass(
         if args.dry_run:
             break
         asked = time.perf_counter()
+    if wait:
+        wait()
     measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
     return measured | {"mean_data_seconds": waited}
 
@@ -424,6 +449,16 @@ def check_address(seconds: float) -> None:
         time.sleep(0.5)
 
 
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+def reason(error: Exception) -> str:
+    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
+    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+
+
 def settings(args: Namespace) -> dict[str, str]:
     """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
     shared = vars(args).keys() - {"num_workers", "data"}
@@ -448,6 +483,7 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    os.environ.setdefault(*OLDER_NCCL)
     try:
         if world_size > 1:
             check_address(timeout)
@@ -455,8 +491,11 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
         store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
-        line = f"rank {rank} of {world_size}: {error}".partition("\n")[0]
-        stop(f"{line}; {MEET}")
+        why = reason(error)
+        # Who waits for ncclUniqueId waits for a rank; any other word of NCCL or CUDA is of a GPU.
+        of_gpu = re.search("NCCL|CUDA", why) and "ncclUniqueId" not in why
+        cure = "export NCCL_DEBUG=INFO, which tells more" if of_gpu else MEET
+        stop(f"rank {rank} of {world_size}: {why}; {cure}")
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
@@ -469,14 +508,15 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
         share = args.batch_size // len(ranks)
         print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
     facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
+    facts |= {"backend": backend_class(device)}
     ranks = [{name: here[name] for name in mine} for here in ranks]
     return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
 
 
-def over_ranks(measured: dict[str, float]) -> dict[str, float]:
+def over_ranks(measured: dict[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
     ranks = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured)  # names too: a rank without a sample to test has none
+    dist.all_gather_object(ranks, measured, group=group)  # names too: a rank without a sample to test has none
     return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}
 
 
@@ -611,6 +651,21 @@ class Votes:
         self.bad = self.bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
         for gradient in gradients:
             gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
+
+    def wait(self) -> None:
+        """Wait until all ranks' GPUs have done their steps; every rank calls it.
+
+        Raises RuntimeError as soon as a peer is lost.
+        An all-reduce on a GPU waits for a lost peer until the time-out, and so does whoever waits for that GPU.
+        """
+        if not torch.cuda.is_initialized():
+            return
+        (event := torch.cuda.Event()).record()
+        done = torch.tensor(0)
+        while not done:
+            time.sleep(0.01)
+            done = torch.tensor(int(event.query()))
+            dist.all_reduce(done, dist.ReduceOp.MIN, group=self.group)
 
     def due(self) -> int:
         """Say how many steps to take before the next vote: about a second's, or as many as were asked for."""
@@ -790,9 +845,10 @@ class Run:
         torch.set_rng_state(cpu)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda)
-        return f"{how}, to the bit what the uninterrupted run does"
+        worth = ", as far as this GPU's kernels are deterministic" if self.device.type == "cuda" else ""
+        return f"{how}, to the bit what the uninterrupted run does{worth}"
 
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with c8dae3c404c59e08
+# As it was written out, the SHA-256 of the lines above begins with 1c053794f6de2584

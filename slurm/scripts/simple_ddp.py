@@ -22,12 +22,17 @@ def main() -> None:
     rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
     print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
     gpus = torch.cuda.device_count()
-    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")  # one visible: cuda:0
+    if local_rank >= gpus > 1:
+        print(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node", file=sys.stderr)
+        sys.exit(2)
+    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
     if world_size == 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody else comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         print("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun", file=sys.stderr)
         sys.exit(2)
+    if gpus:
+        torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
     dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)  # waits for all ranks
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
@@ -58,4 +63,4 @@ LAUNCHERS = {
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 19fafc8dd9938ed3
+# As it was written out, the SHA-256 of the lines above begins with 7c5e955b3231b8bf

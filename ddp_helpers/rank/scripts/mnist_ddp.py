@@ -22,7 +22,7 @@ from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, write
-from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.rank.training import one_pass, set_precision
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     device = claim_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     group = gather_ranks(args, launcher, local_rank, device)
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    set_precision(args, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
     with recorded(args, device, sets[0], **group):
         train(args, device, *sets)

@@ -28,8 +28,11 @@ from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_metrics
 from ddp_helpers.rank.record import recorded, report, write
 from ddp_helpers.rank.resume import Rest, Run, weight_digest
-from ddp_helpers.rank.training import has_bf16, merged, one_pass
+from ddp_helpers.rank.training import merged, one_pass, set_precision
 from ddp_helpers.rank.votes import Leave, Votes, ignore_signals
+
+# Errors of this rank's own GPU, such as out of memory: RuntimeErrors, but not of a peer.
+OF_DEVICE = torch.OutOfMemoryError, torch.AcceleratorError
 
 
 def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: Run, votes: Votes) -> dict[str, float]:
@@ -39,7 +42,7 @@ def train_epoch(ddp_model: DDP, batches: DataLoader, optimizer: Optimizer, run: 
     sums = now["sums"] if dist.get_rank() == 0 else {}
     while left:
         steps = 1 if args.dry_run else min(left, votes.due(), every - now["step"] % every)
-        some = one_pass(ddp_model, islice(source, steps), args, optimizer)
+        some = one_pass(ddp_model, islice(source, steps), args, optimizer, wait=votes.wait)
         told = votes.count(some["loss"], steps)
         sums, left = merged([sums, some]), 0 if args.dry_run else left - steps
         now["step"], now["samples"] = now["step"] + steps, now["samples"] + int(some["samples"]) * dist.get_world_size()
@@ -80,14 +83,14 @@ def train(run: Run, votes: Votes, ddp_model: DDP, optimizer: Optimizer, train_se
         train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)
         model.train()
         trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
+        trained = over_ranks(trained, votes.group)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
         with torch.no_grad():
             tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
-        tested = over_ranks(tested)
+        tested = over_ranks(tested, votes.group)
         run.parts["scheduler"].step()
         if rank == 0:
             report(args, epoch, trained, tested, middle - run.begin, time.perf_counter() - middle)
@@ -114,7 +117,7 @@ def main() -> None:
     device = claim_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     group = gather_ranks(args, launcher, local_rank, device)
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    set_precision(args, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     torch.backends.cudnn.deterministic = True  # convolutions on a GPU: the same sums in the same order each time
     votes = Votes(args.timeout, args.vote_every)
@@ -143,7 +146,7 @@ def main() -> None:
         if isinstance(error, Leave):
             print(error, file=sys.stderr, flush=True)
             dist.barrier(group=run.group)  # srun ends all ranks when one has left: rank 0 has written first
-        elif isinstance(error, RuntimeError):  # a rank is gone, or hangs: which?
+        elif isinstance(error, RuntimeError) and not isinstance(error, OF_DEVICE):  # a rank is gone, or hangs: which?
             try:
                 dist.monitored_barrier(votes.roll_call, timedelta(seconds=1), wait_all_ranks=True)
             except RuntimeError as lost:

@@ -15,7 +15,7 @@ from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, write
-from ddp_helpers.rank.training import count_gpus, has_bf16, one_pass
+from ddp_helpers.rank.training import count_gpus, one_pass, set_precision
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     args = read_flags({})
     sets = datasets(args.data)
     device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    set_precision(args, device)
     with recorded(args, device, sets[0]):
         train(args, device, *sets)
 
