@@ -12,6 +12,7 @@ from ddp_helpers.lessons.train_on_one_gpu import compare_recipes, table
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.scripts import mnist_fast
 from ddp_helpers.rank.scripts.mnist_fast import as_graph, counted, held
 
 
@@ -89,6 +90,18 @@ def test_recipes_are_trained_once_and_compared_from_their_records(tmp_path, digi
     compare_recipes(digits, tmp_path, seeds=1)
     assert before == sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("status.json"))
     assert capsys.readouterr().out.count("difference") == 2
+
+
+def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_saves(tmp_path, digits, monkeypatch):
+    steps = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mnist_fast, "counted", lambda *args: steps.append(args[0].training) or counted(*args))
+    for flags in (["--batch-size", "1000000"], ["--dry-run", "--save-model"]):
+        monkeypatch.setattr("sys.argv", ["mnist_fast.py", "--data", str(digits), "--epochs", "1", "--no-cuda", *flags])
+        mnist_fast.main()
+        assert sum(steps) == 1, "steps of training"
+        steps.clear()
+    assert torch.load("mnist_cnn.pt", weights_only=True).keys() == FastNet().state_dict().keys()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")

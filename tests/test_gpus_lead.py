@@ -1,0 +1,225 @@
+"""What scripts and launchers do on GPUs, as far as a machine without one can tell."""
+
+import ctypes
+import importlib.util
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+import torch.distributed as dist
+from faults.matrix import Matrix
+from real import python
+
+from ddp_helpers.notebook import launchers, scripts
+from ddp_helpers.notebook.slurm.job import Job
+from ddp_helpers.notebook.slurm.site import Site, render
+from ddp_helpers.rank import group
+from ddp_helpers.rank.training import set_precision
+
+# What both classes make of NCCL's error 5; the reason is in the last line.
+FORMATS = {
+    "ProcessGroupNCCL": "NCCL error in: /torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {error}, NCCL version 2.30.7\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n{last}\n"
+    "Exception raised from create at NCCLUtils.cpp:94 (most recent call first):\nframe #0: c10::Error::Error()",
+    "ProcessGroupNCCL2": "Failed to initialize NCCL communicator: {error} \nNCCL Last Error: {last}",
+}
+
+
+@pytest.fixture(scope="module")
+def nccl():
+    """The installed library's words for an invalid usage, and for the last error, of a machine without a GPU."""
+    folders = importlib.util.find_spec("nvidia").submodule_search_locations
+    library = ctypes.CDLL(str(next(path for folder in folders for path in Path(folder).glob("nccl/lib/libnccl.so.2"))))
+    library.ncclGetErrorString.restype = library.ncclGetLastError.restype = ctypes.c_char_p
+    library.ncclGetLastError.argtypes = [ctypes.c_void_p]
+    number = (ctypes.c_byte * 128)()
+    library.ncclGetUniqueId(ctypes.byref(number))
+    return library.ncclGetErrorString(5).decode(), library.ncclGetLastError(None).decode()
+
+
+@pytest.mark.parametrize("text", FORMATS.values(), ids=FORMATS)
+def test_an_error_of_nccl_keeps_its_reason_and_is_not_blamed_on_the_address(text, nccl, monkeypatch, capsys):
+    error, last = nccl[0], nccl[1] or "Multiple Ranks are using the same GPU/Partition"
+
+    def refused(*_, **__):
+        raise dist.DistBackendError(text.format(error=error, last=last))
+
+    monkeypatch.setattr(dist, "init_process_group", refused)
+    with pytest.raises(SystemExit, match="2"):
+        group.join("single", 0, 1, torch.device("cpu"), 5)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and error in line and last in line, line
+    assert "NCCL_DEBUG" in line and "MASTER_ADDR" not in line and "frame #0" not in line, line
+
+
+def test_a_rank_that_is_alone_is_still_told_of_the_address(monkeypatch, capsys):
+    def alone(*_, **__):
+        raise dist.DistBackendError("retrieving ncclUniqueId from [0] via c10d key-value store: wait timeout")
+
+    monkeypatch.setattr(dist, "init_process_group", alone)
+    with pytest.raises(SystemExit):
+        group.join("single", 0, 1, torch.device("cpu"), 5)
+    assert "MASTER_ADDR" in capsys.readouterr().err
+
+
+ASKS_FOR_NCCL = """
+import torch, torch.distributed as dist
+from ddp_helpers.rank import group
+init = dist.init_process_group
+dist.init_process_group = lambda backend, device_id, **more: init(backend, **more)  # which would be refused before
+try:
+    group.join("single", 0, 1, torch.device("cuda", 0), 5)
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "answer"),
+    [({}, "ProcessGroupNCCL is only supported with GPUs"), ({"TORCH_DIST_USE_NCCL2": "1"}, "nccl2 requires")],
+    ids=["as it comes", "by request"],
+)
+def test_ranks_take_the_older_class_unless_another_is_asked_for(env, answer):
+    if env and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+        pytest.skip(f"torch {torch.__version__} has one class only")
+    path = {"PYTHONPATH": ":".join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    assert answer in python("-c", ASKS_FOR_NCCL, env=path | env).stderr
+
+
+def test_launchers_and_job_files_hand_the_choice_of_the_class_on(monkeypatch):
+    assert launchers.environment([1], {})["TORCH_DIST_USE_NCCL2"] == "0"
+    assert 'export TORCH_DIST_USE_NCCL2="${TORCH_DIST_USE_NCCL2:-0}"' in render(
+        Job("a", ("x.py",)), Site("here"), "run"
+    )
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    assert launchers.environment([1], {})["TORCH_DIST_USE_NCCL2"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "variable", "version", "hidden"),
+    [
+        (0, [2], "1", (2, 30, 7), True),
+        (1, [1], "", (2, 29, 0), False),
+        (1, [2], "", (2, 30, 7), True),
+        (1, [2], "1", (2, 30, 7), False),
+        (1, [2], "1", (2, 29, 0), True),
+        (1, [1, 1], "1", (2, 30, 7), True),
+        (2, [2], "", (2, 30, 7), False),
+        (2, [4], "1", (2, 30, 7), True),
+    ],
+)
+def test_ranks_share_a_gpu_only_where_nccl_can_and_is_asked_to(gpus, ranks, variable, version, hidden, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", variable)
+    assert (launchers.environment(ranks, {}).get("CUDA_VISIBLE_DEVICES") == "") == hidden
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_float32_computes_with_all_its_digits(precision, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    set_precision(Namespace(precision=precision), torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32 == (precision == "bf16")
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    return Matrix(tmp_path_factory.mktemp("gpus"))
+
+
+# A GPU that works until its peer is gone. Then it waits in an all-reduce, and so does who reads from it.
+PRETENDED_GPU = """
+import os, runpy, signal, sys, threading, torch
+from torch import nn
+
+steps, clip, number = [0], nn.utils.clip_grad_norm_, torch.Tensor.__float__
+
+def counted(*args, **options):
+    steps[0] += 1
+    return clip(*args, **options)
+
+def after_step_3():
+    if steps[0] >= 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return steps[0] >= 3
+
+class Event:
+    def record(self):
+        pass
+
+    def query(self):
+        return not after_step_3()
+
+def read(tensor):
+    if after_step_3():
+        threading.Event().wait()
+    return number(tensor)
+
+nn.utils.clip_grad_norm_, torch.Tensor.__float__ = counted, read
+torch.cuda.is_initialized, torch.cuda.Event = lambda: True, Event
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def test_a_lost_rank_is_noticed_while_the_gpu_waits_for_it(matrix):
+    path = matrix.folder / "pretended_gpu.py"
+    path.write_text(PRETENDED_GPU.format(script=str(matrix.script)))
+    ended = matrix.train(matrix.fresh("lost"), "--vote-every", 1, script=path)
+    assert ended.statuses == [1, -9], ended.said
+    assert "rank 0 lost its peers" in ended.said[0], ended.said[0]
+
+
+OUT_OF_MEMORY = """
+import os, runpy, torch
+from torch import nn
+
+def full(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.")
+
+if os.environ["RANK"] == "{rank}":
+    nn.utils.clip_grad_norm_ = full
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_out_of_memory_keeps_its_name_and_traceback_and_others_say_they_lost_a_peer(matrix, rank):
+    path, folder = matrix.folder / f"out_of_memory_{rank}.py", matrix.fresh(f"memory {rank}")
+    path.write_text(OUT_OF_MEMORY.format(rank=rank, script=str(matrix.script)))
+    ended = matrix.train(folder, script=path)
+    assert ended.statuses == [1, 1], ended.said
+    full, other = ended.said[rank], ended.said[1 - rank]
+    assert re.search(r"Traceback[\s\S]*OutOfMemoryError: CUDA out of memory", full) and "lost its peers" not in full
+    assert f"rank {1 - rank} lost its peers" in other and "OutOfMemory" not in other, other
+    if rank == 0:
+        assert "OutOfMemoryError" in (folder / "run" / "status.json").read_text()
+
+
+PRETENDED_COUNT = dedent("""
+    import runpy, sys, torch
+    gpus = int(sys.argv.pop(1))
+    torch.cuda.device_count = lambda: gpus
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+""")
+
+
+@pytest.mark.parametrize(("gpus", "local_rank", "stopped"), [(2, 2, True), (1, 1, False), (4, 3, False)])
+def test_simple_ddp_never_shares_a_gpu_by_wrapping_its_number_around(gpus, local_rank, stopped, matrix, tmp_path):
+    (start := tmp_path / "start.py").write_text(PRETENDED_COUNT)
+    script = scripts.write("simple_ddp", tmp_path / "simple_ddp.py")
+    env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": str(local_rank), "PATH": "/usr/bin"}
+    done = python(start, gpus, script, env=env)
+    assert (f"local rank {local_rank} finds {gpus} GPUs" in done.stderr) == stopped, done.stderr
+    assert done.returncode == (2 if stopped else 1), "without a GPU, torch refuses the one that was chosen"
+
+
+@pytest.mark.parametrize("name", ["simple_ddp", "mnist_single", "mnist_ddp", "mnist_fast"])
+def test_scripts_warn_of_nothing(name, tmp_path, digits):
+    script = scripts.write(name, tmp_path / f"{name}.py")
+    flags = () if name == "simple_ddp" else ("--data", digits, "--dry-run", "--epochs", "1", "--num-workers", "0")
+    done = python("-W", "error", script, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
