@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from socket import create_connection
@@ -39,12 +40,18 @@ from torch import Tensor
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     """Look at the job, and leave with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong. Any rank."""
     args = parse_flags(argv, prog)
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the class of "nccl" that the scripts take
     case = Case(*who_am_i(), args)
     _, trouble = overhear(case.meet) if case.size > 1 else (None, [])
     status, lost = overhear(lambda: consult(case, trouble)) if not (trouble and case.rank) else (2, trouble)
-    if lost:
-        stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
-    sys.exit(status)
+    try:
+        if lost:
+            stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
+        sys.exit(status)
+    finally:
+        if case.blocked:  # what waits in a thread, such as NCCL's init, could hold the interpreter's end
+            sys.stdout.flush()
+            os._exit(2 if lost else status)
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
@@ -199,8 +206,19 @@ def check_address(seconds: float) -> None:
         time.sleep(0.5)
 
 
+WORDS = 600  # characters of an error that a row can hold
+
+
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
+
+
+def reason(error: BaseException) -> str:
+    """The words of an error in one line, without C++ frames: NCCL gives its reason in the last of several lines."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    frames = re.compile(r"(Exception raised from|frame #\d+:|C\+\+ CapturedTraceback|#\d+ )")
+    words = " ".join(line for line in lines if line and not frames.match(line)) or type(error).__name__
+    return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
 
 
 def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -213,7 +231,7 @@ def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     except SystemExit:  # stop has printed its line
         return None, [said.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [str(error).partition("\n")[0] or type(error).__name__]
+        return None, [reason(error)]
 
 
 @dataclass
@@ -233,6 +251,7 @@ class Case:
     node: str = ""
     cpus: list[int] = field(default_factory=list)  # on which this process may run
     lost: list[int] = field(default_factory=list)  # ranks that were waited for already
+    blocked: bool = False  # a call never came back: its thread would hold this process at its end
 
     def count(self, note: str) -> int:
         """Count the ranks that left this note."""
@@ -255,14 +274,35 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
-        self.lost = self.lost or self.come(name, self.args.timeout)
+        self.lost = self.lost or self.come(name, self.args.timeout + 2)  # who waited in vain itself comes so late
         if self.lost:
             raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
+
+    def within(self, seconds: float, call: Callable[[], Any]) -> Any:
+        """Call it in a thread; raises what it raises, or TimeoutError after so many seconds, and leaves it there."""
+        came: list[tuple[Any, Exception | None]] = []
+
+        def work() -> None:
+            try:
+                came.append((call(), None))
+            except Exception as error:
+                came.append((None, error))
+
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not came:
+            self.blocked = True
+            raise TimeoutError
+        value, error = came[0]
+        if error:
+            raise error
+        return value
 
     def meet(self) -> None:
         """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
         address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        place, found = f"MASTER_ADDR={address} MASTER_PORT={port}", []
+        place = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
         check_address(self.args.timeout)
@@ -274,16 +314,97 @@ class Case:
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
             return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
 
-        # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
-        asking = Thread(target=lambda: found.append(overhear(connect)), daemon=True)
-        asking.start()
-        asking.join(self.args.timeout)
-        store, trouble = found[0] if found else (None, ["no answer: is it running, and is the port no stranger's?"])
+        try:  # a stranger that holds the port and never answers would keep TCPStore waiting for ever
+            store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
+        except TimeoutError:
+            store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
         if trouble:
             what = "cannot listen" if hosts else "is not there"
             raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
         self.store = dist.PrefixStore(name_of_start(self.launcher), store)
         self.store.set_timeout(limit)
+
+
+def check_reduce(case: Case) -> str:
+    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it never comes back."""
+    case.together("all-reduce")
+    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
+    backend = "nccl" if case.count("gpus") == case.size else "gloo"
+    device = torch.device(case.device if backend == "nccl" else "cpu")
+    large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
+    sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
+    sizes = {name: n for name, n in sizes.items() if n <= len(large)}
+    try:
+        in_time(case, device, "init", partial(form, case, device))
+        name, wrong = in_time(case, device, "first all-reduce", partial(sum_up, case, large))
+        took = [
+            in_time(case, device, f"all-reduce of {size}", partial(seconds_of, large[:n], 100 if n < 2**18 else 5))
+            for size, n in sizes.items()
+        ]
+        case.together("sums")  # nobody leaves while a peer still needs an answer
+    finally:
+        if dist.is_initialized() and not case.blocked:
+            with suppress(TimeoutError):
+                case.within(case.args.timeout, dist.destroy_process_group)
+    if wrong:
+        raise Red(f"the sum of {case.size} ranks is {wrong[0]:g}, not {case.size * (case.size + 1) / 2:g}")
+    times = ", ".join(f"{size} {1e3 * seconds:.3g} ms" for size, seconds in zip(sizes, took, strict=True))
+    busbw = f"{large.nbytes / took[-1] * 2 * (case.size - 1) / case.size / 1e9:.2f} GB/s"
+    return "" if case.rank else f"right sums over {name}; {times}; busbw {busbw}"
+
+
+def in_time(case: Case, device: torch.device, what: str, call: Callable[[], Any]) -> Any:
+    """Call it with this GPU as the current one. Raises Red, with the network's interfaces, where it blocks."""
+
+    def work() -> Any:
+        with torch.accelerator.device_index(device.index):  # each thread has a current GPU of its own
+            return call()
+
+    try:
+        # NCCL can block inside a call that torch's own limit does not end; where that ends one, it says more.
+        return case.within(case.args.timeout + 1, work)
+    except TimeoutError:
+        library, debug = ("NCCL", "; NCCL_DEBUG=INFO says where it waits") if device.type == "cuda" else ("gloo", "")
+        variable = f"{library.upper()}_SOCKET_IFNAME"
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        now = os.environ.get(variable) or f"not set, and there are {known}"
+        seen = f"{library}'s {what} is not over after {case.args.timeout} s; {variable} is {now}"
+        cure = f"export {variable}= the interface between the nodes, which no firewall closes: ip -brief address{debug}"
+        if library == "NCCL" and case.count("hosts") == 1:
+            cure = "NCCL_DEBUG=INFO says where it waits; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+        raise Red(seen, cure) from None
+
+
+def form(case: Case, device: torch.device) -> None:
+    """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
+    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": case.size}
+    group["timeout"] = timedelta(seconds=case.args.timeout)
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, device_id=device_id, **group)
+
+
+def sum_up(case: Case, large: Tensor) -> tuple[str, list[float]]:
+    """All-reduce it; return the backend's class, and a wrong sum if there is one; every rank calls it."""
+    limit = timedelta(seconds=case.args.timeout)
+    dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
+    wrong = large[large != case.size * (case.size + 1) / 2][:1].tolist()  # also what is not a number
+    large.zero_()  # sums of sums would overflow below
+    return backend_class(large.device), wrong
+
+
+def backend_class(device: torch.device) -> str:
+    """The class of the group's backend for this device: two stand behind the name "nccl"."""
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+def seconds_of(total: Tensor, times: int) -> float:
+    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        dist.all_reduce(total)
+    total[0].item()  # waits for a GPU, once for all
+    return (time.perf_counter() - begin) / times
 
 
 MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
@@ -339,7 +460,14 @@ def claim(case: Case) -> None:
         its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
-        case.gpu = f"GPU {its.uuid} on {case.host}"
+        case.gpu = f"GPU {its.uuid}{own_slice(case.device)} on {case.host}"
+
+
+def own_slice(device: str) -> str:
+    """The MIG slice behind cuda:N, as its launcher names it: slices of a card may all give the card's number."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = next(iter(names[int(device.partition(":")[2]) :]), "").strip()
+    return f" {name}" * name.startswith("MIG-")
 
 
 def runs_on(its: tuple[int, int], built: list[str]) -> bool:
@@ -362,11 +490,22 @@ def check_ranks(case: Case) -> str:
     return said
 
 
+def nccl_class() -> str:
+    """The class that the name "nccl" makes: torch 2.15 takes the newer one, unless TORCH_DIST_USE_NCCL2 is 0."""
+    with suppress(AttributeError, KeyError):  # torch before 2.14 has one class only
+        dist.Backend._ensure_backend_registered("nccl")
+        if "nccl2" in dist.Backend._plugins["NCCL"].creator_fn.__name__:
+            return "ProcessGroupNCCL2"
+    return "ProcessGroupNCCL"
+
+
 def check_versions(case: Case) -> str:
-    """Python, torch, torchvision, CUDA and NCCL are the same on all ranks."""
+    """Python, torch, torchvision, CUDA, NCCL and the class behind "nccl" are the same on all ranks."""
     said = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
     if torch.cuda.is_available():
+        asked = os.environ.get("TORCH_DIST_USE_NCCL2", "not set")
         said += f", CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        said += f" by {nccl_class()} (TORCH_DIST_USE_NCCL2: {asked})"
     if (first := case.first("versions", said)) != said:
         raise Red(said, f"use one environment on all nodes; rank 0 has {first}")
     return said
@@ -492,42 +631,6 @@ def check_folder(case: Case) -> str:
     return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
 
 
-def check_reduce(case: Case) -> str:
-    """An all-reduce gives the right sum on every rank; how fast it was."""
-    size, limit = case.size, timedelta(seconds=case.args.timeout)
-    case.together("all-reduce")
-    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
-    backend = "nccl" if case.count("gpus") == size else "gloo"
-    device = torch.device(case.device if backend == "nccl" else "cpu")
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
-    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
-    try:
-        large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
-        dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
-        wrong = large[large != size * (size + 1) / 2][:1].tolist()  # also what is not a number
-        large.zero_()  # sums of sums would overflow below
-        sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
-        took = {name: seconds_of(large[:n], 100 if n < 2**18 else 5) for name, n in sizes.items() if n <= len(large)}
-        case.together("sums")  # nobody leaves while a peer still needs an answer
-    finally:
-        dist.destroy_process_group()
-    if wrong:
-        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {size * (size + 1) / 2:g}")
-    times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in took.items())
-    busbw = f"{large.nbytes / [*took.values()][-1] * 2 * (size - 1) / size / 1e9:.2f} GB/s"
-    return "" if case.rank else f"right sums over {backend}; {times}; busbw {busbw}"
-
-
-def seconds_of(total: Tensor, times: int) -> float:
-    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
-    begin = time.perf_counter()
-    for _ in range(times):
-        dist.all_reduce(total)
-    total[0].item()  # waits for a GPU, once for all
-    return (time.perf_counter() - begin) / times
-
-
 CHECKS = {  # each row of the table: its check, and the usual cure
     "ranks": (check_ranks, "let one launcher start all ranks, export none; read the missing one's own output"),
     "versions": (check_versions, "use one environment on all nodes"),
@@ -546,4 +649,4 @@ TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with fcac84f4307b739a
+# As it was written out, the SHA-256 of the lines above begins with deceaf4144522f06

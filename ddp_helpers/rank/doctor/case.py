@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -18,9 +19,19 @@ import torch.distributed as dist
 from ddp_helpers.rank.group import check_address
 from ddp_helpers.rank.launchers import name_of_start
 
+WORDS = 600  # characters of an error that a row can hold
+
 
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
+
+
+def reason(error: BaseException) -> str:
+    """The words of an error in one line, without C++ frames: NCCL gives its reason in the last of several lines."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    frames = re.compile(r"(Exception raised from|frame #\d+:|C\+\+ CapturedTraceback|#\d+ )")
+    words = " ".join(line for line in lines if line and not frames.match(line)) or type(error).__name__
+    return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
 
 
 def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -33,7 +44,7 @@ def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     except SystemExit:  # stop has printed its line
         return None, [said.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [str(error).partition("\n")[0] or type(error).__name__]
+        return None, [reason(error)]
 
 
 @dataclass
@@ -53,6 +64,7 @@ class Case:
     node: str = ""
     cpus: list[int] = field(default_factory=list)  # on which this process may run
     lost: list[int] = field(default_factory=list)  # ranks that were waited for already
+    blocked: bool = False  # a call never came back: its thread would hold this process at its end
 
     def count(self, note: str) -> int:
         """Count the ranks that left this note."""
@@ -75,14 +87,35 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
-        self.lost = self.lost or self.come(name, self.args.timeout)
+        self.lost = self.lost or self.come(name, self.args.timeout + 2)  # who waited in vain itself comes so late
         if self.lost:
             raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
+
+    def within(self, seconds: float, call: Callable[[], Any]) -> Any:
+        """Call it in a thread; raises what it raises, or TimeoutError after so many seconds, and leaves it there."""
+        came: list[tuple[Any, Exception | None]] = []
+
+        def work() -> None:
+            try:
+                came.append((call(), None))
+            except Exception as error:
+                came.append((None, error))
+
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not came:
+            self.blocked = True
+            raise TimeoutError
+        value, error = came[0]
+        if error:
+            raise error
+        return value
 
     def meet(self) -> None:
         """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
         address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        place, found = f"MASTER_ADDR={address} MASTER_PORT={port}", []
+        place = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
         check_address(self.args.timeout)
@@ -94,11 +127,10 @@ class Case:
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
             return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
 
-        # A stranger that holds the port and never answers would keep TCPStore waiting for ever: in a thread it may.
-        asking = Thread(target=lambda: found.append(overhear(connect)), daemon=True)
-        asking.start()
-        asking.join(self.args.timeout)
-        store, trouble = found[0] if found else (None, ["no answer: is it running, and is the port no stranger's?"])
+        try:  # a stranger that holds the port and never answers would keep TCPStore waiting for ever
+            store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
+        except TimeoutError:
+            store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
         if trouble:
             what = "cannot listen" if hosts else "is not there"
             raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")

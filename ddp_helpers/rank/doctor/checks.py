@@ -8,16 +8,15 @@ import shutil
 import socket
 import time
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
 import torch.distributed as dist
 import torchvision
-from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.doctor.reduce import check_reduce
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.staging import check_data
 
@@ -50,7 +49,14 @@ def claim(case: Case) -> None:
         its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
-        case.gpu = f"GPU {its.uuid} on {case.host}"
+        case.gpu = f"GPU {its.uuid}{own_slice(case.device)} on {case.host}"
+
+
+def own_slice(device: str) -> str:
+    """The MIG slice behind cuda:N, as its launcher names it: slices of a card may all give the card's number."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = next(iter(names[int(device.partition(":")[2]) :]), "").strip()
+    return f" {name}" * name.startswith("MIG-")
 
 
 def runs_on(its: tuple[int, int], built: list[str]) -> bool:
@@ -73,11 +79,22 @@ def check_ranks(case: Case) -> str:
     return said
 
 
+def nccl_class() -> str:
+    """The class that the name "nccl" makes: torch 2.15 takes the newer one, unless TORCH_DIST_USE_NCCL2 is 0."""
+    with suppress(AttributeError, KeyError):  # torch before 2.14 has one class only
+        dist.Backend._ensure_backend_registered("nccl")
+        if "nccl2" in dist.Backend._plugins["NCCL"].creator_fn.__name__:
+            return "ProcessGroupNCCL2"
+    return "ProcessGroupNCCL"
+
+
 def check_versions(case: Case) -> str:
-    """Python, torch, torchvision, CUDA and NCCL are the same on all ranks."""
+    """Python, torch, torchvision, CUDA, NCCL and the class behind "nccl" are the same on all ranks."""
     said = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
     if torch.cuda.is_available():
+        asked = os.environ.get("TORCH_DIST_USE_NCCL2", "not set")
         said += f", CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        said += f" by {nccl_class()} (TORCH_DIST_USE_NCCL2: {asked})"
     if (first := case.first("versions", said)) != said:
         raise Red(said, f"use one environment on all nodes; rank 0 has {first}")
     return said
@@ -201,42 +218,6 @@ def check_folder(case: Case) -> str:
     if not seen:
         raise Red(f"not in {folder}: the file that rank 0 wrote")
     return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
-
-
-def check_reduce(case: Case) -> str:
-    """An all-reduce gives the right sum on every rank; how fast it was."""
-    size, limit = case.size, timedelta(seconds=case.args.timeout)
-    case.together("all-reduce")
-    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
-    backend = "nccl" if case.count("gpus") == size else "gloo"
-    device = torch.device(case.device if backend == "nccl" else "cpu")
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
-    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": size, "timeout": limit}
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **group)
-    try:
-        large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
-        dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
-        wrong = large[large != size * (size + 1) / 2][:1].tolist()  # also what is not a number
-        large.zero_()  # sums of sums would overflow below
-        sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
-        took = {name: seconds_of(large[:n], 100 if n < 2**18 else 5) for name, n in sizes.items() if n <= len(large)}
-        case.together("sums")  # nobody leaves while a peer still needs an answer
-    finally:
-        dist.destroy_process_group()
-    if wrong:
-        raise Red(f"the sum of {size} ranks is {wrong[0]:g}, not {size * (size + 1) / 2:g}")
-    times = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in took.items())
-    busbw = f"{large.nbytes / [*took.values()][-1] * 2 * (size - 1) / size / 1e9:.2f} GB/s"
-    return "" if case.rank else f"right sums over {backend}; {times}; busbw {busbw}"
-
-
-def seconds_of(total: Tensor, times: int) -> float:
-    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
-    begin = time.perf_counter()
-    for _ in range(times):
-        dist.all_reduce(total)
-    total[0].item()  # waits for a GPU, once for all
-    return (time.perf_counter() - begin) / times
 
 
 CHECKS = {  # each row of the table: its check, and the usual cure
