@@ -296,8 +296,7 @@ FOUND = {
         [dump("a"), {"pg_status": {}, "world_size": 2}],
         ["group 0, collective 1: rank 0 called a [4] Float; rank 1 did not come"],
     ),
-    "nothing called": ([dump(), dump()], [who_hangs.SAME]),
-    "point to point": ([dump("send"), dump()], [who_hangs.SAME]),
+    "point to point": ([dump("send"), dump("send")], [who_hangs.SAME]),
 }
 
 

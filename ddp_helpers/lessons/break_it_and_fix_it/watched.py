@@ -14,7 +14,29 @@ import runpy
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+
+
+def recorded() -> dict:
+    """This rank's calls, from every recorder that has some: gloo's, and those of the two classes behind "nccl"."""
+    from torch._C import _distributed_c10d as c10d
+
+    recorders = {  # by what is put behind a group's name: a group can have gloo and NCCL, and each counts for itself
+        "": lambda: c10d._dump_fr_trace_json(True, False),
+        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # the older class, ProcessGroupNCCL
+        " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # the newer one, ProcessGroupNCCL2
+    }
+    every = {"entries": [], "pg_status": {}}
+    for library, dump in recorders.items():
+        with suppress(AttributeError, TypeError):  # a torch without NCCL, or before 2.14
+            its = json.loads(dump())
+            for entry in its.get("entries", []):
+                entry["process_group"][0] += library
+                if status := its["pg_status"].get(str(entry["pg_id"])):
+                    every["pg_status"][entry["process_group"][0]] = status
+                every["entries"].append(entry)
+    return every
 
 
 def watched(script: str) -> None:
@@ -28,10 +50,7 @@ def watched(script: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a handler would wait until the collective ends
 
     def write(**more: object) -> None:
-        from torch._C import _distributed_c10d as recorder
-
-        told = json.loads(recorder._dump_fr_trace_json(True, False))
-        dump.write_text(json.dumps({**told, "world_size": size, **more}))
+        dump.write_text(json.dumps({**recorded(), "world_size": size, **more}))
 
     def wait() -> None:
         while signal.sigwait({signal.SIGUSR2}):
@@ -43,7 +62,7 @@ def watched(script: str) -> None:
         runpy.run_path(script, run_name="__main__")
         write(pg_status={})  # or the last call of a script that ended well may seem to go on
     finally:
-        if not dump.exists() or "entries" not in json.loads(dump.read_text()):  # what a hang wrote says more
+        if not dump.exists() or not json.loads(dump.read_text())["entries"]:  # what a hang wrote says more
             write()
 
 

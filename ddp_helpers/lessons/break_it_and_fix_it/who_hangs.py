@@ -1,6 +1,7 @@
 """Say which rank missed which collective: python who_hangs.py recorder_rank*.json
 
-Give it the flight recorder of every rank, as watched.py writes it, or torch._C._distributed_c10d._dump_fr_trace_json().
+Give it the flight recorder of every rank, as watched.py writes it, or torch._C._distributed_c10d._dump_fr_trace_json(),
+which is gloo's: watched.py asks for NCCL's, too.
 The file needs nothing but Python, and reads JSON only: a pickled dump could run what it likes.
 """
 
@@ -9,13 +10,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+EMPTY = "it called no collective, or over a backend that keeps no record, or TORCH_FR_BUFFER_SIZE is 0"
 SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"  # gloo tells no difference
 
 
 def calls(dump: Mapping) -> dict[str, dict[int, str]]:
     """What a rank called: for each group ("0" is all ranks) the number of a collective -> its name, sizes, types."""
-    told = {"0": {}}
-    for entry in dump.get("entries", []):  # none: it called nothing yet
+    told = {}
+    for entry in dump.get("entries", []):
         if not entry["is_p2p"]:
             words = [entry["profiling_name"].split(":")[-1], *map(str, entry["input_sizes"]), *entry["input_dtypes"]]
             told.setdefault(entry["process_group"][0], {})[entry["collective_seq_id"]] = " ".join(words)
@@ -25,9 +27,12 @@ def calls(dump: Mapping) -> dict[str, dict[int, str]]:
 def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
     """A line for each rank without a dump, and for the first call of each group that ranks differ in, or do not end."""
     size = max([rank + 1 for rank in dumps] + [dump.get("world_size", 0) for dump in dumps.values()])
-    lines = [f"rank {rank} left no dump: was it killed?" for rank in range(size) if rank not in dumps]
-    told = {rank: calls(dump) for rank, dump in sorted(dumps.items())}
+    missing = [f"rank {rank} left no dump: was it killed?" for rank in range(size) if rank not in dumps]
+    empty = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in sorted(dumps) if not dumps[rank].get("entries")]
+    told, lines = {rank: calls(dump) for rank, dump in sorted(dumps.items())}, []
     for group in sorted({group for mine in told.values() for group in mine}):
+        if group.split()[0] == "0":  # all ranks are in it, also one that called nothing yet
+            told = {rank: {group: {}} | mine for rank, mine in told.items()}
         inside = {rank: mine[group] for rank, mine in told.items() if group in mine}
         first = max(min(mine, default=0) for mine in inside.values())  # a recorder keeps the last calls only
         for number in sorted({number for mine in inside.values() for number in mine if number >= first}):
@@ -35,7 +40,7 @@ def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
             if len(set(called.values())) > 1 or not all(ended(dumps[rank], group, number) for rank in inside):
                 lines.append(f"group {group}, collective {number}: {described(called)}")
                 break
-    return lines or [SAME]
+    return missing + (lines or empty or [SAME] * (not missing))
 
 
 def ended(dump: Mapping, group: str, number: int) -> bool:
