@@ -241,7 +241,7 @@ def make_parser() -> Parser:
     add("--batch-size-per-rank", type=int, default=32, help="samples on each GPU")
     add("--optimizer", default="AdamW", help="one of torch.optim, or momentum")
     add("--bf16", action="store_true", help="autocast; with FSDP2 its MixedPrecisionPolicy")
-    add("--gpu", type=float, nargs="+", default=(16, 24, 40, 80), help="sizes in GB")
+    add("--gpu", nargs="+", default=("16", "24", "40", "80"), help="GB as sold, or cards: T4, A10G, L40S, H100, …")
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[curve]("folder", type=Path, nargs="+", help="of a run, or one that holds such; several are drawn together")
     takes[curve]("--out", type=Path, default=Path("curve.png"), help="the file: .png, .pdf or .svg")

@@ -215,7 +215,7 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
     file.write_text(MINE)
     assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size-per-rank", "1", "--gpu", "24"]) == 0
     *_, told, last = capsys.readouterr().out.splitlines()
-    assert "without memory" in told and "DDP needs 42.9 GB" in last and last.endswith("ZeRO fits 24 GB from 4 GPUs on")
+    assert "without memory" in told and "DDP needs 42.9 GB" in last and last.endswith("ZeRO fits 24 GB from 8 GPUs on")
     assert main(["fits", f"{file}:Reads", "--input", "4", "--gpu", "24"]) == 0  # needs values: a real step
     *_, told, last = capsys.readouterr().out.splitlines()
     assert "in real steps on the CPU" in told and "my.py:7: DataDependent" in told
