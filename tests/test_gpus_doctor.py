@@ -29,7 +29,14 @@ NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 def lone(rank=0, size=1, timeout=0, store=None):
     """A rank under examination."""
-    return Case("torchrun", rank, rank, size, Namespace(timeout=timeout, no_cuda=False), store or dist.HashStore())
+    return Case(
+        "torchrun",
+        rank,
+        rank,
+        size,
+        Namespace(timeout=timeout, no_cuda=False),
+        store or dist.HashStore(),
+    )
 
 
 # ---- an init that blocks
@@ -68,7 +75,12 @@ def test_an_init_that_blocks_is_red_and_the_doctor_does_not_wait_for_it(tmp_path
 @pytest.mark.parametrize(
     ("hosts", "value", "seen", "cure"),
     [
-        (2, "", "NCCL_SOCKET_IFNAME is not set, and there are lo, ib0", "export NCCL_SOCKET_IFNAME="),
+        (
+            2,
+            "",
+            "NCCL_SOCKET_IFNAME is not set, and there are lo, ib0",
+            "export NCCL_SOCKET_IFNAME=",
+        ),
         (2, "eth7", "NCCL_SOCKET_IFNAME is eth7", "export NCCL_SOCKET_IFNAME="),
         (1, "", "NCCL_SOCKET_IFNAME is not set", "NCCL_P2P_DISABLE=1"),
     ],
@@ -166,7 +178,10 @@ def test_the_class_is_the_one_that_torch_makes(value):
     own = {name: word for name, word in NO_GPU.items() if name != "TORCH_DIST_USE_NCCL2"}
     done = python("-c", ASK, env=own | ({"TORCH_DIST_USE_NCCL2": value} if value else {}))
     named, said, *_ = done.stdout.splitlines()
-    words = {"ProcessGroupNCCL2": "nccl2 requires", "ProcessGroupNCCL": "ProcessGroupNCCL is only supported"}
+    words = {
+        "ProcessGroupNCCL2": "nccl2 requires",
+        "ProcessGroupNCCL": "ProcessGroupNCCL is only supported",
+    }
     assert said.startswith(words[named])
 
 
@@ -199,7 +214,12 @@ def test_two_slices_of_a_card_are_two_gpus_and_one_slice_is_not():
 def dumped(library, *names, group="0", pg=0, done=None):
     """What torch dumps of these calls."""
     entries = [
-        {"profiling_name": f"{library}:{name}", "input_sizes": [[4]], "input_dtypes": ["Float"], "is_p2p": False}
+        {
+            "profiling_name": f"{library}:{name}",
+            "input_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "is_p2p": False,
+        }
         | {"process_group": [group, ""], "pg_id": pg, "collective_seq_id": number}
         for number, name in enumerate(names, 1)
     ]
@@ -268,10 +288,14 @@ def test_the_newer_class_calls_its_recorder_so():
 
 # ---- cards
 
-TOTALS = {"T4": 14.56, "L40S": 44.42, "H100": 79.11}  # GiB of which torch told, in the threads that fits.py names
+TOTALS = {
+    "T4": 14.56,
+    "L40S": 44.42,
+    "H100": 79.11,
+}  # GiB of which torch told, in the threads that fits.py names
 
 
-def found(need):
+def prediction(need):
     """A prediction of which only DDP's peak counts."""
     return {"rows": [{"way": "DDP", "GPUs": 2, "peak": need}], "batch size": 1}
 
@@ -281,7 +305,9 @@ def test_what_fits_leaves_a_gigabyte_and_five_percent_on_every_card(card):
     sold, mib = fits.CARDS[card]
     total = TOTALS.get(card, (mib * 2**20 - fits.DRIVER) / 2**30) * 2**30
     for name in (card, str(sold)):
-        most = max(need for need in range(10**9, 200 * 10**9, 10**8) if "DDP fits" in fits.finding(found(need), [name]))
+        most = max(
+            need for need in range(10**9, 200 * 10**9, 10**8) if "DDP fits" in fits.finding(prediction(need), [name])
+        )
         assert most + 1e9 + 0.05 * most <= total and most > 0.8 * total - 1e9
 
 
@@ -299,20 +325,20 @@ def test_what_fits_leaves_a_gigabyte_and_five_percent_on_every_card(card):
     ],
 )
 def test_there_are_three_answers(need, gpu, answer):
-    said = fits.finding(found(need * 1e9), [gpu])
+    said = fits.finding(prediction(need * 1e9), [gpu])
     assert answer in said and "±" in said
     assert sum(word in said for word in ("DDP fits", "too close to tell", "more than")) == 1
 
 
 def test_a_gpu_that_is_here_is_asked(monkeypatch):
-    assert torch.cuda.is_available() or fits.own(found(1e9)) == ""
+    assert torch.cuda.is_available() or fits.own(prediction(1e9)) == ""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (10e9, 40e9))
-    answers = [fits.own(found(need)).rpartition(": ")[2] for need in (8e9, 9e9, 41e9)]
+    answers = [fits.own(prediction(need)).rpartition(": ")[2] for need in (8e9, 9e9, 41e9)]
     assert answers == ["fits", "too close to tell", "does not fit"]
 
 
 @pytest.mark.parametrize("name", ["x", "0", "-16", "nan", "inf"])
 def test_a_gpu_that_is_none_is_told_in_a_line(name):
     with pytest.raises(fits.FitsError, match=f"--gpu {name} is no number of GB"):
-        fits.finding(found(1e9), [name])
+        fits.finding(prediction(1e9), [name])

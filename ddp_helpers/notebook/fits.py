@@ -22,8 +22,8 @@ from ddp_helpers.notebook import PlainError
 from ddp_helpers.notebook.memory import movable, step
 
 RANKS = (2, 4, 8, 16, 64)
-# What nvidia-smi reports of a card. Most are from a cloud's list, github.com/modal-labs/modal-client/pull/2797; V100-16
-# is from 4paradigm/k8s-vgpu-scheduler issue 7; A10G, V100-32 and H200 are as many public logs have them.
+# What nvidia-smi reports of a card. Most are from github.com/modal-labs/modal-client/pull/2797, the V100-16
+# from 4paradigm/k8s-vgpu-scheduler issue 7; A10G, V100-32 and H200 are as many public logs have them.
 CARDS = {
     "T4": (16, 15_360),  # sold as so many GB, MiB
     "V100-16": (16, 16_160),
@@ -37,10 +37,11 @@ CARDS = {
     "A100-80": (80, 81_920),
     "H200": (141, 143_771),
 }
-# Of that the driver keeps up to 0.8 GB: in errors out of memory a T4 has 14.56 GiB (Zheng-Chong/CatVTON issue 133), an
-# L40S 44.42 (stepfun-ai/Step-Video-T2V issue 8), an H100 79.11 (vllm-project/vllm issue 27508).
+# Of that the driver keeps up to 0.8 GB: in errors out of memory a T4 has 14.56 GiB (Zheng-Chong/CatVTON
+# issue 133), an L40S 44.42 (stepfun-ai/Step-Video-T2V issue 8), an H100 79.11 (vllm-project/vllm issue 27508).
 DRIVER = 0.8e9
-BESIDE, SLACK = 1e9, 0.05  # CUDA's context, NCCL, cuBLAS; the allocator, and the prediction: never measured here
+# For CUDA's context, NCCL and cuBLAS; for the allocator, and what the prediction is off: never measured here.
+BESIDE, SLACK = 1e9, 0.05
 GPUS = ("16", "24", "40", "80")
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
 NEED_MEMORY = tuple(
@@ -217,34 +218,37 @@ class Gpu(NamedTuple):
 
     def answer(self, need: float) -> str:
         """Whether tensors of so many bytes fit: fits, too close to tell, or does not fit."""
-        return "fits" if need <= self.sure else "too close to tell" if need <= self.most else "does not fit"
+        if need <= self.sure:
+            return "fits"
+        return "too close to tell" if need <= self.most else "does not fit"
 
 
 def kinds_of(names: Sequence[str] = GPUS) -> list[Gpu]:
-    """The GPUs of these names, the smallest first: of CARDS, or GB as sold, of which the least counts; or FitsError."""
-    found = []
+    """GPUs by name, the smallest first: of CARDS, or GB as sold, the least such card. Raises FitsError."""
+    kinds = []
     for name in names:
-        sizes = [mib * 2**20 for card, (sold, mib) in CARDS.items() if name.upper() == card or name == str(sold)]
+        sizes = [mib * 2**20 for card, (sold, mib) in CARDS.items() if name.upper() in (card, str(sold))]
         try:
-            size = min(sizes) if sizes else float(name) * 1e9  # no card of the table has less than its GB of 10**9
+            size = min(sizes) if sizes else float(name) * 1e9  # no card of the table has less
         except ValueError:
             size = 0
         if not 0 < size < 1e18:
             raise FitsError(f"--gpu {name} is no number of GB, and none of {', '.join(CARDS)}")
         most = size - DRIVER
         label = f"type {name.upper()}" if name.upper() in CARDS else f"{name} GB"
-        found.append(Gpu(label, most * (1 - SLACK) - BESIDE, most))
-    return sorted(found, key=lambda gpu: gpu.most)
+        kinds.append(Gpu(label, most * (1 - SLACK) - BESIDE, most))
+    return sorted(kinds, key=lambda gpu: gpu.most)
 
 
 def own(found: dict) -> str:
-    """A line on this machine's GPU as CUDA reports it, or "". It starts CUDA, after which no rank can be forked."""
+    """A line on this machine's GPU, or "". It starts CUDA, after which no rank can be forked."""
     if not torch.cuda.is_available():
         return ""
     free, total = torch.cuda.mem_get_info()
     gpu = Gpu("this GPU", free * (1 - SLACK) - BESIDE, total)
     answer = gpu.answer(need_of(found))
-    return f"this machine's GPU has {digits(free / 1e9)} of {digits(total / 1e9)} GB free: DDP on it: {answer}"
+    room = f"{digits(free / 1e9)} of {digits(total / 1e9)} GB free"
+    return f"this machine's GPU has {room}; DDP on it: {answer}"
 
 
 def need_of(found: dict) -> float:
@@ -253,18 +257,23 @@ def need_of(found: dict) -> float:
 
 
 def finding(found: dict, gpus: Sequence[str] = GPUS) -> str:
-    """Say in a line which is the smallest GPU for DDP; if none is, what fits. Where it is close, it says so."""
+    """Say in a line which is the smallest GPU for DDP, or else what fits, and where it is close."""
     kinds, need, samples = kinds_of(gpus), need_of(found), found["batch size"]
     takes = f"{digits(need / 1e9)} GB ± {SLACK:.0%} with {samples} samples on each"
     close = [gpu.name for gpu in kinds if gpu.answer(need) == "too close to tell"]
     note = f"; too close to tell: {', '.join(close)}" if close else ""
     for gpu in kinds:
         if gpu.answer(need) == "fits":
-            return f"DDP fits a GPU of {gpu.name}: {takes}, and {BESIDE / 1e9:g} GB for CUDA and NCCL{note}"
-    fitting = {gpu: [row for row in found["rows"] if gpu.answer(row["peak"]) == "fits"] for gpu in kinds}
-    ways = [f"{rows[0]['way']} fits {gpu.name} from {rows[0]['GPUs']} GPUs on" for gpu, rows in fitting.items() if rows]
+            beside = f"{BESIDE / 1e9:g} GB for CUDA and NCCL"
+            return f"DDP fits a GPU of {gpu.name}: {takes}, and {beside}{note}"
+    ways = []
+    for gpu in kinds:
+        if row := next((row for row in found["rows"] if gpu.answer(row["peak"]) == "fits"), None):
+            ways.append(f"{row['way']} fits {gpu.name} from {row['GPUs']} GPUs on")
     rest = "; ".join(ways) or "nothing else surely fits: fewer samples, or activation checkpointing"
-    place = f"too close to tell on {', '.join(close)}" if close else f"more than {kinds[-1].name} has room for"
+    place = f"more than {kinds[-1].name} has room for"
+    if close:
+        place = f"too close to tell on {', '.join(close)}"
     return f"DDP needs {takes} GPU, {place}; {rest}"
 
 
@@ -276,5 +285,6 @@ def show(found: dict, gpus: Sequence[str] = GPUS) -> str:
         lines.append((row["way"], row["GPUs"], *(digits(row[kind] / 1e9) for kind in (*KINDS, "peak")), fits))
     table = [" ".join(f"{word:>15}" for word in line) for line in lines]
     told = f"GB of each GPU, counted {found['how']}. The peak is no sum: not all is there at one time."
-    left = f"fits: with {BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator, measured on no GPU."
+    room = f"{BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator"
+    left = f"fits: with {room}, which was measured on no GPU."
     return "\n".join([*table, f"{told} {left}", *filter(None, [own(found)]), finding(found, gpus)])

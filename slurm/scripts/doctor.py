@@ -40,7 +40,7 @@ from torch import Tensor
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     """Look at the job, and leave with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong. Any rank."""
     args = parse_flags(argv, prog)
-    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the class of "nccl" that the scripts take
+    os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
     _, trouble = overhear(case.meet) if case.size > 1 else (None, [])
     status, lost = overhear(lambda: consult(case, trouble)) if not (trouble and case.rank) else (2, trouble)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
             stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
         sys.exit(status)
     finally:
-        if case.blocked:  # what waits in a thread, such as NCCL's init, could hold the interpreter's end
+        if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
             sys.stdout.flush()
             os._exit(2 if lost else status)
 
@@ -145,6 +145,11 @@ STARTS = {
     "env": (),
 }
 
+# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the default: its getFuture,
+# which DDP calls for each bucket, makes the computing stream wait, so that nothing overlaps. This takes the older one,
+# in 2.14 as in 2.15; before, no torch reads it.
+OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
+
 
 def stop(line: str) -> None:
     """End this process with one line on stderr and exit status 2."""
@@ -206,6 +211,16 @@ def check_address(seconds: float) -> None:
         time.sleep(0.5)
 
 
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+def reason(error: Exception) -> str:
+    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
+    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+
+
 WORDS = 600  # characters of an error that a row can hold
 
 
@@ -213,11 +228,8 @@ class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
-def reason(error: BaseException) -> str:
-    """The words of an error in one line, without C++ frames: NCCL gives its reason in the last of several lines."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    frames = re.compile(r"(Exception raised from|frame #\d+:|C\+\+ CapturedTraceback|#\d+ )")
-    words = " ".join(line for line in lines if line and not frames.match(line)) or type(error).__name__
+def short(words: str) -> str:
+    """The beginning and the end of words that are too long for a row."""
     return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
 
 
@@ -231,7 +243,7 @@ def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     except SystemExit:  # stop has printed its line
         return None, [said.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [reason(error)]
+        return None, [short(reason(error) or type(error).__name__)]
 
 
 @dataclass
@@ -274,12 +286,13 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
-        self.lost = self.lost or self.come(name, self.args.timeout + 2)  # who waited in vain itself comes so late
+        # Who has itself waited in vain for so long comes a little later.
+        self.lost = self.lost or self.come(name, self.args.timeout + 2)
         if self.lost:
             raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
 
     def within(self, seconds: float, call: Callable[[], Any]) -> Any:
-        """Call it in a thread; raises what it raises, or TimeoutError after so many seconds, and leaves it there."""
+        """Call it in a thread; raises what it raises, or TimeoutError after `seconds`, and leaves it there."""
         came: list[tuple[Any, Exception | None]] = []
 
         def work() -> None:
@@ -314,7 +327,7 @@ class Case:
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
             return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
 
-        try:  # a stranger that holds the port and never answers would keep TCPStore waiting for ever
+        try:  # a stranger that holds the port and never answers would hold TCPStore for ever
             store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
@@ -326,7 +339,7 @@ class Case:
 
 
 def check_reduce(case: Case) -> str:
-    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it never comes back."""
+    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it blocks."""
     case.together("all-reduce")
     # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
     backend = "nccl" if case.count("gpus") == case.size else "gloo"
@@ -338,7 +351,12 @@ def check_reduce(case: Case) -> str:
         in_time(case, device, "init", partial(form, case, device))
         name, wrong = in_time(case, device, "first all-reduce", partial(sum_up, case, large))
         took = [
-            in_time(case, device, f"all-reduce of {size}", partial(seconds_of, large[:n], 100 if n < 2**18 else 5))
+            in_time(
+                case,
+                device,
+                f"all-reduce of {size}",
+                partial(seconds_of, large[:n], 100 if n < 2**18 else 5),
+            )
             for size, n in sizes.items()
         ]
         case.together("sums")  # nobody leaves while a peer still needs an answer
@@ -354,48 +372,49 @@ def check_reduce(case: Case) -> str:
 
 
 def in_time(case: Case, device: torch.device, what: str, call: Callable[[], Any]) -> Any:
-    """Call it with this GPU as the current one. Raises Red, with the network's interfaces, where it blocks."""
+    """Call it with this GPU as the current one. Raises Red, with the interface, where it blocks."""
 
     def work() -> Any:
-        with torch.accelerator.device_index(device.index):  # each thread has a current GPU of its own
+        with torch.accelerator.device_index(device.index):  # each thread has a current GPU
             return call()
 
     try:
-        # NCCL can block inside a call that torch's own limit does not end; where that ends one, it says more.
+        # NCCL can block inside a call that torch's limit does not end; where that ends one, it says more.
         return case.within(case.args.timeout + 1, work)
     except TimeoutError:
-        library, debug = ("NCCL", "; NCCL_DEBUG=INFO says where it waits") if device.type == "cuda" else ("gloo", "")
+        library = "NCCL" if device.type == "cuda" else "gloo"
+        debug = "NCCL_DEBUG=INFO says where it waits"
         variable = f"{library.upper()}_SOCKET_IFNAME"
         known = ", ".join(name for _, name in socket.if_nameindex())
         now = os.environ.get(variable) or f"not set, and there are {known}"
         seen = f"{library}'s {what} is not over after {case.args.timeout} s; {variable} is {now}"
-        cure = f"export {variable}= the interface between the nodes, which no firewall closes: ip -brief address{debug}"
-        if library == "NCCL" and case.count("hosts") == 1:
-            cure = "NCCL_DEBUG=INFO says where it waits; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+        cure = f"export {variable}= the interface between the nodes, open for all ports: ip -brief address"
+        if library == "NCCL":
+            alone = f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+            cure = alone if case.count("hosts") == 1 else f"{cure}; {debug}"
         raise Red(seen, cure) from None
 
 
 def form(case: Case, device: torch.device) -> None:
     """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
-    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": case.size}
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error, in place of an abort
+    group = {
+        "store": dist.PrefixStore("group", case.store),
+        "rank": case.rank,
+        "world_size": case.size,
+    }
     group["timeout"] = timedelta(seconds=case.args.timeout)
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, device_id=device_id, **group)
 
 
 def sum_up(case: Case, large: Tensor) -> tuple[str, list[float]]:
-    """All-reduce it; return the backend's class, and a wrong sum if there is one; every rank calls it."""
+    """All-reduce it; return the backend's class, and a wrong sum if there is one. Every rank calls it."""
     limit = timedelta(seconds=case.args.timeout)
     dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
     wrong = large[large != case.size * (case.size + 1) / 2][:1].tolist()  # also what is not a number
     large.zero_()  # sums of sums would overflow below
     return backend_class(large.device), wrong
-
-
-def backend_class(device: torch.device) -> str:
-    """The class of the group's backend for this device: two stand behind the name "nccl"."""
-    return type(dist.group.WORLD._get_backend(device)).__name__
 
 
 def seconds_of(total: Tensor, times: int) -> float:
@@ -464,7 +483,8 @@ def claim(case: Case) -> None:
 
 
 def own_slice(device: str) -> str:
-    """The MIG slice behind cuda:N, as its launcher names it: slices of a card may all give the card's number."""
+    """The MIG slice behind cuda:N, by the name in CUDA_VISIBLE_DEVICES, or "" where there is none."""
+    # The driver's call gives a slice's own number (cuda.h); of the property that torch reads nothing is promised.
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = next(iter(names[int(device.partition(":")[2]) :]), "").strip()
     return f" {name}" * name.startswith("MIG-")
@@ -491,12 +511,10 @@ def check_ranks(case: Case) -> str:
 
 
 def nccl_class() -> str:
-    """The class that the name "nccl" makes: torch 2.15 takes the newer one, unless TORCH_DIST_USE_NCCL2 is 0."""
-    with suppress(AttributeError, KeyError):  # torch before 2.14 has one class only
-        dist.Backend._ensure_backend_registered("nccl")
-        if "nccl2" in dist.Backend._plugins["NCCL"].creator_fn.__name__:
-            return "ProcessGroupNCCL2"
-    return "ProcessGroupNCCL"
+    """The class that the name "nccl" will make: the older one, or the newer, ProcessGroupNCCL2."""
+    getattr(dist.Backend, "_ensure_backend_registered", str)("nccl")  # torch reads the variable here
+    maker = dist.Backend._plugins.get("NCCL")  # before torch 2.14 there is one class, and no maker
+    return "ProcessGroupNCCL2" if maker and "nccl2" in maker.creator_fn.__name__ else "ProcessGroupNCCL"
 
 
 def check_versions(case: Case) -> str:
@@ -649,4 +667,4 @@ TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with deceaf4144522f06
+# As it was written out, the SHA-256 of the lines above begins with 44490c89f4f347c4

@@ -19,13 +19,14 @@ from pathlib import Path
 
 
 def recorded() -> dict:
-    """This rank's calls, from every recorder that has some: gloo's, and those of the two classes behind "nccl"."""
+    """This rank's calls, of every recorder that has some: gloo's, and of both classes behind "nccl"."""
     from torch._C import _distributed_c10d as c10d
 
-    recorders = {  # by what is put behind a group's name: a group can have gloo and NCCL, and each counts for itself
+    # By what is put behind a group's name: a group can have gloo and NCCL, and each counts for itself.
+    recorders = {
         "": lambda: c10d._dump_fr_trace_json(True, False),
-        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # the older class, ProcessGroupNCCL
-        " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # the newer one, ProcessGroupNCCL2
+        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # of ProcessGroupNCCL
+        " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # of ProcessGroupNCCL2
     }
     every = {"entries": [], "pg_status": {}}
     for library, dump in recorders.items():
@@ -62,7 +63,8 @@ def watched(script: str) -> None:
         runpy.run_path(script, run_name="__main__")
         write(pg_status={})  # or the last call of a script that ended well may seem to go on
     finally:
-        if not dump.exists() or not json.loads(dump.read_text())["entries"]:  # what a hang wrote says more
+        # What a hang wrote says more.
+        if not dump.exists() or not json.loads(dump.read_text())["entries"]:
             write()
 
 

@@ -1,7 +1,7 @@
 """Say which rank missed which collective: python who_hangs.py recorder_rank*.json
 
-Give it the flight recorder of every rank, as watched.py writes it, or torch._C._distributed_c10d._dump_fr_trace_json(),
-which is gloo's: watched.py asks for NCCL's, too.
+Give it the flight recorder of every rank, as watched.py writes it, with what NCCL recorded, too; or gloo's alone, as
+torch._C._distributed_c10d._dump_fr_trace_json() gives it.
 The file needs nothing but Python, and reads JSON only: a pickled dump could run what it likes.
 """
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-EMPTY = "it called no collective, or over a backend that keeps no record, or TORCH_FR_BUFFER_SIZE is 0"
+EMPTY = "no collective yet, or a backend that keeps no record, or TORCH_FR_BUFFER_SIZE=0"
 SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"  # gloo tells no difference
 
 
@@ -27,8 +27,10 @@ def calls(dump: Mapping) -> dict[str, dict[int, str]]:
 def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
     """A line for each rank without a dump, and for the first call of each group that ranks differ in, or do not end."""
     size = max([rank + 1 for rank in dumps] + [dump.get("world_size", 0) for dump in dumps.values()])
-    missing = [f"rank {rank} left no dump: was it killed?" for rank in range(size) if rank not in dumps]
-    empty = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in sorted(dumps) if not dumps[rank].get("entries")]
+    lost = [rank for rank in range(size) if rank not in dumps]
+    missing = [f"rank {rank} left no dump: was it killed?" for rank in lost]
+    empty = [rank for rank, dump in sorted(dumps.items()) if not dump.get("entries")]
+    silent = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in empty]
     told, lines = {rank: calls(dump) for rank, dump in sorted(dumps.items())}, []
     for group in sorted({group for mine in told.values() for group in mine}):
         if group.split()[0] == "0":  # all ranks are in it, also one that called nothing yet
@@ -40,7 +42,7 @@ def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
             if len(set(called.values())) > 1 or not all(ended(dumps[rank], group, number) for rank in inside):
                 lines.append(f"group {group}, collective {number}: {described(called)}")
                 break
-    return missing + (lines or empty or [SAME] * (not missing))
+    return missing + (lines or silent or [SAME] * (not missing))
 
 
 def ended(dump: Mapping, group: str, number: int) -> bool:

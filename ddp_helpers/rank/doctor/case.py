@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_helpers.rank.group import check_address
+from ddp_helpers.rank.group import check_address, reason
 from ddp_helpers.rank.launchers import name_of_start
 
 WORDS = 600  # characters of an error that a row can hold
@@ -26,11 +25,8 @@ class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
-def reason(error: BaseException) -> str:
-    """The words of an error in one line, without C++ frames: NCCL gives its reason in the last of several lines."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    frames = re.compile(r"(Exception raised from|frame #\d+:|C\+\+ CapturedTraceback|#\d+ )")
-    words = " ".join(line for line in lines if line and not frames.match(line)) or type(error).__name__
+def short(words: str) -> str:
+    """The beginning and the end of words that are too long for a row."""
     return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
 
 
@@ -44,7 +40,7 @@ def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     except SystemExit:  # stop has printed its line
         return None, [said.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [reason(error)]
+        return None, [short(reason(error) or type(error).__name__)]
 
 
 @dataclass
@@ -87,12 +83,13 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
-        self.lost = self.lost or self.come(name, self.args.timeout + 2)  # who waited in vain itself comes so late
+        # Who has itself waited in vain for so long comes a little later.
+        self.lost = self.lost or self.come(name, self.args.timeout + 2)
         if self.lost:
             raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
 
     def within(self, seconds: float, call: Callable[[], Any]) -> Any:
-        """Call it in a thread; raises what it raises, or TimeoutError after so many seconds, and leaves it there."""
+        """Call it in a thread; raises what it raises, or TimeoutError after `seconds`, and leaves it there."""
         came: list[tuple[Any, Exception | None]] = []
 
         def work() -> None:
@@ -127,7 +124,7 @@ class Case:
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
             return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
 
-        try:  # a stranger that holds the port and never answers would keep TCPStore waiting for ever
+        try:  # a stranger that holds the port and never answers would hold TCPStore for ever
             store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]

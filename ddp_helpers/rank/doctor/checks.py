@@ -53,7 +53,8 @@ def claim(case: Case) -> None:
 
 
 def own_slice(device: str) -> str:
-    """The MIG slice behind cuda:N, as its launcher names it: slices of a card may all give the card's number."""
+    """The MIG slice behind cuda:N, by the name in CUDA_VISIBLE_DEVICES, or "" where there is none."""
+    # The driver's call gives a slice's own number (cuda.h); of the property that torch reads nothing is promised.
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = next(iter(names[int(device.partition(":")[2]) :]), "").strip()
     return f" {name}" * name.startswith("MIG-")
@@ -80,12 +81,10 @@ def check_ranks(case: Case) -> str:
 
 
 def nccl_class() -> str:
-    """The class that the name "nccl" makes: torch 2.15 takes the newer one, unless TORCH_DIST_USE_NCCL2 is 0."""
-    with suppress(AttributeError, KeyError):  # torch before 2.14 has one class only
-        dist.Backend._ensure_backend_registered("nccl")
-        if "nccl2" in dist.Backend._plugins["NCCL"].creator_fn.__name__:
-            return "ProcessGroupNCCL2"
-    return "ProcessGroupNCCL"
+    """The class that the name "nccl" will make: the older one, or the newer, ProcessGroupNCCL2."""
+    getattr(dist.Backend, "_ensure_backend_registered", str)("nccl")  # torch reads the variable here
+    maker = dist.Backend._plugins.get("NCCL")  # before torch 2.14 there is one class, and no maker
+    return "ProcessGroupNCCL2" if maker and "nccl2" in maker.creator_fn.__name__ else "ProcessGroupNCCL"
 
 
 def check_versions(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""The check of the all-reduce: the group, its sum and its speed, each within the limit, or what blocks is named."""
+"""The check of the all-reduce: the group, its sum and its speed, each within the limit."""
 
 import os
 import socket
@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, Red
+from ddp_helpers.rank.group import backend_class
 
 
 def check_reduce(case: Case) -> str:
-    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it never comes back."""
+    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it blocks."""
     case.together("all-reduce")
     # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
     backend = "nccl" if case.count("gpus") == case.size else "gloo"
@@ -29,7 +30,12 @@ def check_reduce(case: Case) -> str:
         in_time(case, device, "init", partial(form, case, device))
         name, wrong = in_time(case, device, "first all-reduce", partial(sum_up, case, large))
         took = [
-            in_time(case, device, f"all-reduce of {size}", partial(seconds_of, large[:n], 100 if n < 2**18 else 5))
+            in_time(
+                case,
+                device,
+                f"all-reduce of {size}",
+                partial(seconds_of, large[:n], 100 if n < 2**18 else 5),
+            )
             for size, n in sizes.items()
         ]
         case.together("sums")  # nobody leaves while a peer still needs an answer
@@ -45,48 +51,49 @@ def check_reduce(case: Case) -> str:
 
 
 def in_time(case: Case, device: torch.device, what: str, call: Callable[[], Any]) -> Any:
-    """Call it with this GPU as the current one. Raises Red, with the network's interfaces, where it blocks."""
+    """Call it with this GPU as the current one. Raises Red, with the interface, where it blocks."""
 
     def work() -> Any:
-        with torch.accelerator.device_index(device.index):  # each thread has a current GPU of its own
+        with torch.accelerator.device_index(device.index):  # each thread has a current GPU
             return call()
 
     try:
-        # NCCL can block inside a call that torch's own limit does not end; where that ends one, it says more.
+        # NCCL can block inside a call that torch's limit does not end; where that ends one, it says more.
         return case.within(case.args.timeout + 1, work)
     except TimeoutError:
-        library, debug = ("NCCL", "; NCCL_DEBUG=INFO says where it waits") if device.type == "cuda" else ("gloo", "")
+        library = "NCCL" if device.type == "cuda" else "gloo"
+        debug = "NCCL_DEBUG=INFO says where it waits"
         variable = f"{library.upper()}_SOCKET_IFNAME"
         known = ", ".join(name for _, name in socket.if_nameindex())
         now = os.environ.get(variable) or f"not set, and there are {known}"
         seen = f"{library}'s {what} is not over after {case.args.timeout} s; {variable} is {now}"
-        cure = f"export {variable}= the interface between the nodes, which no firewall closes: ip -brief address{debug}"
-        if library == "NCCL" and case.count("hosts") == 1:
-            cure = "NCCL_DEBUG=INFO says where it waits; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+        cure = f"export {variable}= the interface between the nodes, open for all ports: ip -brief address"
+        if library == "NCCL":
+            alone = f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+            cure = alone if case.count("hosts") == 1 else f"{cure}; {debug}"
         raise Red(seen, cure) from None
 
 
 def form(case: Case, device: torch.device) -> None:
     """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error that can be caught, in place of an abort
-    group = {"store": dist.PrefixStore("group", case.store), "rank": case.rank, "world_size": case.size}
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error, in place of an abort
+    group = {
+        "store": dist.PrefixStore("group", case.store),
+        "rank": case.rank,
+        "world_size": case.size,
+    }
     group["timeout"] = timedelta(seconds=case.args.timeout)
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, device_id=device_id, **group)
 
 
 def sum_up(case: Case, large: Tensor) -> tuple[str, list[float]]:
-    """All-reduce it; return the backend's class, and a wrong sum if there is one; every rank calls it."""
+    """All-reduce it; return the backend's class, and a wrong sum if there is one. Every rank calls it."""
     limit = timedelta(seconds=case.args.timeout)
     dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
     wrong = large[large != case.size * (case.size + 1) / 2][:1].tolist()  # also what is not a number
     large.zero_()  # sums of sums would overflow below
     return backend_class(large.device), wrong
-
-
-def backend_class(device: torch.device) -> str:
-    """The class of the group's backend for this device: two stand behind the name "nccl"."""
-    return type(dist.group.WORLD._get_backend(device)).__name__
 
 
 def seconds_of(total: Tensor, times: int) -> float:

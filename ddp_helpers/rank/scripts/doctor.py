@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp_helpers.rank.doctor.case import Case, overhear
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, arrive
-from ddp_helpers.rank.launchers import stop, who_am_i
+from ddp_helpers.rank.launchers import OLDER_NCCL, stop, who_am_i
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
@@ -89,7 +89,7 @@ def consult(case: Case, trouble: list[str]) -> int:
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     """Look at the job, and leave with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong. Any rank."""
     args = parse_flags(argv, prog)
-    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the class of "nccl" that the scripts take
+    os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
     _, trouble = overhear(case.meet) if case.size > 1 else (None, [])
     status, lost = overhear(lambda: consult(case, trouble)) if not (trouble and case.rank) else (2, trouble)
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
             stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
         sys.exit(status)
     finally:
-        if case.blocked:  # what waits in a thread, such as NCCL's init, could hold the interpreter's end
+        if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
             sys.stdout.flush()
             os._exit(2 if lost else status)
 
