@@ -208,6 +208,15 @@ def test_two_slices_of_a_card_are_two_gpus_and_one_slice_is_not():
     assert seen_by("devices", task("0"), task("1"))[2], "a card's own number is not doubted"
 
 
+@pytest.mark.parametrize(("version", "fine"), [((2, 29, 9), False), ((2, 30, 7), True)])
+def test_ranks_share_a_gpu_where_nccl_can_and_was_told_so(version, fine, monkeypatch):
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
+    task = {"gpus": [("A", 8, 0)]}
+    told = task | {"env": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}}
+    assert (seen_by("devices", told, told)[2] == "") is fine
+    assert seen_by("devices", task, task)[2], "nobody said so"
+
+
 # ---- recorders
 
 

@@ -467,7 +467,7 @@ def arrive(case: Case) -> None:
     case.node = f"{case.host} {os.environ.get('SLURM_NODEID') or os.environ.get('GROUP_RANK')}"
     notes = [f"local rank {case.node} {case.local_rank}", *(f"cpu {case.node} {cpu}" for cpu in case.cpus)]
     notes += ["hosts"] if case.store.add(f"host {case.host}", 1) == 1 else []
-    notes += ["gpus"] if case.gpu and case.store.add(case.gpu, 1) == 1 else []
+    notes += ["gpus"] if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()) else []
     for note in notes:
         case.store.add(note, 1)
 
@@ -480,6 +480,11 @@ def claim(case: Case) -> None:
         if not runs_on((its.major, its.minor), built):
             raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
         case.gpu = f"GPU {its.uuid}{own_slice(case.device)} on {case.host}"
+
+
+def may_share() -> bool:
+    """Whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30)
 
 
 def own_slice(device: str) -> str:
@@ -535,7 +540,7 @@ def check_devices(case: Case) -> str:
         raise Red(*case.trouble)
     if not case.gpu and case.count("gpus"):
         raise Red("no GPU, where others have one")
-    if case.gpu and case.count(case.gpu) > 1:
+    if case.gpu and case.count(case.gpu) > 1 and not may_share():
         raise Red(f"{case.gpu} is shared")
     return case.device
 
@@ -667,4 +672,4 @@ TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 44490c89f4f347c4
+# As it was written out, the SHA-256 of the lines above begins with 939483d6f52bd93c
