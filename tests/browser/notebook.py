@@ -74,13 +74,23 @@ class Notebook:
         """A code cell, counted from 0."""
         return self.panel.locator(".jp-CodeCell").nth(number)
 
+    def choose_kernel(self) -> None:
+        """Answer JupyterLab's question for a kernel, if it asks; no other dialog is expected."""
+        dialog = self.page.locator(".jp-Dialog")
+        if dialog.is_visible():
+            assert "Select Kernel" in (words := dialog.inner_text()), words
+            dialog.locator("select").select_option('{"name":"python3"}')
+            dialog.locator(".jp-mod-accept").click()
+
     def run(self, number: int) -> None:
         """Click into a cell, and press Shift-Enter; again where nothing came of it, as a person would.
 
-        On a busy machine the circle says idle a moment before JupyterLab has its session, and drops what is run then.
+        On a busy machine the circle says idle a moment before JupyterLab has its session, and it drops what is run
+        then, or asks for a kernel.
         """
         before = self.cells()[number].prompt
         for _ in range(3):
+            self.choose_kernel()
             self.code(number).locator(".cm-content").click()
             self.page.keyboard.press("Shift+Enter")
             with suppress(AssertionError):
@@ -91,6 +101,7 @@ class Notebook:
         """Have a command of a menu run all cells; again where nothing came of it, as in run()."""
         before = self.cells()[0].prompt
         for _ in range(3):
+            self.choose_kernel()
             command()
             with suppress(AssertionError):
                 return self.wait(lambda: self.cells()[0].prompt not in ("", before), "the first cell runs", 30)
