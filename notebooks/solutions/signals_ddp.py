@@ -40,11 +40,12 @@ def main() -> None:
 
     torch.manual_seed(1)
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    device = torch.device("cpu")
+    backend, gpu = "gloo", None
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend, gpu = "nccl", torch.device("cuda", local_rank)
+        torch.cuda.set_device(gpu)
+    dist.init_process_group(backend, device_id=gpu)
+    device = gpu or torch.device("cpu")
 
     model = Net().to(device)
     ddp_model = DDP(model)
@@ -71,6 +72,7 @@ def main() -> None:
             print(f"epoch {epoch}: {right:.0f}/{len(test_set)} right", flush=True)
     if rank == 0:
         torch.save(model.state_dict(), "signals.pt")
+    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
     dist.destroy_process_group()
 
 

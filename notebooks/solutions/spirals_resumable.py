@@ -57,6 +57,8 @@ def main() -> None:
     if world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         parser.exit(2, "export MASTER_ADDR and MASTER_PORT, the same for all ranks\n")
     gpus = torch.cuda.device_count()
+    if local_rank >= gpus > 1:
+        parser.exit(2, f"local rank {local_rank} finds {gpus} GPUs: start fewer ranks\n")
     device = torch.device(f"cuda:{local_rank if gpus > 1 else 0}" if gpus else "cpu")
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
@@ -64,6 +66,7 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
         group["device_id"] = device
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the older class: it overlaps
     dist.init_process_group("nccl" if gpus else "gloo", **group)
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
     sampler = DistributedSampler(train_set)  # each rank its share
