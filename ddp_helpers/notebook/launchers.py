@@ -87,18 +87,23 @@ def free_port() -> int:
             return port
 
 
-def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
+def enough_gpus(ranks: int) -> bool:
+    """Whether this machine has a GPU for each of so many ranks, or one that NCCL lets them share."""
     import torch  # here, since it takes seconds, and a notebook that hands its job to Slurm needs none of it
 
+    if (gpus := torch.cuda.device_count()) != 1:
+        return ranks <= gpus
+    # Since NCCL 2.30 (torch 2.14), where this variable asks for it; it was not tried here.
+    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return ranks == 1 or (asked and torch.cuda.nccl.version() >= (2, 30))
+
+
+def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
     env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus_of_rank() // sum(per_node)))}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
     env.setdefault(*OLDER_NCCL)
-    # With fewer GPUs than ranks, or for several pretended nodes, all ranks use CPUs. Since NCCL 2.30
-    # (torch 2.14) ranks may share one GPU where this variable asks for it; it was not tried here.
-    gpus = torch.cuda.device_count()
-    shared = gpus == 1 and env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30)
-    if len(per_node) > 1 or not (shared or sum(per_node) <= gpus):
+    if len(per_node) > 1 or not enough_gpus(sum(per_node)):  # or several pretended nodes
         env["CUDA_VISIBLE_DEVICES"] = ""
     if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
