@@ -3,8 +3,7 @@
 from itertools import pairwise
 
 from ddp_helpers import ROOT
-from ddp_helpers.upkeep.architecture import above, imports, room
-from ddp_helpers.upkeep.stale import modules
+from ddp_helpers.upkeep.architecture import above, imports, modules, room
 
 SHARED = {"", "exercise", "on_ranks", "run_script"}  # what all lessons may import
 

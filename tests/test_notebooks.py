@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from ddp_helpers import ROOT
-from ddp_helpers.upkeep.stale import digest
+from ddp_helpers.upkeep.stale import changed
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
@@ -19,8 +19,8 @@ HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}
 def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
     """What is wrong with a notebook that is about to be committed, a line each."""
     found = []
-    if notebook.metadata.get("made_from") != digest(notebook):
-        found.append("the outputs are of another source: run `make notebooks`")
+    if names := changed(notebook):
+        found.append(f"made from other contents of {', '.join(names)}: run `make notebooks`")
     if not any("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells):
         found.append("no cell is tagged `parameters`")
     for number, cell in enumerate(notebook.cells):

@@ -2,12 +2,12 @@
 
 import ast
 from collections import Counter
+from pathlib import Path
 from textwrap import wrap
 
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
 from ddp_helpers.notebook.style import GREY, rank_colour
-from ddp_helpers.upkeep.stale import modules
 
 WINGS = {
     "upkeep": "what maintainers run: execute the course, measure it, keep its records",
@@ -16,6 +16,13 @@ WINGS = {
     "rank": "what runs on every rank: the one source of every line of a script",
 }
 ROW, WIDE, TALL = 10, 0.93, 0.66  # boxes in a row, and a box with the gap to the next, in inches
+
+
+def modules() -> dict[str, Path]:
+    """The file of each module of the package, by its dotted name."""
+    paths = sorted((ROOT / "ddp_helpers").rglob("*.py"))
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
 def imports() -> set[tuple[str, str]]:

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import psutil
@@ -18,7 +19,7 @@ from nbformat import NotebookNode
 from ddp_helpers import ROOT
 from ddp_helpers.notebook.kernels import KernelOnFiles
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.upkeep.stale import digest
+from ddp_helpers.upkeep.stale import made_from, noting, sources
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
@@ -55,12 +56,15 @@ def execute(path: Path, target: Path) -> Outcome:
     client = NotebookClient(notebook, on_cell_executed=step, **options)
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
-    try:
-        asyncio.run(client.async_execute())  # in any thread, and its event loop is closed
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
-        error = next((line for line in reversed(str(problem).splitlines()) if line.strip()), "the kernel died")
+    with TemporaryDirectory() as folder:
+        notes = Path(folder) / "opened"
+        try:
+            asyncio.run(client.async_execute(env=noting(notes)))  # in any thread, and its event loop is closed
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
+            error = next((line for line in reversed(str(problem).splitlines()) if line.strip()), "the kernel died")
+        paths = sources(notes)
     progress(path.stem, done[0], len(code), time.monotonic() - begin, last=True)
-    notebook.metadata["made_from"] = digest(notebook)
+    notebook.metadata["made_from"] = made_from(notebook, paths)
     notebook.metadata.pop("widgets", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)

@@ -1,17 +1,17 @@
-"""Say when a notebook's outputs are stale: a digest of its code, of the code that it imports, and of files it names.
+"""Say what has changed since a notebook was executed: its cells, and each file of the course that it opened.
 
-Comments, docstrings and layout count nowhere. Nor do the checkers that `lessons` imports by a pattern: what is printed
-of an exercise that nobody solved does not depend on them.
+`course.execute` has the kernel and all processes that it starts note what they read, and `tests/test_notebooks.py` asks
+for what has changed. Comments, docstrings and layout of Python code count nowhere.
 """
 
 import ast
 import hashlib
+import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate
+from importlib.util import source_from_cache
 from pathlib import Path
 
 import nbformat
@@ -19,105 +19,98 @@ from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
 
-# What no import leads to counts where code names it: "job.ipynb", ROOT / "slurm" / "sites", scripts.write("doctor", …).
-# The name is a file's (a module's or a site's also without its ending) or a folder's, of which all files count; but
-# of slurm/sites, to which anybody may add a site, only the one where notebooks are executed. A file in slurm/scripts,
-# which is written out from a module, is known as that module.
-NAMED = ("ddp_helpers/rank/scripts/[a-z]*.py", "slurm/job.sbatch.jinja", "slurm/job.ipynb", "slurm/sites/[a-z]*.toml")
-NAMED += ("notebooks/results/*", "notebooks/letters.py")
-STARTED = ("train.py", "dial_nodes.py", "two_nodes.sh")  # what lessons start or copy, and do not import
-NEVER = ("README.md", ".")  # how the names of files begin that never count
+HOOK = Path(__file__).parent / "hook"
+CELLS = "cells"  # the name of a notebook's own code in what it was made from
+RECORDS = "notebooks/results"  # the folder in which another file makes another table: what is listed there counts
+MADE = ("build", "runs", "data")  # folders of what is made, where nothing is a source; nor is it in hidden ones
+# Tables of rank/launchers.py to which anybody may add a row: they count where cells, or the lesson, name them.
+TABLES = {"LAUNCHERS", "STARTS"}
 
 MAGIC = re.compile(r"^([ \t]*(?:\w+ *= *)?)([%!].*)$", re.M)  # a line that IPython reads, and Python does not
-IN_TEXT = re.compile(r"\b(ddp_helpers(?:\.\w+)*)(?: import ([\w, ]+))?")  # a module, or an import, within a string
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def digest(notebook: NotebookNode) -> str:
-    """Hash all that outputs are made from: code cells, the code that they import, also indirectly, and named files."""
-    own, uses = cells(notebook)
-    made_from = hashlib.sha256(own)
-    for path, counts in sorted(closure(uses).items()):
-        made_from.update(path.encode() + b"\0" + counts + b"\0")
-    return made_from.hexdigest()
+def noting(notes: Path) -> dict[str, str]:
+    """Make the environment in which every Python process notes in a file what it opens beneath ROOT."""
+    notes.touch()
+    path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "DDP_OPENED_BELOW": str(ROOT), "DDP_OPENED_NOTES": str(notes)}
 
 
-def closure(uses: Iterable[str]) -> dict[str, bytes]:
-    """Follow imports and names through the repository: each file's path, and what of it counts."""
-    places, found, todo = known(), {}, list(uses)
-    while todo:
-        name = todo.pop()
-        parents = accumulate(name.split("."), "{}.{}".format) if name.startswith("ddp_helpers.") else ()
-        for path in {path for one in (name, *parents) for path in places.get(one, ())} - found.keys():
-            found[path], more = read(path)
-            todo += more
-    return found
+def sources(notes: Path) -> list[str]:
+    """Read the notes: the paths, relative to ROOT, of the files that are sources of the course."""
+    paths = set()
+    for line in notes.read_text().splitlines():
+        path = Path(source_from_cache(line) if line.endswith(".pyc") else line).relative_to(ROOT)
+        if not path.parts:
+            continue
+        hidden = any(part.startswith(".") or part.endswith(".egg-info") for part in path.parts)
+        counts = (ROOT / path).is_file() or path.as_posix().startswith(RECORDS)
+        if counts and not hidden and path.parts[0] not in MADE:
+            paths.add(path.as_posix())
+    return sorted(paths)
 
 
-def modules() -> dict[str, Path]:
-    """The file of each module of the package, by its dotted name."""
-    names = {
-        path: path.relative_to(ROOT).with_suffix("").parts for path in sorted((ROOT / "ddp_helpers").rglob("*.py"))
-    }
-    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+def made_from(notebook: NotebookNode, paths: Iterable[str]) -> dict[str, str]:
+    """Hash what outputs are made from, by name: the notebook's code, and each file, b"" for one that is gone."""
+    own, tables = cells(notebook), names_tables(notebook, paths)
+    contents = {CELLS: own} | {path: content(path, tables) for path in paths}
+    return {name: hashlib.sha256(text).hexdigest()[:16] for name, text in contents.items()}
 
 
-def known() -> dict[str, set[str]]:
-    """Map each name that code may use, of a module or in NAMED, to the paths of its files."""
-    found = defaultdict(set, sites={"slurm/sites/local.toml"})
-    for name, path in modules().items():
-        found[name].add(path.relative_to(ROOT).as_posix())
-    for path in (path for name in STARTED for path in ROOT.glob(f"ddp_helpers/lessons/*/{name}")):
-        found[path.name].add(path.relative_to(ROOT).as_posix())
-    for path in (path for pattern in NAMED for path in ROOT.glob(pattern)):
-        for file in path.rglob("*") if path.is_dir() else [path]:
-            if file.is_file() and not file.name.startswith(NEVER):
-                for name in {path.name, path.name.removesuffix(".py").removesuffix(".toml")}:
-                    found[name].add(file.relative_to(ROOT).as_posix())
-    return found
+def changed(notebook: NotebookNode) -> list[str]:
+    """List what is no longer as it was when the notebook was executed; all of it is new to one that never was."""
+    before = notebook.metadata.get("made_from", {CELLS: ""})
+    now = made_from(notebook, sorted(before.keys() - {CELLS}))
+    return [name for name in now if now[name] != before.get(name)]
 
 
-def read(path: str) -> tuple[bytes, frozenset[str]]:
-    """Read what of a file counts, and the names that it uses."""
-    content = (ROOT / path).read_bytes()
+def names_tables(notebook: NotebookNode, paths: Iterable[str]) -> bool:
+    """Whether the cells, or the modules of a lesson, name a table that may grow: then outputs may show it."""
+    lessons = [ROOT / path for path in paths if path.startswith("ddp_helpers/lessons/")]
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    texts += [path.read_text() for path in lessons if path.suffix == ".py" and path.is_file()]
+    return any(re.search(rf"\b{table}\b", text) for table in TABLES for text in texts)
+
+
+def content(path: str, tables: bool) -> bytes:
+    """Read what of a file counts."""
+    file = ROOT / path
+    if file.is_dir():
+        return "\n".join(sorted(each.name for each in file.iterdir() if each.name != "README.md")).encode()
+    if not file.is_file():
+        return b""
     if path.endswith(".py"):
-        return code(content.decode(), tuple(path.split("/")[:-1]))
-    return cells(nbformat.reads(content.decode(), as_version=4)) if path.endswith(".ipynb") else (content, frozenset())
+        return code(file.read_text(), tables)
+    return cells(nbformat.read(file, as_version=4)) if path.endswith(".ipynb") else file.read_bytes()
 
 
-def cells(notebook: NotebookNode) -> tuple[bytes, frozenset[str]]:
-    """Join the code cells of a notebook: what of them counts, and the names that they use."""
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    parts = [code(f"pass\n{source}") for source in sources]  # behind `pass` a string is no docstring: a cell shows it
-    silent = [source.rstrip().endswith(";") for source in sources]  # this hides what a cell would show
-    return b"\0".join([*(own for own, _ in parts), bytes(silent)]), frozenset().union(*(uses for _, uses in parts))
+def cells(notebook: NotebookNode) -> bytes:
+    """Join what counts of a notebook's code cells."""
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    parts = [code(f"pass\n{text}", True) for text in texts]  # behind `pass` a string is no docstring: a cell shows it
+    silent = [text.rstrip().endswith(";") for text in texts]  # this hides what a cell would show
+    return b"\0".join([*parts, bytes(silent)])
 
 
 @cache
-def code(text: str, package: tuple[str, ...] = ()) -> tuple[bytes, frozenset[str]]:
-    """Reduce code to its syntax tree without docstrings, and the names it uses; what is not Python is one string."""
-    for python in (text, MAGIC.sub(lambda line: f"{line[1]}{line[2].split()}", text), repr([text, *text.split()])):
+def code(text: str, tables: bool) -> bytes:
+    """Reduce code to its syntax tree without docstrings, and tables if they do not count; or to one string."""
+    for python in (text, MAGIC.sub(lambda line: f"{line[1]}{line[2].split()}", text), repr([text])):
         with suppress(SyntaxError, ValueError):
             tree = ast.parse(python)
             break
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
             del node.body[0]
-    return repr(shape(tree)).encode(), frozenset(name for node in ast.walk(tree) for name in names(node, package))
+    if not tables:
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.Assign) and assigned(node) & TABLES)]
+    return repr(shape(tree)).encode()
 
 
-def names(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
-    """The dotted names that an import statement imports, or what a string names: modules, and parts of a path."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        home = package[: len(package) - node.level + 1] if node.level else ()
-        module = ".".join(filter(None, (*home, node.module)))
-        yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from node.value.split("/")
-        for module, imported in IN_TEXT.findall(node.value):
-            yield from (module, *(f"{module}.{name}" for name in imported.replace(",", " ").split()))
+def assigned(node: ast.Assign) -> set[str]:
+    """The names that an assignment gives a value."""
+    return {target.id for target in node.targets if isinstance(target, ast.Name)}
 
 
 def shape(node: object) -> object:
