@@ -1,6 +1,14 @@
-"""The helpers of the course: `rank` runs on every rank, `notebook` where the learner sits."""
+"""The helpers of the course: a room for each job, from `rank`, which runs on every rank, to `upkeep`."""
 
 from pathlib import Path
 
 __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
+
+
+class PlainError(Exception):
+    """An error whose message says all: a traceback through the helpers would help nobody."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Have IPython show the message alone."""
+        return [f"{type(self).__name__}: {self}"]

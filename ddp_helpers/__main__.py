@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_helpers.notebook import PlainError
+from ddp_helpers import PlainError
 from ddp_helpers.rank.launchers import stop
 
 # What a command needs is imported when it is called, so that writing a script needs no Jupyter.
@@ -30,7 +30,7 @@ def data(args: Namespace) -> None:
 
 def script(args: Namespace) -> None:
     """Write a standalone script."""
-    from ddp_helpers.notebook.scripts import is_output, write
+    from ddp_helpers.launch.scripts import is_output, write
 
     if not is_output(write(args.name, args.path, force=args.force)):
         print(f"wrote {args.path}")
@@ -52,47 +52,46 @@ def keep(args: Namespace) -> None:
 
 def site(args: Namespace) -> None:
     """Check a site file, and show the file of a small job there."""
-    from ddp_helpers.notebook import slurm
+    from ddp_helpers import jobs
 
     program = ("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}")
-    place = slurm.Site.load(args.name)
-    shape = {"time": place.time or slurm.Job.time, "cpus_per_task": place.cpus_per_rank or 4}
-    job = slurm.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, **shape)
-    print(slurm.render(job, place, Path("runs/try-site")))
+    place = jobs.Site.load(args.name)
+    shape = {"time": place.time or jobs.Job.time, "cpus_per_task": place.cpus_per_rank or 4}
+    job = jobs.Job("try-site", program, nodes=2, tasks_per_node=2, gpus_per_node=2, **shape)
+    print(jobs.render(job, place, Path("runs/try-site")))
     print(f"# {args.name} is sound. Try the lines above there, in a file: sbatch --test-only FILE", file=sys.stderr)
 
 
 def job(args: Namespace) -> None:
     """Make a job of a script, the course's or your own, and show its file; what stands behind -- is the script's."""
-    from ddp_helpers import ROOT
-    from ddp_helpers.notebook import slurm
+    from ddp_helpers import ROOT, jobs
 
     if args.again:
         if args.name or args.words:
-            raise slurm.JobError("--again FOLDER takes nothing else: the job stands in the folder")
-        slurm.again(args.again)
+            raise jobs.JobError("--again FOLDER takes nothing else: the job stands in the folder")
+        jobs.again(args.again)
         return
     if not (args.name and args.script):
-        raise slurm.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
-    place = slurm.Site.load(args.name)
+        raise jobs.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
+    place = jobs.Site.load(args.name)
     gpus = int(bool(place.gpus)) if args.gpus is None else args.gpus
     ranks = (gpus or 1) if args.ranks is None else args.ranks
     if gpus and not place.gpus:
-        raise slurm.JobError(f"--gpus {gpus}: site {place.name} has no GPUs: give --gpus 0 --ranks {ranks}")
+        raise jobs.JobError(f"--gpus {gpus}: site {place.name} has no GPUs: give --gpus 0 --ranks {ranks}")
     if gpus not in (0, ranks) or (args.gpus == 0 and args.ranks is None):
-        raise slurm.JobError(f"--gpus {gpus}: a rank has a GPU of its own, or all use CPUs: --gpus 0 --ranks {ranks}")
+        raise jobs.JobError(f"--gpus {gpus}: a rank has a GPU of its own, or all use CPUs: --gpus 0 --ranks {ranks}")
     shape = {"nodes": args.nodes, "tasks_per_node": ranks, "gpus_per_node": gpus, "array": args.array}
     shape |= {"cpus_per_task": args.cpus, "time": args.time, "launcher": args.launcher, "requeue": args.requeue}
-    folder = slurm.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{ranks}")
-    slurm.prepare(args.script, args.words, place, folder, **shape)
-    if slurm.keeps_no_record(args.script, args.words):
+    folder = jobs.run_folder(ROOT / "runs", args.run, f"{args.script.stem}-{args.nodes}x{ranks}")
+    jobs.prepare(args.script, args.words, place, folder, **shape)
+    if jobs.keeps_no_record(args.script, args.words):
         print(
             "# the run leaves no record, and collect finds none: give --run-dir '{run_dir}' behind --", file=sys.stderr
         )
     print((folder / "job.sbatch").read_text())
     if not args.submit:
         print(f"# it is not submitted. Read it, then: sbatch '{folder / 'job.sbatch'}'", file=sys.stderr)
-    elif slurm.submit(folder):
+    elif jobs.submit(folder):
         record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
         print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
         print(f"# when it has ended: python -m ddp_helpers collect '{folder}'", file=sys.stderr)
@@ -100,9 +99,9 @@ def job(args: Namespace) -> None:
 
 def collect(args: Namespace) -> None:
     """Ask Slurm how the jobs of these run folders ended, note it in their records, and list the runs."""
-    from ddp_helpers.notebook import slurm
+    from ddp_helpers import jobs
 
-    for run in [run for folder in args.folder for run in slurm.collect(folder)]:
+    for run in [run for folder in args.folder for run in jobs.collect(folder)]:
         print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
 
 
@@ -110,10 +109,10 @@ def curve(args: Namespace) -> None:
     """Draw loss, accuracy and any other metric of runs by epoch, into a file."""
     import matplotlib
 
-    from ddp_helpers.notebook import runs, scaling
+    from ddp_helpers.records import runs, scaling
 
     matplotlib.use("agg")  # no window, whatever the terminal's MPLBACKEND and DISPLAY say
-    from ddp_helpers.notebook.curves import curves
+    from ddp_helpers.draw.curves import curves
 
     if args.out.suffix not in (".png", ".pdf", ".svg"):
         raise PlainError(f"--out {args.out}: give a name that ends in .png, .pdf or .svg")
@@ -128,9 +127,9 @@ def curve(args: Namespace) -> None:
 
 def ready(args: Namespace) -> int:
     """Run the doctor as a job at a site."""
-    from ddp_helpers.notebook import slurm
+    from ddp_helpers import jobs
 
-    return int(not slurm.ready(args.name, args.nodes, args.gpus))
+    return int(not jobs.ready(args.name, args.nodes, args.gpus))
 
 
 def bench(args: Namespace) -> None:
@@ -165,7 +164,7 @@ def hang(args: Namespace) -> int:
 
 def audit(args: Namespace) -> int:
     """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
-    from ddp_helpers.notebook.audit.command import main
+    from ddp_helpers.tools.audit.command import main
 
     more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag, args.resume_with
     return main(args.json, args.script, args.words, *more)
@@ -175,7 +174,7 @@ def fits(args: Namespace) -> None:
     """Predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2, on how many of which size."""
     import torch
 
-    from ddp_helpers.notebook.fits import load, predict, sample_of, show
+    from ddp_helpers.tools.fits import load, predict, sample_of, show
 
     make = load(args.model)
     shape, dtype, read = sample_of(make, args.input, args.type and getattr(torch, args.type))

@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from real import THOROUGH
 
-from ddp_helpers.notebook.kernels import KernelOnFiles
-from ddp_helpers.notebook.launchers import INHERITED
-from ddp_helpers.notebook.slurm import available
-from ddp_helpers.notebook.slurm.queue import ask
+from ddp_helpers.jobs import available
+from ddp_helpers.jobs.queue import ask
+from ddp_helpers.launch.kernels import KernelOnFiles
+from ddp_helpers.launch.launchers import INHERITED
 from ddp_helpers.rank.digits import write_digits
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
@@ -30,7 +30,7 @@ jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and s
 # Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that uses Slurm, and a file that
 # is marked so. The other notebooks are a second group.
 ALONE = {"cluster", "browser"}
-USES_SLURM = re.compile(r"slurm\.available|slurm\.watch|%%slurm")
+USES_SLURM = re.compile(r"jobs\.available|jobs\.watch|%%slurm")
 GROUPS = {"alone": 0, "notebooks": 1}  # the longest groups first
 OF_A_JOB = re.compile(r"SLURM_|CUDA_VISIBLE_|OMP_|DDP_")  # beside what launchers set
 

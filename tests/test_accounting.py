@@ -10,8 +10,8 @@ from real import LIMIT, until
 from test_cluster import SBIN, fail_in_ci, make_cluster, need_slurm, remove
 from test_sites_run import our_python
 
-from ddp_helpers.notebook.launchers import free_port
-from ddp_helpers.notebook.slurm import Job, Site, write
+from ddp_helpers.jobs import Job, Site, write
+from ddp_helpers.launch.launchers import free_port
 
 GRANT = """CREATE DATABASE accounts;
 CREATE USER slurm@localhost IDENTIFIED BY 'slurm';

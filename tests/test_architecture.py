@@ -22,7 +22,7 @@ def upward(found):
 def test_no_import_leads_up_and_no_lesson_needs_another():
     found = imports()
     assert len(found) > 200 and upward(found) == []
-    planted = ("ddp_helpers.rank.model", "ddp_helpers.notebook.runs")
+    planted = ("ddp_helpers.rank.model", "ddp_helpers.records.runs")
     between = ("ddp_helpers.lessons.shard_the_data", "ddp_helpers.lessons.wrap_the_model.figures")
     assert upward({*found, planted, between}) == [planted, between]
 

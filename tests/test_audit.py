@@ -9,15 +9,15 @@ from real import LIMIT, THOROUGH
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
+from ddp_helpers.launch.launchers import free_port
+from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons.run_script import Run, attend
-from ddp_helpers.notebook.audit.again import resumed
-from ddp_helpers.notebook.audit.command import RANKS, WITNESS, AuditError, begun, show
-from ddp_helpers.notebook.audit.judge import LOOKS, judge
-from ddp_helpers.notebook.audit.notes import OK, RED, STEPS, UNSEEN, of, read
-from ddp_helpers.notebook.audit.one import alone, compare
-from ddp_helpers.notebook.launchers import free_port
-from ddp_helpers.notebook.scripts import Script
 from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.tools.audit.again import resumed
+from ddp_helpers.tools.audit.command import RANKS, WITNESS, AuditError, begun, show
+from ddp_helpers.tools.audit.judge import LOOKS, judge
+from ddp_helpers.tools.audit.notes import OK, RED, STEPS, UNSEEN, of, read
+from ddp_helpers.tools.audit.one import alone, compare
 
 PAGE = (ROOT / "docs" / "audit.md").read_text()
 FLAGS = ["--epochs=2", "--batch-size=32", "--precision=float32", "--num-workers=0", "--save-model"]

@@ -14,11 +14,11 @@ from test_diagrams import (
 )
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch import LaunchError
+from ddp_helpers.launch.processes import marked
 from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand
-from ddp_helpers.notebook.launch import LaunchError
-from ddp_helpers.notebook.processes import marked
 
 NOTEBOOK = ROOT / "notebooks" / "10_break_it_and_fix_it.ipynb"
 NUMBERS = [str(number) for number in range(1, 30)]

@@ -13,8 +13,8 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from real import until
 
-from ddp_helpers.notebook.kernels import KernelOnFiles
-from ddp_helpers.notebook.parameters import execute
+from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.upkeep import course, slides, stale
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -93,7 +93,7 @@ while not pathlib.Path("here_{other}").exists():
 
 
 def test_a_notebook_that_sends_jobs_runs_beside_one_that_does_not(notebooks, capsys):
-    for own, other, jobs in ((1, 2, "slurm.submit"), (2, 1, "")):  # each ends only while the other runs
+    for own, other, jobs in ((1, 2, "jobs.submit"), (2, 1, "")):  # each ends only while the other runs
         cell = new_code_cell(WAITS.format(own=own, other=other, jobs=jobs))
         nbformat.write(new_notebook(cells=[cell]), notebooks / f"0{own}_waits.ipynb")
     assert course.run([], in_place=False) == 0

@@ -7,8 +7,8 @@ import pytest
 from real import python
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.curves import curves
+from ddp_helpers.draw.curves import curves
+from ddp_helpers.records import runs
 
 RESULTS = ROOT / "notebooks" / "results"
 # What each epoch of a run holds besides its loss; the panels from top to bottom, and how the title ends.

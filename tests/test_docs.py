@@ -347,7 +347,7 @@ def test_the_trainers_page_knows_the_sweep_of_08() -> None:
 def test_elsewhere_knows_which_notebooks_need_what() -> None:
     needs = {row[0]: row[1:] for row in rows((DOCS / "elsewhere.md").read_text(), "need", "how much", "where it bites")}
     workers = {number for number in NOTEBOOKS if re.search(r'num_workers"? ?[=:] ?[1-9]', code(number))}
-    slurm = {number for number in NOTEBOOKS if re.search(r"slurm\.available\(|^%%slurm", code(number), re.M)}
+    slurm = {number for number in NOTEBOOKS if re.search(r"jobs\.available\(|^%%slurm", code(number), re.M)}
     assert {*re.findall(r"\b\d\d\b(?! MB)", needs["`/dev/shm`"][0])} == workers
     assert {*re.findall(r"\b\d\d\b", needs["Slurm"][1])} == slurm
     ranks = sum(map(int, re.findall(r"^    .*: start\(\w+, (\d)[,)]", code("06"), re.M)))

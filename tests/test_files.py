@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_helpers.notebook import slurm
+from ddp_helpers import jobs
 from ddp_helpers.rank import record
 from ddp_helpers.rank.files import write_whole
 
@@ -30,7 +30,7 @@ def test_a_record_and_a_job_follow_no_link(shared: Path) -> None:
     assert not (shared / "status.json").is_symlink() and "done" in (shared / "status.json").read_text()
     (shared / "job.sbatch").unlink()
     (shared / "job.sbatch").symlink_to(shared / "nowhere")
-    slurm.write(slurm.Job("try", ("x.py",)), slurm.Site("here"), shared)
+    jobs.write(jobs.Job("try", ("x.py",)), jobs.Site("here"), shared)
     assert {path.name for path in shared.iterdir() if not path.is_symlink()} == {
         "status.json",
         "job.json",

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import fits, memory
 from ddp_helpers.rank.model import Net
+from ddp_helpers.tools import fits, memory
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 LETTERS = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")

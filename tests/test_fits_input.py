@@ -7,7 +7,7 @@ import torch
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import fits
+from ddp_helpers.tools import fits
 
 MODELS = """
 import torch

@@ -8,12 +8,12 @@ import pytest
 from fuzzing import INPUTS, fuzz, put, refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scaling
-from ddp_helpers.notebook.launch import Launch, take
-from ddp_helpers.notebook.launchers import MARKS
-from ddp_helpers.notebook.screen import Screen
-from ddp_helpers.notebook.slurm.job import Job, JobError
-from ddp_helpers.notebook.slurm.run import RANK, job_of, known
+from ddp_helpers.jobs.job import Job, JobError
+from ddp_helpers.jobs.run import RANK, job_of, known
+from ddp_helpers.launch import Launch, take
+from ddp_helpers.launch.launchers import MARKS
+from ddp_helpers.launch.screen import Screen
+from ddp_helpers.records import runs, scaling
 
 REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
 WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}

@@ -13,9 +13,9 @@ from fuzzing import INPUTS, TEXT, fuzz, put, refused
 from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.slurm import Job, JobError, Site, allowed, render
-from ddp_helpers.notebook.slurm.job import ARRAY, RUN_DIR, seconds
-from ddp_helpers.notebook.slurm.site import SITES
+from ddp_helpers.jobs import Job, JobError, Site, allowed, render
+from ddp_helpers.jobs.job import ARRAY, RUN_DIR, seconds
+from ddp_helpers.jobs.site import SITES
 
 # ---- what a rendered file may hold: the template's lines, with safe words where it has a value
 

@@ -13,13 +13,12 @@ import nbformat
 import pytest
 from real import LIMIT, until
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import slurm
-from ddp_helpers.notebook.slurm import queue
+from ddp_helpers.jobs import queue
 from ddp_helpers.rank.record import claim
 
-LOCAL = partial(slurm.Site.load, "local")
+LOCAL = partial(jobs.Site.load, "local")
 
 # A script as the pages describe it: it notes the signal, votes, saves, writes REQUEUE_FILE, and leaves with 75.
 SAVES = """
@@ -71,12 +70,12 @@ def job(tmp_path):
     def make(text, **shape):
         path = tmp_path / "mine.py"
         path.write_text(text)
-        slurm.prepare(path, ["{run_dir}"], LOCAL(), folder, **shape)
+        jobs.prepare(path, ["{run_dir}"], LOCAL(), folder, **shape)
         return folder
 
     yield make
     for number in submitted(folder):
-        slurm.cancel(number)
+        jobs.cancel(number)
 
 
 def submitted(folder):
@@ -92,18 +91,18 @@ def by_hand(folder):
 
 def end_of(number):
     """Wait for the end of a job, and give its state."""
-    until(lambda: not any(state.active for state in slurm.look(number)), f"the end of job {number}")
-    return slurm.look(number)[0].state
+    until(lambda: not any(state.active for state in jobs.look(number)), f"the end of job {number}")
+    return jobs.look(number)[0].state
 
 
 def warned_and_freed(folder, number):
     """Warn a job that trains, wait until it is in the queue again, free it from there, and give its log at its end."""
     until((folder / "trains").exists, "a step")
     assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
-    until(lambda: slurm.look(number)[0].state == "PENDING", "the job in the queue again")
+    until(lambda: jobs.look(number)[0].state == "PENDING", "the job in the queue again")
     assert "Restarts=1" in queue.ask("scontrol", "show", "job", number).stdout
     time.sleep(2)  # a node refuses a job that it has ended within the same second
-    slurm.start_now(number)
+    jobs.start_now(number)
     assert end_of(number) == "COMPLETED"
     log = (folder / f"slurm-{number}.log").read_text()
     assert log.count(f"to the end, from step {(folder / 'saved').read_text()}") == 2
@@ -112,7 +111,7 @@ def warned_and_freed(folder, number):
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_on(launcher, cluster, job):
     folder = job(SAVES.replace("MARK", MARK), nodes=2, requeue=True, launcher=launcher)
-    warned_and_freed(folder, slurm.submit(folder))
+    warned_and_freed(folder, jobs.submit(folder))
     assert not list(folder.glob("requeue-*"))
 
 
@@ -134,12 +133,12 @@ def test_the_lines_that_notebook_11_prints_do_the_same(cluster, tmp_path):
     try:
         warned_and_freed(tmp_path, number)
     finally:
-        slurm.cancel(number)
+        jobs.cancel(number)
 
 
 def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):
     folder = job(SAVES.replace("MARK", "pass"), nodes=2, requeue=True)
-    number = slurm.submit(folder)
+    number = jobs.submit(folder)
     until((folder / "trains").exists, "a step")
     assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
     assert end_of(number) == "FAILED"
@@ -156,20 +155,20 @@ def test_a_script_that_hears_no_signal_is_not_warned(job, capsys):
 
 def test_a_run_that_is_resumed_by_hand_to_its_end_is_done(cluster, job, capsys):
     folder = job(FAILS_ONCE, requeue=True)
-    assert end_of(slurm.submit(folder)) == "FAILED"
-    [run] = slurm.collect(folder)
+    assert end_of(jobs.submit(folder)) == "FAILED"
+    [run] = jobs.collect(folder)
     assert run.state == "failed"
     assert end_of(by_hand(folder)) == "COMPLETED"
-    [run] = slurm.collect(folder)
+    [run] = jobs.collect(folder)
     assert (run.state, len(run.epochs), len(submitted(folder))) == ("done", 2, 2)
     assert run.job["job_id"] == submitted(folder)[-1]
 
 
 def test_a_run_goes_on_by_a_command_and_by_no_other_folder(cluster, job, capsys):
     folder = job(FAILS_ONCE, requeue=True)
-    assert end_of(slurm.submit(folder)) == "FAILED"
-    with pytest.raises(slurm.JobError, match="submitted already"):
-        slurm.submit(folder)
+    assert end_of(jobs.submit(folder)) == "FAILED"
+    with pytest.raises(jobs.JobError, match="submitted already"):
+        jobs.submit(folder)
     assert main(["job", "--again", str(folder)]) == 0
     assert end_of(submitted(folder)[-1]) == "COMPLETED"
     assert main(["collect", str(folder)]) == 0
@@ -178,20 +177,20 @@ def test_a_run_goes_on_by_a_command_and_by_no_other_folder(cluster, job, capsys)
 
 def test_what_runs_does_not_go_on_a_second_time_and_what_cannot_go_on_never(cluster, job, tmp_path):
     folder = job(SAVES, requeue=True)
-    number = slurm.submit(folder)
-    with pytest.raises(slurm.JobError, match=f"job {number} is .*: it goes on by itself"):
-        slurm.again(folder)
-    slurm.cancel(number)
+    number = jobs.submit(folder)
+    with pytest.raises(jobs.JobError, match=f"job {number} is .*: it goes on by itself"):
+        jobs.again(folder)
+    jobs.cancel(number)
     other = tmp_path / "other"
-    slurm.prepare(tmp_path / "mine.py", ["{run_dir}"], LOCAL(), other)
-    with pytest.raises(slurm.JobError, match="cannot go on"):
-        slurm.again(other)
+    jobs.prepare(tmp_path / "mine.py", ["{run_dir}"], LOCAL(), other)
+    with pytest.raises(jobs.JobError, match="cannot go on"):
+        jobs.again(other)
 
 
 def test_a_job_that_was_submitted_by_hand_is_collected(cluster, job):
     folder = job("pass")
     assert end_of(by_hand(folder)) == "COMPLETED"
-    [run] = slurm.collect(folder)
+    [run] = jobs.collect(folder)
     assert (run.state, run.job["job_id"]) == ("done, no record", submitted(folder)[0])
 
 
@@ -237,23 +236,23 @@ def no_slurm(monkeypatch, tmp_path):
 def test_a_job_for_a_cluster_that_does_not_answer_does_not_run_here(no_slurm, tmp_path):
     path, folder = tmp_path / "mine.py", tmp_path / "run"
     path.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'ran').touch()\n")
-    slurm.prepare(path, ["{run_dir}"], slurm.Site.load("della"), folder)
-    with pytest.raises(slurm.JobError, match=r"della is a real cluster: go to its login node.*job local"):
-        slurm.submit(folder)
+    jobs.prepare(path, ["{run_dir}"], jobs.Site.load("della"), folder)
+    with pytest.raises(jobs.JobError, match=r"della is a real cluster: go to its login node.*job local"):
+        jobs.submit(folder)
     assert not list(tmp_path.rglob("ran")) and not folder.exists()
-    slurm.prepare(path, ["{run_dir}"], LOCAL(), folder)
-    slurm.submit(folder)
+    jobs.prepare(path, ["{run_dir}"], LOCAL(), folder)
+    jobs.submit(folder)
     assert (folder / "ran").exists() and json.loads((folder / "job.json").read_text())["source"] == "torchrun"
 
 
 def test_what_can_go_on_and_what_cannot_is_known_before_the_queue(digits, tmp_path, capsys):
     words = ["--data", str(digits), "--run-dir", "{run_dir}"]
-    with pytest.raises(slurm.JobError, match=r"mnist_ddp cannot go on.*mnist_ddp_resumable"):
-        slurm.prepare("mnist_ddp", words, LOCAL(), tmp_path / "a", requeue=True)
-    with pytest.raises(slurm.JobError, match="--run-dir is missing"):
-        slurm.prepare("mnist_ddp_resumable", words[:2], LOCAL(), tmp_path / "b", requeue=True)
+    with pytest.raises(jobs.JobError, match=r"mnist_ddp cannot go on.*mnist_ddp_resumable"):
+        jobs.prepare("mnist_ddp", words, LOCAL(), tmp_path / "a", requeue=True)
+    with pytest.raises(jobs.JobError, match="--run-dir is missing"):
+        jobs.prepare("mnist_ddp_resumable", words[:2], LOCAL(), tmp_path / "b", requeue=True)
     assert not list(tmp_path.iterdir())
-    slurm.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "c")
+    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "c")
     assert "--requeue" in capsys.readouterr().err
-    slurm.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "d", requeue=True)
+    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "d", requeue=True)
     assert not capsys.readouterr().err

@@ -12,8 +12,9 @@ import pytest
 from real import THOROUGH, python, until
 
 from ddp_helpers.__main__ import main
-from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations, watched, who_hangs
+from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
 from ddp_helpers.lessons.run_script import attend
+from ddp_helpers.tools import watched, who_hangs
 
 SEEDS = [*range(100), 135, 145] if THOROUGH else [0, 1, 5, 6, 17, 19]
 AT_ONCE = 6  # runs

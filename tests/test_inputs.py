@@ -15,11 +15,10 @@ import nbformat
 import pytest
 from real import LIMIT, python
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import slurm
-from ddp_helpers.notebook.launchers import free_port
-from ddp_helpers.notebook.slurm import JobError
+from ddp_helpers.jobs import JobError
+from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.rank.scripts import doctor, mnist_ddp, mnist_ddp_resumable, mnist_fast, mnist_single
 
 ALL = ("--data", "DATA", "--run-dir", "{run_dir}")  # what a training script needs
@@ -274,8 +273,8 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     images = tmp_path / "mixed" / raw
     shutil.copy(images / "t10k-images-idx3-ubyte", images / "train-images-idx3-ubyte")
     monkeypatch.chdir(tmp_path)
-    run_folder = slurm.run_folder
-    monkeypatch.setattr(slurm, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
+    run_folder = jobs.run_folder
+    monkeypatch.setattr(jobs, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
     named = {"MINE": "mine.py", "BAD": "bad.py", "DEEP": "deep.py", "SPACED": "my script.py", "BINARY": "binary.py"}
     named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "EMPTY": "empty", "MIXED": "mixed"}
     named |= {"FILE": "file", "TAKEN": "runs/taken", "NEW": "new"}
@@ -394,7 +393,7 @@ def test_a_rank_that_cannot_join(row, desk, digits) -> None:
 
 @rows(COMMAND)
 def test_a_wrong_command(row, desk, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("ddp_helpers.notebook.slurm.own.available", lambda: False)
+    monkeypatch.setattr("ddp_helpers.jobs.own.available", lambda: False)
     names(told(capfd, main, filled(row[0], desk)), row[1])
 
 
@@ -427,7 +426,7 @@ def job_notebook(desk, monkeypatch):
     """The cells up to the submission, with the runs on the desk."""
 
     def execute(parameters: dict[str, object]) -> dict[str, object]:
-        return cells({"data": desk["DATA"]} | parameters, "slurm.submit")
+        return cells({"data": desk["DATA"]} | parameters, "jobs.submit")
 
     return execute
 

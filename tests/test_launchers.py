@@ -12,9 +12,9 @@ import torch
 from fuzzing import stopped
 from real import LIMIT, until
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import launchers, slurm
-from ddp_helpers.notebook.launchers import clean
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.launch import launchers
+from ddp_helpers.launch.launchers import clean
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank, who_am_i
 
@@ -237,7 +237,7 @@ echo end
     done = subprocess.run(["sbatch", "--parsable", job], env=clean(), capture_output=True, text=True, check=True)
     log = tmp_path / "log"
     number = done.stdout.strip()
-    until(lambda: log.exists() and "end\n" in log.read_text() and not slurm.look(number)[0].active, f"{number} ends")
+    until(lambda: log.exists() and "end\n" in log.read_text() and not jobs.look(number)[0].active, f"{number} ends")
     lines = sorted(line[5:] for line in log.read_text().splitlines() if line.startswith("I am"))
     ranks = [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in range(2)]
     assert lines == sorted(["single 0 0 1", *ranks]), log.read_text()

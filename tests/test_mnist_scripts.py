@@ -15,12 +15,13 @@ from real import LIMIT, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_helpers.notebook import launch, runs
-from ddp_helpers.notebook.scripts import write
+from ddp_helpers import launch
+from ddp_helpers.launch.scripts import write
 from ddp_helpers.rank import training
 from ddp_helpers.rank.launchers import cpus_of_rank
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.scripts import mnist_ddp, mnist_single
+from ddp_helpers.records import runs
 
 TRAIN = "train-images-idx3-ubyte"
 

@@ -11,12 +11,12 @@ from unittest.mock import patch
 import matplotlib.pyplot as plt
 import pytest
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import runs, scaling, slurm
-from ddp_helpers.notebook.curves import curves
-from ddp_helpers.notebook.slurm import ready
+from ddp_helpers.draw.curves import curves
+from ddp_helpers.jobs import ready
 from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.records import runs, scaling
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -69,7 +69,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert main(["job", "local", str(mine), *shape, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
     folder = ROOT / "runs" / name
-    slurm.watch(folder)
+    jobs.watch(folder)
     tasks = sorted(folder.parent.glob(f"{name}-*"))
     assert runs.table(folder, *tasks)["state"].tolist() == ["pending"]  # without a record, until Slurm is asked
     capsys.readouterr()
@@ -82,20 +82,20 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
 
 def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
     words = ("--data", digits, "--batch-size", "64", "--lr", "{array}", "--run-dir", "{run_dir}")
-    site, shape = slurm.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
-    slurm.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
+    site, shape = jobs.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
+    jobs.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["job.json", "job.sbatch", "mnist_ddp.py"]
-    with pytest.raises(slurm.JobError, match=r"arguments='--lr 1' cannot be used: give a list of words"):
-        slurm.prepare("mnist_ddp", "--lr 1", site, tmp_path / "another", **shape)
-    elsewhere = slurm.Site.load("pyxis")  # in an image there are other folders
-    slurm.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
+    with pytest.raises(jobs.JobError, match=r"arguments='--lr 1' cannot be used: give a list of words"):
+        jobs.prepare("mnist_ddp", "--lr 1", site, tmp_path / "another", **shape)
+    elsewhere = jobs.Site.load("pyxis")  # in an image there are other folders
+    jobs.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
 
 
 def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path):
-    site = slurm.Site.load("pyxis")
-    job = slurm.prepare("mnist_ddp", ("--data", "/mine"), site, tmp_path / "mine")
+    site = jobs.Site.load("pyxis")
+    job = jobs.prepare("mnist_ddp", ("--data", "/mine"), site, tmp_path / "mine")
     assert site.has_data and read_flags_of(job).data == Path("/mine")
-    assert read_flags_of(slurm.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
+    assert read_flags_of(jobs.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
 
 
 SITES = {"gpus": 'cpus_per_rank = 16\ntime = "02:00:00"\n', "cpus": 'gpus = ""\nlongest = "01:00:00"\n'}
@@ -143,7 +143,7 @@ def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path, capsys
 def read_flags_of(job):
     """What the job's script makes of its words."""
     with patch.object(sys, "argv", list(job.program)):
-        return read_flags(slurm.own.FLAGS["mnist_ddp"])
+        return read_flags(jobs.own.FLAGS["mnist_ddp"])
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys)
         main(words)
     assert "Slurm refused the job" in capsys.readouterr().err and not (ROOT / "runs" / name).exists()
     before = sorted((ROOT / "runs").glob("*"))
-    with pytest.raises(slurm.JobError):
+    with pytest.raises(jobs.JobError):
         ready(nowhere)
     assert sorted((ROOT / "runs").glob("*")) == before
 
@@ -177,10 +177,10 @@ def test_after_a_refusal_the_tree_is_as_before(place, mine, nowhere, cluster, tm
     for file in ("notes.txt", mine.name):  # the script may lie in the folder of its run
         (tmp_path / "noted" / file).write_text(SCRIPT)
     before = tree(tmp_path)
-    slurm.prepare(mine, (), slurm.Site.load(nowhere), tmp_path / place)
+    jobs.prepare(mine, (), jobs.Site.load(nowhere), tmp_path / place)
     assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in (tmp_path / place).iterdir()}
-    with pytest.raises(slurm.JobError, match="Slurm refused the job"):
-        slurm.submit(tmp_path / place)
+    with pytest.raises(jobs.JobError, match="Slurm refused the job"):
+        jobs.submit(tmp_path / place)
     assert tree(tmp_path) == before
 
 
@@ -188,8 +188,8 @@ def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed(mine, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / mine.name).write_text("theirs")
     before = tree(tmp_path)
-    with pytest.raises(slurm.JobError, match=r"cannot take the job \(File exists\): choose another folder"):
-        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
+    with pytest.raises(jobs.JobError, match=r"cannot take the job \(File exists\): choose another folder"):
+        jobs.prepare(mine, (), jobs.Site.load("local"), tmp_path / "run")
     assert tree(tmp_path) == before
 
 
@@ -205,22 +205,22 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
     (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
-    with pytest.raises(slurm.JobError, match=r"cannot take the job \(File exists\)"):
-        slurm.prepare(mine, (), slurm.Site.load("local"), tmp_path / "run")
+    with pytest.raises(jobs.JobError, match=r"cannot take the job \(File exists\)"):
+        jobs.prepare(mine, (), jobs.Site.load("local"), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
 
 
 def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp_path, cluster, capsys):
     folder = tmp_path / "first"
     mine.write_text("print('done')\n")
-    slurm.prepare(mine, (), slurm.Site.load("local"), folder)
-    slurm.submit(folder)
-    slurm.watch(folder)
+    jobs.prepare(mine, (), jobs.Site.load("local"), folder)
+    jobs.submit(folder)
+    jobs.watch(folder)
     shutil.copytree(folder, tmp_path / "copy")
     capsys.readouterr()
-    [run] = slurm.collect(tmp_path / "copy")
+    [run] = jobs.collect(tmp_path / "copy")
     assert "this Slurm is not asked" in capsys.readouterr().out and run.job["state"] == "PENDING"
-    [run] = slurm.collect(folder)
+    [run] = jobs.collect(folder)
     assert run.job["state"] == "COMPLETED", "the control: where it was submitted it is asked"
 
 

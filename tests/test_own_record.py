@@ -10,9 +10,9 @@ import torch
 from real import LIMIT, python, without_helpers
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scaling
-from ddp_helpers.notebook.audit.command import audit
-from ddp_helpers.notebook.audit.notes import OK, RED
+from ddp_helpers.records import runs, scaling
+from ddp_helpers.tools.audit.command import audit
+from ddp_helpers.tools.audit.notes import OK, RED
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 WRITTEN = (ROOT / "slurm" / "scripts" / "mnist_ddp.py").read_text()

@@ -9,8 +9,8 @@ from real import THOROUGH, until
 from test_cluster import make_cluster, need_slurm, remove
 from test_sites_run import our_python
 
-from ddp_helpers.notebook import slurm
-from ddp_helpers.notebook.slurm.queue import ask
+from ddp_helpers import jobs
+from ddp_helpers.jobs.queue import ask
 
 PARTITIONS = """
 PreemptType=preempt/partition_prio
@@ -51,7 +51,7 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
         urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=sleep 3")
         until(lambda: job.state().state == "PENDING", "requeued")
         assert "stopped by SIGTERM" in job.log() and "is requeued" in job.log()
-        until(lambda: not slurm.look(str(urgent))[0].active, "the urgent job's end")
+        until(lambda: not jobs.look(str(urgent))[0].active, "the urgent job's end")
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the preempted run differs"
 
@@ -59,7 +59,7 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
 def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
     with Submitted(matrix, "cancelled") as cancelled, Submitted(matrix, "told-to-end") as told:
         cancelled.reaches(5)
-        slurm.cancel(cancelled.number)
+        jobs.cancel(cancelled.number)
         told.reaches(5)
         assert ask("scancel", "--signal=TERM", told.number).returncode == 0
         until(lambda: not told.state().active, "the end")

@@ -9,12 +9,12 @@ from asked import asked
 from nbclient import NotebookClient
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
-from ddp_helpers.notebook.scripts import Script
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -64,9 +64,9 @@ def without_record(folder):
 
 
 DOCTORED = {
-    "no job": (lambda folder: (folder / "job.json").unlink(), "slurm.write(job, place, folder)"),
-    "only written": (change("job.json", state="WRITTEN", job_id=None), "slurm.submit(folder)"),
-    "not collected": (change("job.json", state="PENDING", job_id="7"), "slurm.collect(folder)"),
+    "no job": (lambda folder: (folder / "job.json").unlink(), "jobs.write(job, place, folder)"),
+    "only written": (change("job.json", state="WRITTEN", job_id=None), "jobs.submit(folder)"),
+    "not collected": (change("job.json", state="PENDING", job_id="7"), "jobs.collect(folder)"),
     "no record": (without_record, "--run-dir {run_dir}"),
     "failed": (change("status.json", state="failed", why="NotImplementedError: "), "'failed': NotImplementedError"),
     "too few ranks": (change("env.json", world_size=2), "the world size is 2 on 2 nodes, but"),

@@ -8,9 +8,9 @@ import pytest
 from jupyter_client.manager import KernelManager
 from real import LIMIT, until
 
-from ddp_helpers.notebook.kernels import on_files
+from ddp_helpers.launch.kernels import on_files
 
-LOAD = "%load_ext ddp_helpers.notebook.ranks\nfrom ddp_helpers.notebook.ranks import pull, start"
+LOAD = "%load_ext ddp_helpers.launch.ranks\nfrom ddp_helpers.launch.ranks import pull, start"
 STILL = "the next cell starts new ones"
 
 
@@ -209,7 +209,7 @@ def test_a_second_interrupt_changes_nothing(kernel, gap):
 
 
 def test_a_second_interrupt_of_a_launch_changes_nothing(kernel):
-    assert kernel.run("%load_ext ddp_helpers.notebook.launch") == ""
+    assert kernel.run("%load_ext ddp_helpers.launch") == ""
     before = kernel.children()
     cell = "import os, time\nos.mkdir('launched' + os.environ['RANK'])\ntime.sleep(10000)"
     sent = kernel.start(f"%%launch 2\nimport os\nos.chdir({str(kernel.folder)!r})\n{cell}")

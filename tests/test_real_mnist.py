@@ -5,7 +5,9 @@ import os
 import pytest
 from real import THOROUGH, without_helpers
 
-from ddp_helpers.notebook import launch, runs, scripts
+from ddp_helpers import launch
+from ddp_helpers.launch import scripts
+from ddp_helpers.records import runs
 
 MNIST_ROOT = os.environ.get("DDP_MNIST_ROOT")
 pytestmark = pytest.mark.skipif(not (THOROUGH and MNIST_ROOT), reason="minutes; or DDP_MNIST_ROOT names no real MNIST")

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import runs
+from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 
 FOLDERS = sorted(path for path in (ROOT / "notebooks" / "results").iterdir() if path.is_dir())

@@ -13,8 +13,9 @@ from faults.ranks import Ranks, run
 from real import LIMIT, until
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.notebook import runs, scripts
+from ddp_helpers.launch import scripts
 from ddp_helpers.rank.resume import Rest, checkpoints, newest, read, save, unpack
+from ddp_helpers.records import runs
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scaling
+from ddp_helpers.records import runs, scaling
 
 RANKS = [{"rank": rank, "local_rank": rank % 2, "host": f"node{rank // 2}", "device": "cpu"} for rank in range(4)]
 JOB = {"nodes": 2, "tasks_per_node": 1, "cpus_per_task": 3}

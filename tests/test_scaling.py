@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ddp_helpers import ROOT
+from ddp_helpers.draw.curves import curves
 from ddp_helpers.lessons.plot_the_scaling import model as predict
 from ddp_helpers.lessons.plot_the_scaling.advice import recommend
 from ddp_helpers.lessons.plot_the_scaling.figures import bricks, shares, speedup, time_cost
 from ddp_helpers.lessons.plot_the_scaling.model import assumptions, prediction, reach
-from ddp_helpers.notebook import runs, scaling
-from ddp_helpers.notebook.curves import curves
-from ddp_helpers.notebook.scaling import ScalingError
+from ddp_helpers.records import runs, scaling
+from ddp_helpers.records.scaling import ScalingError
 
 PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())
 CIFAR, MNIST = PUBLISHED["tables"][:2]

@@ -23,9 +23,9 @@ from real import LIMIT, python
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook import scripts
-from ddp_helpers.notebook.scripts import FOLDER, NAMES, write
-from ddp_helpers.notebook.show import functions
+from ddp_helpers.draw.show import functions
+from ddp_helpers.launch import scripts
+from ddp_helpers.launch.scripts import FOLDER, NAMES, write
 from ddp_helpers.upkeep.written import FOLDER as COMMITTED
 
 # Run each script in turn where ddp_helpers cannot be imported, though this environment has it.
@@ -148,7 +148,7 @@ def test_mnist_single_knows_of_no_ranks(tmp_path):
 
 
 def test_two_writes_give_the_same_bytes(tmp_path):
-    code = "import sys; from ddp_helpers.notebook.scripts import *; [write(n, f'{sys.argv[1]}/{n}.py') for n in NAMES]"
+    code = "import sys; from ddp_helpers.launch.scripts import *; [write(n, f'{sys.argv[1]}/{n}.py') for n in NAMES]"
     for seed in "12":  # of Python's hashes: sets come in another order
         done = python("-c", code, tmp_path / seed, env={**os.environ, "PYTHONHASHSEED": seed})
         assert done.returncode == 0, done.stderr
@@ -458,7 +458,7 @@ def test_a_class_without_a_place_or_a_source_is_refused(learner, tmp_path):
 
 
 CELLS = [
-    "import torch.nn.functional as F\nfrom torch import nn\nfrom ddp_helpers.notebook import scripts\nx = 3",
+    "import torch.nn.functional as F\nfrom torch import nn\nfrom ddp_helpers.launch import scripts\nx = 3",
     "class Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the first try",
     "%time y = 5\nfrom pathlib import Path as Place",
     "%time y = 5\nclass Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x), Place  # the second try",

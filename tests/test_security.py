@@ -10,9 +10,10 @@ import pytest
 from papermill.translators import PythonTranslator
 from real import LIMIT
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import launch, runs, scripts, slurm
-from ddp_helpers.notebook.parameters import execute
+from ddp_helpers import ROOT, jobs, launch
+from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.launch import scripts
+from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
@@ -84,7 +85,7 @@ NAMES = [
 
 def test_a_parameter_whose_name_is_code_is_refused_and_nothing_is_executed(tmp_path):
     for name in NAMES:
-        with pytest.raises(slurm.JobError, match="has no parameter") as error:
+        with pytest.raises(jobs.JobError, match="has no parameter") as error:
             execute("slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1})
         assert str(error.value).isprintable() and not list(tmp_path.iterdir())
     assert "\nimport os\n" in PythonTranslator.codify({NAMES[1]: 1}), "the control: papermill would take it"
@@ -129,8 +130,8 @@ def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tm
     run = runs.read(tmp_path / "runs" / ALL_ODD)
     assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
     keeping.keep(tmp_path / "runs", "here")
-    job = slurm.Job("try", ("mnist_single.py", "a $(touch canary)"))
-    slurm.write(job, slurm.Site("here", setup=("module purge",)), tmp_path / "job")
+    job = jobs.Job("try", ("mnist_single.py", "a $(touch canary)"))
+    jobs.write(job, jobs.Site("here", setup=("module purge",)), tmp_path / "job")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([ALL_ODD, "job", "kept", "runs"])
     assert not holding(tmp_path, SECRET), "nothing that is kept is the environment"
     says = tmp_path / "says.py"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from ddp_helpers.notebook import show
-from ddp_helpers.notebook.scripts import write
+from ddp_helpers.draw import show
+from ddp_helpers.launch.scripts import write
 
 OLD = "import os\n\n\ndef more():\n    return os.sep\n\n\n"
 OLD += "# Why.\ndef train():\n    step(1)\n    test()\n\n\nmain = train\n"

@@ -17,9 +17,9 @@ from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.notebook.slurm import Job, JobError, Site, render
-from ddp_helpers.notebook.slurm.allowed import shell
-from ddp_helpers.notebook.slurm.site import SITES
+from ddp_helpers.jobs import Job, JobError, Site, render
+from ddp_helpers.jobs.allowed import shell
+from ddp_helpers.jobs.site import SITES
 from ddp_helpers.upkeep.site_schema import SCHEMA, schema, words
 
 PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"

@@ -21,10 +21,10 @@ import pytest
 from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.parameters import execute
-from ddp_helpers.notebook.slurm import Job, JobError, Site, collect, submit, watch, write
-from ddp_helpers.notebook.slurm.run import log_of
+from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write
+from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.run import log_of
+from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.xdist_group("alone")  # 07's job writes into runs/
 

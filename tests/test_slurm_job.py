@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from real import LIMIT
 
-from ddp_helpers.notebook.slurm import Job, JobError, Site, render, submit, write
-from ddp_helpers.notebook.slurm.run import seconds
+from ddp_helpers.jobs import Job, JobError, Site, render, submit, write
+from ddp_helpers.jobs.run import seconds
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
 

@@ -12,8 +12,7 @@ from contextlib import redirect_stdout
 import pytest
 from real import LIMIT, until
 
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.slurm import (
+from ddp_helpers.jobs import (
     Job,
     JobError,
     Site,
@@ -26,6 +25,7 @@ from ddp_helpers.notebook.slurm import (
     watch,
     write,
 )
+from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -12,10 +12,11 @@ import pytest
 from real import LIMIT, until
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scripts
-from ddp_helpers.notebook.parameters import execute
-from ddp_helpers.notebook.slurm import Job, JobError, Site, cancel, collect, look, queue, said, submit, watch, write
-from ddp_helpers.notebook.slurm.run import log_of
+from ddp_helpers.jobs import Job, JobError, Site, cancel, collect, look, queue, said, submit, watch, write
+from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.run import log_of
+from ddp_helpers.launch import scripts
+from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from real import LIMIT, python
 from test_launchers import HAND, RECORDED
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
+from ddp_helpers.launch.launchers import MARKS, commands, environment
 from ddp_helpers.lessons.run_script import far
-from ddp_helpers.notebook import slurm
-from ddp_helpers.notebook.launchers import MARKS, commands, environment
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -211,7 +210,7 @@ def test_a_job_of_two_nodes_trains_it_under_srun(cluster, name, single, capsys):
     assert main(["job", "local", str(MANY), *words, "--save", "{run_dir}/spirals.pt"]) == 0
     assert "srun --label" in capsys.readouterr().out
     folder = ROOT / "runs" / name
-    slurm.watch(folder)
+    jobs.watch(folder)
     [log] = folder.glob("slurm-*.log")
     lines = log.read_text().splitlines()
     assert sorted(set(re.findall(r"^\d: rank (\d) of 4 on ", log.read_text(), re.M))) == [*"0123"], log.read_text()

@@ -10,10 +10,10 @@ from real import LIMIT, THOROUGH
 from test_cluster import make_cluster, need_slurm, remove
 from test_launchers import SETS
 
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.launchers import clean, free_port
-from ddp_helpers.notebook.scripts import write
+from ddp_helpers.launch.launchers import clean, free_port
+from ddp_helpers.launch.scripts import write
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS
+from ddp_helpers.records import runs
 
 FLAGS = ("--epochs=1", "--dry-run", "--no-cuda", "--precision=float32", "--num-workers=0", "--timeout=5")
 

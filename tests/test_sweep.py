@@ -13,10 +13,10 @@ import psutil
 import pytest
 from real import LIMIT, until
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.jobs import queue
 from ddp_helpers.lessons import sweep_the_cluster
-from ddp_helpers.notebook import runs, slurm
-from ddp_helpers.notebook.slurm import queue
+from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -35,7 +35,7 @@ def configurations(digits):
     yield [common | {"run": f"{name}-{seed}", "seed": seed} for seed in (1, 2)]
     for folder in (ROOT / "runs").glob(f"{name}*"):
         if number := runs.read(folder).job.get("job_id"):
-            slurm.cancel(number)
+            jobs.cancel(number)
         shutil.rmtree(folder)
 
 
@@ -49,7 +49,7 @@ def start(configurations):
 def running(folder):
     """The id of the job in this folder, if it runs now."""
     number = runs.read(folder).job.get("job_id")
-    return number if number and slurm.look(number)[0].state == "RUNNING" else None
+    return number if number and jobs.look(number)[0].state == "RUNNING" else None
 
 
 def log_of_completed(run):
@@ -98,10 +98,10 @@ def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(wron
     ran = []
     monkeypatch.setattr(sweep_the_cluster, "run_one", ran.append)
     good = {"run": "a", "nodes": 1}
-    with pytest.raises(slurm.JobError, match=r"did you mean nodes\?|a `run` of its own") as error:
+    with pytest.raises(jobs.JobError, match=r"did you mean nodes\?|a `run` of its own") as error:
         sweep_the_cluster.sweep([good, good | {"run": "b"} | wrong])
     assert not ran and str(error.value).isprintable()
-    with pytest.raises(slurm.JobError, match=r"a `run` of its own"):
+    with pytest.raises(jobs.JobError, match=r"a `run` of its own"):
         sweep_the_cluster.sweep([{"nodes": 1}])
     sweep_the_cluster.sweep([good, good | {"run": "b"}])
     assert [configuration["run"] for configuration in ran] == ["a", "b"]
@@ -115,7 +115,7 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
     monkeypatch.setattr(sweep_the_cluster.slurm, "look", forget)
     sweep_the_cluster.run_one({"run": "a"})
-    with pytest.raises(slurm.JobError, match="job 6 is not known"):
+    with pytest.raises(jobs.JobError, match="job 6 is not known"):
         sweep_the_cluster.run_one({"run": "b"})
 
 
@@ -126,7 +126,7 @@ def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_
     (tmp_path / "a").mkdir()
     parameters = {"run": "a-try2", "nodes": 1}
     (tmp_path / "a" / "job.ipynb").write_text(json.dumps({"metadata": {"papermill": {"parameters": parameters}}}))
-    with pytest.raises(slurm.JobError, match=r"run a holds another run \(nodes was 1, now 2\): choose another name"):
+    with pytest.raises(jobs.JobError, match=r"run a holds another run \(nodes was 1, now 2\): choose another name"):
         sweep_the_cluster.sweep([{"run": "a", "nodes": 2}])
     assert not ran
     sweep_the_cluster.sweep([{"run": "a", "nodes": 1}])
@@ -138,7 +138,7 @@ def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_
 
 def forget(number):
     """What look does when nobody knows the job."""
-    raise slurm.JobError(f"job {number} is not known to Slurm")
+    raise jobs.JobError(f"job {number} is not known to Slurm")
 
 
 # ---- many records as one table

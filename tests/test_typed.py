@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from real import LIMIT, THOROUGH
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import scripts, slurm
-from ddp_helpers.notebook.audit.judge import LOOKS
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.launch import scripts
+from ddp_helpers.tools.audit.judge import LOOKS
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 FENCED = re.compile(r"^```(.*)\n(?s:(.*?))^```$", re.M)
@@ -150,7 +150,7 @@ def check(case: Typed, desk: Path) -> None:
     assert done.returncode == case.status, done.stdout[-3000:]
     if case.then:
         for job in sorted((desk / "runs").rglob("job.sbatch")):
-            slurm.watch(job.parent)
+            jobs.watch(job.parent)
         done = typed(block(case.page, case.then), desk)
         assert done.returncode == 0, done.stdout[-3000:]
     assert case.prints in done.stdout, done.stdout[-3000:]

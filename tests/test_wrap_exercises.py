@@ -5,9 +5,9 @@ from asked import asked, cells
 from real import LIMIT
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch import ranks
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.wrap_the_model.exercises import EXERCISES
-from ddp_helpers.notebook import ranks
 
 TRAPS = [(place, told) for place, exercise in enumerate(EXERCISES) for told in exercise.traps]
 SOLUTION = ROOT / "notebooks" / "solutions" / "05_wrap_the_model.ipynb"

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from matplotlib.axes import Axes
 
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, cross_out, described, halo, link, pieces, write
+from ddp_helpers.draw.style import CODE, GREY, LEFT, WRONG, rank_colour
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, cross_out, described, halo, link, pieces, write
-from ddp_helpers.notebook.style import CODE, GREY, LEFT, WRONG, rank_colour
 from ddp_helpers.rank.launchers import LAUNCHERS
 
 NAMES = {LAUNCHERS[launcher][0]: LAUNCHERS[launcher][1:] for launcher in ("torchrun", "openmpi", "slurm")}

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from matplotlib.axes import Axes
 
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces, write
+from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces, write
-from ddp_helpers.notebook.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
 
 
 def mean_over_ranks(mine: float) -> float:

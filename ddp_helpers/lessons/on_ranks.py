@@ -19,9 +19,9 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
+from ddp_helpers.launch.launchers import HERE
+from ddp_helpers.launch.processes import MARK, end_all, ended, no_interrupt
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.notebook.launchers import HERE
-from ddp_helpers.notebook.processes import MARK, end_all, ended, no_interrupt
 
 START = 90.0  # seconds that ranks have to form their group, also on a busy machine
 PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds

@@ -17,9 +17,9 @@ from uuid import uuid4
 
 import psutil
 
-from ddp_helpers.notebook.launchers import HERE, environment, free_port
-from ddp_helpers.notebook.processes import MARK, end_all, ended, no_interrupt
-from ddp_helpers.notebook.screen import tidy
+from ddp_helpers.launch.launchers import HERE, environment, free_port
+from ddp_helpers.launch.processes import MARK, end_all, ended, no_interrupt
+from ddp_helpers.launch.screen import tidy
 
 LIMIT = 90.0  # seconds for a run that is not meant to hang
 GRACE = 4.0  # seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun

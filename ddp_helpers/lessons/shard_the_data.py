@@ -10,11 +10,11 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, pieces, span, tint, write
+from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.style import BLUE, GREY, INK, LEFT, RIGHT, SMALL, TIMES, rank_colour
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks, summed
-from ddp_helpers.notebook.drawing import Picture, box, canvas, described, pieces, span, tint, write
-from ddp_helpers.notebook.labels import caption, finding
-from ddp_helpers.notebook.style import BLUE, GREY, INK, LEFT, RIGHT, SMALL, TIMES, rank_colour
 
 RANKS = 2  # of the exercises that run on ranks
 

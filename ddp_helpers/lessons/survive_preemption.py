@@ -17,12 +17,12 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 from torch.utils.data import DistributedSampler
 
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, INK, ORANGE, RED, WIDTH, rank_colour
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.scaling import many
-from ddp_helpers.notebook.style import BLUE, GREY, INK, ORANGE, RED, WIDTH, rank_colour
+from ddp_helpers.records.scaling import many
 
 ENDS = {"done", "preempted", "failed"}
 

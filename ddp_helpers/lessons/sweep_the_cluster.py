@@ -12,15 +12,16 @@ import pandas as pd
 import psutil
 from IPython.display import DisplayHandle
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.draw import drawing
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
+from ddp_helpers.jobs.parameters import check_names, execute
+from ddp_helpers.jobs.run import known
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.notebook import drawing, runs, slurm
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.parameters import check_names, execute
-from ddp_helpers.notebook.scaling import many, where
-from ddp_helpers.notebook.slurm.run import known
-from ddp_helpers.notebook.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
+from ddp_helpers.records import runs
+from ddp_helpers.records.scaling import many, where
 
 JOB = ROOT / "slurm" / "job.ipynb"
 RUNS = ROOT / "runs"
@@ -38,7 +39,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
         check_names(JOB, configuration)
     names = [configuration.get("run") for configuration in configurations]
     if not all(names) or len({*map(str, names)}) < len(names):
-        raise slurm.JobError(f"run={names!r}: give each configuration a `run` of its own, the name of its folder")
+        raise jobs.JobError(f"run={names!r}: give each configuration a `run` of its own, the name of its folder")
     for configuration in configurations:
         check_same(configuration)
     shown, before = DisplayHandle(), state(configurations)
@@ -54,7 +55,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
             raise
     shown.update(found := state(configurations))
     if failed := [str(future.exception()) for future in futures if future.exception()]:
-        raise slurm.JobError(f"{len(failed)} of {len(futures)} failed: {failed[0]}")
+        raise jobs.JobError(f"{len(failed)} of {len(futures)} failed: {failed[0]}")
     return found
 
 
@@ -68,7 +69,7 @@ def check_same(configuration: Configuration) -> None:
     other = sorted(name for name in {*before, *configuration} - {"run"} if before.get(name) != configuration.get(name))
     if other:
         values = ", ".join(f"{name} was {before.get(name)!r}, now {configuration.get(name)!r}" for name in other)
-        raise slurm.JobError(f"run {configuration['run']} holds another run ({values}): choose another name for it")
+        raise jobs.JobError(f"run {configuration['run']} holds another run ({values}): choose another name for it")
 
 
 def run_one(configuration: Configuration) -> None:
@@ -76,8 +77,8 @@ def run_one(configuration: Configuration) -> None:
     folder = attempts(configuration)[-1]
     try:  # also where the run ended while nobody watched: what Slurm says of it is missing
         if runs.read(folder).job.get("state") == "PENDING" and under_way(folder):
-            slurm.collect(folder)
-    except slurm.JobError:  # Slurm has forgotten the job
+            jobs.collect(folder)
+    except jobs.JobError:  # Slurm has forgotten the job
         if runs.read(folder).state != "done":
             raise
     if runs.read(folder).state == "done":
@@ -98,7 +99,7 @@ def under_way(folder: Path) -> bool:
     """Wait for the job that was submitted here before an interruption; False if there is none."""
     if not (folder / "job.json").exists() or not (number := known(folder)["job_id"]):
         return False
-    while any(task.active for task in slurm.look(number)):
+    while any(task.active for task in jobs.look(number)):
         time.sleep(0.5)
     return True
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from ddp_helpers import ROOT
+from ddp_helpers.draw.drawing import Picture, described
+from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.style import RED, rank_colour
 from ddp_helpers.lessons.exercise import Exercise, Project
 from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
-from ddp_helpers.notebook.drawing import Picture, described
-from ddp_helpers.notebook.labels import caption, finding
-from ddp_helpers.notebook.style import RED, rank_colour
 
 PLAIN = ROOT / "notebooks" / "signals.py"
 RANKS, EPOCHS, TRAIN = (1, 2, 3), 2, 960

@@ -1,4 +1,4 @@
-"""Run a notebook's cells on one rank, one after the other: ddp_helpers.notebook.ranks starts this for each rank."""
+"""Run a notebook's cells on one rank, one after the other: ddp_helpers.launch.ranks starts this for each rank."""
 
 import ast
 import faulthandler

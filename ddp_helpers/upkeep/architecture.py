@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import wrap
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
-from ddp_helpers.notebook.style import GREY, rank_colour
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write
+from ddp_helpers.draw.style import GREY, rank_colour
 
 WINGS = {
     "upkeep": "what maintainers run: execute the course, measure it, keep its records",

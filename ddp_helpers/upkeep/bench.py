@@ -21,13 +21,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import launch, runs, scripts, slurm
-from ddp_helpers.notebook.machine import provenance
+from ddp_helpers import ROOT, jobs, launch
+from ddp_helpers.launch import scripts
+from ddp_helpers.launch.machine import provenance
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.records import runs
 
 IMPORTS = """
 import time, torch, torchvision
@@ -115,17 +116,17 @@ def memory(folder: Path) -> list[float]:
 def submit_to_step(folder: Path) -> list[float]:
     """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first step; none without Slurm."""
     words = ("--data", str(digits(folder)), "--epochs", "1", "--log-interval", "1", "--run-dir", "{run_dir}")
-    site, waited = slurm.Site.load("local"), []
-    for number in range(3 if slurm.available() else 0):
+    site, waited = jobs.Site.load("local"), []
+    for number in range(3 if jobs.available() else 0):
         run = folder / f"job{number}"
-        slurm.prepare("mnist_ddp", words, site, run, nodes=2, tasks_per_node=2, gpus_per_node=2)
+        jobs.prepare("mnist_ddp", words, site, run, nodes=2, tasks_per_node=2, gpus_per_node=2)
         begin = time.monotonic()
         with redirect_stdout(io.StringIO()):
-            slurm.submit(run)
-            while not any("] 1/" in line for line in slurm.said(run, 0)) and time.monotonic() < begin + 120:
+            jobs.submit(run)
+            while not any("] 1/" in line for line in jobs.said(run, 0)) and time.monotonic() < begin + 120:
                 time.sleep(0.05)
             waited.append(time.monotonic() - begin)
-            slurm.watch(run)
+            jobs.watch(run)
     return waited
 
 

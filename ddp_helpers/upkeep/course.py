@@ -17,7 +17,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.kernels import KernelOnFiles
+from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.upkeep.stale import made_from, noting, sources
 
@@ -91,7 +91,7 @@ def sends_jobs(path: Path) -> bool:
     One that only waits for a single job of its own may wait behind theirs.
     """
     code = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
-    return bool(re.search(r"%%slurm|slurm\.(submit|watch|cancel)", "\n".join(code)))
+    return bool(re.search(r"%%slurm|jobs\.(submit|watch|cancel)", "\n".join(code)))
 
 
 def in_lanes(lanes: list[list[Path]], folder: Path) -> list[Outcome]:

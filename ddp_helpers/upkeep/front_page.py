@@ -10,10 +10,10 @@ import nbformat
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs, scaling
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces
-from ddp_helpers.notebook.labels import at_the_right, caption, finding
-from ddp_helpers.notebook.style import BLUE, GREY, ORANGE, WIDTH
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces
+from ddp_helpers.draw.labels import at_the_right, caption, finding
+from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
+from ddp_helpers.records import runs, scaling
 
 README = ROOT / "README.md"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}

@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 
 from ddp_helpers import ROOT
+from ddp_helpers.jobs.job import NAME
+from ddp_helpers.launch.screen import tidy
 from ddp_helpers.lessons.sweep_the_cluster import sweep
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.screen import tidy
-from ddp_helpers.notebook.slurm.job import NAME
 from ddp_helpers.rank.digits import FILES
 from ddp_helpers.rank.launchers import stop
+from ddp_helpers.records import runs
 
 RESULTS = ROOT / "notebooks" / "results"
 TRAIN, TEST, EPOCHS, BATCH = 4000, 1000, 3, 64

@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.slurm.site import SITES, Site
+from ddp_helpers.jobs.site import SITES, Site
 
 SCHEMA = SITES / "site.schema.json"
 KEY = re.compile(r"^(?:# (?:or )?)?([a-z_]+) = ", re.M)

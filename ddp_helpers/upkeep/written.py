@@ -1,7 +1,7 @@
 """Write all scripts to slurm/scripts, where they are read without the course; any Python does: make scripts."""
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.scripts import NAMES, write
+from ddp_helpers.launch.scripts import NAMES, write
 
 FOLDER = ROOT / "slurm" / "scripts"
 

@@ -21,9 +21,9 @@ from playwright.sync_api import Browser, sync_playwright
 from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook.launch import free_port
-from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.notebook.processes import MARK, guarded
+from ddp_helpers.launch import free_port
+from ddp_helpers.launch.launchers import clean
+from ddp_helpers.launch.processes import MARK, guarded
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")

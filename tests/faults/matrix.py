@@ -10,7 +10,7 @@ from pathlib import Path
 from real import LIMIT
 from torch import nn
 
-from ddp_helpers.notebook import scripts
+from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.resume import checkpoints, read, unpack

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from real import LIMIT
 
-from ddp_helpers.notebook.launchers import free_port
+from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.rank.resume import weight_digest
 from faults.inject import inject, models
 

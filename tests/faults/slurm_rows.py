@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 from real import LIMIT, until
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import scripts, slurm
-from ddp_helpers.notebook.processes import marked
-from ddp_helpers.notebook.slurm.queue import ask
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.jobs.queue import ask
+from ddp_helpers.launch import scripts
+from ddp_helpers.launch.processes import marked
 from faults.matrix import NAME, TWO_EPOCHS, events, weights
 
 # A job's program that arms one of its ranks and becomes the script.
@@ -38,19 +38,19 @@ class Submitted:
         (self.run / "armed.py").write_text(text)
         flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", str(LIMIT), *TWO_EPOCHS)
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
-        job = slurm.Job(name, (f"{program}.py", *flags), **shape)
-        slurm.write(job, slurm.Site.load(site), self.run)
-        self.number = slurm.submit(self.run)
+        job = jobs.Job(name, (f"{program}.py", *flags), **shape)
+        jobs.write(job, jobs.Site.load(site), self.run)
+        self.number = jobs.submit(self.run)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         if self.state().active:
-            slurm.cancel(self.number)
+            jobs.cancel(self.number)
 
     def state(self):
-        return slurm.look(self.number)[0]
+        return jobs.look(self.number)[0]
 
     def processes(self):
         """All processes of the job on this machine, which is all its nodes."""
@@ -64,7 +64,7 @@ class Submitted:
         """Wait until it is back in the queue, have it start, and wait for its end."""
         until(lambda: self.state().state == "PENDING", "requeued")
         time.sleep(2)  # a node refuses a job that it has ended within the same second
-        slurm.start_now(self.number)
+        jobs.start_now(self.number)
         until(lambda: not self.state().active, "the end")
         assert self.state().state == "COMPLETED", self.log()
 
@@ -93,7 +93,7 @@ def cancelled(matrix):
         job.reaches(5)
         assert job.processes(), "the job's processes are not found, so that none is left proves nothing"
         begin = time.time()
-        slurm.cancel(job.number)
+        jobs.cancel(job.number)
         until(lambda: not job.processes(), "no process of the job left")
         until(lambda: job.state().state == "CANCELLED", "cancelled")
         return time.time() - begin

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
-from ddp_helpers.notebook.memory import movable
+from ddp_helpers.tools.memory import movable
 
 
 class Wrapped(nn.Module):

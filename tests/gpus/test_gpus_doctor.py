@@ -17,11 +17,10 @@ from real import python
 from test_doctor import red, seen_by
 from torch._C import _distributed_c10d as c10d
 
-from ddp_helpers.lessons.break_it_and_fix_it import watched, who_hangs
-from ddp_helpers.notebook import fits
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
 from ddp_helpers.rank.doctor.checks import check_versions
 from ddp_helpers.rank.doctor.reduce import in_time
+from ddp_helpers.tools import fits, watched, who_hangs
 
 TORCH = Path(torch.__file__).parent
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from faults.matrix import Matrix
 from real import python
 
-from ddp_helpers.notebook import launchers, scripts
-from ddp_helpers.notebook.slurm.job import Job
-from ddp_helpers.notebook.slurm.site import Site, render
+from ddp_helpers.jobs.job import Job
+from ddp_helpers.jobs.site import Site, render
+from ddp_helpers.launch import launchers, scripts
 from ddp_helpers.rank import group
 from ddp_helpers.rank.training import set_precision
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch import LaunchError
+from ddp_helpers.launch.processes import ended
+from ddp_helpers.launch.screen import coloured
 from ddp_helpers.lessons.run_script import LIMIT, Run, attend, telling
-from ddp_helpers.notebook.launch import LaunchError
-from ddp_helpers.notebook.processes import ended
-from ddp_helpers.notebook.screen import coloured
 
 # What stands around a cell: the same few lines in most scripts. They go before it as one line, in the place of the
 # magic's own, so that the line numbers of errors are those of the cell.

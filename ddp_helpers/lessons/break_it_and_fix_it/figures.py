@@ -1,7 +1,7 @@
 """How to find what is wrong with a run: eight questions, and where the ranks of a hang stand."""
 
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, write
-from ddp_helpers.notebook.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write
+from ddp_helpers.draw.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
 
 # A question; where "no" leads, what to look at there, and the numbers of the failures.
 QUESTIONS = [

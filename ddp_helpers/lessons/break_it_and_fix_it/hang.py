@@ -10,13 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from ddp_helpers import ROOT
-from ddp_helpers.lessons.break_it_and_fix_it import watched, who_hangs
+from ddp_helpers import ROOT, PlainError
+from ddp_helpers.launch.processes import ended
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import CURES, KINDS, RANKS, Plant, plant
 from ddp_helpers.lessons.run_script import WIDTH, Run, attend
-from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.processes import ended
 from ddp_helpers.rank.files import write_whole
+from ddp_helpers.tools import watched, who_hangs
 
 PRICES = {"exits": 1, "log R": 2, "logs": 5, "who_hangs": 5, "recorder R": 5, "stack R": 8, "lines N": 3, "script": 15}
 WRONG = 10  # minutes for a wrong answer

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
-from ddp_helpers.notebook.scripts import Script
 from ddp_helpers.rank.digits import write_digits
 
 RANKS, EPOCHS, TRAIN, TEST = 2, 2, 512, 201  # an odd number of test images, so that a padded shard is seen

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_helpers import ROOT
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.scripts import Script
-from ddp_helpers.notebook.slurm.job import JobError
-from ddp_helpers.notebook.slurm.queue import ACTIVE
-from ddp_helpers.notebook.slurm.run import known
+from ddp_helpers.jobs.job import JobError
+from ddp_helpers.jobs.queue import ACTIVE
+from ddp_helpers.jobs.run import known
+from ddp_helpers.launch.scripts import Script
+from ddp_helpers.records import runs
 
 SHAPE = {"nodes": 2, "gpus_per_node": 2}  # where the notebook's parameters do not say otherwise
 BAR = 0.8  # share of the test images that must be right
@@ -35,11 +35,11 @@ def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     try:
         said = known(folder)
     except JobError:
-        return ["the folder holds no job: describe one with slurm.Job, and slurm.write(job, place, folder)"]
+        return ["the folder holds no job: describe one with jobs.Job, and jobs.write(job, place, folder)"]
     if said["state"] == "WRITTEN":
-        return ["the job was written but not submitted: slurm.submit(folder)"]
+        return ["the job was written but not submitted: jobs.submit(folder)"]
     if said["state"] in ACTIVE:
-        return ["the job was submitted but not collected: slurm.watch(folder), then slurm.collect(folder)"]
+        return ["the job was submitted but not collected: jobs.watch(folder), then jobs.collect(folder)"]
     run = runs.read(folder)
     if run.state in ("unknown", "done, no record"):
         return ["the job ended without a record in its folder: give the script --run-dir {run_dir}"]

@@ -12,14 +12,13 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, LogLocator
 from scipy.optimize import nnls
 
-from ddp_helpers import ROOT
-from ddp_helpers.notebook import PlainError
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.launchers import environment
-from ddp_helpers.notebook.machine import provenance
-from ddp_helpers.notebook.processes import ended, lines_of
-from ddp_helpers.notebook.style import BLUE, GREY, WIDTH, rank_colour
+from ddp_helpers import ROOT, PlainError
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, WIDTH, rank_colour
+from ddp_helpers.launch.launchers import environment
+from ddp_helpers.launch.machine import provenance
+from ddp_helpers.launch.processes import ended, lines_of
 
 RANKS, NODES, TWO_NODES = (
     Path(__file__).with_name(name) for name in ("dial_ranks.py", "dial_nodes.py", "two_nodes.sh")

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ddp_helpers import ROOT
+from ddp_helpers.draw.drawing import Picture, tint
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import GREY, WIDTH, rank_colour
+from ddp_helpers.launch.machine import provenance
 from ddp_helpers.lessons.find_the_lost_time import dial
-from ddp_helpers.notebook.drawing import Picture, tint
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.machine import provenance
-from ddp_helpers.notebook.style import GREY, WIDTH, rank_colour
 
 RANKS = dial.RANKS.with_name("models_ranks.py")
 RECORD = ROOT / "notebooks" / "results" / "letters" / "two_cpu_cores.json"

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.datasets import MNIST
 
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.style import BLUE, GREY, ORANGE, WIDTH
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.rank.digits import write_digits
 
 FORMS = ("files", "archive", "shards")

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned
-from ddp_helpers.notebook.style import BLUE, GREY, INK, ORANGE, RED, SKY, WIDTH
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, INK, ORANGE, RED, SKY, WIDTH
 
 Spans = list[tuple[float, float]]  # (begin, end) in ms
 

@@ -4,9 +4,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, pieces, write
-from ddp_helpers.notebook.labels import caption, finding
-from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces, write
+from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
 
 # ---- which to choose
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from ddp_helpers.notebook.memory import held, nbytes
+from ddp_helpers.tools.memory import held, nbytes
 
 BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
 

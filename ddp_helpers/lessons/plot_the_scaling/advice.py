@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ddp_helpers.notebook.scaling import many, unit
+from ddp_helpers.records.scaling import many, unit
 
 
 def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8) -> str:

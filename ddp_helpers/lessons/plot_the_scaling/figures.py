@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from ddp_helpers.draw import drawing
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import LABEL, at_the_right, captioned, colours, setting, sizes
+from ddp_helpers.draw.style import GREY, INK, LEFT, ORANGE, TIMES, WIDTH, WRONG, rank_colour
 from ddp_helpers.lessons.plot_the_scaling.advice import extremes
-from ddp_helpers.notebook import drawing
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import LABEL, at_the_right, captioned, colours, setting, sizes
-from ddp_helpers.notebook.scaling import many, unit, where
-from ddp_helpers.notebook.style import GREY, INK, LEFT, ORANGE, TIMES, WIDTH, WRONG, rank_colour
+from ddp_helpers.records.scaling import many, unit, where
 
 
 def bricks(counts: Sequence[int] = (1, 2, 4), batch: int = 8) -> Picture:

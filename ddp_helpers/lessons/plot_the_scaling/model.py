@@ -15,10 +15,10 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
-from ddp_helpers.notebook.drawing import Picture
-from ddp_helpers.notebook.labels import captioned, dark, sizes
-from ddp_helpers.notebook.scaling import ScalingError, many
-from ddp_helpers.notebook.style import BLUE, GREY, RED, SKY, WIDTH
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned, dark, sizes
+from ddp_helpers.draw.style import BLUE, GREY, RED, SKY, WIDTH
+from ddp_helpers.records.scaling import ScalingError, many
 
 TERMS = {"work": "1/n", "transfer": "2(n-1)/n", "waiting": "n-1"}  # each in seconds an epoch
 DRAWS = 400

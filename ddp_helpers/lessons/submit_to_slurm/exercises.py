@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_helpers import ROOT
+from ddp_helpers.jobs import JobError, available, look
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise
 from ddp_helpers.lessons.submit_to_slurm.terminal import environment
-from ddp_helpers.notebook import runs
-from ddp_helpers.notebook.slurm import JobError, available, look
+from ddp_helpers.records import runs
 
 WHO = """import json, os, sys
 env = os.environ.get

@@ -2,9 +2,9 @@
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook import drawing
-from ddp_helpers.notebook.drawing import Picture, arrow, box, write
-from ddp_helpers.notebook.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, rank_colour
+from ddp_helpers.draw import drawing
+from ddp_helpers.draw.drawing import Picture, arrow, box, write
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, rank_colour
 
 TOP, TALL = 0.95, 2.1  # where the row of boxes begins, and how high it is
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 
-from ddp_helpers.notebook.launchers import clean
-from ddp_helpers.notebook.screen import Screen
-from ddp_helpers.notebook.slurm import available, look
+from ddp_helpers.jobs import available, look
+from ddp_helpers.launch.launchers import clean
+from ddp_helpers.launch.screen import Screen
 
 WORDS = re.compile(r"[\w ./:=,@%+-]*")  # what a value may hold: a path, a number, flags
 QUOTED = re.compile(r"[^\"$`\\!\n]*")  # and between double quotes, where bash takes all else as it is

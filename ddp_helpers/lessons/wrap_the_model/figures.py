@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from ddp_helpers.notebook.drawing import Picture, arrow, box, canvas, described, link, pieces, write
-from ddp_helpers.notebook.labels import caption, finding
-from ddp_helpers.notebook.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, link, pieces, write
+from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
 
 Note = tuple[str, list[int], float]  # what happened, to which layers, and when (in ms)
 

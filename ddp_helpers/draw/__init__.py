@@ -1,0 +1,1 @@
+"""Draw figures, diagrams and code on a page."""

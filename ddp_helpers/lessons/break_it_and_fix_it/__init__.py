@@ -1,0 +1,1 @@
+"""Notebook 10: the clinic of faults, and the hang lab."""

@@ -1,0 +1,1 @@
+"""Notebook 14: projects of one's own, and what judges them."""

@@ -1,0 +1,1 @@
+"""Notebook 13: models that do not fit."""

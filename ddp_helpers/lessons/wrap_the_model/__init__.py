@@ -1,0 +1,1 @@
+"""Notebook 05: DDP by hand, and its figures."""

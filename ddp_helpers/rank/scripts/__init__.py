@@ -1,0 +1,1 @@
+"""The main module of each script; `launch.scripts` writes them out."""

@@ -1,0 +1,1 @@
+"""Read run folders: tables of runs, and models of how they scale."""

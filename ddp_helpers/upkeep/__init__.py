@@ -1,0 +1,1 @@
+"""What maintainers run: execute the course, measure it, keep its records."""
