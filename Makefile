@@ -13,7 +13,7 @@ run: .venv/installed system staged  ## execute the notebooks in order into build
 	@$(SLURM) $(BIN)/python -m ddp_helpers run
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo
 	@$(SLURM) $(BIN)/python -m pytest
 
 LAB_IP ?= 127.0.0.1
@@ -23,7 +23,6 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
-	@$(BIN)/python -m ddp_helpers.upkeep.architecture
 	@$(BIN)/python -m ddp_helpers.upkeep.site_schema
 	@$(MAKE) --no-print-directory scripts
 

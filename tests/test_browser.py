@@ -82,7 +82,7 @@ def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missi
     assert "NameError: name '" in notebook.cells()[number].text
 
 
-LOAD = "%load_ext ddp_helpers.launch\n%load_ext ddp_helpers.launch.ranks"
+LOAD = "%load_ext ddp_helpers.launch.launch\n%load_ext ddp_helpers.launch.ranks"
 DRAWS = """from ddp_helpers.draw.drawing import canvas, described
 described(canvas(1, "A figure").figure, "A title, and nothing else")"""
 
@@ -138,7 +138,7 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped(written, page, lab):
 
 
 TRAINS = """from ddp_helpers import ROOT
-from ddp_helpers import launch
+from ddp_helpers.launch import launch
 from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
 data = write_digits(ROOT / "build" / "bar", train=4096, test=64)

@@ -14,7 +14,7 @@ from test_diagrams import (
 )
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import LaunchError
+from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.processes import marked
 from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic

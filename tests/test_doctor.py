@@ -19,9 +19,8 @@ import torch.distributed as dist
 from faults.ranks import Ranks
 from real import LIMIT, THOROUGH, python
 
-from ddp_helpers import launch
 from ddp_helpers.__main__ import main
-from ddp_helpers.launch import scripts
+from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.launchers import clean
 from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.doctor.case import Case, Red, overhear

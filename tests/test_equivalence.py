@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from real import LIMIT, THOROUGH
 from torch import nn
 
-from ddp_helpers import launch
+from ddp_helpers.launch import launch
 from ddp_helpers.launch.scripts import write
 
 SIZES = (2, 4) if THOROUGH else (2,)  # notebook 06 compares 1, 2 and 4 ranks each time

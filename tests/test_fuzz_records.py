@@ -10,7 +10,7 @@ from fuzzing import INPUTS, fuzz, put, refused
 from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import Job, JobError
 from ddp_helpers.jobs.run import RANK, job_of, known
-from ddp_helpers.launch import Launch, take
+from ddp_helpers.launch.launch import Launch, take
 from ddp_helpers.launch.launchers import MARKS
 from ddp_helpers.launch.screen import Screen
 from ddp_helpers.records import runs, scaling

@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 from real import LIMIT, THOROUGH, until
 
-from ddp_helpers import ROOT, launch
-from ddp_helpers.launch import launchers, screen
+from ddp_helpers import ROOT
+from ddp_helpers.launch import launch, launchers, screen
 from ddp_helpers.launch.screen import Screen, tidy
 
 TAG = "DDP_TEST_TAG"  # an environment variable by which a test finds all processes of its launch
@@ -86,7 +86,7 @@ OWN_NAME = ["unshare", "--uts", "--user", "--map-root-user"]
 def test_ranks_meet_on_a_machine_whose_own_name_has_no_address(script):
     if subprocess.run([*OWN_NAME, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody have a host name of their own")
-    code = f"import sys; from ddp_helpers import launch; launch.run(sys.argv[1], ranks=2, timeout={LIMIT})"
+    code = f"import sys; from ddp_helpers.launch import launch; launch.run(sys.argv[1], ranks=2, timeout={LIMIT})"
     text = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\nprint('met')"
     inside = f'hostname {UNKNOWN} && getent hosts {UNKNOWN}; exec "$@"'
     command = [*OWN_NAME, "sh", "-c", inside, "sh", sys.executable, "-c", code, script(text)]
@@ -194,7 +194,7 @@ def test_the_time_limit_ends_a_script_whatever_it_does(text, script, tag):
 # which has SIGINT ignored in all that it starts.
 NOTEBOOK = """
 import signal, sys
-from ddp_helpers import launch
+from ddp_helpers.launch import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 launch.run(sys.argv[1], ranks=2, launcher=sys.argv[2], timeout=300)
 """
@@ -240,7 +240,7 @@ print("rank", os.environ["RANK"], "is done")
 
 def test_the_magic_shows_one_output_in_a_notebook(tmp_path):
     cells = [
-        "%load_ext ddp_helpers.launch",
+        "%load_ext ddp_helpers.launch.launch",
         f"try:\n    get_ipython().run_cell_magic('launch', '2 fails', {MAGIC!r})\nexcept Exception as e:\n    print(e)",
         "%%launch 1 fails\nraise ValueError('as intended')",
     ]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from real import LIMIT
 from test_ranks import kernel  # noqa: F401
 
-from ddp_helpers import launch
+from ddp_helpers.launch import launch
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import Run, attend
 from ddp_helpers.rank.meeting import TCPStore

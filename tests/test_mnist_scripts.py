@@ -15,7 +15,7 @@ from real import LIMIT, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_helpers import launch
+from ddp_helpers.launch import launch
 from ddp_helpers.launch.scripts import write
 from ddp_helpers.rank import training
 from ddp_helpers.rank.launchers import cpus_of_rank

@@ -70,7 +70,11 @@ def test_code_cells_are_short(path: Path) -> None:
     assert lengths[len(lengths) // 2] <= 8
 
 
-def test_the_course_is_a_chain() -> None:
+def test_the_course_is_a_chain_and_each_notebook_has_a_lesson_of_its_name() -> None:
+    assert [path.stem[:2] for path in PATHS] == [f"{number:02}" for number in range(1, len(PATHS) + 1)]
+    for path in PATHS:
+        lesson = ROOT / "ddp_helpers" / "lessons" / path.stem[3:]
+        assert lesson.is_dir() or lesson.with_suffix(".py").is_file(), lesson
     for before, after in pairwise(PATHS):
         assert f"({after.name})" in nbformat.read(before, as_version=4).cells[0].source, f"{before.name} has no next"
         assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"

@@ -209,7 +209,7 @@ def test_a_second_interrupt_changes_nothing(kernel, gap):
 
 
 def test_a_second_interrupt_of_a_launch_changes_nothing(kernel):
-    assert kernel.run("%load_ext ddp_helpers.launch") == ""
+    assert kernel.run("%load_ext ddp_helpers.launch.launch") == ""
     before = kernel.children()
     cell = "import os, time\nos.mkdir('launched' + os.environ['RANK'])\ntime.sleep(10000)"
     sent = kernel.start(f"%%launch 2\nimport os\nos.chdir({str(kernel.folder)!r})\n{cell}")

@@ -5,8 +5,7 @@ import os
 import pytest
 from real import THOROUGH, without_helpers
 
-from ddp_helpers import launch
-from ddp_helpers.launch import scripts
+from ddp_helpers.launch import launch, scripts
 from ddp_helpers.records import runs
 
 MNIST_ROOT = os.environ.get("DDP_MNIST_ROOT")

@@ -10,9 +10,9 @@ import pytest
 from papermill.translators import PythonTranslator
 from real import LIMIT
 
-from ddp_helpers import ROOT, jobs, launch
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.parameters import execute
-from ddp_helpers.launch import scripts
+from ddp_helpers.launch import launch, scripts
 from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 
@@ -44,7 +44,7 @@ def runs_input(call):
     return options.get("shell", "False") != "False" or bool(UNSAFE.fullmatch(name))
 
 
-KNOWN = ["json.load", "tomllib.load", "Site.load", "slurm.Site.load", "dcp.load"]  # these do not unpickle
+KNOWN = ["json.load", "tomllib.load", "Site.load", "jobs.Site.load", "dcp.load"]  # these do not unpickle
 LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, with a checkpoint that does no harm
 # The audit runs a script of yours: whatever it loads, and as it loads it, only on the CPU.
 LESSON += ["load(f, **options | {'map_location': CPU})"]

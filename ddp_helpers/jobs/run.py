@@ -268,7 +268,7 @@ def said(folder: Path, rank: int | str) -> list[str]:
 
 def run_here(folder: Path, said: dict) -> None:
     """Run the job's ranks on this machine, and keep how it ended as Slurm would. Raises JobError for too many."""
-    from ddp_helpers import launch  # here, since it imports IPython, which no cluster's job needs
+    from ddp_helpers.launch import launch  # here, since it imports IPython, which no cluster's job needs
 
     job, states = job_of(said), []
     if job.ranks > MOST * (os.cpu_count() or 1):

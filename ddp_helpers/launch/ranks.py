@@ -18,7 +18,7 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 
-from ddp_helpers.launch import LaunchError
+from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.launchers import HERE, environment, free_port
 from ddp_helpers.launch.processes import MARK, ended, guarded, no_interrupt, one_interrupt
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, tidy

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torchvision.datasets import MNIST
 
-from ddp_helpers import launch
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import caption, finding
 from ddp_helpers.draw.style import BLUE, GREEN, INK, ORANGE, SKY, TIMES
-from ddp_helpers.launch import scripts
+from ddp_helpers.launch import launch, scripts
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.records import runs
 

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
-from ddp_helpers import ROOT, jobs, launch
-from ddp_helpers.launch import scripts
+from ddp_helpers import ROOT, jobs
+from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.group import claim_device

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import free_port
+from ddp_helpers.launch.launch import free_port
 from ddp_helpers.launch.launchers import clean
 from ddp_helpers.launch.processes import MARK, guarded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import LaunchError
+from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.processes import ended
 from ddp_helpers.launch.screen import coloured
 from ddp_helpers.lessons.run_script import LIMIT, Run, attend, telling
