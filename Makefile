@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lab notebooks scripts site slides bench faults cluster system tested staged clean
+.PHONY: help run test test-all lab notebooks scripts site bench faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -33,9 +33,6 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 	@rm -rf build/site
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -c docs -d build/doctrees . build/site
 	@echo "The site is in build/site: open build/site/index.html"
-
-slides: .venv/installed  ## write the notebooks' figures, a page for each, into build/slides.pdf
-	@$(BIN)/python -m ddp_helpers.upkeep.slides
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers bench

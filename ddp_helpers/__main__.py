@@ -133,19 +133,10 @@ def ready(args: Namespace) -> int:
 
 
 def bench(args: Namespace) -> None:
-    """Measure single against plain, DDP against none, two ranks against one."""
+    """Measure one device, DDP against none, two ranks against one."""
     from ddp_helpers.upkeep.bench import bench as measure
 
     measure()
-
-
-def accuracy(args: Namespace) -> None:
-    """Train the plain recipe, the fast one and a large batch, five seeds, 14 epochs."""
-    from ddp_helpers.lessons.train_on_one_gpu import compare_recipes
-    from ddp_helpers.rank.staging import stage
-
-    args.folder.mkdir(parents=True, exist_ok=True)  # before 50 MB of digits are made for nothing
-    compare_recipes(stage(Path("data")), args.folder)
 
 
 def doctor(args: Namespace) -> None:
@@ -186,7 +177,7 @@ def make_parser() -> Parser:
     """Every command with what it takes."""
     parser = Parser(prog="python -m ddp_helpers", description=main.__doc__)
     commands, takes = parser.add_subparsers(dest="command", required=True), {}
-    for do in (data, script, run, keep, site, job, collect, curve, ready, bench, accuracy, doctor, hang, audit, fits):
+    for do in (data, script, run, keep, site, job, collect, curve, ready, bench, doctor, hang, audit, fits):
         line = do.__doc__[0].lower() + do.__doc__[1:].rstrip(".")
         more = {"add_help": do is not doctor, "allow_abbrev": False}  # the doctor has a help of its own
         command = commands.add_parser(do.__name__, help=line, **more)
@@ -245,7 +236,6 @@ def make_parser() -> Parser:
     takes[collect]("folder", type=Path, nargs="+", help="of a job that has ended")
     takes[curve]("folder", type=Path, nargs="+", help="of a run, or one that holds such; several are drawn together")
     takes[curve]("--out", type=Path, default=Path("curve.png"), help="the file: .png, .pdf or .svg")
-    takes[accuracy]("folder", type=Path, help="of the runs; those that are done stay")
     return parser
 
 
@@ -272,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if args.do not in (data, accuracy, keep, ready, bench, hang, audit, curve):
+        if args.do not in (data, keep, ready, bench, hang, audit, curve):
             raise
         place = error.filename or getattr(args, "folder", "a file")
         stop(f"{args.command}: {place} cannot be used ({error.strerror}): choose another folder")

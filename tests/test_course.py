@@ -10,12 +10,12 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook
 from real import until
 
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch.kernels import KernelOnFiles
-from ddp_helpers.upkeep import course, slides, stale
+from ddp_helpers.upkeep import course, stale
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FIGURE = "from ddp_helpers.lessons import shard_the_data\nshard_the_data.global_batch(8, 2)"
@@ -67,16 +67,6 @@ def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks,
     assert course.run(["01"], in_place=True) == 0
     for executed in (as_nbmake, *(nbformat.read(notebooks / name, 4) for name in ("papermill.ipynb", path.name))):
         assert executed.cells[-1].outputs[0].text == f"ipc {[True] * 5}\n"
-
-
-def test_slides_have_a_page_for_each_figure_under_its_section(notebooks, monkeypatch):
-    cells = [new_markdown_cell("# Good\n\n## Shards"), new_code_cell(FIGURE), new_markdown_cell("## Next")]
-    nbformat.write(new_notebook(cells=[*cells, new_code_cell(FIGURE)]), notebooks / "01_good.ipynb")
-    assert course.run([], in_place=True) == 0
-    assert [section for section, _ in slides.pictures(notebooks / "01_good.ipynb")] == ["Shards", "Next"]
-    monkeypatch.setattr(slides, "ROOT", notebooks.parent)
-    assert slides.write(notebooks.parent / "slides.pdf") == 2
-    assert (notebooks.parent / "slides.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_no_such_notebook_is_a_failure(notebooks, capsys):

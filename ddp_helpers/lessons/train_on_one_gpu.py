@@ -18,7 +18,6 @@ from torchvision.datasets import MNIST
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import caption, finding
 from ddp_helpers.draw.style import BLUE, GREEN, INK, ORANGE, SKY, TIMES
-from ddp_helpers.launch import launch, scripts
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.records import runs
 
@@ -224,29 +223,9 @@ def draw_accuracy(found: pd.DataFrame, where: str) -> Picture:
     return finished(figure, title, f"{where}; a line: two standard errors each way", "; ".join(told) + ".")
 
 
-# ---- what each recipe is worth in accuracy: `python -m ddp_helpers accuracy`
+# ---- what each recipe is worth in accuracy: recorded in notebooks/results/recipes
 
-# A script and its flags. A batch four times as large takes twice the learning rate, as the ladder's last rung does.
-RECIPES = {
-    "plain": ("mnist_single", ["--precision", "float32"]),
-    "fast": ("mnist_fast", []),
-    "large": ("mnist_fast", ["--batch-size", "256", "--lr", "2"]),
-}
 AFTER = (1, 3, 14)  # epochs
-
-
-def compare_recipes(data: Path, folder: Path, seeds: int = 5) -> None:
-    """Train each recipe with each seed, 14 epochs each, and print the table; runs that are done stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed in range(1, seeds + 1):
-        for recipe, (name, flags) in RECIPES.items():
-            run = folder / f"{recipe}-seed{seed}"
-            if run.exists() and runs.read(run).state == "done":
-                continue
-            script = scripts.write(name, folder / f"{name}.py")
-            arguments = ["--data", data, "--epochs", max(AFTER), "--seed", seed, "--run-dir", run, *flags]
-            launch.run(script, *arguments, "--log-interval", 10**9, launcher="python", timeout=36_000)
-    print(table(folder).to_string(float_format="%.2f"))
 
 
 def table(folder: Path) -> pd.DataFrame:
