@@ -208,6 +208,17 @@ def test_down_leaves_no_process_and_job_ids_go_on(shared):
     assert shared.submit("--wrap=true") == waits + 1
 
 
+def test_down_ends_the_keeper_of_a_job_that_is_where_slurmd_is(shared):
+    """A keeper (slurmstepd) begins in the folder of slurmd, and is asked to end like those in their node's."""
+    shared.up().submit("--wrap=sleep 615")
+    until(lambda: "sleep" in shared.processes().values(), "the job runs")
+    keepers = [pid for pid, name in shared.processes().items() if name == "slurmstepd"]
+    for pid in keepers:
+        os.kill(pid, signal.SIGSTOP)  # it cannot end by itself
+    ended = shared("down")
+    assert keepers and (ended.returncode, shared.processes()) == (0, {}), ended.stderr
+
+
 def test_down_spares_a_terminal_that_uses_the_cluster(shared):
     terminal = subprocess.Popen(["sleep", "60"], env=shared.up().env(SLURM_CONF=str(shared.state / "slurm.conf")))
     try:

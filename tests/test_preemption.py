@@ -65,7 +65,8 @@ def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
         until(lambda: not told.state().active, "the end")
         assert "stopped by SIGTERM" in told.log() and "is requeued" not in told.log()
         until(lambda: not cancelled.processes(), "no process of the job left")
-        time.sleep(3)
+        until(lambda: cancelled.state().state != "COMPLETING", "the end")
+        time.sleep(3)  # in which it would be requeued
         assert cancelled.state().state == "CANCELLED" and "is requeued" not in cancelled.log()
         assert [event["event"] for event in events(cancelled.folder)].count("started") == 1
 

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
 import psutil
@@ -107,6 +107,22 @@ def read(process: subprocess.Popen, arrived: queue.Queue) -> None:
     arrived.put(None)
 
 
+@contextmanager
+def started(commands: Sequence[list[str]], env: Mapping[str, str]) -> Iterator[list[subprocess.Popen]]:
+    """Start the commands, and after the block end all that is left of them; none of them stays a zombie."""
+    mark, processes = uuid.uuid4().hex, []
+    pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipe |= {"text": True, "errors": "replace", "start_new_session": True}
+    try:
+        with guarded(mark):
+            processes += [subprocess.Popen(command, env={**env, MARK: mark}, **pipe) for command in commands]
+            yield processes
+    finally:
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+
+
 def lines_of(
     commands: Sequence[list[str]],
     env: Mapping[str, str],
@@ -118,12 +134,9 @@ def lines_of(
     idle: called while no line comes. Raises TimeoutError. Closed early, by an interrupt or an error
     in the caller, it ends all their processes.
     """
-    mark, end = uuid.uuid4().hex, time.monotonic() + timeout
+    end = time.monotonic() + timeout
     arrived: queue.Queue[str | None] = queue.Queue()
-    pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    pipe |= {"text": True, "errors": "replace", "start_new_session": True}
-    with guarded(mark):
-        processes = [subprocess.Popen(command, env={**env, MARK: mark}, **pipe) for command in commands]
+    with started(commands, env) as processes:
         for process in processes:
             threading.Thread(target=read, args=[process, arrived], daemon=True).start()
         open_pipes = len(processes)
