@@ -69,6 +69,11 @@ def test_each_file_that_a_notebook_opened_makes_it_stale(path, tmp_path, monkeyp
             (file / "another").touch()
             assert stale.changed(notebook) == [name]
             (file / "another").unlink()
+            inner = next(each for each in file.rglob("*.json*"))
+            text = inner.read_bytes()
+            inner.write_bytes(text + b" ")
+            assert stale.changed(notebook) == [name]
+            inner.write_bytes(text)
         else:
             text = file.read_bytes()
             file.write_bytes(text.replace(b'"nbformat": 4', b'"nbformat": 4 ') + b"\nadded = 1\n")

@@ -21,7 +21,7 @@ from ddp_helpers import ROOT
 
 HOOK = Path(__file__).parent / "hook"
 CELLS = "cells"  # the name of a notebook's own code in what it was made from
-RECORDS = "notebooks/results"  # the folder in which another file makes another table: what is listed there counts
+RECORDS = ("notebooks", "results")  # recorded runs: of a folder there that was read, all that it holds counts
 MADE = ("build", "runs", "data")  # folders of what is made, where nothing is a source; nor is it in hidden ones
 # Tables of rank/launchers.py to which anybody may add a row: they count where cells, or the lesson, name them.
 TABLES = {"LAUNCHERS", "STARTS"}
@@ -45,8 +45,10 @@ def sources(notes: Path) -> list[str]:
         if not path.parts:
             continue
         hidden = any(part.startswith(".") or part.endswith(".egg-info") for part in path.parts)
-        counts = (ROOT / path).is_file() or path.as_posix().startswith(RECORDS)
-        if counts and not hidden and path.parts[0] not in MADE:
+        record = Path(*path.parts[:3])
+        if path.parts[:2] == RECORDS and len(path.parts) > 2 and (ROOT / record).is_dir():
+            paths.add(record.as_posix())
+        elif (ROOT / path).is_file() and not hidden and path.parts[0] not in MADE:
             paths.add(path.as_posix())
     return sorted(paths)
 
@@ -77,7 +79,8 @@ def content(path: str, tables: bool) -> bytes:
     """Read what of a file counts."""
     file = ROOT / path
     if file.is_dir():
-        return "\n".join(sorted(each.name for each in file.iterdir() if each.name != "README.md")).encode()
+        files = [each for each in sorted(file.rglob("*")) if each.is_file()]
+        return b"\0".join(each.relative_to(file).as_posix().encode() + b"\0" + each.read_bytes() for each in files)
     if not file.is_file():
         return b""
     if path.endswith(".py"):

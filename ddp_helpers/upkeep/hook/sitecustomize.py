@@ -3,6 +3,7 @@
 Wherever this folder is on PYTHONPATH: in the kernel of a notebook that `course.execute` runs, and all that it starts.
 """
 
+import fcntl
 import os
 import sys
 
@@ -21,12 +22,14 @@ def _note(event: str, arguments: tuple) -> None:
         path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100 no pathlib in every process
         if path.startswith(_BELOW + os.sep) and path not in _noted:
             _noted.add(path)
-            number = os.open(_NOTES, os.O_WRONLY | os.O_APPEND)
-            os.write(number, f"{path}\n".encode())
-            os.close(number)
+            os.write(_file, f"{path}\n".encode())
     except OSError:  # no working directory any more, or no notes: whoever opens the file must not fail for it
         return
 
 
 if _BELOW and _NOTES:
+    # Opened once, before the audit listens to what a script writes; a high number, which nobody else is given.
+    _first = os.open(_NOTES, os.O_WRONLY | os.O_APPEND)
+    _file = fcntl.fcntl(_first, fcntl.F_DUPFD_CLOEXEC, 900)
+    os.close(_first)
     sys.addaudithook(_note)
