@@ -64,7 +64,7 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
         group["device_id"] = device
-        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # the older class: it overlaps
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # see docs/gpus.md
     dist.init_process_group("nccl" if gpus else "gloo", **group)
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
     sampler = DistributedSampler(train_set)  # each rank its share

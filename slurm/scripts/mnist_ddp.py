@@ -412,9 +412,12 @@ def join(launcher: str, rank: int, world_size: int, device: torch.device, timeou
         dist.init_process_group(backend, store=store, device_id=device_id, **group)
     except (RuntimeError, ValueError) as error:  # it says how many came
         why = reason(error)
-        # Who waits for ncclUniqueId waits for a rank; any other word of NCCL or CUDA is of a GPU.
-        of_gpu = re.search("NCCL|CUDA", why) and "ncclUniqueId" not in why
-        cure = "export NCCL_DEBUG=INFO, which tells more" if of_gpu else MEET
+        cure = MEET
+        if "CUDA error" in why:
+            cure = "nvidia-smi shows this node's GPUs, and who uses them"
+        elif "NCCL" in why:  # who waits, for ncclUniqueId or at all, may wait for a rank
+            waits = re.search("ncclUniqueId|timeout|[Tt]imed out", why)
+            cure = f"{f'{MEET} Else ' if waits else ''}export NCCL_DEBUG=INFO, which tells more"
         stop(f"rank {rank} of {world_size}: {why}; {cure}")
 
 
@@ -535,4 +538,4 @@ def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: fl
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 617e043ce3c3bc3c
+# As it was written out, the SHA-256 of the lines above begins with 90d44912fae51bb2

@@ -90,12 +90,12 @@ class Case:
 
     def within(self, seconds: float, call: Callable[[], Any]) -> Any:
         """Call it in a thread; raises what it raises, or TimeoutError after `seconds`, and leaves it there."""
-        came: list[tuple[Any, Exception | None]] = []
+        came: list[tuple[Any, BaseException | None]] = []
 
         def work() -> None:
             try:
                 came.append((call(), None))
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too: it is not a time-out
                 came.append((None, error))
 
         thread = Thread(target=work, daemon=True)

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
         sys.exit(status)
     finally:
         if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             os._exit(2 if lost else status)
 
 
