@@ -1,0 +1,260 @@
+"""Cells, scripts and pages on GPUs, as far as a machine without one can tell."""
+
+import ast
+import re
+import runpy
+import sys
+import tomllib
+from argparse import Namespace
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import nbformat
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_rank import one_rank, run
+from packaging.requirements import Requirement
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.find_the_lost_time.pipeline import write_forms
+from ddp_helpers.lessons.go_beyond_ddp.measure import alike
+from ddp_helpers.rank.group import claim_device
+from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.training import one_pass
+from ddp_helpers.rank.votes import Votes
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+RANKS = re.compile(r"%%ranks (\d+).*\n")
+REFUSED = "No backend type associated with device type cpu"
+SCRIPTS = [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "notebooks" / "solutions").glob("*.py")]
+SCRIPTS += [*(ROOT / "slurm" / "scripts").glob("*.py"), *(ROOT / "ddp_helpers").rglob("*.py")]
+# The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
+# called 2.10.0a0 was built before 2.10.
+IMAGES = {"25.08": "2.8.0a0+34c6371d24", "25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914"}
+# The cells that stop on tensors without memory: their place in the notebook, and the error. Nothing else may stop them.
+STOPS = {
+    "05": {46: AttributeError},  # saves weights
+    "12": {19: ValueError},  # reads the profiler's traces
+    "13": {
+        29: AttributeError,  # Join asks DDP's constructor for its hooks
+        34: Exception,  # a DeviceMesh looks for its rank in a tensor, as do 55 and 60, with an error of torch's own
+        **dict.fromkeys((35, 37, 39), NameError),  # want the mesh
+        55: Exception,
+        56: NameError,  # wants the model of 55
+        60: Exception,
+    },
+}
+
+
+def code_cells(path):
+    """The code cells of a notebook: place and source."""
+    cells = enumerate(nbformat.read(path, as_version=4).cells)
+    return [(place, cell.source) for place, cell in cells if cell.cell_type == "code"]
+
+
+def given(path, folder):
+    """What a notebook's kernel hands to its ranks: the numbers of the cell tagged `parameters`, and files."""
+    variables = {"work": str(folder), "checkpoint": str(folder), "path": str(folder / "net.pt"), "losses": [1.0] * 4}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            exec(cell.source, variables)
+    layers = torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+    tests = {"images": torch.zeros(200, 784), "labels": torch.zeros(200, dtype=torch.long)}
+    torch.save(tests | {"weights": torch.nn.Sequential(*layers).state_dict()}, variables["path"])
+    forms = write_forms(folder / "forms", 32, 8)
+    return variables | {"files": [*map(str, forms["files"])], "tars": [*map(str, forms["shards"])]}
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    """Run a notebook's cells for ranks in order, as rank 0 on GPUs: yields place, and what each one raised."""
+    monkeypatch.syspath_prepend(ROOT / "notebooks")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    def cells(path):
+        size, start = None, given(path, tmp_path)
+        with ExitStack() as group:
+            for place, source in code_cells(path):
+                if not (ranks := RANKS.match(source)):
+                    continue
+                if ranks[1] != size:  # other ranks, without the variables of these
+                    group.close()
+                    size, variables = ranks[1], dict(start)
+                    group.enter_context(one_rank(0, int(size)))
+                try:
+                    run(source[ranks.end() :], variables)
+                    yield place, None
+                except Exception as error:
+                    yield place, error
+
+    return cells
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if RANKS.search(p.read_text())], ids=lambda path: path.stem)
+def test_cells_for_ranks_send_tensors_of_the_gpu_alone(path, notebook):
+    """A cell that stops for another reason than STOPS says is a failure, and so is a cell that need not stand there."""
+    stops = STOPS.get(path.stem[:2], {})
+    for place, error in notebook(path):
+        assert isinstance(error, stops.get(place, type(None))) and REFUSED not in str(error), f"{place}: {error!r}"
+
+
+def test_a_cell_that_sends_a_tensor_of_the_cpu_is_refused():
+    """The control: two cells of the course, right, and with `device=device` taken out."""
+    for name, place, more in (("02_form_a_process_group", 28, ""), ("11_survive_preemption", 28, "step_seconds = 1\n")):
+        cell = dict(code_cells(ROOT / "notebooks" / f"{name}.ipynb"))[place].partition("\n")[2]
+        before = f"import torch\nimport torch.distributed as dist\n{more}"
+        assert ", device=device" in cell
+        with one_rank(0, 4):
+            run(before + cell, {})
+            with pytest.raises(RuntimeError, match=REFUSED):
+                run(before + cell.replace(", device=device", "", 1), {})
+
+
+def test_scripts_vote_on_the_cpu_and_train_on_the_gpu():
+    """Loss and metrics stay on the GPU until they are read; the ballots are on the CPU, in a group of gloo's."""
+    args = Namespace(precision="float32", dry_run=False, log_interval=1)
+    with one_rank(0, 2):
+        device = torch.device("cuda", 0)
+        model = torch.nn.parallel.DistributedDataParallel(Net().to(device))
+        votes = Votes(60, None)
+        votes.pace = 1000
+        assert votes.due() == 5, "or the launch queue is full before the next vote"
+        batches = [(torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long))] * 2
+        measured = one_pass(model, batches, args, torch.optim.Adadelta(model.parameters()), wait=votes.wait)
+        assert {"loss", "accuracy", "samples"} < measured.keys()
+        with pytest.raises(RuntimeError, match=REFUSED):
+            dist.all_reduce(torch.tensor(1))
+        dist.all_reduce(torch.tensor(1), group=votes.group)
+
+
+def whole(path, gpus, local_rank):
+    """Run a script as this local rank of four, with so many GPUs: what it gave to set_device and to the group."""
+    calls = []
+    words = dict.fromkeys(("RANK", "LOCAL_RANK"), str(local_rank)) | {"WORLD_SIZE": "4"}
+    words |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    group = {"init_process_group": lambda *_, **told: calls.append(told), "destroy_process_group": lambda: None}
+    with patch.dict("os.environ", words), patch.object(sys, "argv", [str(path)]), one_rank(local_rank, 4):
+        cuda = patch.multiple(torch.cuda, device_count=lambda: gpus, set_device=calls.append)
+        with cuda, patch.multiple(dist, **group), patch("torch.cuda.current_device", lambda: calls[0].index):
+            runpy.run_path(str(path), run_name="__main__")
+    return calls
+
+
+@pytest.mark.parametrize("name", ["slurm/scripts/simple_ddp.py", "notebooks/spirals_ddp.py"])
+@pytest.mark.parametrize(("gpus", "local_rank"), [(1, 0), (1, 1), (2, 1), (2, 2), (4, 3)])
+def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local_rank, capsys):
+    """Never a number that wraps around: that is the GPU of another rank. The one GPU that a task is shown is cuda:0."""
+    if local_rank >= gpus > 1:
+        with pytest.raises(SystemExit) as ended:
+            whole(ROOT / name, gpus, local_rank)
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.count("\n") == 1 and f"{gpus} GPUs" in said
+        return
+    first, told = whole(ROOT / name, gpus, local_rank)
+    assert first == told["device_id"] == torch.device("cuda", local_rank if gpus > 1 else 0)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
+@pytest.mark.parametrize("local_rank", range(4))
+def test_a_rank_claims_a_gpu_of_its_own_or_stops(gpus, local_rank):
+    with patch.multiple(torch.cuda, device_count=lambda: gpus, set_device=lambda _: None):
+        if local_rank >= gpus > 1:
+            with pytest.raises(SystemExit):
+                claim_device(local_rank)
+        else:
+            index = local_rank if gpus > 1 else 0
+            assert claim_device(local_rank) == (torch.device("cuda", index) if gpus else torch.device("cpu"))
+
+
+def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gpus(monkeypatch):
+    rounded, half = {"weights off": 1e-4, "gradient off": 1e-7}, {"weights off": 1e-4, "gradient off": 2e-3}
+    for backend, equal in (("gloo", [False, False]), ("nccl", [True, False])):
+        monkeypatch.setattr(dist, "get_backend", lambda backend=backend: backend)
+        assert [alike(rounded), alike(half)] == equal
+    assert alike({"weights off": 0, "gradient off": 0})
+
+
+def sources():
+    """Every program of the course, place and text: of a notebook what its kernel runs, what its ranks, each file."""
+    for path in SCRIPTS:
+        if ROOT / "ddp_helpers" / "rank" not in path.parents:  # slurm/scripts has what these make up
+            yield str(path.relative_to(ROOT)), path.read_text()
+    for path in NOTEBOOKS:
+        programs = {}
+        for place, cell in code_cells(path):
+            magic, _, rest = cell.partition("\n") if cell.startswith("%%") else ("", "", cell)
+            kind, *words = magic.split() or [""]
+            if kind not in ("", "%%ranks", "%%launch", "%%writefile") or (words and "sbatch" in words[-1]):
+                continue
+            name = {"": "kernel", "%%launch": f"cell {place}", "%%writefile": words and words[-1]}.get(kind, "ranks")
+            programs[name] = programs.get(name, "") + re.sub(r"(?m)^[%!].*", "pass", rest) + "\n"
+        yield from ((f"{path.stem}, {name}", text) for name, text in programs.items())
+
+
+def calls(tree, name):
+    """The calls of a function of this name, wherever it was imported from."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in found if getattr(node.func, "attr", getattr(node.func, "id", "")) == name]
+
+
+def unbound(text):
+    """The calls that form a group without a backend, or on GPUs without one that was claimed before."""
+    found, claims = [], calls(ast.parse(text), "set_device") + calls(ast.parse(text), "claim_device")
+    for call in calls(ast.parse(text), "init_process_group"):
+        backend = ast.unparse(call.args[0]) if call.args else ""
+        right = backend and "device_id" in text and claims
+        if backend not in ("'gloo'", "'fake'") and not right:
+            found.append(ast.unparse(call))
+    return found
+
+
+def saved_late(text):
+    """What is saved behind the last barrier of a function that leaves the group: other ranks may be gone by then."""
+    found = []
+    for body in (node.body for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Module | ast.FunctionDef)):
+        if any(isinstance(line, ast.Expr) and calls(line, "destroy_process_group") for line in body):
+            last = max((place for place, line in enumerate(body) if calls(line, "barrier")), default=-1)
+            saves = [call for line in body[last + 1 :] for name in ("save", "write") for call in calls(line, name)]
+            found += [line for line in map(ast.unparse, saves) if line.startswith(("torch.save", "write("))]
+    return found
+
+
+def test_a_group_on_gpus_is_bound_to_a_claimed_one_and_left_when_all_is_saved():
+    assert {where: found for where, text in sources() if (found := unbound(text) + saved_late(text))} == {}
+
+
+def test_the_rules_find_what_they_are_for():
+    assert unbound("dist.init_process_group()") and unbound('dist.init_process_group("nccl", device_id=d)')
+    assert unbound("torch.cuda.set_device(0)\ndist.init_process_group(backend)")
+    assert unbound("dist.init_process_group(backend, device_id=d)")
+    assert not unbound('torch.cuda.set_device(d)\ndist.init_process_group("nccl", device_id=d)')
+    assert saved_late("def main():\n  dist.barrier()\n  dist.destroy_process_group()\n  torch.save(m, f)")
+    assert not saved_late("def main():\n  torch.save(m, f)\n  dist.barrier()\n  dist.destroy_process_group()")
+
+
+def test_torchrun_in_bash_hides_a_gpu_too_few():
+    """%%bash starts it past launchers.environment(), which does so."""
+    cells = [cell for path in NOTEBOOKS for _, cell in code_cells(path) if cell.startswith("%%bash")]
+    started = [cell for cell in cells if re.search(r"^[^#\n]*\btorchrun --", cell, re.M)]
+    assert started and all("CUDA_VISIBLE_DEVICES=" in cell.partition("torchrun --")[0] for cell in started)
+
+
+def test_nobody_is_told_that_ranks_cannot_share_a_gpu():
+    """They can, from NCCL 2.30 on, where NCCL_MULTI_RANK_GPU_ENABLE asks for it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *SCRIPTS, *(ROOT / "slurm" / "sites").glob("*.toml")]
+    texts = {path.name: path.read_text() for path in pages}
+    for path in NOTEBOOKS:
+        texts[path.name] = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    never = re.compile(r"(cannot|can't|can not|never|must not)\s+(#\s*)?share\s+(a|one|the same)\s+GPU", re.I)
+    assert {name: found[0] for name, text in texts.items() if (found := never.search(text))} == {}
+    assert never.search("two ranks cannot share a GPU")
+
+
+def test_an_image_that_a_site_names_has_a_torch_that_the_course_takes():
+    needed = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    [takes] = [need.specifier for need in needed if need.name == "torch"]
+    texts = {path.name: path.read_text() for path in (ROOT / "slurm" / "sites").iterdir()}
+    named = {(name, tag) for name, text in texts.items() for tag in re.findall(r"pytorch:([\d.]+)-py3", text)}
+    assert named and not takes.contains(IMAGES["25.08"], prereleases=True)
+    assert [pair for pair in named if not takes.contains(IMAGES.get(pair[1], "0"), prereleases=True)] == []
