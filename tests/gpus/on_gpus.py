@@ -149,7 +149,8 @@ def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local
         with pytest.raises(SystemExit) as ended:
             whole(ROOT / name, gpus, local_rank)
         said = capsys.readouterr().err
-        assert ended.value.code == 2 and said.count("\n") == 1 and f"{gpus} GPUs" in said
+        assert ended.value.code == 2 and said.count("\n") == 1
+        assert f"local rank {local_rank} finds {gpus} GPUs" in said
         return
     first, told = whole(ROOT / name, gpus, local_rank)
     assert first == told["device_id"] == torch.device("cuda", local_rank if gpus > 1 else 0)

@@ -1,7 +1,8 @@
 """The tests of on_gpus.py, in a process of their own.
 
-Their group and their tensors without memory leave threads of autograd's and patches of torch's behind; ranks that
-other tests fork from the same process would fail.
+Ranks see what is put in the place of torch's classes only in modules that they import themselves: where another test of
+the process has imported dial_ranks before, its DDP is the real one. And a first backward on tensors without memory
+starts threads of autograd's, after which other tests could fork no ranks.
 """
 
 import os

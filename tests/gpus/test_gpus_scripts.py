@@ -6,7 +6,6 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -197,24 +196,6 @@ def test_out_of_memory_keeps_its_name_and_traceback_and_others_say_they_lost_a_p
     assert f"rank {1 - rank} lost its peers" in other and "OutOfMemory" not in other, other
     if rank == 0:
         assert "OutOfMemoryError" in (folder / "run" / "status.json").read_text()
-
-
-PRETENDED_COUNT = dedent("""
-    import runpy, sys, torch
-    gpus = int(sys.argv.pop(1))
-    torch.cuda.device_count = lambda: gpus
-    runpy.run_path(sys.argv.pop(1), run_name="__main__")
-""")
-
-
-@pytest.mark.parametrize(("gpus", "local_rank", "stopped"), [(2, 2, True), (1, 1, False), (4, 3, False)])
-def test_simple_ddp_never_shares_a_gpu_by_wrapping_its_number_around(gpus, local_rank, stopped, matrix, tmp_path):
-    (start := tmp_path / "start.py").write_text(PRETENDED_COUNT)
-    script = scripts.write("simple_ddp", tmp_path / "simple_ddp.py")
-    env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": str(local_rank), "PATH": "/usr/bin"}
-    done = python(start, gpus, script, env=env)
-    assert (f"local rank {local_rank} finds {gpus} GPUs" in done.stderr) == stopped, done.stderr
-    assert done.returncode == (2 if stopped else 1), "without a GPU, torch refuses the one that was chosen"
 
 
 @pytest.mark.parametrize("name", ["simple_ddp", "mnist_single", "mnist_ddp", "mnist_fast"])
