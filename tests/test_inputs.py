@@ -197,7 +197,6 @@ COMMAND = {
     "no room": (["script", "simple_ddp", "/dev/full"], ["/dev/full", "No space left"]),
     "data into a file": (["data", "FILE"], ["file", "another folder"]),
     "data that is damaged": (["data", "HALF"], ["half", "remove"]),
-    "runs into a file": (["accuracy", "FILE/x"], ["file", "another folder"]),
     "kept outside": (["keep", "runs", "../x"], ["../x"]),
     "no such notebook": (["run", "99"], ["99"]),
     "no site to ask": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),

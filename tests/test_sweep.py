@@ -113,7 +113,7 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     record(tmp_path / "a-7", None, "failed")  # submitted by hand, or another's: no attempt of a
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
-    monkeypatch.setattr(sweep_the_cluster.slurm, "look", forget)
+    monkeypatch.setattr(jobs, "look", forget)
     sweep_the_cluster.run_one({"run": "a"})
     with pytest.raises(jobs.JobError, match="job 6 is not known"):
         sweep_the_cluster.run_one({"run": "b"})
