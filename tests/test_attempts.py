@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from ddp_helpers.lessons import on_ranks, survive_preemption
+from ddp_helpers.lessons import on_ranks
+from ddp_helpers.lessons.survive_preemption import attempts, figures
 
 
 def line(at, event, step, **more):
@@ -21,7 +22,7 @@ AGAIN = [line(120.0, "started", 8), line(121.0, "epoch", 16), line(121.5, "saved
 def story(tmp_path):
     def write(*lines):
         (tmp_path / "attempts.jsonl").write_text("\n".join(lines))
-        return survive_preemption.events(tmp_path)
+        return attempts.events(tmp_path)
 
     return write
 
@@ -41,13 +42,13 @@ def test_events_are_counted_into_attempts_and_timed_from_the_first(story):
     ],
 )
 def test_each_attempt_has_a_row_that_says_how_it_ended_and_what_was_lost(story, end, ended, to_step, lost):
-    first, second = survive_preemption.attempts(story(*KILLED, *end, *AGAIN)).to_dict("records")
+    first, second = attempts.attempts(story(*KILLED, *end, *AGAIN)).to_dict("records")
     assert (first["ended"], first["to_step"], first["lost_steps"]) == (ended, to_step, lost)
     assert (second["ended"], second["from_step"], second["to_step"]) == ("done", 8, 16)
 
 
 def test_without_a_checkpoint_every_step_of_the_attempt_is_lost(story):
-    [row] = survive_preemption.attempts(story(START, line(101.0, "failed", 4))).to_dict("records")
+    [row] = attempts.attempts(story(START, line(101.0, "failed", 4))).to_dict("records")
     assert row["lost_steps"] == 4 and row["saves"] == 0
 
 
@@ -61,17 +62,17 @@ def hatched(picture):
 
 
 def test_the_figure_shows_each_attempt_and_hatches_only_what_was_lost(story):
-    lost = survive_preemption.attempts_timeline({"killed": story(*KILLED, line(103.5, "failed", 11), *AGAIN)})
+    lost = figures.attempts_timeline({"killed": story(*KILLED, line(103.5, "failed", 11), *AGAIN)})
     [one] = hatched(lost)
     assert one.get_x() == 2.5 and one.get_width() == 1
     assert lost.figure.get_suptitle() == "Killed: 3 steps lost"
-    told = survive_preemption.attempts_timeline({"warned": story(*KILLED, line(102.6, "preempted", 8), *AGAIN)})
+    told = figures.attempts_timeline({"warned": story(*KILLED, line(102.6, "preempted", 8), *AGAIN)})
     assert hatched(told) == [] and told.alt.startswith("Warned: 0 steps lost. ")
 
 
 def test_a_figure_says_its_finding():
-    assert "on 64 GPUs with 81%, on 1,024 with 3%" in survive_preemption.survival(16_384 * 54 * 24 / 419).alt
-    assert "each day: save every 93 s, and lose 0.11%" in survive_preemption.u_curve(0.05, {"day": 86_400}, "here").alt
+    assert "on 64 GPUs with 81%, on 1,024 with 3%" in figures.survival(16_384 * 54 * 24 / 419).alt
+    assert "each day: save every 93 s, and lose 0.11%" in figures.u_curve(0.05, {"day": 86_400}, "here").alt
 
 
 def test_ranks_that_wait_for_each_other_are_ended_and_named():

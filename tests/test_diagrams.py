@@ -7,10 +7,10 @@ from itertools import combinations
 import pytest
 
 from ddp_helpers.draw.drawing import DPI, Picture
-from ddp_helpers.lessons.find_your_local_rank import ranks_on_nodes, signal_path
-from ddp_helpers.lessons.form_a_process_group import collectives, spmd
+from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
+from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, sent_when, who_holds
-from ddp_helpers.lessons.shard_the_data import deals_by_epoch, global_batch, picture_of_shards
+from ddp_helpers.lessons.shard_the_data.figures import deals_by_epoch, global_batch, picture_of_shards
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
 

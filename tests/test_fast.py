@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.optim import Adadelta
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.train_on_one_gpu import table
+from ddp_helpers.lessons.train_on_one_gpu.figures import table
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ddp_helpers.lessons import exercises, train_mnist_with_ddp
+from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED
+from ddp_helpers.lessons.train_mnist_with_ddp import exercises as train_mnist_with_ddp
 
 EXERCISE = exercises("my_ddp_script")["my_ddp_script"]
 SET_EPOCH = ("        sampler.set_epoch(epoch)\n", "")

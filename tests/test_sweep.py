@@ -15,14 +15,14 @@ from real import LIMIT, until
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs import queue
-from ddp_helpers.lessons import sweep_the_cluster
+from ddp_helpers.lessons.sweep_the_cluster import sweep as sweep_the_cluster
 from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 RUN = """
 import json, sys
-from ddp_helpers.lessons.sweep_the_cluster import sweep
+from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
 print(sweep(json.loads(sys.argv[1])))
 """
 

@@ -1,4 +1,4 @@
-"""One module or folder a notebook, of the notebook's name: its exercises, its figures, and what only it needs.
+"""A folder a notebook, of the notebook's name: exercises.py, figures.py, and what only this notebook needs.
 
 `check(my_function)` says whether an exercise's answer is right, or what is wrong with it. The answers are in
 `notebooks/solutions`.
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 def exercises(name: str = "") -> dict[str, Exercise]:
     """Every exercise of the course by its function's name, or those of the lessons that define a function `name`."""
     found = {}
-    for path in sorted([*HERE.glob("[a-z]*.py"), *HERE.glob("*/exercises.py")]):
+    for path in sorted(HERE.glob("*/exercises.py")):
         text = path.read_text()
         if "\nEXERCISES = " in text and f"\ndef {name}" in text:
             module = import_module(".".join([__name__, *path.relative_to(HERE).with_suffix("").parts]))

@@ -1,0 +1,1 @@
+"""Notebook 03: its exercises and figures."""

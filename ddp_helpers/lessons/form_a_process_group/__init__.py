@@ -1,0 +1,1 @@
+"""Notebook 02: its exercises and figures."""

@@ -1,0 +1,1 @@
+"""Notebook 04: its exercises and figures."""

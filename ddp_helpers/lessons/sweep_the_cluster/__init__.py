@@ -1,0 +1,1 @@
+"""Notebook 08: the sweep, its exercises and figures."""

@@ -1,0 +1,1 @@
+"""Notebook 06: its exercises and figures."""
