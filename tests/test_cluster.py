@@ -270,6 +270,19 @@ def test_up_heals_what_crashed_while_jobs_go_on(shared):
     check_ranks(shared.up())
 
 
+def test_up_waits_for_a_daemon_that_one_look_into_proc_missed(shared, tmp_path):
+    """A look into /proc while slurmctld forks into the background sees neither parent nor child: here the first one."""
+    shared.up().kill("slurmctld")
+    grep, missed = tmp_path / "grep", tmp_path / "missed"
+    sees = f'seen=$({shutil.which("grep")} "$@") || exit'
+    once = f'if [[ "$*" == *slurm.conf* && ! -e {missed} ]]; then touch {missed}; exit 1; fi'
+    grep.write_text(f'#!/bin/bash\n{sees}\n{once}\necho "$seen"\n')
+    grep.chmod(0o755)
+    ended = shared("up", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (ended.returncode, missed.exists()) == (0, True), ended.stderr
+    assert shared("status").returncode == 0
+
+
 def test_down_after_a_crash_leaves_nothing_and_cancels(shared):
     job = shared.up().submit_saved("sleep 631")
     shared.kill("slurmctld", "slurmd")
