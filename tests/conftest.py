@@ -86,3 +86,14 @@ def browser():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """One kernel for all tests: each leaves ranks with which the next can begin."""
+    from kernels import Kernel  # here: no other test needs a kernel
+
+    made = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield made
+    made.client.stop_channels()
+    made.manager.shutdown_kernel()

@@ -6,9 +6,8 @@ import socket
 import subprocess
 
 import pytest
+from clusters import SBIN, fail_in_ci, make_cluster, need_slurm, our_python, remove
 from real import LIMIT, until
-from test_cluster import SBIN, fail_in_ci, make_cluster, need_slurm, remove
-from test_sites_run import our_python
 
 from ddp_helpers.jobs import Job, Site, write
 from ddp_helpers.launch.launchers import free_port

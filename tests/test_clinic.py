@@ -8,10 +8,8 @@ import nbformat
 import psutil
 import pytest
 from IPython.core.error import UsageError
+from legible import must_be_legible
 from real import until
-from test_diagrams import (
-    test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_are_in_the_alt_text as legible,
-)
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launch import LaunchError
@@ -193,4 +191,4 @@ def test_the_figure_leads_to_every_failure():
 
 @pytest.mark.parametrize("figure", [find_the_fault, where_they_stand])
 def test_a_figure_can_be_read(figure):
-    legible(figure, {}, [])
+    must_be_legible(figure, {}, [])

@@ -1,10 +1,9 @@
 """Every diagram that a notebook draws is legible, and its alt text names its numbers."""
 
 import base64
-import warnings
-from itertools import combinations
 
 import pytest
+from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
@@ -46,33 +45,11 @@ CASES = [  # function, arguments, and what its alt text must name
 ]
 
 
-def texts_of(picture):
-    texts = [text for text in picture.figure.axes[0].texts if text.get_text()]
-    return [(text.get_text(), text.get_window_extent(), text.get_fontsize()) for text in texts]
-
-
-def holds(outer, inner):
-    return outer.x0 <= inner.x0 and inner.x1 <= outer.x1 and outer.y0 <= inner.y0 and inner.y1 <= outer.y1
-
-
 @pytest.mark.parametrize(("draw", "arguments", "in_alt"), CASES, ids=lambda part: getattr(part, "__name__", ""))
 def test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_are_in_the_alt_text(
     draw, arguments, in_alt
 ):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        picture = draw(**arguments)
-        picture.figure.draw_without_rendering()
-    assert [part for part in in_alt if part not in picture.alt] == []
-    assert picture.figure.get_label() == picture.alt
-    texts, patches = texts_of(picture), picture.figure.axes[0].patches
-    boxes = [patch.get_window_extent() for patch in patches if hasattr(patch, "get_boxstyle")]
-    for text, extent, size in texts:
-        assert holds(picture.figure.bbox, extent) and size >= 10, text
-        under = [box for box in boxes if box.overlaps(extent)]
-        assert not under or holds(under[-1], extent), text  # the last drawn one lies on top
-    for (one, here, _), (other, there, _) in combinations(texts, 2):
-        assert not here.overlaps(there), (one, other)
+    must_be_legible(draw, arguments, in_alt)
 
 
 def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):

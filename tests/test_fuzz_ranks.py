@@ -8,8 +8,8 @@ from io import StringIO
 
 import pytest
 import torch
+from environments import BATCH, MPI, MPICH, SALLOC, SETS, STEP, TORCHRUN
 from fuzzing import INPUTS, fuzz, put, refused, stopped
-from test_launchers import BATCH, MPI, MPICH, SALLOC, SETS, STEP, TORCHRUN
 
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i

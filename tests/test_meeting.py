@@ -7,7 +7,6 @@ import psutil
 import pytest
 import torch.distributed as dist
 from real import LIMIT
-from test_ranks import kernel  # noqa: F401
 
 from ddp_helpers.launch import launch
 from ddp_helpers.lessons.on_ranks import on_ranks
@@ -86,6 +85,6 @@ def test_an_answer_listens_on_this_machine_alone():
     assert on_ranks(2, lambda: listening(psutil.Process())) == [HERE, HERE]
 
 
-def test_ranks_that_stay_listen_on_this_machine_alone(kernel):  # noqa: F811
+def test_ranks_that_stay_listen_on_this_machine_alone(kernel):
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
     assert listening(*kernel.children()) == HERE

@@ -3,11 +3,10 @@
 import time
 
 import pytest
+from clusters import make_cluster, need_slurm, our_python, remove
 from faults.matrix import Matrix, events, weights
 from faults.slurm_rows import Submitted
 from real import THOROUGH, until
-from test_cluster import make_cluster, need_slurm, remove
-from test_sites_run import our_python
 
 from ddp_helpers import jobs
 from ddp_helpers.jobs.queue import ask

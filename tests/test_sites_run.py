@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clusters import fail_in_ci, our_python, program
 from real import LIMIT
 
 from ddp_helpers import ROOT
@@ -56,23 +56,6 @@ def log(cluster, tmp_path, capsys):
     return run
 
 
-def program(path, text):
-    """Write a shell program that can be called."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def our_python(path, env=""):
-    """Write a program that is this Python: a site's `python` has no space, and the checkout's path may have one."""
-    program(path, f'{env} exec {shlex.quote(sys.executable)} "$@"')
-
-
-def lacking(why):
-    """Fail in CI, and skip elsewhere: this machine lacks what the test needs."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-
-
 @pytest.fixture
 def environment(tmp_path):
     """The bin folder of an environment, as conda has them, whose Python says that it is the one."""
@@ -89,7 +72,7 @@ def module(tmp_path, monkeypatch):
     shell = subprocess.run(["bash", "-lc", "env -0"], capture_output=True, text=True, check=True, timeout=LIMIT)
     variables = dict(line.split("=", 1) for line in shell.stdout.split("\0") if "=" in line)
     if "BASH_FUNC_module%%" not in variables:
-        lacking("no `module` command on this machine: install environment-modules or lmod")
+        fail_in_ci("no `module` command on this machine: install environment-modules or lmod")
     for name in filter(MODULES.match, variables):
         monkeypatch.setenv(name, variables[name])
     monkeypatch.setenv("MODULEPATH", str(tmp_path / "modulefiles"))
@@ -128,7 +111,7 @@ def started_in(tmp_path, monkeypatch):
     It shows the machine's own system, so that it need not be copied, and besides what it is told to show.
     """
     if not shutil.which("ch-run"):
-        lacking("no ch-run on this machine: install charliecloud-runtime")
+        fail_in_ci("no ch-run on this machine: install charliecloud-runtime")
     monkeypatch.setenv("USER", os.environ.get("USER", "learner"))  # ch-run wants to know
     root = tmp_path / "image"
     for name in ("dev", "proc", "sys", "tmp", "digits"):
@@ -146,7 +129,7 @@ def started_in(tmp_path, monkeypatch):
         words = ("ch-run", *(f"--bind={path}" for path in sorted(shown)), "--cd={folder}", str(root), "--")
         started = subprocess.run([word.format(folder="/") for word in words] + ["true"], capture_output=True, text=True)
         if "can't init user+mount namespaces" in started.stderr:
-            lacking(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
+            fail_in_ci(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
         assert started.returncode == 0, started.stderr
         assert not Path("/ext3").exists(), "this machine has what only the image should have"
         return words

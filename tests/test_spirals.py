@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from environments import HAND, RECORDED
 from real import LIMIT, python
-from test_launchers import HAND, RECORDED
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main

@@ -5,10 +5,10 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from clusters import make_cluster, need_slurm, remove
+from environments import SETS
 from faults.ranks import Ranks
 from real import LIMIT, THOROUGH
-from test_cluster import make_cluster, need_slurm, remove
-from test_launchers import SETS
 
 from ddp_helpers.launch.launchers import clean, free_port
 from ddp_helpers.launch.scripts import write

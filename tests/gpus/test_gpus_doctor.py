@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from doctors import red, seen_by
 from faults.ranks import Ranks
 from real import python
-from test_doctor import red, seen_by
 from torch._C import _distributed_c10d as c10d
 
 from ddp_helpers.rank.doctor.case import Case, Red, overhear

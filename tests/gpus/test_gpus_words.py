@@ -9,9 +9,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from pages import DOCS, PAGES, TROUBLE, rows
+from pages import prose as notebook_prose
 from real import LIMIT
-from test_docs import DOCS, PAGES, TROUBLE, rows
-from test_docs import prose as notebook_prose
 
 from ddp_helpers.upkeep.front_page import NOTEBOOKS
 
