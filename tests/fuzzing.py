@@ -1,8 +1,5 @@
 """What the fuzz tests share: hundreds or thousands of inputs, and values that no honest program would write."""
 
-from contextlib import redirect_stderr
-from io import StringIO
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real import THOROUGH
@@ -73,28 +70,6 @@ def put(path, content):
     path.unlink(missing_ok=True)
     if content is not None:
         path.write_bytes(content)
-
-
-def stopped(action, *args):
-    """What the action gives and ""; or None and the one line with which it stopped, with exit status 2."""
-    with redirect_stderr(StringIO()) as err:
-        try:
-            return action(*args), ""
-        except SystemExit as end:
-            assert end.code == 2
-    line = err.getvalue()
-    assert line.strip() and line.endswith("\n") and len(line.splitlines()) == 1, f"not one line: {line!r}"
-    return None, line
-
-
-def refused(action, error, *args, **options):
-    """What the action gives and ""; or None and the one line of this error."""
-    try:
-        return action(*args, **options), ""
-    except error as problem:
-        line = str(problem)
-    assert line and line.isprintable(), f"not one line: {line!r}"
-    return None, line
 
 
 def flipped(content, bit):

@@ -7,9 +7,12 @@ import sys
 import time
 from functools import cache
 
+import pytest
+
 from ddp_helpers import ROOT
 
 THOROUGH = bool(os.environ.get("TEST_ALL"))  # set by `make test-all`: every row, ten thousand inputs, fresh seeds
+weekly = pytest.mark.skipif(not THOROUGH, reason="weekly: make test-all has it")
 LIMIT = 300  # seconds until a test gives up a wait, whatever it waits for: far more than a busy machine needs
 
 

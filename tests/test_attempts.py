@@ -1,6 +1,7 @@
 """The story of a run in several attempts, read back and drawn."""
 
 import json
+import re
 import time
 
 import pytest
@@ -65,18 +66,20 @@ def test_the_figure_shows_each_attempt_and_hatches_only_what_was_lost(story):
     lost = figures.attempts_timeline({"killed": story(*KILLED, line(103.5, "failed", 11), *AGAIN)})
     [one] = hatched(lost)
     assert one.get_x() == 2.5 and one.get_width() == 1
-    assert lost.figure.get_suptitle() == "Killed: 3 steps lost"
+    assert re.findall(r"killed|\d+", lost.figure.get_suptitle().lower()) == ["killed", "3"]
     told = figures.attempts_timeline({"warned": story(*KILLED, line(102.6, "preempted", 8), *AGAIN)})
-    assert hatched(told) == [] and told.alt.startswith("Warned: 0 steps lost. ")
+    assert hatched(told) == [] and re.match(r"Warned\b\D*0\b", told.alt)
 
 
 def test_a_figure_says_its_finding():
-    assert "on 64 GPUs with 81%, on 1,024 with 3%" in figures.survival(16_384 * 54 * 24 / 419).alt
-    assert "each day: save every 93 s, and lose 0.11%" in figures.u_curve(0.05, {"day": 86_400}, "here").alt
+    survives = figures.survival(16_384 * 54 * 24 / 419).alt
+    assert re.search(r"\b64 GPUs\b.*\b81%.*\b1,024\b.*\b3%", survives), survives
+    curve = figures.u_curve(0.05, {"day": 86_400}, "here").alt
+    assert re.search(r"\bday\b.*\b93 s\b.*\b0\.11%", curve), curve
 
 
 def test_ranks_that_wait_for_each_other_are_ended_and_named():
-    with pytest.raises(TimeoutError, match="rank 0 waited for 3 s"):
+    with pytest.raises(TimeoutError, match=r"rank 0\b.*\b3 s"):
         on_ranks.on_ranks(2, lambda: on_ranks.dist.get_rank() == 0 and time.sleep(10_000), patience=3)
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from real import LIMIT, THOROUGH
+from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
@@ -107,7 +108,7 @@ def test_a_run_that_did_not_end_has_no_green_row(tables):
         assert not any(row.verdict == OK for row in tables[name])
     hung = {row.name: row.seen for row in tables["a rank waits for a file"]}
     text = [line for line, text in enumerate(Script("mnist_ddp").text().splitlines(), 1) if "scheduler.step()" in text]
-    assert f"rank 1 at mnist_ddp.py:{text[0] + 1}" in hung["end"] and "rank 1 does not come" in hung["collectives"]
+    assert f"rank 1 at mnist_ddp.py:{text[0] + 1}" in hung["end"] and "rank 1" in hung["collectives"]
     assert "ZeroDivisionError" in tables["a rank fails"][0].seen  # and not the other rank's broken connection
 
 
@@ -182,14 +183,14 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
         assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
     other = {name: row.verdict for name, row in tables[3].items() if row.verdict != OK}
     assert other == {"dice": UNSEEN, "metrics": UNSEEN}, tables[3]
-    assert tables[4]["gradients"].seen == "equal on all ranks at the first 3 steps", tables[4]
+    assert tables[4]["gradients"].verdict == OK and "3 steps" in tables[4]["gradients"].seen, tables[4]
     assert [[n["name"] for n in of(ranks, "pair")] for ranks in notes[4]] == [["send"], ["recv"]]
     assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
-    with pytest.raises(AuditError, match="asked for 3 ranks, and the audit has 2"):
+    with pytest.raises(AuditError, match=r"\b3 ranks.*\b2\b"):
         begun(notes[6], tmp_path)
     assert begun(notes[4], tmp_path) is None
-    assert tables[7]["samples"].verdict == RED and "datasets that differ" in tables[7]["samples"].seen
-    assert tables[5]["end"].verdict == OK and "all are zero" in tables[5]["gradients"].seen
+    assert tables[7]["samples"].verdict == RED and "datasets" in tables[7]["samples"].seen
+    assert tables[5]["end"].verdict == OK and "zero" in tables[5]["gradients"].seen
 
 
 def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, capsys):
@@ -202,8 +203,8 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     assert main(words) == 1
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
     said = capsys.readouterr().out
-    assert table["files"]["verdict"] == RED and "cure: let one rank do it" in said
-    assert f"1 of {len(table)} checks RED" in said
+    assert table["files"]["verdict"] == RED and "cure: " in said
+    assert f"1 of {len(table)} checks" in said and [row["verdict"] for row in table.values()].count(RED) == 1
     assert table["one rank"]["verdict"] == OK
     left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
     assert left == [["mine.py"], ["spirals.pt"]]
@@ -212,22 +213,18 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["none.py"], "cannot be read"),
-        (["docs/audit.md"], "is no Python"),
-        (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0 is out of range"),
-        (["notebooks/spirals_ddp.py", "--folder", "docs"], "holds something else"),
-        (["notebooks/spirals_ddp.py", "--cwd", "none"], "is no folder"),
+        (["none.py"], "none.py"),
+        (["docs/audit.md"], "docs/audit.md"),
+        (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
+        (["notebooks/spirals_ddp.py", "--folder", "docs"], "--folder docs"),
+        (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),
         (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
         (["notebooks/spirals_ddp.py", "--epochs", "2"], "unrecognized arguments"),
     ],
 )
-def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch, capsys):
+def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as left:
-        main(["audit", *words])
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1
+    refused(main, ["audit", *words], named=[told])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +254,7 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
     assert alone(["--batch-size-per-rank=24"], "--batch-size-per-rank", both) == ["--batch-size-per-rank=48"]
     assert alone(["--epochs=2"], "--batch", both) == ["--epochs=2", "--batch=48"]  # the script's default was taken
     for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
-        with pytest.raises(ValueError, match="give it once, with 24 or 48"):
+        with pytest.raises(ValueError, match=r"--batch\b.*\b24 or 48\b"):
             alone(words, "--batch", both)
 
 
@@ -293,10 +290,10 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
         notes |= {name: read(tmp_path / name / "notes", RANKS) for name in several}
     whole, stopped = notes["whole"][0], notes["stopped"][0]
     rows = {name: resumed(whole, stopped, notes[name]) for name in attempts}
-    assert (rows["right"].verdict, rows["right"].seen.endswith("to the bit")) == (OK, True), rows["right"]
-    assert rows["optimizer"].verdict == RED and "with the same samples" in rows["optimizer"].seen, rows["optimizer"]
+    assert (rows["right"].verdict, rows["right"].seen.endswith("bit")) == (OK, True), rows["right"]
+    assert rows["optimizer"].verdict == RED and "same samples" in rows["optimizer"].seen, rows["optimizer"]
     if THOROUGH:
-        assert rows["epoch"].verdict == RED and "trained on other samples" in rows["epoch"].seen, rows["epoch"]
+        assert rows["epoch"].verdict == RED and "other samples" in rows["epoch"].seen, rows["epoch"]
     for row, told in (
         (resumed(whole, whole, notes["right"]), "torch.save wrote nothing"),
         (resumed(whole, stopped, notes["whole"]), "from the beginning"),
@@ -391,5 +388,5 @@ def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
     words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
     assert main([*words, "--resume-with=--from 'my last.pt'"]) == 0
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
-    assert table["resume"]["verdict"] == OK and "to the bit" in table["resume"]["seen"], table
+    assert table["resume"]["verdict"] == OK and table["resume"]["seen"].endswith("bit"), table
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()

@@ -1,5 +1,7 @@
 """What notebook 13 counts with, in one process, and what it draws of it; the notebook does so on two ranks."""
 
+import re
+
 import pandas as pd
 import pytest
 import torch
@@ -99,15 +101,15 @@ def test_a_row_has_megabytes_and_speeds_in_ddps(results, capsys):
     assert measure.row(results, "other rate")["as DDP"] == "weights off by 2e-03"
     measure.tell(results)
     told = capsys.readouterr().out
-    assert told.count("sends 16.00 MB a step") == 2 and "sends   nan MB a step, 0.50 of DDP's speed" in told
+    assert told.count(" 16.00 MB ") == 2 and re.search(r"\bnan MB\b.*\b0\.50\b", told)
 
 
 def test_the_figure_tells_memory_and_speed_and_what_nobody_counted(results):
     table = pd.DataFrame({name: measure.row(results, name) for name in ("DDP", "FSDP2")}).T.infer_objects()
     picture = memory_and_speed(table, "2 ranks")
     picture.figure.draw_without_rendering()
-    assert picture.figure.get_suptitle() == "FSDP2 holds the least: 90% of what DDP holds"
-    assert "2 ranks" in picture.alt and "FSDP2 45.0 MB, 0.50 of DDP's speed" in picture.alt
+    assert re.findall(r"FSDP2|\d+%", picture.figure.get_suptitle()) == ["FSDP2", "90%"]
+    assert "2 ranks" in picture.alt and re.search(r"FSDP2 45\.0 MB\b.*\b0\.50\b", picture.alt)
     assert [text.get_text().strip() for text in picture.figure.axes[1].texts] == ["16.0", "not counted"]
 
 

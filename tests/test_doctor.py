@@ -14,7 +14,8 @@ import pytest
 import torch
 from doctors import red, rows_of, seen_by
 from faults.ranks import Ranks
-from real import LIMIT, THOROUGH, python
+from real import LIMIT, THOROUGH, python, weekly
+from refusals import ended, refused
 
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch import launch, scripts
@@ -24,8 +25,6 @@ from ddp_helpers.rank.doctor.case import Case, Red, overhear
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, runs_on
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.scripts.doctor import show
-
-thorough = pytest.mark.skipif(not THOROUGH, reason="make test-all has it")
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ class Said:
 def test_it_is_green_alone_and_leaves_nothing(tmp_path, digits):
     done = python("-m", "ddp_helpers", "doctor", cwd=tmp_path, env={**os.environ, "DDP_MNIST_ROOT": str(digits)})
     assert done.returncode == 0 and red(done.stdout) == {} and not done.stderr
-    assert "1 rank on 1 host, started by no launcher" in done.stdout
+    assert re.search(r"^ranks .*\b1 rank .*\b1 host\b", done.stdout, re.M)
     assert list(tmp_path.iterdir()) == []  # nor the folder for runs
 
 
@@ -75,13 +74,13 @@ def test_it_is_green_under_torchrun_started_from_a_notebook(script, tmp_path, di
     said = done.of(0)
     assert red("\n".join(said)) == {} and done.of(1) == []  # once, by rank 0
     rows, _ = rows_of(said)
-    assert "2 ranks on 1 host, started by torchrun" in rows["ranks"][1]
+    assert all(word in rows["ranks"][1] for word in ("2 ranks ", "1 host", "torchrun"))
     assert f"torch {torch.__version__}" in rows["versions"][1]
     assert all(word in rows["all-reduce"][1] for word in ("; 4 B ", ", 16 MB ", " ms; busbw "))
     assert [path.name for path in tmp_path.iterdir()] == ["doctor.py"]
 
 
-@thorough  # under srun it is green in test_docs, in a job
+@weekly  # under srun it is green in test_docs, in a job
 @pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 2), ("srun", (1, 1))])
 def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
     request.getfixturevalue("mpirun" if launcher == "mpirun" else "cluster")
@@ -89,13 +88,13 @@ def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
     done = launch.run(*words, ranks=ranks, launcher=launcher, timeout=LIMIT, env=meet)
     by = {"mpirun": "openmpi", "srun": "slurm"}[launcher]
-    assert red("\n".join(done.of(0))) == {} and f"started by {by}" in done.of(0)[1]
+    assert red("\n".join(done.of(0))) == {} and by in done.of(0)[1]
 
 
 # ---- red, with the cure
 
 
-@thorough  # that row alone is below
+@weekly  # that row alone is below
 def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     # Slurm 22.05 and 23.02 leave a task one CPU where the job asked for more.
     command = ["srun", "--nodes=1", "--cpus-per-task=2", "taskset", "-c", "0", sys.executable, "-m", "ddp_helpers"]
@@ -119,9 +118,9 @@ def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(by_hand, script, tmp
     seen, cure = found["cpus"]
     assert seen.startswith("rank 1: ") and "--num-workers 999" in seen and "more --cpus-per-task" in cure
     seen, cure = found["run folder"]
-    assert seen == f"rank 1: not in {tmp_path / 'two'}: the file that rank 0 wrote" and "all nodes share" in cure
+    assert seen.startswith("rank 1: ") and str(tmp_path / "two") in seen and "--run-dir" in cure
     seen, cure = found["data"]
-    assert seen == "rank 1: no whole data" and "t10k-labels-idx1-ubyte is missing" in cure
+    assert seen.startswith("rank 1: ") and "t10k-labels-idx1-ubyte" in cure
     assert "download_data.py --data" in cure
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "doctor.py", "two"]
     assert not list((tmp_path / "two").iterdir())
@@ -137,9 +136,9 @@ def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(by_hand, scrip
     found = red(done.out)
     assert done.status == 1 and list(found) == ["run folder", "data", "space"]
     seen, cure = found["run folder"]
-    assert "cannot be written (File name too long)" in seen and "may write" in cure
+    assert "File name too long" in seen and "--run-dir" in cure
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "doctor.py"]
-    assert f"{images} is cut short or damaged" in found["data"][1] and "get it again" in found["data"][1]
+    assert str(images) in found["data"][1]
 
 
 def without(text):
@@ -157,22 +156,21 @@ def test_a_missing_rank_is_red(by_hand, script, digits, tmp_path):
     first, second = by_hand(script, {0: flags, 1: data}, 3)
     found = without(first.out)
     assert list(found) == ["ranks", "data"], "rank 1's faults are known, too"
-    assert found["ranks"][0] == "rank 2 of 3 missing after 10 s" and "read the missing one's own" in found["ranks"][1]
-    assert found["data"][0] == "rank 1: no whole data"
+    assert re.fullmatch(r"rank 2 of 3 \w+ after 10 s", found["ranks"][0])
+    assert found["data"][0].startswith("rank 1: ") and str(tmp_path) in found["data"][1]
     assert (first.status, second.status, second.out) == (1, 1, "")
 
 
 def test_a_missing_rank_0_is_one_line(by_hand, script, digits):
     (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2)
-    assert done.status == 2 and len(done.out.splitlines()) == 1
-    assert "MASTER_ADDR=127.0.0.1 MASTER_PORT=" in done.out and "rank 0 is not there (no answer: " in done.out
+    ended(done.status, "", f"{done.out}\n", "MASTER_ADDR=127.0.0.1 MASTER_PORT=", "rank 0")
 
 
 def test_a_stranger_who_never_answers_is_one_line(by_hand, script, digits):
     with closing(socket.create_server(("127.0.0.1", 0))) as stranger:
         port = stranger.getsockname()[1]
         (done,) = by_hand(script, {1: ["--data", digits, "--timeout", 2]}, 2, MASTER_PORT=port)
-    assert done.status == 2 and len(done.out.splitlines()) == 1 and "stranger" in done.out
+    ended(done.status, "", f"{done.out}\n", "stranger")
 
 
 def test_a_port_that_is_taken_is_red(by_hand, script, digits, tmp_path):
@@ -181,16 +179,16 @@ def test_a_port_that_is_taken_is_red(by_hand, script, digits, tmp_path):
         (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, MASTER_PORT=port)
     found = without(done.out)
     assert done.status == 1 and list(found) == ["ranks"]
-    assert f"MASTER_PORT={port}: rank 0 cannot listen" in found["ranks"][0]
-    assert "export another MASTER_PORT" in found["ranks"][1]
+    assert f"MASTER_PORT={port}" in found["ranks"][0] and "rank 0" in found["ranks"][0]
+    assert "MASTER_PORT" in found["ranks"][1]
 
 
 @pytest.mark.parametrize("env", [{"MASTER_ADDR": ""}, {"MASTER_PORT": "65536"}])
 def test_a_meeting_point_that_nobody_exported_is_red(by_hand, script, digits, tmp_path, env):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, **env)
     found = without(done.out)
-    assert done.status == 1 and list(found) == ["ranks"] and "no meeting point" in found["ranks"][0]
-    assert "export both" in found["ranks"][1]
+    assert done.status == 1 and list(found) == ["ranks"]
+    assert "export" in found["ranks"][1] and all(name in " ".join(found["ranks"]) for name in env)
 
 
 def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(by_hand, script, digits, tmp_path):
@@ -198,8 +196,8 @@ def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(by_hand, script
     first, second = by_hand(script, {0: flags, 1: flags}, 2, GLOO_SOCKET_IFNAME="nowhere0")
     found = red(first.out)
     assert (first.status, second.status) == (1, 1) and list(found) == ["network", "all-reduce"]
-    assert found["network"][0] == "all ranks: GLOO_SOCKET_IFNAME=nowhere0: there is no nowhere0"
-    assert "export GLOO_SOCKET_IFNAME=" in found["network"][1] and "no red row above" in found["all-reduce"][1]
+    assert found["network"][0].startswith("all ranks: GLOO_SOCKET_IFNAME=nowhere0")
+    assert "export GLOO_SOCKET_IFNAME=" in found["network"][1] and found["all-reduce"][1]
 
 
 PATCHED = """
@@ -235,8 +233,8 @@ def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(by_hand, tmp_path
     found = red(first.out)
     assert (first.status, second.status) == (1, 1) and list(found) == ["versions", "clocks", "all-reduce"]
     seen, cure = found["versions"]
-    assert seen.startswith("rank 1: python ") and seen.endswith(", torchvision 0.0") and "rank 0 has python" in cure
-    assert found["all-reduce"][0] == "all ranks: the sum of 2 ranks is 8, not 3"
+    assert seen.startswith("rank 1: python ") and seen.endswith(", torchvision 0.0") and "rank 0 has python " in cure
+    assert re.fullmatch(r"all ranks: .*\b2 ranks\b.*\b8\b.*\b3", found["all-reduce"][0])  # 1 + 7, and not 1 + 2
     assert re.fullmatch(r"rank 1: (4[89]|50)\d\d\.\d s ahead of rank 0", found["clocks"][0])
 
 
@@ -245,7 +243,7 @@ def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(where, by_hand, t
     flags = ["--data", digits, "--run-dir", tmp_path / "runs", "--timeout", 10]
     first, second = patched(by_hand, tmp_path, LOST.replace("WHERE", where), *flags)
     assert (first.status, second.status) == (1, 9)
-    assert red(first.out)["ranks"][0] == "rank 1 of 2 is lost"
+    assert red(first.out)["ranks"][0].startswith("rank 1 of 2 ")
     assert not (tmp_path / "runs").exists()
 
 
@@ -255,11 +253,8 @@ def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(where, by_hand, t
 @pytest.mark.parametrize(
     "words", [["--nix"], ["more"], ["--timeout", "0"], ["--num-workers", "-1"], ["--num-workers", "two"], ["--data"]]
 )
-def test_a_wrong_flag_stops_with_one_line(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["doctor", *words])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and words[0] in err and "--help" in err
+def test_a_wrong_flag_stops_with_one_line(words):
+    refused(main, ["doctor", *words], named=[words[0], "--help"])
 
 
 @pytest.mark.parametrize(
@@ -269,19 +264,16 @@ def test_a_wrong_flag_stops_with_one_line(words, capsys):
         {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
     ],
 )
-def test_a_wrong_variable_stops_with_one_line(env, capsys, monkeypatch):
+def test_a_wrong_variable_stops_with_one_line(env, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as end:
-        main(["doctor"])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and list(env)[-1] in err
+    refused(main, ["doctor"], named=[list(env)[-1]])
 
 
 def test_a_number_of_slurm_that_is_none_is_red(by_hand, script, digits, tmp_path):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 1, SLURM_CPUS_PER_TASK="two")
     found = red(done.out)
-    assert list(found) == ["cpus"] and found["cpus"][0] == "rank 0: SLURM_CPUS_PER_TASK is 'two', not a whole number"
+    assert list(found) == ["cpus"] and re.match(r"rank 0: SLURM_CPUS_PER_TASK\b.*'two'", found["cpus"][0])
 
 
 # ---- single rows, of ranks that share a store and differ in what they are told
@@ -466,10 +458,11 @@ def test_a_file_where_a_folder_should_be_is_said_and_nothing_is_left(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
         _, (seen,) = overhear(lambda folder=folder: checks.check_folder(lone(folder)))
-        assert seen == f"{folder} cannot be written (Not a directory)"
-    assert "all ranks see" in checks.check_folder(lone(tmp_path / "new" / "runs"))
+        assert str(folder) in seen and "Not a directory" in seen
+    assert str(tmp_path / "new" / "runs") in checks.check_folder(lone(tmp_path / "new" / "runs"))
     lost = replace(lone(tmp_path / "new"), size=2)
-    assert overhear(lambda: checks.check_folder(lost)) == (None, ["rank 1 of 2 missing after 1 s"])
+    _, (seen,) = overhear(lambda: checks.check_folder(lost))
+    assert re.fullmatch(r"rank 1 of 2 \w+ after 1 s", seen)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -479,4 +472,5 @@ def test_a_folder_that_each_node_has_for_itself_is_red(tmp_path):
     first.first("file", str(tmp_path / ".doctor-elsewhere"))
     first.store.set("file of 0", "")
     second = replace(first, rank=1)
-    assert overhear(lambda: checks.check_folder(second)) == (None, [f"not in {tmp_path}: the file that rank 0 wrote"])
+    _, (seen,) = overhear(lambda: checks.check_folder(second))
+    assert str(tmp_path) in seen and "rank 0" in seen

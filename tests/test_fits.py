@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 from real import THOROUGH, until
+from refusals import refused
 from torch import UntypedStorage, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -215,11 +217,11 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
     file.write_text(MINE)
     assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size-per-rank", "1", "--gpu", "24"]) == 0
     *_, told, last = capsys.readouterr().out.splitlines()
-    assert "without memory" in told and "DDP needs 42.9 GB" in last and last.endswith("ZeRO fits 24 GB from 8 GPUs on")
+    assert "without memory" in told and "DDP needs 42.9 GB" in last and re.search(r"ZeRO\b.*\b24 GB\b.*\b8 GPUs", last)
     assert main(["fits", f"{file}:Reads", "--input", "4", "--gpu", "24"]) == 0  # needs values: a real step
     *_, told, last = capsys.readouterr().out.splitlines()
-    assert "in real steps on the CPU" in told and "my.py:7: DataDependent" in told
-    assert last.startswith("DDP fits a GPU of 24 GB")
+    assert "CPU" in told and "my.py:7: DataDependent" in told
+    assert last.startswith("DDP fits ") and "24 GB" in last
 
 
 @pytest.mark.parametrize(
@@ -236,11 +238,8 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
         (["bad.py:two", "--input", "5"], "bad.py cannot be imported: bad.py:1: ZeroDivisionError"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(words, said, tmp_path, capsys, monkeypatch):
+def test_a_mistake_is_told_in_a_line(words, said, tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text(MINE.replace("16384", "16").replace("range(8)", "range(2)"))
     (tmp_path / "bad.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["fits", *words])
-    error = capsys.readouterr().err
-    assert said in error and len(error.splitlines()) == 1
+    refused(main, ["fits", *words], named=[said])

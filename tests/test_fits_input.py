@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
@@ -62,18 +63,15 @@ def test_a_linear_layer_tells_how_many_numbers_a_sample_has(name: str, numbers: 
         ("Fails", "the model cannot be made: my.py:23: RuntimeError"),
     ],
 )
-def test_what_the_first_layer_leaves_open_is_asked_for_in_a_line(name: str, line: str, models: Path, capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["fits", f"{models}:{name}"])
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and line in err and err.count("\n") == 1, err
+def test_what_the_first_layer_leaves_open_is_asked_for_in_a_line(name: str, line: str, models: Path) -> None:
+    refused(main, ["fits", f"{models}:{name}"], named=[line])
 
 
 def test_where_another_layer_comes_first_the_line_says_what_was_taken(models: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["fits", f"{models}:Backwards"])
     out, err = capsys.readouterr()
-    assert "takes 8 numbers" in out and "--input gives another" in out and "on an input of (32, 8)" in err
+    assert "takes 8 numbers" in out and "--input gives another" in out and "(32, 8)" in err
     assert main(["fits", f"{models}:Backwards", "--input", "5"]) == 0
 
 
@@ -88,7 +86,7 @@ def test_the_examples_that_are_named_can_be_given(models: Path, capsys) -> None:
 
 def test_a_network_of_the_course_is_asked_for_its_length() -> None:
     make = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
-    with pytest.raises(fits.FitsError, match="Embedding, takes any number of tokens"):
+    with pytest.raises(fits.FitsError, match=r"\bEmbedding\b.*\btokens\b"):
         fits.sample_of(make)
     assert fits.sample_of(make, [64]) == ((64,), torch.int64, "")
 
@@ -119,7 +117,7 @@ def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
     """What DDP holds on a GPU, for a model of a file."""
     make = fits.load(f"{file}:{name}")
     found = fits.predict(make, *fits.sample_of(make, shape)[:2], batch_size_per_rank=8)
-    assert found["how"] == "on tensors without memory"
+    assert "without memory" in found["how"]
     return next(row for row in found["rows"] if row["way"] == "DDP")
 
 

@@ -9,7 +9,8 @@ from io import StringIO
 import pytest
 import torch
 from environments import BATCH, MPI, MPICH, SALLOC, SETS, STEP, TORCHRUN
-from fuzzing import INPUTS, fuzz, put, refused, stopped
+from fuzzing import INPUTS, fuzz, put
+from refusals import outcome, refused
 
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
@@ -41,7 +42,7 @@ def test_an_environment_gives_a_sound_rank_or_one_line():
     sound, unsound = [], []
 
     def check(env):
-        found, line = stopped(who_am_i, env)
+        found, line = outcome(who_am_i, env)
         (unsound if line else sound).append(env)
         if not line:
             _, rank, local_rank, world_size = found
@@ -77,7 +78,7 @@ def test_only_a_whole_dataset_has_a_name(tiny):
         for name, content in files.items():
             put(raw / name, content)
         try:
-            name, _ = stopped(check_data, root)
+            name, _ = outcome(check_data, root)
         finally:
             for file in files:
                 put(raw / file, whole[file])
@@ -92,7 +93,7 @@ def test_only_a_whole_dataset_has_a_name(tiny):
 @pytest.mark.parametrize("name", ["x" * 300, "loop/a", "a\0b", "\udcff", "a\nb"])
 def test_a_data_folder_that_cannot_be_is_named_in_one_line(name, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    _, line = stopped(check_data, tmp_path / name)
+    line = refused(check_data, tmp_path / name)
     assert "--data" in line
 
 
@@ -118,7 +119,7 @@ def test_bytes_under_a_wrong_digest_are_refused_by_name(real, tmp_path):
 
     def check(content):
         put(path, content)
-        found, line = refused(read, ValueError, path)
+        found, line = outcome(read, path, error=ValueError)
         assert (found == real) if content == real else (path.name in line)
 
     fuzz(lambda choices: choices.damaged(real), check)
@@ -170,4 +171,4 @@ def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(real, tmp_path
 
     fuzz(lambda choices: (choices.below(10), choices.damaged(real)), check, least=1000)
     assert read(named(tmp_path, real)) == real
-    assert refused(read, ValueError, named(tmp_path, real).rename(tmp_path / "mnist.pt"))[1]
+    assert refused(read, named(tmp_path, real).rename(tmp_path / "mnist.pt"), error=ValueError)

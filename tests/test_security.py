@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from papermill.translators import PythonTranslator
 from real import LIMIT
+from refusals import refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.parameters import execute
@@ -64,7 +65,7 @@ def test_nothing_runs_what_it_is_given():
 
 def test_the_lesson_on_the_store_says_where_it_may_be_used():
     cells = nbformat.read(ROOT / "notebooks" / "02_form_a_process_group.ipynb", as_version=4).cells
-    assert any("no password: use it on trusted networks only" in cell.source.replace("\n", " ") for cell in cells)
+    assert any({"password", "trusted"} <= {*re.findall(r"\w+", cell.source)} for cell in cells)
 
 
 # ---- names and paths
@@ -85,9 +86,8 @@ NAMES = [
 
 def test_a_parameter_whose_name_is_code_is_refused_and_nothing_is_executed(tmp_path):
     for name in NAMES:
-        with pytest.raises(jobs.JobError, match="has no parameter") as error:
-            execute("slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1})
-        assert str(error.value).isprintable() and not list(tmp_path.iterdir())
+        refused(execute, "slurm/job.ipynb", tmp_path / "out.ipynb", **{name: 1}, named=["job.ipynb", repr(name)])
+        assert not list(tmp_path.iterdir())
     assert "\nimport os\n" in PythonTranslator.codify({NAMES[1]: 1}), "the control: papermill would take it"
 
 

