@@ -214,9 +214,9 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     ("words", "told"),
     [
         (["none.py"], "none.py"),
-        (["docs/audit.md"], "docs/audit.md"),
+        (["docs/audit.md"], "audit.md"),
         (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
-        (["notebooks/spirals_ddp.py", "--folder", "docs"], "--folder docs"),
+        (["notebooks/spirals_ddp.py", "--folder", "docs"], "docs"),
         (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),
         (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
         (["notebooks/spirals_ddp.py", "--epochs", "2"], "unrecognized arguments"),
