@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from clusters import SBIN, fail_in_ci, make_cluster, need_slurm, our_python, remove
-from real import LIMIT, until
+from real import LIMIT, until, weekly
 
 from ddp_helpers.jobs import Job, Site, write
 from ddp_helpers.launch.launchers import free_port
@@ -117,6 +117,7 @@ def asks(university, tmp_path, monkeypatch):
     return submit
 
 
+@weekly
 def test_the_classroom_site_gets_what_it_asks_for(university, asks, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "ddp-course").mkdir()

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import pytest
-from refusals import ended, refused
+from refusals import ended, one_line, refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
@@ -157,7 +157,11 @@ def nowhere(tmp_path):
 
 def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys):
     words = ["job", str(nowhere), str(mine), "--run", name, "--submit"]
-    refused(main, words, named=["partition"])
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out.startswith("#!"), "the job file was shown before it was submitted"
+    one_line(err.splitlines()[-1], "partition")
     assert not (ROOT / "runs" / name).exists()
     before = sorted((ROOT / "runs").glob("*"))
     with pytest.raises(jobs.JobError):
