@@ -51,7 +51,8 @@ def test_a_plausible_mistake_is_seen_in_what_the_ranks_did(cluster, name: str, t
 
 def test_a_job_file_that_slurm_refuses_is_told_so(cluster) -> None:
     verdict = JOB_FILES["job_file"].verdict(lambda *_: "#!/bin/bash\n#SBATCH --nodes=999\nsrun python who.py\n")
-    assert verdict.startswith("not yet: ") and "node" in verdict, verdict  # sbatch's own words
+    assert verdict.startswith("not yet: ") and "JobError" in verdict
+    assert "sbatch: error: " in verdict, "Slurm's own words"
 
 
 def test_without_slurm_nothing_is_said_of_a_job_file(monkeypatch: pytest.MonkeyPatch) -> None:
