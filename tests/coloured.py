@@ -1,4 +1,7 @@
-"""What a learner may put in the place of the course's: colour pictures, a network with BatchNorm, and its loss."""
+"""What a learner may put in the place of the course's, for the tests of `replace=`.
+
+Colour pictures, a network with BatchNorm, and its loss; lines as short as those of the scripts.
+"""
 
 from pathlib import Path
 
@@ -35,18 +38,20 @@ class Net(nn.Module):
 
 
 def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
-    """512 pictures to train on and 201 to test with: much noise, and a little of what their class looks like."""
+    """512 pictures to train on, 201 to test with: much noise, and a little of their class."""
     numbers = torch.Generator().manual_seed(1)
     targets = torch.randint(10, (713,), generator=numbers)
     looks = torch.randn(10, 3, 32, 32, generator=numbers)
     pictures = 0.15 * looks[targets] + torch.randn(713, 3, 32, 32, generator=numbers)
-    return TensorDataset(pictures[:512], targets[:512]), TensorDataset(pictures[512:], targets[512:])
+    train = TensorDataset(pictures[:512], targets[:512])
+    return train, TensorDataset(pictures[512:], targets[512:])
 
 
 def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The cross entropy of scores; how many classes are right, and among the best two; how far a score reaches."""
+    """The cross entropy of scores; how many are right, or among the best two; the largest score."""
     best = output.topk(2, dim=1).indices == target[:, None]
-    metrics = {"accuracy": best[:, 0].sum(), "top2": best.any(dim=1).sum(), "max_score": output.max()}
+    right, among_two = best[:, 0].sum(), best.any(dim=1).sum()
+    metrics = {"accuracy": right, "top2": among_two, "max_score": output.max()}
     return F.cross_entropy(output, target), metrics
 
 

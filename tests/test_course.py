@@ -72,7 +72,7 @@ def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks,
 
 
 def test_no_such_notebook_is_a_failure(notebooks):
-    refused(course.run, ["42"], in_place=False, named=["42"])
+    refused(course.run, ["42"], in_place=False, named=["42", "03"])
 
 
 WAITS = """# {jobs}
