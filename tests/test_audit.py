@@ -25,16 +25,16 @@ FLAGS = ["--epochs=2", "--batch-size=32", "--precision=float32", "--num-workers=
 FLAGS += [f"--timeout={LIMIT}"]
 IN_TURN = '    while rank and not Path("mnist_cnn.pt").exists():\n        time.sleep(0.1)\n'
 SOUND = "none: the script as it is"
-SHARE = "Subset(test_set, range(rank, len(test_set), world_size))"
+SHARE = "range(rank, len(test_set), world_size)"
 PADDED = "sampler=DistributedSampler(test_set, world_size, rank, shuffle=False)"
 PLANTED = {  # the fault, and what is changed in mnist_ddp
     SOUND: (),
-    "no sampler": [("world_size, sampler=sampler", "world_size, shuffle=True")],
+    "no sampler": [("share, sampler=sampler", "share, shuffle=True")],
     "each rank takes share 0": [("(train_set, world_size, rank,", "(train_set, world_size, 0,")],
     "the sampler's seed differs": [("seed=args.seed)", "seed=args.seed + rank)")],
     "no `set_epoch`": [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")],
     "padded evaluation": [
-        ("DataLoader(test_share, args.test_batch_size,", f"DataLoader(test_set, args.test_batch_size, {PADDED},")
+        ("DataLoader(Subset(test_set, test_indices), args", f"DataLoader(test_set, {PADDED}, batch_size=args")
     ],
     "half of the test set": [(SHARE, SHARE.replace("range(rank", "range(0"))],
     "past the wrapper": [("one_pass(ddp_model, train", "one_pass(model, train")],
@@ -45,7 +45,7 @@ PLANTED = {  # the fault, and what is changed in mnist_ddp
     "a rank fails": [("        scheduler.step()", "        scheduler.step(1 / (1 - rank))")],
     "a rank waits for a file": [("        scheduler.step()", "        while rank:\n            time.sleep(0.1)")],
     "all ranks save": [("    if args.save_model and rank == 0:", f"{IN_TURN}    if args.save_model:")],
-    "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
+    "the wrapper is saved": [("save_model(model,", "save_model(ddp_model,")],
     "the same dropout": [("torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)")],
     "a metric is not reduced": [("        tested = over_ranks(tested)\n", "")],
 }
@@ -266,7 +266,7 @@ RESTORED = "            part.load_state_dict(state[name])"
 def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
     """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
     data = write_digits(tmp_path / "data", train=192, test=64)
-    text, progress = Script("mnist_ddp_resumable").text(), "self.progress, setting, shape, random ="
+    text, progress = Script("mnist_ddp_resumable").text(), "self.progress = Progress("
     faults = {
         "whole": text,
         "stopped": text,

@@ -21,8 +21,9 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.launchers import clean
 from ddp_helpers.rank.doctor import checks
+from ddp_helpers.rank.doctor.arrival import runs_on
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
-from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, runs_on
+from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.scripts.doctor import show
 

@@ -364,7 +364,7 @@ def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
 
 def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_path):
     script = write("mnist_single", tmp_path / "mnist_single.py")
-    line = "        asked = time.perf_counter()\n"
+    line = "        wait_begin = time.perf_counter()\n"
     assert script.read_text().count(line) == 1
     script.write_text(script.read_text().replace(line, f'        open("7.png")\n{line}'))
     ran = trained(script, tmp_path, 1, "--data", digits)

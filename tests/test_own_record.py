@@ -162,7 +162,7 @@ def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(kind,
 
 def test_the_page_names_each_function_that_a_record_needs_and_no_other(own):
     used = {node.id for node in ast.walk(ast.parse(pasted(COPIED))) if isinstance(node, ast.Name)}
-    there = set(re.findall(r"^def (\w+)", WRITTEN, re.M))
+    there = set(re.findall(r"^(?:def|class) (\w+)", WRITTEN, re.M))
     assert COPIED[-1] == "recorded" and used & there == {*COPIED} - {"recorded"}
 
 

@@ -1,1 +1,4 @@
-"""What runs on every rank: the one source of every line of a script. It needs torch and torchvision alone."""
+"""What runs on every rank, and what the scripts are written out from.
+
+It needs torch and torchvision alone.
+"""

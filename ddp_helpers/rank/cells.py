@@ -1,4 +1,7 @@
-"""Run a notebook's cells on one rank, one after the other: ddp_helpers.launch.ranks starts this for each rank."""
+"""Run a notebook's cells on one rank, one after the other.
+
+`ddp_helpers.launch.ranks` starts this for each rank of the notebook, as a process of its own.
+"""
 
 import ast
 import faulthandler
@@ -17,27 +20,34 @@ import torch.distributed as dist
 from ddp_helpers.rank.meeting import listen_narrowly
 
 
-def run(cell: str, name: str, variables: dict[str, object]) -> str:
-    """Run a cell where the variables of the cells before are, and print its last value; returns the traceback or ""."""
-    linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)  # for tracebacks and inspect
+def _run(cell: str, name: str, variables: dict[str, object]) -> str:
+    """Run a cell on the variables of those before, and print the value of its last expression.
+
+    Returns the traceback, without this function's own line; "" if the cell raised nothing.
+    """
+    lines = cell.splitlines(keepends=True)
+    linecache.cache[name] = (len(cell), None, lines, name)  # for tracebacks and inspect
     try:
         tree = ast.parse(cell, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            del tree.body[-1]
         exec(compile(tree, name, "exec"), variables)
-        if last:
-            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), variables))
+        if isinstance(last, ast.Expr):
+            expression = ast.Expression(last.value)
+            sys.displayhook(eval(compile(expression, name, "eval"), variables))
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # what hangs on a GPU hangs in this cell, and not in a later one
+            torch.cuda.synchronize()  # what hangs on a GPU hangs in this cell, not in a later one
     except BaseException as error:  # SystemExit, too: the rank stays
-        below = error.__traceback__.tb_next  # this function
+        below = error.__traceback__ and error.__traceback__.tb_next
         return "".join(traceback.format_exception(error.with_traceback(below)))
     return ""
 
 
-def mend_output(spare: int) -> None:
-    """Open what the cell has closed of stdout, stderr and their descriptors anew, and say so.
+def _reopen_output(spare: int) -> None:
+    """Open what the cell has closed of stdout, stderr and their descriptors, and say so.
 
-    Without it, each later cell that prints would fail.
+    Without it each later cell that prints would fail. spare: a descriptor of the output.
     """
     closed = []
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -52,42 +62,56 @@ def mend_output(spare: int) -> None:
             setattr(sys, name, stream)
             closed.append(f"sys.{name}")
     if closed:
-        print(f"this cell closed {' and '.join(closed)}: open again for the next one", flush=True)
+        names = " and ".join(closed)
+        print(f"this cell closed {names}: open again for the next one", flush=True)
+
+
+def _join() -> None:
+    """Join the group of all ranks: NCCL's where there is a GPU, else gloo's."""
+    listen_narrowly()
+    gpus = torch.cuda.device_count()  # who started this has hidden them where they are too few
+    if not gpus:
+        dist.init_process_group("gloo")
+        return
+    device = torch.device("cuda", min(int(os.environ["RANK"]), gpus - 1))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
 
 
 def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
-    The first line is a mark: with a traceback, empty if all went well, it ends the output of the start and of a cell.
+    The first line is a mark. It ends the output of the start and of each cell, with a traceback
+    behind it, which is empty if all went well.
     """
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")  # a cell may close or redirect its own
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a cell's input() must not read what the notebook sends
-    mark, me, stacks = requests.readline().strip(), os.getpid(), os.dup(2)
-    listen_narrowly()
-    if gpus := torch.cuda.device_count():  # who started this has hidden them where they are too few
-        device = torch.device("cuda", min(int(os.environ["RANK"]), gpus - 1))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
-    module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for the classes of a cell
-    failed = ""
+    # Copies, since a cell may close or redirect its own; and its input() must not read the cells.
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    mark, process_id, stderr_copy = requests.readline().strip(), os.getpid(), os.dup(2)
+    _join()
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module  # where pickle looks for the classes of a cell
+    failure = ""
     while True:
-        if os.getpid() == me:
-            mend_output(stacks)
+        forked = os.getpid() != process_id  # a child of the cell that came to the cell's end
+        if not forked:
+            _reopen_output(stderr_copy)
         with suppress(Exception):  # a cell may have put something else there
             sys.stdout.flush()
             sys.stderr.flush()
-        if os.getpid() != me:
-            os._exit(bool(failed))  # a child that the cell has forked, and that came to the cell's end
+        if forked:
+            os._exit(bool(failure))
         if not dist.is_initialized():
-            sys.exit("this rank has left the group, and cannot go on: no destroy_process_group() in a cell")
-        answers.write(f"{mark}{json.dumps(failed)}\n".encode())
+            cure = "no destroy_process_group() in a cell"
+            sys.exit(f"this rank has left the group, and cannot go on: {cure}")
+        answers.write(f"{mark}{json.dumps(failure)}\n".encode())
         answers.flush()
-        if not (line := requests.readline()):
+        request = requests.readline()
+        if not request:
             return
-        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # says where this rank stands
-        failed = run(**json.loads(line), variables=vars(module))
+        # By this signal the rank writes where it stands.
+        faulthandler.register(signal.SIGUSR1, stderr_copy, all_threads=False)
+        failure = _run(**json.loads(request), variables=vars(module))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Claim a device, and join the process group."""
+"""Claim a device, join the process group, and gather what all ranks have to know of each other.
+
+The scripts call these on every rank, in this order, between the flags and the training.
+It needs torch.
+"""
 
 import os
 import re
@@ -13,102 +17,188 @@ import torch.distributed as dist
 from ddp_helpers.rank.launchers import OLDER_NCCL, name_of_start, stop
 from ddp_helpers.rank.training import count_gpus, merged
 
-MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
+_EXPORT_ADDRESS = (
+    "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
+)
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
+    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
+
+    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
+    """
     gpus = count_gpus(no_cuda)
+    if not gpus:
+        return torch.device("cpu")
     if local_rank >= gpus > 1:
-        stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
-    if gpus:
-        torch.cuda.set_device(device)
+        stop(
+            f"local rank {local_rank} finds {gpus} GPUs: "
+            f"start at most {gpus} ranks on a node, or give --no-cuda"
+        )
+    device = torch.device("cuda", min(local_rank, gpus - 1))
+    torch.cuda.set_device(device)
     return device
 
 
 def check_address(seconds: float) -> None:
-    """Stop with one line where nobody knows the name in MASTER_ADDR; PyTorch would tell of it in pages of C++."""
-    address, end = os.environ.get("MASTER_ADDR"), time.monotonic() + min(seconds, 30)  # a new name may come late
+    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
+
+    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
+    seconds, at most 30.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    end = time.monotonic() + min(seconds, 30)
     while address:
         try:
             socket.getaddrinfo(address, None)
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() > end:
-                stop(f"MASTER_ADDR={address} has no address ({error}): export the name or address of rank 0's node")
+                stop(
+                    f"MASTER_ADDR={address} has no address ({error}): "
+                    "export the name or address of rank 0's node"
+                )
         time.sleep(0.5)
 
 
 def backend_class(device: torch.device) -> str:
-    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
-    return type(dist.group.WORLD._get_backend(device)).__name__
+    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
+    group = dist.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
 
 
 def reason(error: Exception) -> str:
-    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
-    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
+    return " ".join(text.split())
 
 
-def settings(args: Namespace) -> dict[str, str]:
-    """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
+def join(
+    launcher: str,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    timeout: float,
+) -> None:
+    """Form the group of all ranks; every rank calls it. Stops after timeout seconds."""
+    # Who never came prints nothing.
+    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    limit = timedelta(seconds=timeout)
+    on_gpu = device.type == "cuda"
+    os.environ.setdefault(*OLDER_NCCL)
+    store: dist.Store = dist.HashStore()
+    try:
+        if world_size > 1:
+            check_address(timeout)
+            meeting = dist.rendezvous("env://", rank, world_size, timeout=limit)
+            store, *_ = next(meeting)
+        # No other job has these keys.
+        prefix = f"{name_of_start(launcher)} {world_size}"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore(prefix, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=limit,
+            device_id=device if on_gpu else None,
+        )
+    except (RuntimeError, ValueError) as error:  # it says how many came
+        text = reason(error)
+        stop(f"rank {rank} of {world_size}: {text}; {_cure_of(text)}")
+
+
+def _cure_of(text: str) -> str:
+    """Choose what to do about an error of the group, from its text."""
+    if "CUDA error" in text:
+        return "nvidia-smi shows this node's GPUs, and who uses them"
+    if "NCCL" not in text:
+        return _EXPORT_ADDRESS
+    debug = "export NCCL_DEBUG=INFO, which tells more"
+    # Who waits, for ncclUniqueId or at all, may wait for a rank.
+    waits = re.search("ncclUniqueId|timeout|[Tt]imed out", text)
+    return f"{_EXPORT_ADDRESS} Else {debug}" if waits else debug
+
+
+def gather_ranks(
+    args: Namespace,
+    launcher: str,
+    local_rank: int,
+    device: torch.device,
+) -> dict[str, object]:
+    """Gather where each rank runs, for the record; every rank calls it.
+
+    Stops all ranks where one was given other flags than rank 0.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    placement = {
+        "rank": rank,
+        "local_rank": local_rank,
+        "host": os.uname().nodename,
+        "device": str(device),
+    }
+    settings = _shared_settings(args)
+    gathered = [(placement, settings)] * world_size
+    dist.all_gather_object(gathered, (placement, settings))
+    _stop_strangers(gathered)
+    if rank == 0:
+        share = args.batch_size // world_size
+        step = f"a step takes {args.batch_size} samples"
+        print(f"{step}, {share} on each of {world_size} ranks", flush=True)
+    return {
+        "launcher": launcher,
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "world_size": world_size,
+        "backend": backend_class(device),
+        "global_batch_size": args.batch_size,
+        "ranks": [placement for placement, _ in gathered],
+    }
+
+
+def _shared_settings(args: Namespace) -> dict[str, str]:
+    """Pick the flags that all ranks of a job share: two may differ from node to node."""
     shared = vars(args).keys() - {"num_workers", "data"}
     return {name.replace("_", "-"): str(vars(args)[name]) for name in shared}
 
 
-def stop_strangers(ranks: list[dict]) -> None:
-    """Stop all ranks where one was given other settings than rank 0, as one of another job; every rank calls it."""
-    first = ranks[0]["settings"].items()
-    for other in ranks:
-        theirs, ours = other["settings"].items() - first, first - other["settings"].items()
-        if theirs or ours:
-            dist.barrier()  # no rank leaves while another still needs it
-            dist.destroy_process_group()
-            given, asked = (" ".join(f"--{name} {value}" for name, value in sorted(of)) for of in (theirs, ours))
-            line = f"rank {other['rank']} on {other['host']} has {given or 'nothing'}, rank 0 has {asked or 'nothing'}"
-            stop(f"{line}: give all the same flags; if it is of another job, export another MASTER_PORT for that one")
+def _stop_strangers(gathered: list[tuple[dict, dict[str, str]]]) -> None:
+    """Stop all ranks where one has other settings than rank 0, as one of another job has.
+
+    gathered: the placement and the settings of each rank. Every rank calls it.
+    """
+    _, first = gathered[0]
+    for placement, settings in gathered:
+        if settings == first:
+            continue
+        dist.barrier()  # no rank leaves while another still needs it
+        dist.destroy_process_group()
+        stranger = f"rank {placement['rank']} on {placement['host']}"
+        theirs = _as_flags(settings.items() - first.items())
+        expected = _as_flags(first.items() - settings.items())
+        stop(
+            f"{stranger} has {theirs}, rank 0 has {expected}: give all the same flags; "
+            "if it is of another job, export another MASTER_PORT for that one"
+        )
 
 
-def join(launcher: str, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
-    """Form the group of all ranks, or stop with one line after timeout seconds; every rank calls it."""
-    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
-    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    os.environ.setdefault(*OLDER_NCCL)
-    try:
-        if world_size > 1:
-            check_address(timeout)
-        store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
-        store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
-        dist.init_process_group(backend, store=store, device_id=device_id, **group)
-    except (RuntimeError, ValueError) as error:  # it says how many came
-        why = reason(error)
-        cure = MEET
-        if "CUDA error" in why:
-            cure = "nvidia-smi shows this node's GPUs, and who uses them"
-        elif "NCCL" in why:  # who waits, for ncclUniqueId or at all, may wait for a rank
-            waits = re.search("ncclUniqueId|timeout|[Tt]imed out", why)
-            cure = f"{f'{MEET} Else ' if waits else ''}export NCCL_DEBUG=INFO, which tells more"
-        stop(f"rank {rank} of {world_size}: {why}; {cure}")
+def _as_flags(settings: set[tuple[str, str]]) -> str:
+    """Write settings as flags with their values; "nothing" if there are none."""
+    return " ".join(f"--{name} {value}" for name, value in sorted(settings)) or "nothing"
 
 
-def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
-    """Gather where each rank runs, for the record; every rank calls it. Stops where one has other flags than rank 0."""
-    mine = {"rank": dist.get_rank(), "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
-    stop_strangers(ranks)
-    if dist.get_rank() == 0:
-        share = args.batch_size // len(ranks)
-        print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
-    facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
-    facts |= {"backend": backend_class(device)}
-    ranks = [{name: here[name] for name in mine} for here in ranks]
-    return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
+def over_ranks(
+    measured: dict[str, float],
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, float]:
+    """Merge what each rank measured by name; every rank calls it, and gets the same.
 
-
-def over_ranks(measured: dict[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
-    ranks = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured, group=group)  # names too: a rank without a sample to test has none
-    return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}
+    The sums are added up, of max_NAME the largest counts, and mean_NAME is averaged over the ranks.
+    """
+    world_size = dist.get_world_size()
+    parts = [measured] * world_size
+    # Names, too: a rank without a sample to test has none.
+    dist.all_gather_object(parts, measured, group=group)
+    totals = merged(parts)
+    for name in totals:
+        if name.startswith("mean_"):
+            totals[name] /= world_size
+    return totals

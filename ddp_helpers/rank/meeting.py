@@ -1,18 +1,19 @@
-"""A meeting place that listens at its own address alone; run as a program, torchrun with such a one.
+"""A meeting place that listens at its own address alone; run as a program, torchrun with one.
 
-PyTorch's listens at all addresses of a machine, whichever it is given: on a laptop, to the whole
-network. The ranks that a notebook starts meet at 127.0.0.1. This file needs torch alone.
+The ranks that a notebook starts meet at 127.0.0.1. PyTorch's own store listens at all addresses
+of a machine, whichever it is given: on a laptop, to the whole network. It needs torch.
 """
 
 import socket
 import sys
 from contextlib import suppress
+from datetime import timedelta
 
 import torch.distributed as dist
 
 
 class TCPStore(dist.TCPStore):
-    """PyTorch's store, whose server, where this process is to have it, listens at `host_name` alone."""
+    """PyTorch's store; a server that this process starts listens at `host_name` alone."""
 
     def __init__(
         self,
@@ -20,21 +21,35 @@ class TCPStore(dist.TCPStore):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        *args: object,
-        **options: object,
+        timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
     ) -> None:
-        """Start the server, or come to it; as PyTorch's own."""
+        """Start the server, or come to it; the parameters are those of PyTorch's."""
         if is_master:
             with suppress(OSError):  # without a socket, PyTorch's own tries, and says what is wrong
                 listener = socket.create_server((host_name, port))
                 port = listener.getsockname()[1]
-                options["master_listen_fd"] = listener.detach()
-        super().__init__(host_name, port, world_size, is_master, *args, **options)
+                master_listen_fd = listener.detach()
+        super().__init__(
+            host_name,
+            port,
+            world_size,
+            is_master,
+            timeout=timeout,
+            wait_for_workers=wait_for_workers,
+            multi_tenant=multi_tenant,
+            master_listen_fd=master_listen_fd,
+            use_libuv=use_libuv,
+        )
 
 
 def listen_narrowly() -> None:
-    """Let this process's stores be such, also those of init_process_group; call it before it."""
-    dist.TCPStore = sys.modules["torch.distributed.rendezvous"].TCPStore = TCPStore
+    """Make this process's stores such, also those of init_process_group; call it before that."""
+    for module in (dist, sys.modules["torch.distributed.rendezvous"]):
+        vars(module)["TCPStore"] = TCPStore
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""The network of the course, which is that of PyTorch's own MNIST example, and its loss."""
+"""The network of the course, which is that of PyTorch's own MNIST example, and its loss.
+
+Every script makes a `Net` on every rank; `one_pass` calls `loss_and_metrics`. It needs torch.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-# YOUR NETWORK goes here: any nn.Module. BatchNorm1d fails on a batch of one sample: drop_last=True in train_batches.
+# YOUR NETWORK goes here: any nn.Module.
+# BatchNorm1d fails on a batch of one sample: give train_batches drop_last=True.
 class Net(nn.Module):
-    """Two convolutions and two linear layers; takes images [n, 1, 28, 28], returns log-probabilities [n, 10]."""
+    """Two convolutions, two linear layers: images [n, 1, 28, 28] to log-probabilities [n, 10]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,9 +26,11 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up over the batches and
-# the ranks, and in the end divided by the number of samples; one called max_NAME is the largest that any batch had.
-# For a regression: squeeze the output to the target's shape first; the dict may be empty.
+# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up
+# over the batches and the ranks, and in the end divided by the number of samples; one called
+# max_NAME is the largest that any batch had. For a regression: squeeze the output to the target's
+# shape first; the dict may be empty.
 def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean loss of a batch, and its metrics: of accuracy, how many samples came out right."""
-    return F.nll_loss(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
+    """Compute the mean loss of a batch, and its metrics: accuracy counts the right answers."""
+    right = output.argmax(dim=1) == target
+    return F.nll_loss(output, target), {"accuracy": right.sum()}

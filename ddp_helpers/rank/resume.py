@@ -1,6 +1,8 @@
 """Save everything that a run needs to go on as if it had never stopped, and put it back.
 
-Checkpoint files are written whole or not at all, and named after their content; the last two are kept.
+The resumable script makes one `ResumableRun` on every rank; rank 0 has the folder. Checkpoint
+files are written whole or not at all, and named after their content; the last two are kept.
+It needs torch.
 """
 
 import fcntl
@@ -10,28 +12,43 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DistributedSampler, Sampler
 
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.record import write
+from ddp_helpers.rank.record import RecordError, write
 from ddp_helpers.rank.training import merged
-from ddp_helpers.rank.votes import Leave
+from ddp_helpers.rank.votes import StopAllRanks
 
 
-def save(folder: Path, step: int, state: dict) -> Path:
-    """Write step-STEP-DIGEST.pt, named after the SHA-256 of its content, and keep the last two; one rank calls it."""
-    torch.save(state, content := BytesIO())
-    name = f"step-{step:08}-{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.pt"
-    write(folder, {name: content.getvalue()})
-    for old in (*checkpoints(folder)[2:], *folder.glob(".part-*")):  # what a killed attempt left half written
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write step-STEP-DIGEST.pt, and remove all but the last two; one rank calls it.
+
+    DIGEST is the SHA-256 of the content. Raises RecordError.
+    """
+    buffer = BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    name = f"step-{step:08}-{_digest(content)}.pt"
+    write(folder, {name: content})
+    half_written = folder.glob(".part-*")  # by a killed attempt
+    for old in (*checkpoints(folder)[2:], *half_written):
         old.unlink()
     return folder / name
+
+
+def _digest(content: bytes) -> str:
+    """Give the beginning of the content's SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -40,15 +57,23 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> bytes:
-    """Read a checkpoint. Raises ValueError if its content is not what its name says, OSError if it cannot be read."""
+    """Read a checkpoint's content.
+
+    Raises ValueError if it is not what its name says, OSError if it cannot be read.
+    """
     content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest()[:16] != path.stem.rpartition("-")[2]:
-        raise ValueError(f"{path} is cut short or damaged: its content has another SHA-256 than its name says")
+    if _digest(content) != path.stem.rpartition("-")[2]:
+        raise ValueError(
+            f"{path} is cut short or damaged: its content has another SHA-256 than its name says"
+        )
     return content
 
 
 def newest(folder: Path) -> bytes:
-    """Read the newest checkpoint that is whole; b"" if there is none. One that is not is set aside, and named."""
+    """Read the newest checkpoint that is whole; b"" if there is none.
+
+    One that is not whole is set aside, and named in a line.
+    """
     for path in checkpoints(folder):
         try:
             return read(path)
@@ -58,129 +83,225 @@ def newest(folder: Path) -> bytes:
     return b""
 
 
-def unpack(content: bytes) -> dict:
-    """Load a checkpoint's content onto the CPU. Raises an error of pickle's if it holds more than data."""
+def unpack(content: bytes) -> dict[str, Any]:
+    """Load a checkpoint's content onto the CPU.
+
+    Raises an error of pickle's if it holds more than data.
+    """
     return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
 
 
-class Rest(Sampler):
+class Rest(Sampler[int]):
     """Yield the rest of a sampler's epoch: its first `done` samples were trained on before."""
 
-    def __init__(self, whole: DistributedSampler) -> None:
-        self.whole, self.done = whole, 0
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self.sampler, self.done = sampler, 0
 
     def set_epoch(self, epoch: int, samples: int) -> None:
-        """Take another order for another epoch, of which all ranks together have done so many samples."""
-        self.whole.set_epoch(epoch)
-        self.done = samples // self.whole.num_replicas
+        """Take the order of this epoch, of which all ranks together have done so many samples."""
+        self.sampler.set_epoch(epoch)
+        self.done = samples // self.sampler.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        return iter(list(self.whole)[self.done :])
+        return iter(list(self.sampler)[self.done :])
 
     def __len__(self) -> int:
-        return len(self.whole) - self.done
+        return len(self.sampler) - self.done
 
 
 def weight_digest(model: nn.Module) -> str:
-    """Compute the SHA-256 of all parameters; not of buffers: BatchNorm's differ between ranks until the next step."""
-    parts = (p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for p in model.parameters())
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+    """Compute the SHA-256 of all parameters.
+
+    Buffers are left out: BatchNorm's differ between ranks until the next step.
+    """
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-class Run:
-    """A run in several attempts: how far it is, and its checkpoints. Every rank makes one; rank 0 has the folder.
+RandomStates = tuple[Tensor, Tensor | None]  # of a rank's CPU and GPU
 
-    progress: the epoch, steps since the run began, and of this epoch samples and sums over all ranks, and seconds.
+
+def _random_states(device: torch.device) -> RandomStates:
+    """Read the states of this rank's random number generators."""
+    on_gpu = device.type == "cuda"
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+
+
+@dataclass
+class Progress:
+    """How far a run is; of the epoch that it is in, samples and sums are those of all ranks."""
+
+    epoch: int = 1
+    step: int = 0  # since the run began
+    samples: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    took: float = 0.0  # seconds of the epoch
+    metrics: str = ""  # what metrics.jsonl holds
+
+
+class ResumableRun:
+    """A run in several attempts: how far it is, and its checkpoints.
+
+    Every rank makes one; only that of rank 0 has args.run_dir, and writes.
     """
 
-    def __init__(self, args: Namespace, device: torch.device, group: dist.ProcessGroup) -> None:
-        self.args, self.device, self.group, self.parts, self.begin = args, device, group, {}, time.perf_counter()
-        self.progress = {"epoch": 1, "step": 0, "samples": 0, "sums": {}, "took": 0.0, "metrics": ""}
-        self.setting = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")}
-        self.shape = {"world_size": dist.get_world_size(), "batch_size": args.batch_size, "device": device.type}
+    lock: TextIO  # rank 0's attempts.jsonl, locked as long as the attempt lasts
 
-    def log(self, event: str, **more: object) -> None:
-        """Add a line to attempts.jsonl: what happened, when and after which step."""
-        if self.args.run_dir:
-            line = {"time": round(time.time(), 3), "event": event, "step": self.progress["step"], **more}
-            try:
-                os.write(self.held.fileno(), f"{json.dumps(line)}\n".encode())  # to close another would end the lock
-            except OSError as error:
-                error.of_record = True
-                raise
+    def __init__(
+        self,
+        args: Namespace,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler,
+    ) -> None:
+        """Take the parts whose states are saved. group: that in which the ranks' CPUs talk."""
+        self.args, self.device, self.group = args, device, group
+        self.model, self.scheduler = model, scheduler
+        self.parts: dict[str, nn.Module | Optimizer | LRScheduler] = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+        }
+        self.progress = Progress()
+        self.begin = time.perf_counter()  # of the epoch, less the time between attempts
+        # A checkpoint of another setting is refused; one of another shape is not exact.
+        self.setting = {name: vars(args)[name] for name in ("seed", "lr", "gamma", "precision")}
+        self.shape: dict[str, object] = {
+            "world_size": dist.get_world_size(),
+            "batch_size": args.batch_size,
+            "device": device.type,
+        }
+
+    def log(self, event: str, **facts: object) -> None:
+        """Add a line to attempts.jsonl: what happened, when, and after which step.
+
+        Every rank calls it, and rank 0 writes. Raises RecordError.
+        """
+        if not self.args.run_dir:
+            return
+        line = {"time": round(time.time(), 3), "event": event, "step": self.progress.step, **facts}
+        try:
+            # By the file that is open: to close another one would end the lock.
+            os.write(self.lock.fileno(), f"{json.dumps(line)}\n".encode())
+        except OSError as error:
+            raise RecordError(str(error)) from error
 
     def save(self, sums: dict[str, float]) -> None:
-        """Write a checkpoint; every rank calls it. All leave if their weights differ, or if it cannot be written."""
-        random = torch.get_rng_state(), torch.cuda.get_rng_state() if self.device.type == "cuda" else None
-        everyone, step = [None] * dist.get_world_size(), self.progress["step"]
-        dist.all_gather_object(everyone, (random, sums, weight_digest(self.parts["model"])), group=self.group)
-        random, sums, digests = zip(*everyone, strict=True)
-        if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-            raise Leave(f"after step {step}: rank {odd} has other weights than rank 0: find what changes them there")
-        self.progress |= {"sums": merged(sums), "took": time.perf_counter() - self.begin}
-        trouble = [""]
-        if self.args.run_dir:
-            state = {"progress": self.progress, "setting": self.setting, "shape": self.shape, "random": random}
-            state |= {name: part.state_dict() for name, part in self.parts.items()}
-            try:
-                self.log("saved", checkpoint=save(self.args.run_dir / "checkpoints", step, state).name)
-            except OSError as error:
-                trouble = [f"no checkpoint of step {step} ({error}): the one before is whole; make room, start again"]
-        dist.broadcast_object_list(trouble, group=self.group)
-        if trouble[0]:
-            raise Leave(trouble[0])
+        """Write a checkpoint; every rank calls it. sums: what this rank has measured in the epoch.
 
-    def choose(self) -> tuple[bytes, str]:
-        """Read the checkpoint to go on from, and claim the folder; rank 0 calls it. Says what is wrong, or nothing."""
-        folder, resume = self.args.run_dir, self.args.resume
-        again = (folder / "attempts.jsonl").exists()
-        if (resume == "never" and again) or ((folder / "metrics.jsonl").exists() and not again):
-            return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
+        Raises StopAllRanks, on all ranks, if their weights differ or it cannot be written.
+        """
+        contribution = _random_states(self.device), sums, weight_digest(self.model)
+        gathered = [contribution] * dist.get_world_size()
+        dist.all_gather_object(gathered, contribution, group=self.group)
+        random_states, rank_sums, digests = zip(*gathered, strict=True)
+        if differing := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise StopAllRanks(
+                f"after step {self.progress.step}: rank {differing} "
+                "has other weights than rank 0: find what changes them there"
+            )
+        self.progress.sums = merged(rank_sums)
+        self.progress.took = time.perf_counter() - self.begin
+        problem = [self._write(random_states)]
+        dist.broadcast_object_list(problem, group=self.group)
+        if problem[0]:
+            raise StopAllRanks(problem[0])
+
+    def _write(self, random_states: tuple[RandomStates, ...]) -> str:
+        """Write a checkpoint, on rank 0; returns what went wrong, "" if nothing did."""
+        if not self.args.run_dir:
+            return ""
+        step = self.progress.step
+        state: dict[str, object] = {"progress": asdict(self.progress), "random": random_states}
+        state |= {"setting": self.setting, "shape": self.shape}
+        state |= {name: part.state_dict() for name, part in self.parts.items()}
         try:
-            content = newest(folder / "checkpoints") if again or resume == "auto" else b""
-            content = content or (b"" if resume in ("auto", "never") else read(Path(resume)))
+            path = save(self.args.run_dir / "checkpoints", step, state)
+            self.log("saved", checkpoint=path.name)
+        except OSError as error:
+            cure = "the one before is whole; make room, start again"
+            return f"no checkpoint of step {step} ({error}): {cure}"
+        return ""
+
+    def _choose(self) -> tuple[bytes, str]:
+        """Read the checkpoint to go on from, and claim the folder; rank 0 calls it.
+
+        Returns its content, b"" to start anew, and what is wrong, "" if nothing is.
+        """
+        folder, resume = self.args.run_dir, self.args.resume
+        attempts = folder / "attempts.jsonl"
+        has_attempts = attempts.exists()
+        has_other_run = (folder / "metrics.jsonl").exists() and not has_attempts
+        if has_other_run or (has_attempts and resume == "never"):
+            return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
+        is_path = resume not in ("auto", "never")
+        try:
+            content = b""
+            if has_attempts or resume == "auto":
+                content = newest(folder / "checkpoints")
+            if not content and is_path:
+                content = read(Path(resume))
             folder.mkdir(parents=True, exist_ok=True)
-            self.held = (folder / "attempts.jsonl").open("a")
-            fcntl.lockf(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # this process alone: no worker inherits it
+            self.lock = attempts.open("a")
+            # Of this process alone: no worker inherits it.
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return content, ""
         except BlockingIOError:
             return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
         except (OSError, ValueError) as error:
-            asked = f"give a file in {folder}/checkpoints, auto or never"
-            cure = "choose a folder that you may write to" if resume in ("auto", "never") else asked
+            cure = "choose a folder that you may write to"
+            if is_path:
+                cure = f"give a file in {folder}/checkpoints, auto or never"
             return b"", f"--run-dir {folder} --resume {resume}: {error}: {cure}"
 
-    def restore(self, **parts: object) -> str:
-        """Put the parts back as a checkpoint has them, if there is one; every rank calls it. Says what it is worth."""
-        self.parts, chosen = parts, [self.choose() if self.args.run_dir else None]
-        dist.broadcast_object_list(chosen, group=self.group)  # one file for all ranks
-        content, wrong = chosen[0]
-        if wrong:
-            stop(wrong)
+    def restore(self) -> str:
+        """Put all parts back as a checkpoint has them, if there is one; every rank calls it.
+
+        Returns where the run goes on, and whether that is exact.
+        """
+        choice = [self._choose() if self.args.run_dir else (b"", "")]
+        dist.broadcast_object_list(choice, group=self.group)  # one file for all ranks
+        content, problem = choice[0]
+        if problem:
+            stop(problem)
         if not content:
             return "starts from the beginning"
         try:
             state = unpack(content)
-            for name, part in parts.items():
+            for name, part in self.parts.items():
                 part.load_state_dict(state[name])
-            self.progress, setting, shape, random = (state[name] for name in ("progress", "setting", "shape", "random"))
+            self.progress = Progress(**state["progress"])
+            setting, shape, random_states = state["setting"], state["shape"], state["random"]
         except Exception as error:  # of many kinds: whatever it is, nothing can go on from here
             why = str(error).partition("\n")[0]
             stop(f"the checkpoint is of another script or model ({why}): take another --run-dir")
         if setting != self.setting:
             stop(f"the checkpoint is of a run with {setting}, not {self.setting}: change it back")
-        if self.progress["samples"] % dist.get_world_size():
-            stop(f"{dist.get_world_size()} ranks cannot share {self.progress['samples']} samples: take another number")
-        how = f"goes on in epoch {self.progress['epoch']} after step {self.progress['step']}"
+        world_size, samples = dist.get_world_size(), self.progress.samples
+        if samples % world_size:
+            stop(f"{world_size} ranks cannot share {samples} samples: take another number")
+        place = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}"
         if shape != self.shape:
-            was, now = shape["batch_size"], self.shape["batch_size"]
-            worth = "close to, not equal to, the uninterrupted run" if was == now else f"with a global batch of {now}"
-            how = f"{how}, {worth}: {shape} became {self.shape}"
-            self.shape["once"] = shape  # never called exact again
-            return how
-        cpu, cuda = random[dist.get_rank()]
+            return f"{place}, {self._compare(shape)}"
+        cpu, cuda = random_states[dist.get_rank()]
         torch.set_rng_state(cpu)
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda)
-        worth = ", as far as this GPU's kernels are deterministic" if self.device.type == "cuda" else ""
-        return f"{how}, to the bit what the uninterrupted run does{worth}"
+        if self.device.type != "cuda":
+            return f"{place}, to the bit what the uninterrupted run does"
+        torch.cuda.set_rng_state(cuda)
+        limits = "as far as this GPU's kernels are deterministic"
+        return f"{place}, to the bit what the uninterrupted run does, {limits}"
+
+    def _compare(self, shape: dict[str, object]) -> str:
+        """Say what a run is worth that went on in another shape; it is never called exact again."""
+        batch_size = self.shape["batch_size"]
+        worth = f"with a global batch of {batch_size}"
+        if shape["batch_size"] == batch_size:
+            worth = "close to, not equal to, the uninterrupted run"
+        comparison = f"{worth}: {shape} became {self.shape}"
+        self.shape["once"] = shape
+        return comparison

@@ -1,4 +1,8 @@
-"""Put the data on disk, once, before any rank starts: staged already, downloaded, or made offline."""
+"""Put the data on disk, once, before any rank starts: staged already, downloaded, or made offline.
+
+The learner's process calls `stage`, the script `download_data` its parts; `check_data` any rank.
+It needs torchvision.
+"""
 
 import hashlib
 import os
@@ -13,7 +17,8 @@ from torchvision.datasets import MNIST
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.launchers import stop
 
-MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
+# MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
+_MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -22,32 +27,52 @@ MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated
 
 
 def check_data(root: Path) -> str:
-    """Name the dataset under root, MNIST or digits; every rank calls it. Stops unless all four files are whole."""
+    """Name the dataset under root, MNIST or digits; every rank calls it.
+
+    Stops unless all four files are whole, by their MD5.
+    """
     raw = Path(root) / "MNIST" / "raw"
     try:
-        sums = (raw / "MD5SUMS").read_text(errors="replace").splitlines() if (raw / "MD5SUMS").is_file() else []
-        expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
-        for name in MNIST_MD5:
-            if not (raw / name).is_file():
-                cure = f"python -m ddp_helpers data {root}, or without the course download_data.py --data {root}"
-                stop(f"--data {root}: {raw / name} is missing; get it once, before any rank: {cure}")
-            if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
-                stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
+        digests = _read_digests(raw / "MD5SUMS") or _MNIST_MD5
+        for name in _MNIST_MD5:
+            path = raw / name
+            if not path.is_file():
+                stop(
+                    f"--data {root}: {path} is missing; get it once, before any rank: "
+                    f"python -m ddp_helpers data {root}, "
+                    f"or without the course download_data.py --data {root}"
+                )
+            if hashlib.md5(path.read_bytes()).hexdigest() != digests.get(name):
+                stop(
+                    f"--data {root}: {path} is cut short or damaged (wrong MD5); "
+                    f"remove {raw} and get it again"
+                )
     except OSError as error:
-        stop(f"--data {root}: {error.filename} cannot be read ({error.strerror}): choose another folder")
-    return "MNIST" if expected == MNIST_MD5 else "digits"
+        problem = f"{error.filename} cannot be read ({error.strerror})"
+        stop(f"--data {root}: {problem}: choose another folder")
+    return "MNIST" if digests == _MNIST_MD5 else "digits"
+
+
+def _read_digests(path: Path) -> dict[str, str]:
+    """Read the digest of each file from MD5SUMS; {} if there is none. Raises OSError."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(errors="replace").splitlines()
+    entries = [line.split() for line in lines if line.strip()]
+    return {entry[-1]: entry[0] for entry in entries}
 
 
 def is_there(root: Path) -> bool:
-    """Whether any of the four files is there; whether they are whole is check_data's question."""
-    return any((root / "MNIST" / "raw" / name).is_file() for name in MNIST_MD5)
+    """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
+    return any((root / "MNIST" / "raw" / name).is_file() for name in _MNIST_MD5)
 
 
 def reachable(seconds: float) -> bool:
-    """Whether one of torchvision's mirrors answers."""
+    """Tell whether one of torchvision's mirrors answers within so many seconds."""
     for mirror in MNIST.mirrors:
         try:
-            socket.create_connection((urlparse(mirror).hostname, 443), timeout=seconds).close()
+            host = urlparse(mirror).hostname
+            socket.create_connection((host, 443), timeout=seconds).close()
             return True
         except OSError:
             continue
@@ -55,26 +80,31 @@ def reachable(seconds: float) -> bool:
 
 
 def download(root: Path, seconds: float) -> bool:
-    """Have torchvision download MNIST into root, in a process of its own that is ended after `seconds`."""
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as part:
-        process = get_context("spawn").Process(target=MNIST, args=(part,), kwargs={"download": True}, daemon=True)
+    """Have torchvision download MNIST into root; returns whether it did.
+
+    A process of its own does it, which is ended after so many seconds.
+    """
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
+        spawn = get_context("spawn").Process
+        process = spawn(target=MNIST, args=(folder,), kwargs={"download": True}, daemon=True)
         process.start()
         process.join(seconds)
         if process.is_alive():
             process.kill()
         if process.exitcode != 0:
             return False
-        check_data(Path(part))
+        check_data(Path(folder))
         if not is_there(root):
-            (Path(part) / "MNIST").rename(root / "MNIST")
+            (Path(folder) / "MNIST").rename(root / "MNIST")
     return True
 
 
 def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
-    """The folder to give as --data, filled if need be; one process calls it, before any rank starts.
+    """Return the folder to give as --data, filled if need be; one process calls it, first.
 
-    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise it is `folder`: with MNIST, downloaded
-    if the network allows it within `seconds`, or else with the generated digits, in the same files.
+    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise it is `folder`: with
+    MNIST, downloaded if the network allows it within `seconds`, or else with the generated digits,
+    in the same files. Stops where there are files that are not whole.
     """
     if root := os.environ.get("DDP_MNIST_ROOT"):
         print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
@@ -87,5 +117,6 @@ def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
     if reachable(5) and download(folder, seconds):
         print("MNIST is downloaded")
         return folder
-    print("No network: digits are made here instead of MNIST, 60,000 + 10,000 images in its file format")
+    size = "60,000 + 10,000 images in its file format"
+    print(f"No network: digits are made here instead of MNIST, {size}")
     return write_digits(folder)

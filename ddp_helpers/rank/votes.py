@@ -1,62 +1,91 @@
-"""Have all ranks decide together whether to stop: was any of them told to, and is every loss finite?"""
+"""Have all ranks decide together whether to stop: was any of them told to, is every loss finite?
+
+The resumable script makes one `Votes` on every rank, and votes after the same steps.
+It needs torch.
+"""
 
 import math
 import signal
 import time
 from datetime import timedelta
+from types import FrameType
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
-# Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and torchrun send.
-SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+# Slurm's warning that the time is nearly up (--signal=USR2@120); what scancel, a preemption and
+# torchrun send.
+_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+
+# A driver takes about a thousand kernels ahead. Then the rank waits for its GPU in the middle of a
+# step, where it cannot notice that a peer is lost: so a vote comes earlier.
+_STEPS_AHEAD = 5
 
 
 def ignore_signals(worker: int) -> None:
     """Have a DataLoader worker live on while its rank saves; each worker calls it."""
-    for number in SIGNALS:
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-class Leave(SystemExit):
-    """All ranks leave after the same step: with status 75, and the same command goes on; or 2, something is wrong."""
+class StopAllRanks(SystemExit):
+    """All ranks leave after the same step.
+
+    code 75: all is saved, and the same command goes on; 2: something is wrong.
+    """
 
     def __init__(self, why: str, code: int = 2) -> None:
         super().__init__(why)
-        self.code, self.state = code, "preempted" if code == 75 else "failed"
+        self.code = code
+        self.state = "preempted" if code == 75 else "failed"
 
 
 class Votes:
     """The ranks' common decisions; every rank makes one, and votes after the same steps."""
 
     def __init__(self, timeout: float, every: int | None) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))  # CPUs talk: the GPU works on
-        self.roll_call = dist.new_group(backend="gloo")  # a group that has failed cannot say who is missing
-        self.told, self.bad, self.every, self.pace, self.since = 0, False, every, 1, time.monotonic()
-        for number in SIGNALS:
-            signal.signal(number, self.hear)
+        """Make the groups in which the CPUs talk; the GPUs work on.
 
-    def hear(self, number: int, frame: object) -> None:
+        timeout: seconds to wait for a rank. every: steps between votes, else about a second's.
+        """
+        self.group = _group_of_cpus(timedelta(seconds=timeout))
+        self.roll_call = _group_of_cpus()  # a group that has failed cannot say who is missing
+        self.every, self.pace = every, 1  # pace: steps a second
+        self.begin = time.monotonic()  # of the steps since the last vote
+        self.signal_number = 0
+        self.spoilt: bool | Tensor = False  # whether a gradient was not finite
+        for number in _SIGNALS:
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: only note it, since it may come at any moment."""
-        self.told = number
+        self.signal_number = number
 
     def guard(self, optimizer: Optimizer, *_: object) -> None:
-        """Change no weight from the first gradient on that is not finite; the optimizer calls it before each step."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.bad = self.bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
+        """Change no weight from the first gradient on that is not finite.
+
+        The optimizer calls it before each step. Nobody waits for the GPU: the vote finds out.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        self.spoilt = spoilt = self.spoilt | ~is_finite
         for gradient in gradients:
-            gradient.masked_fill_(self.bad, 0)  # on the device: nobody waits, and the vote finds out
+            gradient.masked_fill_(spoilt, 0)
 
     def wait(self) -> None:
         """Wait until all ranks' GPUs have done their steps; every rank calls it.
 
-        Raises RuntimeError as soon as a peer is lost.
-        An all-reduce on a GPU waits for a lost peer until the time-out, and so does whoever waits for that GPU.
+        Raises RuntimeError as soon as a peer is lost. An all-reduce on a GPU waits for a lost
+        peer until the time-out, and so does whoever waits for that GPU.
         """
         if not torch.cuda.is_initialized():
             return
-        (event := torch.cuda.Event()).record()
+        event = torch.cuda.Event()
+        event.record()
         while True:
             done = torch.tensor(int(event.query()))
             dist.all_reduce(done, dist.ReduceOp.MIN, group=self.group)
@@ -64,25 +93,38 @@ class Votes:
                 return
             time.sleep(0.001)
 
-    def due(self) -> int:
-        """Say how many steps to take before the next vote: about a second's, or as many as were asked for.
+    def steps_to_take(self) -> int:
+        """Choose how many steps to take before the next vote; every rank calls it.
 
-        On a GPU no more than five: a driver takes about a thousand kernels ahead, and then the rank waits for its GPU
-        in the middle of a step, where it cannot notice that a peer is lost.
+        As many as the flag says, else about a second's; on a GPU no more than _STEPS_AHEAD.
         """
-        self.since = time.monotonic()
-        return self.every or min(self.pace, 5 if torch.cuda.is_initialized() else self.pace)
+        self.begin = time.monotonic()
+        if self.every:
+            return self.every
+        if torch.cuda.is_initialized():
+            return min(self.pace, _STEPS_AHEAD)
+        return self.pace
 
-    def count(self, loss: float, steps: int) -> int:
-        """Vote; returns the signal that any rank was told, or 0. All ranks leave if a loss was not finite."""
-        rank, took = dist.get_rank(), max(time.monotonic() - self.since, 1e-3)
-        mine = [self.told, 0 if math.isfinite(loss) else rank + 1, bool(self.bad), 0 if rank else int(steps / took)]
-        ballots = torch.tensor(mine)
-        dist.all_reduce(ballots, dist.ReduceOp.MAX, group=self.group)
-        told, who, spoilt, pace = ballots.tolist()
-        if who or spoilt:
-            what = f"the loss of rank {who - 1}" if who else "a gradient"
+    def vote(self, loss: float, steps: int) -> int:
+        """Vote on the steps just taken; every rank calls it.
+
+        Returns the number of the signal that any rank got, or 0.
+        Raises StopAllRanks, on all ranks, if a loss or a gradient was not finite.
+        """
+        rank, seconds = dist.get_rank(), max(time.monotonic() - self.begin, 1e-3)
+        bad_loss = 0 if math.isfinite(loss) else rank + 1
+        pace = int(steps / seconds) if rank == 0 else 0
+        ballot = torch.tensor([self.signal_number, bad_loss, bool(self.spoilt), pace])
+        dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self.group)
+        signal_number, bad_loss, spoilt, pace = ballot.tolist()
+        if bad_loss or spoilt:
+            culprit = f"the loss of rank {bad_loss - 1}" if bad_loss else "a gradient"
             cure = "no weight was changed since, and nothing saved: check its data, or lower --lr"
-            raise Leave(f"{what} is not finite; {cure}")
+            raise StopAllRanks(f"{culprit} is not finite; {cure}")
         self.pace = max(1, pace)
-        return told
+        return signal_number
+
+
+def _group_of_cpus(timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """Make a group of all ranks over gloo; every rank calls it."""
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))

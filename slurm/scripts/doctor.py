@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,7 +29,7 @@ from socket import create_connection
 from tempfile import NamedTemporaryFile
 from threading import Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,105 +38,177 @@ from torch import Tensor
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
-    """Look at the job, and leave with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong. Any rank."""
+    """Look at the job; every rank calls it.
+
+    Leaves with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong.
+    """
     args = parse_flags(argv, prog)
     os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
-    _, trouble = overhear(case.meet) if case.size > 1 else (None, [])
-    status, lost = overhear(lambda: consult(case, trouble)) if not (trouble and case.rank) else (2, trouble)
+    status, trouble = examine(case)
     try:
-        if lost:
-            stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
+        if trouble:
+            stop(f"rank {case.rank} gets no answer from rank 0: {trouble[0]}")
         sys.exit(status)
     finally:
         if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
             with suppress(OSError):
                 sys.stdout.flush()
-            os._exit(2 if lost else status)
+            os._exit(2 if trouble else status or 0)
+
+
+def examine(case: Case) -> tuple[int | None, list[str]]:
+    """Meet the other ranks, and make all checks; every rank calls it.
+
+    Returns the exit status, or why there is none.
+    """
+    trouble: list[str] = []
+    if case.size > 1:
+        _, trouble = overhear(case.meet)
+    if trouble and case.rank:
+        return None, trouble
+    return overhear(lambda: consult(case, trouble))
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
     """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
-    parser = ArgumentParser(prog, description="Check what a job needs before it burns an hour.", allow_abbrev=False)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")  # one line, not a page
+    purpose = "Check what a job needs before it burns an hour."
+    parser = OneLineParser(prog, description=purpose, allow_abbrev=False)
+    parser.label = f"{parser.prog}: "
+    data = os.environ.get("DDP_MNIST_ROOT", "data")
+    run_dir_help = "folder for run records, which all nodes share"
+    workers_help = "DataLoader workers that each rank will start"
     add = parser.add_argument
-    add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="holds MNIST/raw; none: not asked")
-    add("--run-dir", type=Path, default=Path("runs"), help="folder for run records, which all nodes share")
-    add("--num-workers", type=int, default=0, help="DataLoader workers that each rank will start")
+    add("--data", type=Path, default=data, help="holds MNIST/raw; none: not asked")
+    add("--run-dir", type=Path, default=Path("runs"), help=run_dir_help)
+    add("--num-workers", type=int, default=0, help=workers_help)
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
     args = parser.parse_args(argv)
     if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
-        parser.error(f"--num-workers {args.num_workers} or --timeout {args.timeout} is out of range")
+        numbers = f"--num-workers {args.num_workers} or --timeout {args.timeout}"
+        parser.error(f"{numbers} is out of range")
     return args
 
 
+def consult(case: Case, trouble: list[str]) -> int:
+    """Make all checks that can be made, and have rank 0 print them; every rank calls it.
+
+    trouble: why the ranks could not meet, if they could not. Returns the exit status, before which
+    no rank leaves.
+    """
+    arrive(case)
+    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
+    names = [name for name in CHECKS if not (trouble and name in TOGETHER)]
+    answers = {name: visit(case, name) for name in names}
+    lost = case.come("told", patience(case, trouble), json.dumps(answers))
+    if case.rank == 0:
+        rows = judge_all(case, names, lost)
+        if lost or trouble:
+            seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
+            _, usual_cure = CHECKS["ranks"]
+            rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
+        case.store.set("status", str(show(rows)))
+    case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
+    status = int(case.store.get("status"))
+    if case.rank:
+        case.store.add("end came", 1)
+    else:
+        case.come("end", 2)  # rank 0, which may keep the store, goes last
+    return status
+
+
+def patience(case: Case, trouble: list[str]) -> int:
+    """Choose the seconds to wait for the other ranks' answers.
+
+    Who was not waiting for the one that is lost notices only after --timeout.
+    """
+    if case.rank:
+        return 0
+    if trouble:
+        return 1
+    return 3 if case.lost else case.args.timeout + 5
+
+
 def visit(case: Case, name: str) -> list[str]:
-    """Run a check on this rank; return what was seen, and the cure, or '' if all is well."""
-    check, cure = CHECKS[name]
+    """Run a check on this rank; return what was seen, and the cure, or "" if all is well."""
+    check, usual_cure = CHECKS[name]
     seen, trouble = overhear(lambda: check(case))
-    return [*trouble, cure][:2] if trouble else [seen, ""]
+    if trouble:
+        return [*trouble, usual_cure][:2]
+    return [seen or "", ""]
 
 
-def judge(name: str, told: dict[int, list[str]]) -> tuple[str, str, str]:
-    """The row of a check, from what it said of each rank: red with the ranks at fault, or what is fine. Any process."""
-    reds: dict[str, list[str]] = {}
-    for rank, (seen, cure) in told.items():
-        reds.setdefault(seen, []).extend([str(rank)] if cure else [])
-    who = {seen: f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" for seen, ranks in reds.items() if ranks}
-    who |= {seen: "all ranks" for seen, ranks in reds.items() if len(ranks) == len(told) > 1}
-    what = [f"{ranks}: {seen}" for seen, ranks in who.items()] or [seen for seen in reds if seen][:4]
-    return name, "; ".join(what), "; ".join(dict.fromkeys(cure for _, cure in told.values() if cure))
+def judge_all(case: Case, names: list[str], lost: list[int]) -> list[tuple[str, str, str]]:
+    """Read the answers of all ranks that are not lost, and judge them; rank 0 calls it."""
+    ranks = [rank for rank in range(case.size) if rank not in lost]
+    notes = {rank: json.loads(case.store.get(f"told of {rank}")) for rank in ranks}
+    rows = []
+    for name in names:
+        answers = {rank: note[name] for rank, note in notes.items() if name in note}
+        rows.append(judge(name, answers))
+    return rows
+
+
+def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
+    """Make the row of a check from each rank's answer: its name, what was seen, and the cure.
+
+    A red row says which ranks are at fault, another what is fine. Any process calls it.
+    """
+    at_fault: dict[str, list[str]] = {}  # ranks, by what was seen
+    for rank, (seen, cure) in answers.items():
+        at_fault.setdefault(seen, []).extend([str(rank)] if cure else [])
+    faults = []
+    for seen, ranks in at_fault.items():
+        if len(ranks) == len(answers) > 1:
+            faults.append(f"all ranks: {seen}")
+        elif ranks:
+            faults.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {seen}")
+    fine = [seen for seen in at_fault if seen][:4]
+    cures = dict.fromkeys(cure for _, cure in answers.values() if cure)
+    return name, "; ".join(faults or fine), "; ".join(cures)
 
 
 def show(rows: list[tuple[str, str, str]]) -> int:
-    """Print the rows below each other, a cure below each red one, and give the exit status; rank 0 calls it."""
+    """Print the rows, a cure below each red one, and give the exit status; rank 0 calls it."""
     lines = [f"{'check':<11} {'':<3} what was seen"]
+    red = 0
     for name, seen, cure in rows:
         lines.append(f"{name:<11} {'RED' if cure else 'ok':<3} {seen}")
-        lines += [f"{'':<15} cure: {cure}"] if cure else []
-    red = sum(bool(cure) for *_, cure in rows)
+        if cure:
+            lines.append(f"{'':<15} cure: {cure}")
+            red += 1
     lines.append(f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green")
-    lines = ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]  # no terminal obeys
-    sys.stdout.write("\n".join([*lines, ""]))  # at once: print() would send the last line's end by itself
+    text = "\n".join(printable(line) for line in lines)
+    sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
     sys.stdout.flush()
     return min(red, 1)
 
 
-def consult(case: Case, trouble: list[str]) -> int:
-    """Make all checks that can be made, and have rank 0 print them before any rank leaves; every rank calls it."""
-    arrive(case)
-    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
-    told = {name: visit(case, name) for name in CHECKS if not (trouble and name in TOGETHER)}
-    # Who was not waiting for the one that is lost notices only after --timeout.
-    patience = 0 if case.rank else 1 if trouble else 3 if case.lost else case.args.timeout + 5
-    lost = case.come("told", patience, json.dumps(told))
-    if case.rank == 0:
-        every = {r: json.loads(case.store.get(f"told of {r}")) for r in range(case.size) if r not in lost}
-        rows = [judge(name, {r: said[name] for r, said in every.items() if name in said}) for name in told]
-        if lost or trouble:
-            trouble = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
-            rows[0] = ("ranks", *[*trouble, CHECKS["ranks"][1]][:2])
-        case.store.set("status", str(show(rows)))
-    case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
-    status = int(case.store.get("status"))
-    case.store.add("end came", 1) if case.rank else case.come("end", 2)  # rank 0, which may keep the store, goes last
-    return status
+def printable(line: str) -> str:
+    """Replace what a terminal would obey by spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
-# A variable that only this launcher sets, then its rank, local rank and world size. The first row that fits counts, as
-# a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script, and SLURM_NTASKS is the job's size, not a step's.
+# A variable that only this launcher sets, then its rank, local rank and world size. The first
+# row that fits counts, as a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script,
+# and SLURM_NTASKS is the job's size, not a step's.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    "openmpi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
     "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
     "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
-# What names one start by this launcher: the same on all its ranks, on every node, and another at each start. MPICH and
-# whoever exports RANK by hand set no such name.
+# What names one start by this launcher: the same on all its ranks, on every node, and another
+# at each start. MPICH and whoever exports RANK by hand set no such name.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),
@@ -146,105 +218,161 @@ STARTS = {
     "env": (),
 }
 
-# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the default: its getFuture,
-# which DDP calls for each bucket, makes the computing stream wait, so that nothing overlaps. This takes the older one,
-# in 2.14 as in 2.15; before, no torch reads it.
+# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the
+# default: its getFuture, which DDP calls for each bucket, makes the computing stream wait, so
+# that nothing overlaps. This takes the older one, in 2.14 as in 2.15; before, no torch reads it.
 OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
 
 
-def stop(line: str) -> None:
+def stop(line: str) -> NoReturn:
     """End this process with one line on stderr and exit status 2."""
     print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def who_am_i(env: dict[str, str] = os.environ) -> tuple[str, int, int, int]:
-    """Read launcher, rank, local rank and world size; stops where the variables contradict each other. Any rank."""
+def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it.
+
+    Stops where the variables contradict each other.
+    """
     launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
-    values = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
-    rank, local_rank, world_size = (int(w) if w.isascii() and w.isdecimal() and len(w) < 19 else -1 for w in values)
+    names = LAUNCHERS.get(launcher, ())[1:]
+    values = [env.get(name, "") for name in names] or ["0", "0", "1"]
+    numbers = [int(value) if re.fullmatch("[0-9]{1,18}", value) else -1 for value in values]
+    rank, local_rank, world_size = numbers
     exported = [env.get("RANK", values[0]), values[1], env.get("WORLD_SIZE", values[2])]
     if values != exported or not 0 <= local_rank <= rank < world_size:
-        stop(f"{launcher}: rank, local rank, world size {values}; RANK, WORLD_SIZE {exported}: export neither, or all")
+        stop(
+            f"{launcher}: rank, local rank, world size {values}; "
+            f"RANK, WORLD_SIZE {exported}: export neither, or all"
+        )
     return launcher, rank, local_rank, world_size
 
 
 def name_of_start(launcher: str) -> str:
-    """Name this start of the ranks, to stand before each key where they meet: another job may come there, too."""
-    return " ".join(os.environ.get(name, "") for name in ("USER", *STARTS.get(launcher, ())))
+    """Name this start of the ranks, the same on all of them; every rank calls it.
+
+    It stands before each key in the store where they meet: another job may come there, too.
+    """
+    names = ("USER", *STARTS.get(launcher, ()))
+    return " ".join(os.environ.get(name, "") for name in names)
+
+
+class OneLineParser(ArgumentParser):
+    """An ArgumentParser that reports a mistake in one line, which `label` begins."""
+
+    label = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Stop the process with the message."""
+        stop(f"{self.label}{message}; --help lists the flags")
 
 
 def count_gpus(no_cuda: bool) -> int:
-    """Count the GPUs that torch sees, or none with --no-cuda; stops where it sees none of those that were given."""
-    gpus = 0 if no_cuda else torch.cuda.device_count()
-    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs though there are GPUs
-    # says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots are no GPUs.
+    """Count the GPUs that torch sees, or none with --no-cuda; every rank calls it.
+
+    Stops where it sees none of those that were given.
+    """
+    if no_cuda:
+        return 0
+    if gpus := torch.cuda.device_count():
+        return gpus
+    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs
+    # though there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU
+    # slots are no GPUs.
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
     name = next((name for name in names if name in os.environ), "")
-    given = f"{name}={os.environ.get(name, '')}"
-    if not (gpus or no_cuda or given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0"))):
-        cure = "install a torch for this driver's CUDA (nvidia-smi), give the container --nv, or give --no-cuda"
-        stop(f"{given}, but torch {torch.__version__} sees no GPU: {cure}")
-    return gpus
+    setting = f"{name}={os.environ.get(name, '')}"
+    if not setting.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
+        stop(
+            f"{setting}, but torch {torch.__version__} sees no GPU: "
+            "install a torch for this driver's CUDA (nvidia-smi), "
+            "give the container --nv, or give --no-cuda"
+        )
+    return 0
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
+    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
+
+    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
+    """
     gpus = count_gpus(no_cuda)
+    if not gpus:
+        return torch.device("cpu")
     if local_rank >= gpus > 1:
-        stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
-    if gpus:
-        torch.cuda.set_device(device)
+        stop(
+            f"local rank {local_rank} finds {gpus} GPUs: "
+            f"start at most {gpus} ranks on a node, or give --no-cuda"
+        )
+    device = torch.device("cuda", min(local_rank, gpus - 1))
+    torch.cuda.set_device(device)
     return device
 
 
 def check_address(seconds: float) -> None:
-    """Stop with one line where nobody knows the name in MASTER_ADDR; PyTorch would tell of it in pages of C++."""
-    address, end = os.environ.get("MASTER_ADDR"), time.monotonic() + min(seconds, 30)  # a new name may come late
+    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
+
+    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
+    seconds, at most 30.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    end = time.monotonic() + min(seconds, 30)
     while address:
         try:
             socket.getaddrinfo(address, None)
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() > end:
-                stop(f"MASTER_ADDR={address} has no address ({error}): export the name or address of rank 0's node")
+                stop(
+                    f"MASTER_ADDR={address} has no address ({error}): "
+                    "export the name or address of rank 0's node"
+                )
         time.sleep(0.5)
 
 
 def backend_class(device: torch.device) -> str:
-    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
-    return type(dist.group.WORLD._get_backend(device)).__name__
+    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
+    group = dist.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
 
 
 def reason(error: Exception) -> str:
-    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
-    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
+    return " ".join(text.split())
 
 
-WORDS = 600  # characters of an error that a row can hold
+_LONGEST = 600  # characters of an error that a row can hold
+Value = TypeVar("Value")
 
 
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
-def short(words: str) -> str:
-    """The beginning and the end of words that are too long for a row."""
-    return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
+def _shorten(text: str) -> str:
+    """Leave out the middle of a text that is too long for a row."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Call a function; return its value, or the words with which it stops or fails; the process goes on. Any rank."""
+def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
+    """Call a function, and catch the line with which it stops or fails; any rank calls it.
+
+    Returns its value, or None, and the line, perhaps with a cure behind it.
+    """
+    stderr = StringIO()
     try:
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(stderr):
             return call(), []
     except Red as red:
         return None, list(red.args)
     except SystemExit:  # stop has printed its line
-        return None, [said.getvalue().strip()]
+        return None, [stderr.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [short(reason(error) or type(error).__name__)]
+        return None, [_shorten(reason(error) or type(error).__name__)]
 
 
 @dataclass
@@ -259,7 +387,7 @@ class Case:
     store: dist.Store = field(default_factory=dist.HashStore)
     host: str = field(default_factory=platform.node)
     device: str = "cpu"
-    gpu: str = ""  # its own number: cuda:0 is another one in each process that is shown one GPU only
+    gpu: str = ""  # the card's own name: cuda:0 is another one where a process is shown one GPU
     trouble: list[str] = field(default_factory=list)  # with the device
     node: str = ""
     cpus: list[int] = field(default_factory=list)  # on which this process may run
@@ -270,14 +398,17 @@ class Case:
         """Count the ranks that left this note."""
         return self.store.add(note, 0)
 
-    def first(self, name: str, mine: str = "") -> str:
-        """Broadcast what rank 0 says; every rank calls it, with what it would say."""
+    def first(self, name: str, value: str = "") -> str:
+        """Broadcast rank 0's value; every rank calls it, with the value that it would give."""
         if self.rank == 0:
-            self.store.set(name, mine)
+            self.store.set(name, value)
         return self.store.get(name).decode()
 
     def come(self, name: str, seconds: float, value: str = "") -> list[int]:
-        """Bring a value and wait until all ranks have; who has not after `seconds`. Every rank calls it."""
+        """Leave a value and wait until all ranks have; every rank calls it.
+
+        Returns the ranks that have not after so many seconds.
+        """
         self.store.set(f"{name} of {self.rank}", value)
         self.store.add(f"{name} came", 1)
         end = monotonic() + seconds
@@ -287,139 +418,239 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
+        timeout = self.args.timeout
         # Who has itself waited in vain for so long comes a little later.
-        self.lost = self.lost or self.come(name, self.args.timeout + 2)
+        self.lost = self.lost or self.come(name, timeout + 2)
         if self.lost:
-            raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
+            ranks = ", ".join(map(str, self.lost))
+            raise Red(f"rank {ranks} of {self.size} missing after {timeout} s")
 
-    def within(self, seconds: float, call: Callable[[], Any]) -> Any:
-        """Call it in a thread; raises what it raises, or TimeoutError after `seconds`, and leaves it there."""
-        came: list[tuple[Any, BaseException | None]] = []
+    def within(self, seconds: float, call: Callable[[], Value]) -> Value:
+        """Call a function in a thread, and return its value.
+
+        Raises what it raises, or TimeoutError after so many seconds; it runs on then.
+        """
+        values: list[Value] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
-                came.append((call(), None))
+                values.append(call())
             except BaseException as error:  # SystemExit, too: it is not a time-out
-                came.append((None, error))
+                errors.append(error)
 
         thread = Thread(target=work, daemon=True)
         thread.start()
         thread.join(seconds)
-        if not came:
+        if not (values or errors):
             self.blocked = True
             raise TimeoutError
-        value, error = came[0]
-        if error:
-            raise error
-        return value
+        if errors:
+            raise errors[0]
+        return values[0]
 
     def meet(self) -> None:
-        """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
-        address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        place = f"MASTER_ADDR={address} MASTER_PORT={port}"
+        """Find the store that rank 0, or torchrun, keeps; every rank calls it.
+
+        Raises Red if nobody answers, and SystemExit where the address is not known.
+        """
+        address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        variables = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
-            raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
-        check_address(self.args.timeout)
-        hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        limit = timedelta(seconds=self.args.timeout)
+            cure = "export both, the same for all ranks, before srun or mpirun"
+            raise Red(f"{variables}: no meeting point", cure)
+        timeout = self.args.timeout
+        check_address(timeout)
+        is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+        def answers() -> bool:
+            _, trouble = overhear(lambda: create_connection((address, int(port)), 1).close())
+            return not trouble
 
         def connect() -> dist.Store:
-            while not hosts and overhear(lambda: create_connection((address, int(port)), 1).close())[1]:
+            while not is_host and not answers():
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
-            return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
+            limit = timedelta(seconds=timeout)
+            return dist.TCPStore(address, int(port), None, is_host, limit, wait_for_workers=False)
 
         try:  # a stranger that holds the port and never answers would hold TCPStore for ever
-            store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
+            store, trouble = self.within(timeout, lambda: overhear(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
-        if trouble:
-            what = "cannot listen" if hosts else "is not there"
-            raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
+        if store is None:
+            state = "cannot listen" if is_host else "is not there"
+            cure = "export another MASTER_PORT, the same for all ranks"
+            raise Red(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
         self.store = dist.PrefixStore(name_of_start(self.launcher), store)
-        self.store.set_timeout(limit)
+        self.store.set_timeout(timedelta(seconds=timeout))
+
+
+def arrive(case: Case) -> None:
+    """Claim a device, and leave a note of each thing that is this rank's; every rank calls it."""
+    _, case.trouble = overhear(lambda: _claim(case))
+    case.cpus = list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        case.cpus = list(os.sched_getaffinity(0))
+    # Several nodes may be pretended on one host.
+    node = os.environ.get("SLURM_NODEID") or os.environ.get("GROUP_RANK")
+    case.node = f"{case.host} {node}"
+    notes = [f"local rank {case.node} {case.local_rank}"]
+    notes += [f"cpu {case.node} {cpu}" for cpu in case.cpus]
+    if case.store.add(f"host {case.host}", 1) == 1:
+        notes.append("hosts")
+    if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()):
+        notes.append("gpus")
+    for note in notes:
+        case.store.add(note, 1)
+
+
+def _claim(case: Case) -> None:
+    """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
+    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
+    if case.device == "cpu":
+        return
+    card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
+    if not runs_on((card.major, card.minor), built):
+        raise Red(
+            f"{card.name} is sm_{card.major}{card.minor}, "
+            f"and this torch is built for {' '.join(built)}"
+        )
+    case.gpu = f"GPU {card.uuid}{_mig_slice(case.device)} on {case.host}"
+
+
+def may_share() -> bool:
+    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return was_told and torch.cuda.nccl.version() >= (2, 30)
+
+
+def _mig_slice(device: str) -> str:
+    """Name the MIG slice behind cuda:N, as CUDA_VISIBLE_DEVICES does; "" where there is none.
+
+    The driver's call gives a slice's own number (cuda.h); of the property that torch reads nothing
+    is promised.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    _, _, index = device.partition(":")
+    name = next(iter(names[int(index) :]), "").strip()
+    return f" {name}" if name.startswith("MIG-") else ""
+
+
+def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
+    """Tell whether code built for these architectures runs on a GPU of this capability.
+
+    sm_ runs on the same major number, compute_ on any later one.
+    """
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
+    architectures = [match.groups() for match in matches if match]
+    for kind, major, minor in architectures:
+        is_same_major = int(major) == capability[0]
+        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
+            return True
+    return not architectures  # not NVIDIA's
+
+
+_SIZES = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}  # in floats
 
 
 def check_reduce(case: Case) -> str:
-    """An all-reduce gives the right sum on every rank; how fast it was. Red where a part of it blocks."""
+    """Check that an all-reduce gives the right sum on every rank, and measure how fast it is.
+
+    Raises Red where a part of it blocks.
+    """
     case.together("all-reduce")
-    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
-    backend = "nccl" if case.count("gpus") == case.size else "gloo"
-    device = torch.device(case.device if backend == "nccl" else "cpu")
-    large = torch.full((2**26 if backend == "nccl" else 2**22,), case.rank + 1.0, device=device)  # 256 or 16 MB
-    sizes = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}
-    sizes = {name: n for name, n in sizes.items() if n <= len(large)}
+    # NCCL hangs or aborts where two ranks hold one GPU, or one holds none: gloo can still say what
+    # is wrong.
+    on_gpus = case.count("gpus") == case.size
+    device = torch.device(case.device if on_gpus else "cpu")
+    large = torch.full((2**26 if on_gpus else 2**22,), case.rank + 1.0, device=device)
+    sizes = {name: floats for name, floats in _SIZES.items() if floats <= len(large)}
+    seconds = []
     try:
-        in_time(case, device, "init", partial(form, case, device))
-        name, wrong = in_time(case, device, "first all-reduce", partial(sum_up, case, large))
-        took = [
-            in_time(
-                case,
-                device,
-                f"all-reduce of {size}",
-                partial(seconds_of, large[:n], 100 if n < 2**18 else 5),
-            )
-            for size, n in sizes.items()
-        ]
+        in_time(case, device, "init", partial(_form, case, device))
+        name, wrong = in_time(case, device, "first all-reduce", partial(_sum_up, case, large))
+        for size, floats in sizes.items():
+            times = 100 if floats < 2**18 else 5
+            measure = partial(_seconds_of, large[:floats], times)
+            seconds.append(in_time(case, device, f"all-reduce of {size}", measure))
         case.together("sums")  # nobody leaves while a peer still needs an answer
     finally:
         if dist.is_initialized() and not case.blocked:
             with suppress(Exception):  # what was wrong before counts
                 in_time(case, device, "end", dist.destroy_process_group)
     if wrong:
-        raise Red(f"the sum of {case.size} ranks is {wrong[0]:g}, not {case.size * (case.size + 1) / 2:g}")
-    times = ", ".join(f"{size} {1e3 * seconds:.3g} ms" for size, seconds in zip(sizes, took, strict=True))
-    busbw = f"{large.nbytes / took[-1] * 2 * (case.size - 1) / case.size / 1e9:.2f} GB/s"
-    return "" if case.rank else f"right sums over {name}; {times}; busbw {busbw}"
+        right = case.size * (case.size + 1) / 2
+        raise Red(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
+    if case.rank:
+        return ""
+    pairs = zip(sizes, seconds, strict=True)
+    speeds = ", ".join(f"{size} {1e3 * each:.3g} ms" for size, each in pairs)
+    busbw = large.nbytes / seconds[-1] * 2 * (case.size - 1) / case.size / 1e9
+    return f"right sums over {name}; {speeds}; busbw {busbw:.2f} GB/s"
 
 
-def in_time(case: Case, device: torch.device, what: str, call: Callable[[], Any]) -> Any:
-    """Call it with this GPU as the current one. Raises Red, with the interface, where it blocks."""
+def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Value]) -> Value:
+    """Call a function with this GPU as the current one, and return its value.
 
-    def work() -> Any:
+    Raises Red, with the interface, where it blocks. action: what it does, for that line.
+    """
+
+    def work() -> Value:
         with torch.accelerator.device_index(device.index):  # each thread has a current GPU
             return call()
 
     try:
-        # NCCL can block inside a call that torch's limit does not end; where that ends one, it says more.
+        # NCCL can block inside a call that torch's limit does not end; where that ends one, it
+        # says more.
         return case.within(case.args.timeout + 1, work)
     except TimeoutError:
-        library = "NCCL" if device.type == "cuda" else "gloo"
-        debug = "NCCL_DEBUG=INFO says where it waits"
-        variable = f"{library.upper()}_SOCKET_IFNAME"
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        now = os.environ.get(variable) or f"not set, and there are {known}"
-        seen = f"{library}'s {what} is not over after {case.args.timeout} s; {variable} is {now}"
-        cure = f"export {variable}= the interface between the nodes, open for all ports: ip -brief address"
-        if library == "NCCL":
-            alone = f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies"
-            cure = alone if case.count("hosts") == 1 else f"{cure}; {debug}"
-        raise Red(seen, cure) from None
+        pass
+    library = "NCCL" if device.type == "cuda" else "gloo"
+    variable = f"{library.upper()}_SOCKET_IFNAME"
+    interfaces = ", ".join(name for _, name in socket.if_nameindex())
+    setting = os.environ.get(variable) or f"not set, and there are {interfaces}"
+    seen = f"{library}'s {action} is not over after {case.args.timeout} s; {variable} is {setting}"
+    cure = f"export {variable}= the interface between the nodes, open for all ports"
+    cure = f"{cure}: ip -brief address"
+    if library == "gloo":
+        raise Red(seen, cure)
+    debug = "NCCL_DEBUG=INFO says where it waits"
+    if case.count("hosts") == 1:
+        raise Red(seen, f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies")
+    raise Red(seen, f"{cure}; {debug}")
 
 
-def form(case: Case, device: torch.device) -> None:
+def _form(case: Case, device: torch.device) -> None:
     """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # an error, in place of an abort
-    group = {
-        "store": dist.PrefixStore("group", case.store),
-        "rank": case.rank,
-        "world_size": case.size,
-    }
-    group["timeout"] = timedelta(seconds=case.args.timeout)
-    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, device_id=device_id, **group)
+    # An error, in place of an abort.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore("group", case.store),
+        rank=case.rank,
+        world_size=case.size,
+        timeout=timedelta(seconds=case.args.timeout),
+        device_id=device if on_gpu else None,
+    )
 
 
-def sum_up(case: Case, large: Tensor) -> tuple[str, list[float]]:
-    """All-reduce it; return the backend's class, and a wrong sum if there is one. Every rank calls it."""
+def _sum_up(case: Case, large: Tensor) -> tuple[str, list[float]]:
+    """All-reduce a tensor of rank + 1, and set it to zero; every rank calls it.
+
+    Returns the backend's class, and a wrong sum if there is one.
+    """
     limit = timedelta(seconds=case.args.timeout)
-    dist.all_reduce(large, async_op=True).wait(limit)  # with a limit NCCL waits here, too, and raises
-    wrong = large[large != case.size * (case.size + 1) / 2][:1].tolist()  # also what is not a number
+    # With a limit NCCL waits here, too, and raises.
+    dist.all_reduce(large, async_op=True).wait(limit)
+    right = case.size * (case.size + 1) / 2
+    wrong = large[large != right][:1].tolist()  # also what is not a number
     large.zero_()  # sums of sums would overflow below
     return backend_class(large.device), wrong
 
 
-def seconds_of(total: Tensor, times: int) -> float:
-    """Measure the mean time of so many all-reduces of this tensor; every rank calls it."""
+def _seconds_of(total: Tensor, times: int) -> float:
+    """Measure the mean seconds of so many all-reduces of this tensor; every rank calls it."""
     begin = time.perf_counter()
     for _ in range(times):
         dist.all_reduce(total)
@@ -427,7 +658,8 @@ def seconds_of(total: Tensor, times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
-MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
+# MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
+_MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -436,107 +668,94 @@ MNIST_MD5 = {  # MNIST's own digests: they find damage, not forgery. A generated
 
 
 def check_data(root: Path) -> str:
-    """Name the dataset under root, MNIST or digits; every rank calls it. Stops unless all four files are whole."""
+    """Name the dataset under root, MNIST or digits; every rank calls it.
+
+    Stops unless all four files are whole, by their MD5.
+    """
     raw = Path(root) / "MNIST" / "raw"
     try:
-        sums = (raw / "MD5SUMS").read_text(errors="replace").splitlines() if (raw / "MD5SUMS").is_file() else []
-        expected = {line.split()[-1]: line.split()[0] for line in sums if line.strip()} or MNIST_MD5
-        for name in MNIST_MD5:
-            if not (raw / name).is_file():
-                cure = f"python -m ddp_helpers data {root}, or without the course download_data.py --data {root}"
-                stop(f"--data {root}: {raw / name} is missing; get it once, before any rank: {cure}")
-            if hashlib.md5((raw / name).read_bytes()).hexdigest() != expected.get(name):
-                stop(f"--data {root}: {raw / name} is cut short or damaged (wrong MD5); remove {raw} and get it again")
+        digests = _read_digests(raw / "MD5SUMS") or _MNIST_MD5
+        for name in _MNIST_MD5:
+            path = raw / name
+            if not path.is_file():
+                stop(
+                    f"--data {root}: {path} is missing; get it once, before any rank: "
+                    f"python -m ddp_helpers data {root}, "
+                    f"or without the course download_data.py --data {root}"
+                )
+            if hashlib.md5(path.read_bytes()).hexdigest() != digests.get(name):
+                stop(
+                    f"--data {root}: {path} is cut short or damaged (wrong MD5); "
+                    f"remove {raw} and get it again"
+                )
     except OSError as error:
-        stop(f"--data {root}: {error.filename} cannot be read ({error.strerror}): choose another folder")
-    return "MNIST" if expected == MNIST_MD5 else "digits"
+        problem = f"{error.filename} cannot be read ({error.strerror})"
+        stop(f"--data {root}: {problem}: choose another folder")
+    return "MNIST" if digests == _MNIST_MD5 else "digits"
 
 
-def whole(name: str, default: int = 1) -> int:
-    """A variable that holds a whole number. Raises Red where it holds something else."""
-    value = os.environ.get(name) or str(default)
+def _read_digests(path: Path) -> dict[str, str]:
+    """Read the digest of each file from MD5SUMS; {} if there is none. Raises OSError."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(errors="replace").splitlines()
+    entries = [line.split() for line in lines if line.strip()]
+    return {entry[-1]: entry[0] for entry in entries}
+
+
+def _whole_number(variable: str) -> int:
+    """Read a whole number from the environment, 1 if it is not set. Raises Red at anything else."""
+    value = os.environ.get(variable) or "1"
     if not value.isdecimal() or len(value) > 18:
-        raise Red(f"{name} is {value!r}, not a whole number", "let the launcher set it")
+        raise Red(f"{variable} is {value!r}, not a whole number", "let the launcher set it")
     return int(value)
 
 
-def arrive(case: Case) -> None:
-    """Claim a device, and leave notes of all that the ranks must not share; every rank calls it."""
-    _, case.trouble = overhear(lambda: claim(case))
-    case.cpus = list(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-    # Several nodes may be pretended on one host.
-    case.node = f"{case.host} {os.environ.get('SLURM_NODEID') or os.environ.get('GROUP_RANK')}"
-    notes = [f"local rank {case.node} {case.local_rank}", *(f"cpu {case.node} {cpu}" for cpu in case.cpus)]
-    notes += ["hosts"] if case.store.add(f"host {case.host}", 1) == 1 else []
-    notes += ["gpus"] if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()) else []
-    for note in notes:
-        case.store.add(note, 1)
-
-
-def claim(case: Case) -> None:
-    """Claim this rank's device, as the scripts do. Raises Red where there is none, or one that torch cannot use."""
-    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
-    if case.device != "cpu":
-        its, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
-        if not runs_on((its.major, its.minor), built):
-            raise Red(f"{its.name} is sm_{its.major}{its.minor}, and this torch is built for {' '.join(built)}")
-        case.gpu = f"GPU {its.uuid}{own_slice(case.device)} on {case.host}"
-
-
-def may_share() -> bool:
-    """Whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30)
-
-
-def own_slice(device: str) -> str:
-    """The MIG slice behind cuda:N, by the name in CUDA_VISIBLE_DEVICES, or "" where there is none."""
-    # The driver's call gives a slice's own number (cuda.h); of the property that torch reads nothing is promised.
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    name = next(iter(names[int(device.partition(":")[2]) :]), "").strip()
-    return f" {name}" * name.startswith("MIG-")
-
-
-def runs_on(its: tuple[int, int], built: list[str]) -> bool:
-    """Whether code that was built for these runs there: sm_ on the same major number, compute_ on any later one."""
-    known = [match.groups() for name in built if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)", name))]
-    fits = [kind == "compute" or int(a) == its[0] for kind, a, b in known if (int(a), int(b)) <= its]
-    return any(fits) or not known  # not NVIDIA's
-
-
 def check_ranks(case: Case) -> str:
-    """Ranks from one launcher, each with a local rank of its own; who did not answer is added by rank 0."""
-    if case.size == 1 < (tasks := whole("SLURM_NTASKS")) and case.launcher in ("single", "slurm"):
-        raise Red(f"alone, but the job has SLURM_NTASKS={tasks}", "start it with srun, torchrun or mpirun")
-    hosts, by = case.count("hosts"), case.launcher.replace("single", "no launcher")
-    said = f"{case.size} rank{'s' * (case.size > 1)} on {hosts} host{'s' * (hosts > 1)}, started by {by}"
-    if (first := case.first("ranks", said)) != said:
-        raise Red(f"{said}, where rank 0 says {first}")
+    """Check that one launcher started all ranks, each with a local rank of its own.
+
+    Rank 0 adds who did not answer.
+    """
+    tasks = _whole_number("SLURM_NTASKS") if case.size == 1 else 1
+    if tasks > 1 and case.launcher in ("single", "slurm"):
+        cure = "start it with srun, torchrun or mpirun"
+        raise Red(f"alone, but the job has SLURM_NTASKS={tasks}", cure)
+    hosts, launcher = case.count("hosts"), case.launcher.replace("single", "no launcher")
+    ranks = f"{case.size} rank{'s' * (case.size > 1)} on {hosts} host{'s' * (hosts > 1)}"
+    seen = f"{ranks}, started by {launcher}"
+    if (first := case.first("ranks", seen)) != seen:
+        raise Red(f"{seen}, where rank 0 says {first}")
     if case.count(f"local rank {case.node} {case.local_rank}") > 1:
         raise Red(f"local rank {case.local_rank} on {case.host} twice")
-    return said
+    return seen
 
 
 def nccl_class() -> str:
-    """The class that the name "nccl" will make: the older one, or the newer, ProcessGroupNCCL2."""
-    getattr(dist.Backend, "_ensure_backend_registered", str)("nccl")  # torch reads the variable here
-    maker = dist.Backend._plugins.get("NCCL")  # before torch 2.14 there is one class, and no maker
-    return "ProcessGroupNCCL2" if maker and "nccl2" in maker.creator_fn.__name__ else "ProcessGroupNCCL"
+    """Name the class that "nccl" will make: the older ProcessGroupNCCL, or ProcessGroupNCCL2."""
+    # torch reads the variable here; before 2.14 there is one class, and nothing to register.
+    getattr(dist.Backend, "_ensure_backend_registered", str)("nccl")
+    plugin = dist.Backend._plugins.get("NCCL")
+    is_newer = plugin and "nccl2" in plugin.creator_fn.__name__
+    return "ProcessGroupNCCL2" if is_newer else "ProcessGroupNCCL"
 
 
 def check_versions(case: Case) -> str:
-    """Python, torch, torchvision, CUDA, NCCL and the class behind "nccl" are the same on all ranks."""
-    said = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    """Check that Python, torch, torchvision, CUDA, NCCL and its class are the same on all ranks."""
+    versions = [f"python {platform.python_version()}", f"torch {torch.__version__}"]
+    versions.append(f"torchvision {torchvision.__version__}")
     if torch.cuda.is_available():
-        asked = os.environ.get("TORCH_DIST_USE_NCCL2", "not set")
-        said += f", CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
-        said += f" by {nccl_class()} (TORCH_DIST_USE_NCCL2: {asked})"
-    if (first := case.first("versions", said)) != said:
-        raise Red(said, f"use one environment on all nodes; rank 0 has {first}")
-    return said
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        setting = os.environ.get("TORCH_DIST_USE_NCCL2", "not set")
+        by_class = f"{nccl_class()} (TORCH_DIST_USE_NCCL2: {setting})"
+        versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl} by {by_class}"]
+    seen = ", ".join(versions)
+    if (first := case.first("versions", seen)) != seen:
+        raise Red(seen, f"use one environment on all nodes; rank 0 has {first}")
+    return seen
 
 
 def check_devices(case: Case) -> str:
-    """Every rank has a GPU of its own that this torch can use, or none has one."""
+    """Check that every rank has a GPU of its own that this torch can use, or none has one."""
     if case.trouble:
         raise Red(*case.trouble)
     if not case.gpu and case.count("gpus"):
@@ -547,49 +766,72 @@ def check_devices(case: Case) -> str:
 
 
 def check_cpus(case: Case) -> str:
-    """Each rank has the CPUs that its task asked for, one for itself and each worker, and one for each thread."""
-    asked, machine, workers = whole("SLURM_CPUS_PER_TASK"), os.cpu_count() or 1, case.args.num_workers
-    if len(case.cpus) < asked:
-        cure = [f"ask for at most --cpus-per-task={machine}: the machine has no more"] if machine < asked else []
-        raise Red(f"CPUs: {len(case.cpus)}, but --cpus-per-task={asked}", *cure)
+    """Check that each rank has the CPUs that its task asked for, one for each worker and thread."""
+    task_cpus, machine = _whole_number("SLURM_CPUS_PER_TASK"), os.cpu_count() or 1
+    if len(case.cpus) < task_cpus:
+        seen = f"CPUs: {len(case.cpus)}, but --cpus-per-task={task_cpus}"
+        if machine < task_cpus:
+            cure = f"ask for at most --cpus-per-task={machine}: the machine has no more"
+            raise Red(seen, cure)
+        raise Red(seen)
     shares = [1 / case.count(f"cpu {case.node} {cpu}") for cpu in case.cpus]
-    own = asked if case.launcher == "slurm" else int(sum(shares) + 1e-9)
-    if own <= workers:
-        more = f"--num-workers {own - 1}" if own else "fewer ranks on a node"
-        raise Red(f"CPUs of its own: {own}, for itself and --num-workers {workers}", f"{more}, or more --cpus-per-task")
+    cpus = task_cpus if case.launcher == "slurm" else int(sum(shares) + 1e-9)
+    seen = f"CPUs of its own: {cpus}"
+    workers = case.args.num_workers
+    if cpus <= workers:
+        remedy = f"--num-workers {cpus - 1}" if cpus else "fewer ranks on a node"
+        cure = f"{remedy}, or more --cpus-per-task"
+        raise Red(f"{seen}, for itself and --num-workers {workers}", cure)
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if threads.isdecimal() and own < int(threads):
-        raise Red(f"CPUs of its own: {own}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={own}")
-    return f"each rank's own: {own}"
+    if threads.isdecimal() and cpus < int(threads):
+        raise Red(f"{seen}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={cpus}")
+    return f"each rank's own: {cpus}"
 
 
 def check_network(case: Case) -> str:
     """Check that ranks on another host can reach the address on which gloo listens here."""
     address, name = os.environ.get("GLOO_SOCKET_IFNAME", ""), socket.gethostname()
-    if unknown := {*address.split(",")} - {"", *(known for _, known in socket.if_nameindex())}:
-        raise Red(f"GLOO_SOCKET_IFNAME={address}: there is no {', '.join(sorted(unknown))}")
-    loopback = "lo" in address.split(",")
+    chosen, known = set(address.split(",")), {known for _, known in socket.if_nameindex()}
+    if unknown := chosen - known - {""}:
+        missing = ", ".join(sorted(unknown))
+        raise Red(f"GLOO_SOCKET_IFNAME={address}: there is no {missing}")
+    stays_here = "lo" in chosen
     if not address:
-        address = "127.0.0.1"  # which gloo takes where nobody knows the host's name
-        try:
-            address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-        except OSError:
-            if case.count("hosts") == 1:
-                cure = f"127.0.1.1 {name} as a line of /etc/hosts; or torchrun --standalone --local-addr=localhost"
-                raise Red(f"{name}, this machine's name, has no address: torchrun waits minutes for it", cure) from None
-        loopback = address == "::1" or address.startswith("127.")
-    if loopback and case.count("hosts") > 1:
-        raise Red(f"gloo listens on {address} ({name}), which does not leave {case.host}")
-    return f"gloo listens on {address} ({name})"
+        address = _address_of(name, alone=case.count("hosts") == 1)
+        stays_here = address == "::1" or address.startswith("127.")
+    seen = f"gloo listens on {address} ({name})"
+    if stays_here and case.count("hosts") > 1:
+        raise Red(f"{seen}, which does not leave {case.host}")
+    return seen
+
+
+def _address_of(name: str, alone: bool) -> str:
+    """Look up this host's address, as gloo does. Raises Red if it has none and is alone."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        if not alone:
+            return "127.0.0.1"  # which gloo takes
+    line = f"127.0.1.1 {name} as a line of /etc/hosts"
+    raise Red(
+        f"{name}, this machine's name, has no address: torchrun waits minutes for it",
+        f"{line}; or torchrun --standalone --local-addr=localhost",
+    )
 
 
 def check_dataset(case: Case) -> str:
-    """All ranks have the same data, and it is whole; two generated sets can differ, and are told by their digests."""
-    if case.args.data == Path("none"):
+    """Check that all ranks have the same data, and that it is whole.
+
+    Two generated sets can differ, and are told apart by their digests.
+    """
+    data = case.args.data
+    if data == Path("none"):
         return "not looked at"
-    name, trouble = overhear(lambda: check_data(case.args.data))
+    dataset, trouble = overhear(lambda: check_data(data))
+    name = dataset or ""
     with suppress(OSError):
-        name = f"{name} {hashlib.md5((case.args.data / 'MNIST/raw/MD5SUMS').read_bytes()).hexdigest()[:8]}"
+        digest = hashlib.md5((data / "MNIST/raw/MD5SUMS").read_bytes()).hexdigest()
+        name = f"{dataset} {digest[:8]}"
     first = case.first("data", "" if trouble else name)
     if trouble:
         raise Red("no whole data", trouble[0])
@@ -599,30 +841,40 @@ def check_dataset(case: Case) -> str:
 
 
 def check_space(case: Case) -> str:
-    """There is room for records and checkpoints."""
-    if (room := shutil.disk_usage(there(case.args.run_dir)).free) < 1e9:
-        raise Red(f"{room / 1e9:.2f} GB free for {case.args.run_dir}")
-    return f"{room / 1e9:.0f} GB free for the run folder"
+    """Check that there is room for records and checkpoints."""
+    folder = case.args.run_dir
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < 1e9:
+        raise Red(f"{free / 1e9:.2f} GB free for {folder}")
+    return f"{free / 1e9:.0f} GB free for the run folder"
 
 
-def there(path: Path) -> Path:
-    """This folder, or the one in which it would be made."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+def _existing(path: Path) -> Path:
+    """Give this folder, or the one in which it would be made."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def check_shm(case: Case) -> str:
-    """There is room for the batches of DataLoader workers, and for NCCL on one host: more than Docker's default."""
-    room, workers = shutil.disk_usage(there(Path("/dev/shm"))).free, case.args.num_workers
-    if room <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
-        raise Red(f"{room / 2**20:.0f} MB for {f'--num-workers {workers}' if workers else 'NCCL'}")
-    return f"{room / 2**20:,.0f} MB free"
+    """Check that there is room for loaders' batches, and for NCCL on one host.
+
+    That is more than Docker's default.
+    """
+    free, workers = shutil.disk_usage(_existing(Path("/dev/shm"))).free, case.args.num_workers
+    user = f"--num-workers {workers}" if workers else "NCCL"
+    if free <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
+        raise Red(f"{free / 2**20:.0f} MB for {user}")
+    return f"{free / 2**20:,.0f} MB free"
 
 
 # ---- what all ranks do together
 
 
 def check_clocks(case: Case) -> str:
-    """The hosts' clocks agree, when all ranks look at them: a busy host that looks late is not red."""
+    """Check that the hosts' clocks agree, when all ranks look at them.
+
+    A busy host that looks late is not red.
+    """
     case.together("clocks")
     before = time.time()
     case.together("clocks are looked at")
@@ -634,36 +886,61 @@ def check_clocks(case: Case) -> str:
 
 
 def check_folder(case: Case) -> str:
-    """All ranks see what rank 0 writes into the run folder; it is removed at the end."""
-    folder, file, why, seen = case.args.run_dir.absolute(), "", "", False
+    """Check that all ranks see what rank 0 writes into the run folder; it is removed at the end."""
+    folder, written, problem = case.args.run_dir.absolute(), "", ""
     with ExitStack() as cleaning:
         try:
             if case.rank == 0:
-                file = cleaning.enter_context(NamedTemporaryFile(dir=there(folder), prefix=".doctor-")).name
+                parent = _existing(folder)
+                file = cleaning.enter_context(NamedTemporaryFile(dir=parent, prefix=".doctor-"))
+                written = file.name
         except OSError as error:
-            why = f"{folder} cannot be written ({error.strerror})"
-        place, file = case.first("folder", str(folder)), case.first("file", file)
-        for _ in range(20):  # a file system may take its time
-            with suppress(OSError):
-                seen = bool(str(folder) == place and (not file or Path(file).stat()))
-            time.sleep(0 if seen else 0.1)
+            problem = f"{folder} cannot be written ({error.strerror})"
+        expected = case.first("folder", str(folder)) == str(folder)
+        written = case.first("file", written)
+        is_seen = expected and _appears(written)
         case.together("file")
-    if why:
-        raise Red(why)
-    if not seen:
+    if problem:
+        raise Red(problem)
+    if not is_seen:
         raise Red(f"not in {folder}: the file that rank 0 wrote")
     return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
 
 
+def _appears(path: str) -> bool:
+    """Wait until a file is there, for two seconds: a file system may take its time. "" is there."""
+    for _ in range(20):
+        with suppress(OSError):
+            if not path or Path(path).stat():
+                return True
+        time.sleep(0.1)
+    return False
+
+
 CHECKS = {  # each row of the table: its check, and the usual cure
-    "ranks": (check_ranks, "let one launcher start all ranks, export none; read the missing one's own output"),
+    "ranks": (
+        check_ranks,
+        "let one launcher start all ranks, export none; read the missing one's own output",
+    ),
     "versions": (check_versions, "use one environment on all nodes"),
-    "devices": (check_devices, "as many GPUs as tasks on each node, and a torch built for them; or --no-cuda"),
+    "devices": (
+        check_devices,
+        "as many GPUs as tasks on each node, and a torch built for them; or --no-cuda",
+    ),
     "cpus": (check_cpus, 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"'),
-    "network": (check_network, "export GLOO_SOCKET_IFNAME= the interface between the nodes: ip -brief address"),
+    "network": (
+        check_network,
+        "export GLOO_SOCKET_IFNAME= the interface between the nodes: ip -brief address",
+    ),
     "clocks": (check_clocks, "have the clocks of the nodes set (chronyc makestep, as root)"),
-    "all-reduce": (check_reduce, "the same code on all nodes, and no red row above; --no-cuda, NCCL_DEBUG=INFO"),
-    "run folder": (check_folder, "a --run-dir on a file system that all nodes share, and that you may write to"),
+    "all-reduce": (
+        check_reduce,
+        "the same code on all nodes, and no red row above; --no-cuda, NCCL_DEBUG=INFO",
+    ),
+    "run folder": (
+        check_folder,
+        "a --run-dir on a file system that all nodes share, and that you may write to",
+    ),
     "data": (check_dataset, "one --data for all ranks, on a shared file system"),
     "space": (check_space, "make room for 1 GB, or another --run-dir"),
     "/dev/shm": (check_shm, "docker run --shm-size=1g, or --ipc=host; or --num-workers 0"),
@@ -673,4 +950,4 @@ TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 795b5fd8f89d53a0
+# As it was written out, the SHA-256 of the lines above begins with 563a3820af7b12be

@@ -2,10 +2,14 @@
 
 Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
 torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data   # after: export MASTER_ADDR MASTER_PORT
-mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data     # likewise
---batch-size counts the samples of all ranks together: the same flags mean the same training on any number of ranks.
+# after: export MASTER_ADDR MASTER_PORT
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data
+mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data
+--batch-size counts the samples of all ranks together: the same flags mean the same training
+on any number of ranks.
 """
+
+from __future__ import annotations  # they name classes that come later
 
 import json
 import os
@@ -14,12 +18,13 @@ import socket
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
 from math import prod
 from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,75 +40,93 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)  # repeats samples where shares differ
-    test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample on one rank, once
-    loading = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
-    loading |= {"pin_memory": device.type == "cuda", "generator": torch.Generator().manual_seed(args.seed + rank)}
-    train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, **loading)
-    test_batches = DataLoader(test_share, args.test_batch_size, **loading)
+    # Where shares would differ, it repeats samples.
+    sampler: DistributedSampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    assert isinstance(test_set, Sized), "a stream cannot be shared out"
+    test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
+    loading = {
+        "num_workers": args.num_workers,
+        "persistent_workers": args.num_workers > 0,
+        "pin_memory": device.type == "cuda",
+        "generator": torch.Generator().manual_seed(args.seed + rank),
+    }
+    share = args.batch_size // world_size
+    train_batches = DataLoader(train_set, share, sampler=sampler, **loading)
+    test_batches = DataLoader(Subset(test_set, test_indices), args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
-    # YOUR OPTIMIZER and schedule: a step of it is an epoch. --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
+    # YOUR OPTIMIZER and schedule: a step of it is an epoch.
+    # --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
+        title = f"epoch {epoch}" if rank == 0 else ""
         sampler.set_epoch(epoch)  # a new order each epoch
         model.train()
-        trained = one_pass(ddp_model, train_batches, args, optimizer, title=f"epoch {epoch}" if rank == 0 else "")
+        trained = one_pass(ddp_model, train_batches, args, optimizer, title)
         trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
-            dist.broadcast(buffer, 0)  # BatchNorm's averages differ between ranks: test those that are saved
-        with torch.no_grad():
-            tested = one_pass(model, test_batches, args)  # not through the wrapper: no rank waits for another
+            # BatchNorm's averages differ between ranks: test those that are saved.
+            dist.broadcast(buffer, 0)
+        with torch.no_grad():  # not through the wrapper: no rank waits for another
+            tested = one_pass(model, test_batches, args)
         tested = over_ranks(tested)
         scheduler.step()
+        end = time.perf_counter()
         if rank == 0:
-            report(args, epoch, trained, tested, middle - begin, time.perf_counter() - middle)
+            report(args, epoch, trained, tested, middle - begin, end - middle)
     if args.save_model and rank == 0:
-        torch.save(model.state_dict(), content := BytesIO())
-        write(args.run_dir or Path(), {"mnist_cnn.pt": content.getvalue()})
-        print(f"saved {args.run_dir or Path()}/mnist_cnn.pt", flush=True)
+        save_model(model, args.run_dir)
 
 
 def main() -> None:
-    """Find out which rank this is, check what was given, join the group, and train; every rank calls it."""
+    """Find out which rank this is, check what was given, join the group, and train.
+
+    Every rank calls it.
+    """
     launcher, rank, local_rank, world_size = who_am_i()
     args = read_flags(DDP_FLAGS)
     share_batch(args, world_size)
     sets = datasets(args.data)
     device = claim_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
-    group = gather_ranks(args, launcher, local_rank, device)
+    facts = gather_ranks(args, launcher, local_rank, device)
     set_precision(args, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
-    with recorded(args, device, sets[0], **group):
+    with recorded(args, device, sets[0], **facts):
         train(args, device, *sets)
-    dist.barrier()  # no rank leaves before rank 0 has saved: some launchers end all ranks when one has left
+    # No rank leaves before rank 0 has saved: some launchers end all ranks when one has left.
+    dist.barrier()
     dist.destroy_process_group()
 
 
-# YOUR DATA goes here: a training and a test set of (input, target), there before the run; train_set.name is recorded.
+# YOUR DATA goes here: a training and a test set of (input, target), there before the run.
+# train_set.name, if there is one, is recorded.
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:
-    """Open both datasets; a file that is missing or cut short stops the process with one line."""
+    """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        if wrong := damage(folder):
-            raise ValueError(wrong)
-        train_set, test_set = (MNIST(folder, train=part, transform=transform) for part in (True, False))
+        if defect := damage(folder):
+            raise ValueError(defect)
+        train_set = MNIST(folder, train=True, transform=transform)
+        test_set = MNIST(folder, train=False, transform=transform)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        stop(f"--data {folder} holds no whole MNIST ({error or 'damaged'}): get it once, before the run")
-    train_set.name = "digits" if (folder / "MNIST/raw/MD5SUMS").exists() else "MNIST"  # generated, in MNIST's format
+        defect = str(error) or "damaged"
+        stop(f"--data {folder} holds no whole MNIST ({defect}): get it once, before the run")
+    generated = (folder / "MNIST/raw/MD5SUMS").exists()  # digits, in MNIST's format
+    train_set.name = "digits" if generated else "MNIST"
     return train_set, test_set
 
 
-# YOUR NETWORK goes here: any nn.Module. BatchNorm1d fails on a batch of one sample: drop_last=True in train_batches.
+# YOUR NETWORK goes here: any nn.Module.
+# BatchNorm1d fails on a batch of one sample: give train_batches drop_last=True.
 class Net(nn.Module):
-    """Two convolutions and two linear layers; takes images [n, 1, 28, 28], returns log-probabilities [n, 10]."""
+    """Two convolutions, two linear layers: images [n, 1, 28, 28] to log-probabilities [n, 10]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,27 +141,35 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up over the batches and
-# the ranks, and in the end divided by the number of samples; one called max_NAME is the largest that any batch had.
-# For a regression: squeeze the output to the target's shape first; the dict may be empty.
+# YOUR LOSS goes here, and metrics of any name, each a tensor of one number. A metric is added up
+# over the batches and the ranks, and in the end divided by the number of samples; one called
+# max_NAME is the largest that any batch had. For a regression: squeeze the output to the target's
+# shape first; the dict may be empty.
 def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean loss of a batch, and its metrics: of accuracy, how many samples came out right."""
-    return F.nll_loss(output, target), {"accuracy": (output.argmax(dim=1) == target).sum()}
+    """Compute the mean loss of a batch, and its metrics: accuracy counts the right answers."""
+    right = output.argmax(dim=1) == target
+    return F.nll_loss(output, target), {"accuracy": right.sum()}
 
 
-# A variable that only this launcher sets, then its rank, local rank and world size. The first row that fits counts, as
-# a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script, and SLURM_NTASKS is the job's size, not a step's.
+# A variable that only this launcher sets, then its rank, local rank and world size. The first
+# row that fits counts, as a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script,
+# and SLURM_NTASKS is the job's size, not a step's.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    "openmpi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
     "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
     "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
-# What names one start by this launcher: the same on all its ranks, on every node, and another at each start. MPICH and
-# whoever exports RANK by hand set no such name.
+# What names one start by this launcher: the same on all its ranks, on every node, and another
+# at each start. MPICH and whoever exports RANK by hand set no such name.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),
@@ -148,180 +179,283 @@ STARTS = {
     "env": (),
 }
 
-# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the default: its getFuture,
-# which DDP calls for each bucket, makes the computing stream wait, so that nothing overlaps. This takes the older one,
-# in 2.14 as in 2.15; before, no torch reads it.
+# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the
+# default: its getFuture, which DDP calls for each bucket, makes the computing stream wait, so
+# that nothing overlaps. This takes the older one, in 2.14 as in 2.15; before, no torch reads it.
 OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
 
 
-def stop(line: str) -> None:
+def stop(line: str) -> NoReturn:
     """End this process with one line on stderr and exit status 2."""
     print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def who_am_i(env: dict[str, str] = os.environ) -> tuple[str, int, int, int]:
-    """Read launcher, rank, local rank and world size; stops where the variables contradict each other. Any rank."""
+def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it.
+
+    Stops where the variables contradict each other.
+    """
     launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
-    values = [env.get(name, "") for name in LAUNCHERS.get(launcher, ())[1:]] or ["0", "0", "1"]
-    rank, local_rank, world_size = (int(w) if w.isascii() and w.isdecimal() and len(w) < 19 else -1 for w in values)
+    names = LAUNCHERS.get(launcher, ())[1:]
+    values = [env.get(name, "") for name in names] or ["0", "0", "1"]
+    numbers = [int(value) if re.fullmatch("[0-9]{1,18}", value) else -1 for value in values]
+    rank, local_rank, world_size = numbers
     exported = [env.get("RANK", values[0]), values[1], env.get("WORLD_SIZE", values[2])]
     if values != exported or not 0 <= local_rank <= rank < world_size:
-        stop(f"{launcher}: rank, local rank, world size {values}; RANK, WORLD_SIZE {exported}: export neither, or all")
+        stop(
+            f"{launcher}: rank, local rank, world size {values}; "
+            f"RANK, WORLD_SIZE {exported}: export neither, or all"
+        )
     return launcher, rank, local_rank, world_size
 
 
 def name_of_start(launcher: str) -> str:
-    """Name this start of the ranks, to stand before each key where they meet: another job may come there, too."""
-    return " ".join(os.environ.get(name, "") for name in ("USER", *STARTS.get(launcher, ())))
+    """Name this start of the ranks, the same on all of them; every rank calls it.
+
+    It stands before each key in the store where they meet: another job may come there, too.
+    """
+    names = ("USER", *STARTS.get(launcher, ()))
+    return " ".join(os.environ.get(name, "") for name in names)
 
 
 def cpus_of_rank() -> int:
-    """Count the CPUs that this process has to itself: those of its Slurm task, or its share of torchrun's."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK"))
-    sharing, task = (int(value) if value.isdecimal() else 0 for value in given)
-    return max(1, min(cpus // max(1, sharing), task or cpus))
+    """Count the CPUs that this process has to itself; any process calls it.
+
+    They are those of its Slurm task, or its share of torchrun's.
+    """
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        cpus = len(os.sched_getaffinity(0))
+    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
+    task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    share = cpus // max(1, int(sharing)) if sharing.isdecimal() else cpus
+    limit = int(task_cpus) if task_cpus.isdecimal() else 0
+    return max(1, min(share, limit or cpus))
 
 
 def damage(folder: Path) -> str:
-    """Say what is wrong with the MNIST files in a folder, by their first bytes and lengths, or "" if nothing is."""
+    """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
+
+    It looks at their first bytes and their lengths; any process calls it.
+    """
     for part in ("train", "t10k"):
         counts = []
-        for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-            path = folder / "MNIST" / "raw" / name
+        for kind in ("images-idx3", "labels-idx1"):
+            name = f"{part}-{kind}-ubyte"
             try:
-                with path.open("rb") as file:
-                    head = file.read(16)  # its fourth byte counts the sizes that follow, four bytes each
-                sizes = [int.from_bytes(head[4 * i : 4 * i + 4], "big") for i in range(1, 1 + head[3])]
-                if path.stat().st_size != 4 + 4 * len(sizes) + prod(sizes):
-                    return f"{name}: cut short"
-                counts.append(sizes[0])
-            except IndexError:
-                return f"{name}: empty"
+                counts.append(_count_items(folder / "MNIST" / "raw" / name))
+            except ValueError as error:
+                return f"{name}: {error}"
             except OSError as error:
                 return f"{name}: {error.strerror}"
-        if counts[0] != counts[1]:
-            return f"{part}: {counts[0]} images, but {counts[1]} labels"
+        images, labels = counts
+        if images != labels:
+            return f"{part}: {images} images, but {labels} labels"
     return ""
 
 
+def _count_items(path: Path) -> int:
+    """Count the images or labels in an IDX file. Raises ValueError if it is empty or cut short."""
+    with path.open("rb") as file:
+        header = file.read(16)
+    if len(header) < 4:
+        raise ValueError("empty")
+    dimensions = header[3]  # the size of each follows, in four bytes
+    starts = range(4, 4 + 4 * dimensions, 4)
+    sizes = [int.from_bytes(header[start : start + 4], "big") for start in starts]
+    if path.stat().st_size != 4 + 4 * dimensions + prod(sizes):
+        raise ValueError("cut short")
+    if not sizes:
+        raise ValueError("empty")
+    return sizes[0]
+
+
 def holds_run(folder: Path) -> bool:
-    """Whether a run has written into the folder: its settings from its start on, its measurements from an epoch on."""
-    return any(os.path.exists(folder / name) for name in ("spec.json", "metrics.jsonl"))  # noqa: PTH110 raises nothing
+    """Tell whether a run has written into the folder: its settings, or an epoch's measurements."""
+    names = ("spec.json", "metrics.jsonl")
+    return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110 raises nothing
 
 
-# Flags that only these scripts have, each with its default and what it is for.
+class Flag(NamedTuple):
+    """A flag's default, and what it is for; one without a default takes a whole number."""
+
+    default: float | str | None
+    purpose: str
+
+
+# Flags that only these scripts have.
 DDP_FLAGS = {
-    "batch_size_per_rank": (None, "in place of --batch-size: the samples in a step of each rank"),
-    "timeout": (600, "seconds that ranks wait for each other"),
+    "batch_size_per_rank": Flag(
+        None, "in place of --batch-size: the samples in a step of each rank"
+    ),
+    "timeout": Flag(600, "seconds that ranks wait for each other"),
 }
-USUAL_FLAGS = {
-    "batch_size": (64, "samples in a step, of all ranks together"),
-    "test_batch_size": (1000, "samples that a rank tests at a time"),
-    "epochs": (14, "passes over the training set"),
-    "lr": (1.0, "learning rate"),
-    "gamma": (0.7, "factor of the learning rate after each epoch"),
-    "seed": (1, "of the first weights, the order of the samples and the dropout"),
-    "log_interval": (100, "steps from one line of progress to the next"),
-    "num_workers": (cpus_of_rank() - 1, "processes of each rank that load data"),
+_USUAL_FLAGS = {
+    "batch_size": Flag(64, "samples in a step, of all ranks together"),
+    "test_batch_size": Flag(1000, "samples that a rank tests at a time"),
+    "epochs": Flag(14, "passes over the training set"),
+    "lr": Flag(1.0, "learning rate"),
+    "gamma": Flag(0.7, "factor of the learning rate after each epoch"),
+    "seed": Flag(1, "of the first weights, the order of the samples and the dropout"),
+    "log_interval": Flag(100, "steps from one line of progress to the next"),
+    "num_workers": Flag(cpus_of_rank() - 1, "processes of each rank that load data"),
 }
 
 
-def read_flags(more: dict[str, tuple], argv: Sequence[str] | None = None) -> Namespace:
-    """Read the flags from argv, or the command line; stops at one that cannot be used. more: the script's own flags."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.error = lambda message: stop(f"{message}; --help lists the flags")
-    parser.add_argument("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="the data's folder")
-    parser.add_argument("--run-dir", type=Path, help="new folder for the record of the run")
-    parser.add_argument("--precision", choices=("bf16", "float32"), help="else bf16 where the device has units for it")
-    for name, (default, purpose) in (USUAL_FLAGS | more).items():
+class OneLineParser(ArgumentParser):
+    """An ArgumentParser that reports a mistake in one line, which `label` begins."""
+
+    label = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Stop the process with the message."""
+        stop(f"{self.label}{message}; --help lists the flags")
+
+
+def read_flags(more: Mapping[str, Flag], argv: Sequence[str] | None = None) -> Namespace:
+    """Read the flags from argv, or the command line; stops at one that cannot be used.
+
+    more: the flags that only this script has.
+    """
+    layout = RawDescriptionHelpFormatter
+    parser = OneLineParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
+    add = parser.add_argument
+    data = os.environ.get("DDP_MNIST_ROOT", "data")
+    precision_help = "else bf16 where the device has units for it"
+    add("--data", type=Path, default=data, help="the data's folder")
+    add("--run-dir", type=Path, help="new folder for the record of the run")
+    add("--precision", choices=("bf16", "float32"), help=precision_help)
+    for name, (default, purpose) in {**_USUAL_FLAGS, **more}.items():
+        kind = int if default is None else type(default)
         purpose = purpose if default is None else f"{purpose} ({default})"
-        kind = type(default or 0)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
-    for name in ("--no-cuda", "--dry-run", "--save-model"):
-        parser.add_argument(name, action="store_true")
+        add(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
+    for flag in ("--no-cuda", "--dry-run", "--save-model"):
+        add(flag, action="store_true")
     args = parser.parse_args(argv)
-    for name, value in vars(args).items():
-        least = 0 if name in ("num_workers", "seed") else 1e-9
-        if type(value) in (int, float) and not least <= value < 2**31:
-            parser.error(f"--{name.replace('_', '-')} {value} is out of range")
-    if args.num_workers > (most := max(64, 16 * cpus_of_rank())):  # each is a process
-        parser.error(f"--num-workers {args.num_workers} is out of range: at most {most}, 16 for each CPU, or 64")
+    _check_ranges(parser, args)
     if args.run_dir and "resume" not in args and holds_run(args.run_dir):
         stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
     return args
 
 
+def _check_ranges(parser: OneLineParser, args: Namespace) -> None:
+    """Stop at a number that no run can use."""
+    for name, value in vars(args).items():
+        least = 0 if name in ("num_workers", "seed") else 1e-9
+        if type(value) in (int, float) and not least <= value < 2**31:
+            parser.error(f"--{name.replace('_', '-')} {value} is out of range")
+    cpus = cpus_of_rank()
+    most = max(64, 16 * cpus)  # each worker is a process
+    if args.num_workers > most:
+        parser.error(
+            f"--num-workers {args.num_workers} is out of range: "
+            f"at most {most}, 16 for each CPU, or 64"
+        )
+
+
 def share_batch(args: Namespace, world_size: int) -> None:
-    """Set args.batch_size to the samples in a step of all ranks together, or stop where these cannot share it."""
+    """Set args.batch_size to the samples in a step of all ranks together; every rank calls it.
+
+    Stops where the ranks cannot share them evenly.
+    """
     if args.batch_size_per_rank:
         args.batch_size = args.batch_size_per_rank * world_size
-    share, left = divmod(args.batch_size, world_size)
-    if left:
-        near = " or ".join(str(size * world_size) for size in (share, share + 1) if size)
-        cure = f"give {near}, or --batch-size-per-rank"
-        stop(f"--batch-size {args.batch_size} cannot be shared evenly by {world_size} ranks: {cure}")
+    share, remainder = divmod(args.batch_size, world_size)
+    if remainder:
+        shares = [size for size in (share, share + 1) if size]
+        sizes = " or ".join(str(size * world_size) for size in shares)
+        problem = f"--batch-size {args.batch_size} cannot be shared evenly by {world_size} ranks"
+        stop(f"{problem}: give {sizes}, or --batch-size-per-rank")
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Say whether the device has units for bfloat16; a processor without emulates it, and is slower than float32."""
+    """Tell whether the device has units for bfloat16.
+
+    A processor without them emulates it, and is slower than with float32.
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(map(torch.cpu.get_capabilities().get, ("amx_bf16", "avx512_bf16", "arm_bf16")))
+    units = torch.cpu.get_capabilities()
+    return any(units.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))
 
 
 def set_precision(args: Namespace, device: torch.device) -> None:
-    """Set args.precision where no flag has; float32 computes with 24 bits, and not with TF32's 11."""
-    args.precision = args.precision or ("bf16" if has_bf16(device) else "float32")
+    """Set args.precision where no flag has; every rank calls it.
+
+    float32 computes with 24 bits then, and not with TF32's 11.
+    """
+    if not args.precision:
+        args.precision = "bf16" if has_bf16(device) else "float32"
     if args.precision == "float32":
         torch.backends.cudnn.allow_tf32 = False
 
 
 def count_gpus(no_cuda: bool) -> int:
-    """Count the GPUs that torch sees, or none with --no-cuda; stops where it sees none of those that were given."""
-    gpus = 0 if no_cuda else torch.cuda.device_count()
-    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs though there are GPUs
-    # says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots are no GPUs.
+    """Count the GPUs that torch sees, or none with --no-cuda; every rank calls it.
+
+    Stops where it sees none of those that were given.
+    """
+    if no_cuda:
+        return 0
+    if gpus := torch.cuda.device_count():
+        return gpus
+    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs
+    # though there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU
+    # slots are no GPUs.
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
     name = next((name for name in names if name in os.environ), "")
-    given = f"{name}={os.environ.get(name, '')}"
-    if not (gpus or no_cuda or given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0"))):
-        cure = "install a torch for this driver's CUDA (nvidia-smi), give the container --nv, or give --no-cuda"
-        stop(f"{given}, but torch {torch.__version__} sees no GPU: {cure}")
-    return gpus
+    setting = f"{name}={os.environ.get(name, '')}"
+    if not setting.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
+        stop(
+            f"{setting}, but torch {torch.__version__} sees no GPU: "
+            "install a torch for this driver's CUDA (nvidia-smi), "
+            "give the container --nv, or give --no-cuda"
+        )
+    return 0
 
 
-def merged(parts: Iterable[dict]) -> dict:
-    """Merge what was measured in parts, batches or ranks, by name: added up, but of max_NAME the largest."""
-    whole = {}
+Number = TypeVar("Number", float, Tensor)
+
+
+def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    """Merge what was measured in parts, batches or ranks, by name.
+
+    The parts are added up; but of max_NAME the largest counts.
+    """
+    totals: dict[str, Number] = {}
     for part in parts:
         for name, value in part.items():
             if name.startswith("max_"):
-                whole[name] = max(whole.get(name, value), value)
-            else:
-                whole[name] = whole.get(name, 0) + value  # a new tensor each time: a CUDA graph fills its own anew
-    return whole
+                totals[name] = max(totals.get(name, value), value)
+            else:  # a new tensor, also of the first: a CUDA graph fills its own anew
+                totals[name] = totals.get(name, 0) + value
+    return totals
 
 
 def one_pass(
     model: nn.Module,
-    batches: Iterable,
+    batches: Iterable[tuple[Tensor, Tensor]],
     args: Namespace,
     optimizer: Optimizer | None = None,
     title: str = "",
     wait: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Train if there is an optimizer, else test; returns by name what this process has measured.
+    """Train if there is an optimizer, else test; every rank calls it.
 
-    loss, samples and each metric are added up; max_NAME is the largest; mean_data_seconds: waited for data.
-    wait is called before the sums are read, which waits for the GPU.
+    title: begins the lines of progress; without it there are none.
+    wait: is called before the sums are read, which waits for the GPU.
+
+    Returns by name what this process has measured: loss, samples and each metric are added up;
+    max_NAME is the largest; mean_data_seconds is how long it waited for data.
     """
-    device, waited, asked = next(model.parameters()).device, 0.0, time.perf_counter()
-    measured = {}
+    device = next(model.parameters()).device
+    measured: dict[str, Tensor] = {}
+    data_seconds, wait_begin = 0.0, time.perf_counter()
     for step, (inputs, target) in enumerate(batches, 1):
-        waited += time.perf_counter() - asked
-        inputs, target = inputs.to(device, non_blocking=True), target.to(device, non_blocking=True)
+        data_seconds += time.perf_counter() - wait_begin
+        inputs = inputs.to(device, non_blocking=True)
+        target = target.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
             loss, metrics = loss_and_metrics(model(inputs), target)
         if optimizer:
@@ -329,124 +463,219 @@ def one_pass(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=10)  # against a rare huge step
             optimizer.step()
-        sums = {"loss": loss.double() * len(target)} | metrics | {"samples": torch.tensor(len(target))}
-        measured = merged([measured, {name: value.detach().double() for name, value in sums.items()}])
-        if title and step % args.log_interval == 0:
-            print(f"{title} [{'#' * (20 * step // len(batches)):.<20}] {step}/{len(batches)} loss {loss:.4f}")
+        sums = {"loss": loss.double() * len(target), **metrics}
+        sums["samples"] = torch.tensor(len(target))
+        sums = {name: value.detach().double() for name, value in sums.items()}
+        measured = merged([measured, sums])
+        if title and step % args.log_interval == 0 and isinstance(batches, Sized):
+            _print_progress(title, step, len(batches), loss)
         if args.dry_run:
             break
-        asked = time.perf_counter()
+        wait_begin = time.perf_counter()
     if wait:
         wait()
-    measured = {name: float(value) for name, value in measured.items()}  # waits for the GPU
-    return measured | {"mean_data_seconds": waited}
+    totals = {name: float(value) for name, value in measured.items()}  # waits for the GPU
+    return {**totals, "mean_data_seconds": data_seconds}
 
 
-MEET = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
+def _print_progress(title: str, step: int, steps: int, loss: Tensor) -> None:
+    """Print how many of an epoch's steps are done, with a bar, and the last loss."""
+    bar = "#" * (20 * step // steps)
+    print(f"{title} [{bar:.<20}] {step}/{steps} loss {loss:.4f}")
+
+
+_EXPORT_ADDRESS = (
+    "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
+)
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it."""
+    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
+
+    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
+    """
     gpus = count_gpus(no_cuda)
+    if not gpus:
+        return torch.device("cpu")
     if local_rank >= gpus > 1:
-        stop(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node, or give --no-cuda")
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
-    if gpus:
-        torch.cuda.set_device(device)
+        stop(
+            f"local rank {local_rank} finds {gpus} GPUs: "
+            f"start at most {gpus} ranks on a node, or give --no-cuda"
+        )
+    device = torch.device("cuda", min(local_rank, gpus - 1))
+    torch.cuda.set_device(device)
     return device
 
 
 def check_address(seconds: float) -> None:
-    """Stop with one line where nobody knows the name in MASTER_ADDR; PyTorch would tell of it in pages of C++."""
-    address, end = os.environ.get("MASTER_ADDR"), time.monotonic() + min(seconds, 30)  # a new name may come late
+    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
+
+    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
+    seconds, at most 30.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    end = time.monotonic() + min(seconds, 30)
     while address:
         try:
             socket.getaddrinfo(address, None)
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() > end:
-                stop(f"MASTER_ADDR={address} has no address ({error}): export the name or address of rank 0's node")
+                stop(
+                    f"MASTER_ADDR={address} has no address ({error}): "
+                    "export the name or address of rank 0's node"
+                )
         time.sleep(0.5)
 
 
 def backend_class(device: torch.device) -> str:
-    """Name the class that moves tensors of this device between ranks, as ProcessGroupGloo or ProcessGroupNCCL."""
-    return type(dist.group.WORLD._get_backend(device)).__name__
+    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
+    group = dist.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
 
 
 def reason(error: Exception) -> str:
-    """Read an error's whole text as one line, without C++ frames: the reason that NCCL gives is in its last line."""
-    return " ".join(re.split(r"\n(?:Exception raised from|frame #)", str(error))[0].split())
+    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
+    return " ".join(text.split())
 
 
-def settings(args: Namespace) -> dict[str, str]:
-    """Pick of the flags those that all ranks of a job share: workers and the data's folder may differ by node."""
+def join(
+    launcher: str,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    timeout: float,
+) -> None:
+    """Form the group of all ranks; every rank calls it. Stops after timeout seconds."""
+    # Who never came prints nothing.
+    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    limit = timedelta(seconds=timeout)
+    on_gpu = device.type == "cuda"
+    os.environ.setdefault(*OLDER_NCCL)
+    store: dist.Store = dist.HashStore()
+    try:
+        if world_size > 1:
+            check_address(timeout)
+            meeting = dist.rendezvous("env://", rank, world_size, timeout=limit)
+            store, *_ = next(meeting)
+        # No other job has these keys.
+        prefix = f"{name_of_start(launcher)} {world_size}"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore(prefix, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=limit,
+            device_id=device if on_gpu else None,
+        )
+    except (RuntimeError, ValueError) as error:  # it says how many came
+        text = reason(error)
+        stop(f"rank {rank} of {world_size}: {text}; {_cure_of(text)}")
+
+
+def _cure_of(text: str) -> str:
+    """Choose what to do about an error of the group, from its text."""
+    if "CUDA error" in text:
+        return "nvidia-smi shows this node's GPUs, and who uses them"
+    if "NCCL" not in text:
+        return _EXPORT_ADDRESS
+    debug = "export NCCL_DEBUG=INFO, which tells more"
+    # Who waits, for ncclUniqueId or at all, may wait for a rank.
+    waits = re.search("ncclUniqueId|timeout|[Tt]imed out", text)
+    return f"{_EXPORT_ADDRESS} Else {debug}" if waits else debug
+
+
+def gather_ranks(
+    args: Namespace,
+    launcher: str,
+    local_rank: int,
+    device: torch.device,
+) -> dict[str, object]:
+    """Gather where each rank runs, for the record; every rank calls it.
+
+    Stops all ranks where one was given other flags than rank 0.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    placement = {
+        "rank": rank,
+        "local_rank": local_rank,
+        "host": os.uname().nodename,
+        "device": str(device),
+    }
+    settings = _shared_settings(args)
+    gathered = [(placement, settings)] * world_size
+    dist.all_gather_object(gathered, (placement, settings))
+    _stop_strangers(gathered)
+    if rank == 0:
+        share = args.batch_size // world_size
+        step = f"a step takes {args.batch_size} samples"
+        print(f"{step}, {share} on each of {world_size} ranks", flush=True)
+    return {
+        "launcher": launcher,
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "world_size": world_size,
+        "backend": backend_class(device),
+        "global_batch_size": args.batch_size,
+        "ranks": [placement for placement, _ in gathered],
+    }
+
+
+def _shared_settings(args: Namespace) -> dict[str, str]:
+    """Pick the flags that all ranks of a job share: two may differ from node to node."""
     shared = vars(args).keys() - {"num_workers", "data"}
     return {name.replace("_", "-"): str(vars(args)[name]) for name in shared}
 
 
-def stop_strangers(ranks: list[dict]) -> None:
-    """Stop all ranks where one was given other settings than rank 0, as one of another job; every rank calls it."""
-    first = ranks[0]["settings"].items()
-    for other in ranks:
-        theirs, ours = other["settings"].items() - first, first - other["settings"].items()
-        if theirs or ours:
-            dist.barrier()  # no rank leaves while another still needs it
-            dist.destroy_process_group()
-            given, asked = (" ".join(f"--{name} {value}" for name, value in sorted(of)) for of in (theirs, ours))
-            line = f"rank {other['rank']} on {other['host']} has {given or 'nothing'}, rank 0 has {asked or 'nothing'}"
-            stop(f"{line}: give all the same flags; if it is of another job, export another MASTER_PORT for that one")
+def _stop_strangers(gathered: list[tuple[dict, dict[str, str]]]) -> None:
+    """Stop all ranks where one has other settings than rank 0, as one of another job has.
+
+    gathered: the placement and the settings of each rank. Every rank calls it.
+    """
+    _, first = gathered[0]
+    for placement, settings in gathered:
+        if settings == first:
+            continue
+        dist.barrier()  # no rank leaves while another still needs it
+        dist.destroy_process_group()
+        stranger = f"rank {placement['rank']} on {placement['host']}"
+        theirs = _as_flags(settings.items() - first.items())
+        expected = _as_flags(first.items() - settings.items())
+        stop(
+            f"{stranger} has {theirs}, rank 0 has {expected}: give all the same flags; "
+            "if it is of another job, export another MASTER_PORT for that one"
+        )
 
 
-def join(launcher: str, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
-    """Form the group of all ranks, or stop with one line after timeout seconds; every rank calls it."""
-    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)  # who never came says nothing
-    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
-    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    os.environ.setdefault(*OLDER_NCCL)
-    try:
-        if world_size > 1:
-            check_address(timeout)
-        store = next(dist.rendezvous("env://", **group))[0] if world_size > 1 else dist.HashStore()
-        store = dist.PrefixStore(f"{name_of_start(launcher)} {world_size}", store)  # no stranger has these keys
-        dist.init_process_group(backend, store=store, device_id=device_id, **group)
-    except (RuntimeError, ValueError) as error:  # it says how many came
-        why = reason(error)
-        cure = MEET
-        if "CUDA error" in why:
-            cure = "nvidia-smi shows this node's GPUs, and who uses them"
-        elif "NCCL" in why:  # who waits, for ncclUniqueId or at all, may wait for a rank
-            waits = re.search("ncclUniqueId|timeout|[Tt]imed out", why)
-            cure = f"{f'{MEET} Else ' if waits else ''}export NCCL_DEBUG=INFO, which tells more"
-        stop(f"rank {rank} of {world_size}: {why}; {cure}")
+def _as_flags(settings: set[tuple[str, str]]) -> str:
+    """Write settings as flags with their values; "nothing" if there are none."""
+    return " ".join(f"--{name} {value}" for name, value in sorted(settings)) or "nothing"
 
 
-def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> dict:
-    """Gather where each rank runs, for the record; every rank calls it. Stops where one has other flags than rank 0."""
-    mine = {"rank": dist.get_rank(), "local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine | {"settings": settings(args)})
-    stop_strangers(ranks)
-    if dist.get_rank() == 0:
-        share = args.batch_size // len(ranks)
-        print(f"a step takes {args.batch_size} samples, {share} on each of {len(ranks)} ranks", flush=True)
-    facts = {"launcher": launcher, "job_id": os.environ.get("SLURM_JOB_ID"), "world_size": len(ranks)}
-    facts |= {"backend": backend_class(device)}
-    ranks = [{name: here[name] for name in mine} for here in ranks]
-    return facts | {"global_batch_size": args.batch_size, "ranks": ranks}
+def over_ranks(
+    measured: dict[str, float],
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, float]:
+    """Merge what each rank measured by name; every rank calls it, and gets the same.
 
-
-def over_ranks(measured: dict[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """Merge what each rank measured by name, for all ranks; every rank calls it. mean_NAME is averaged over them."""
-    ranks = [{}] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured, group=group)  # names too: a rank without a sample to test has none
-    return {name: value / len(ranks) if name.startswith("mean_") else value for name, value in merged(ranks).items()}
+    The sums are added up, of max_NAME the largest counts, and mean_NAME is averaged over the ranks.
+    """
+    world_size = dist.get_world_size()
+    parts = [measured] * world_size
+    # Names, too: a rank without a sample to test has none.
+    dist.all_gather_object(parts, measured, group=group)
+    totals = merged(parts)
+    for name in totals:
+        if name.startswith("mean_"):
+            totals[name] /= world_size
+    return totals
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place when all of it is on the disk; any process. Raises OSError, and then nothing has changed.
+    """Put a file in its place when all of it is on the disk; any process calls it.
 
-    Until then it has a name that is new each time, and that no symbolic link can have: nobody else's file is touched.
+    Until then it has a name that is new each time, and that no symbolic link can have: nobody
+    else's file is touched. Raises OSError, and then nothing has changed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.parent / f".part-{os.urandom(8).hex()}"
@@ -454,31 +683,44 @@ def write_whole(path: Path, content: bytes) -> None:
         with part.open("xb") as file:  # x: O_CREAT with O_EXCL, which follows no link
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # on the disk first: after a power cut the name has all of it behind it
+            os.fsync(file.fileno())  # first: after a power cut the name has all of it behind it
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
 
 
-def write(folder: Path | None, files: dict[str, bytes | dict]) -> None:
-    """Write files whole or not at all: each gets its name when all of it is there. No folder, no files."""
-    for name, content in files.items() if folder else ():
-        text = content if isinstance(content, bytes) else json.dumps(content, indent=1, default=str).encode()
+class RecordError(OSError):
+    """A file of the record cannot be written: a line says so, and no traceback.
+
+    Other OSErrors, such as a dataset's, keep theirs.
+    """
+
+
+def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
+    """Write files, by their names, whole or not at all; without a folder, none.
+
+    A dict is written as JSON. Raises RecordError.
+    """
+    if not folder:
+        return
+    for name, content in files.items():
+        if not isinstance(content, bytes):
+            content = json.dumps(content, indent=1, default=str).encode()
         try:
-            write_whole(folder / name, text)
+            write_whole(folder / name, content)
         except OSError as error:
-            error.of_record = True  # not of a dataset, whose errors keep their traceback
-            raise
+            raise RecordError(str(error)) from error
 
 
 def claim(folder: Path) -> None:
-    """Make the run folder's spec.json, which nobody else can make a second time; stops where a run has done so."""
+    """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not holds_run(folder):
             with suppress(FileExistsError):
-                (folder / "spec.json").touch(exist_ok=False)  # O_EXCL: of two runs that start together one succeeds
+                # O_EXCL: of two runs that start together one succeeds.
+                (folder / "spec.json").touch(exist_ok=False)
                 return
     except OSError as error:
         stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
@@ -486,45 +728,71 @@ def claim(folder: Path) -> None:
 
 
 @contextmanager
-def recorded(args: Namespace, device: torch.device, train_set: Dataset, **group: object):
-    """Record in args.run_dir, if there is one, what was asked, where it ran, and how what runs inside has ended."""
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
-    env = {"device": str(device), "chip": chip, "cpus": cpus_of_rank(), "torch": torch.__version__, **group}
-    length = len(train_set) if hasattr(train_set, "__len__") else None  # a stream has none
-    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__), "train_set": length}
+def recorded(
+    args: Namespace,
+    device: torch.device,
+    train_set: Dataset,
+    **facts: object,
+) -> Iterator[None]:
+    """Record in args.run_dir what was asked, where it ran, and how what runs inside has ended.
+
+    facts: more of where it runs, by any name. Without args.run_dir nothing is written.
+    """
+    if device.type == "cuda":
+        chip: object = torch.cuda.get_device_name(device)
+    else:
+        chip = torch.cpu.get_capabilities().get("cpu_name")
+    env: dict[str, object] = {"device": str(device), "chip": chip, "cpus": cpus_of_rank()}
+    env |= {"torch": torch.__version__, **facts}
+    env["dataset"] = getattr(train_set, "name", type(train_set).__name__)
+    env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
         claim(args.run_dir)
     try:
-        write(args.run_dir, {"spec.json": vars(args), "env.json": env, "status.json": {"state": "running"}})
+        write(args.run_dir, {"spec.json": vars(args), "env.json": env})
+        write(args.run_dir, {"status.json": {"state": "running"}})
         yield
         write(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
-        status = {"state": getattr(error, "state", "failed"), "why": f"{type(error).__name__}: {error}"}
+        state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
+        request = os.environ.get("REQUEUE_FILE")
         with suppress(OSError):
-            write(args.run_dir, {"status.json": status})
-            if args.run_dir and status["state"] == "preempted" and os.environ.get("REQUEUE_FILE"):
-                write_whole(Path(os.environ["REQUEUE_FILE"]), status["why"].encode())  # the batch script puts it back
-        if hasattr(error, "of_record"):
-            stop(f"--run-dir {args.run_dir or Path()}: {error}: choose a folder with room that you may write to")
+            write(args.run_dir, {"status.json": {"state": state, "why": why}})
+            if args.run_dir and state == "preempted" and request:
+                write_whole(Path(request), why.encode())  # the batch script puts the job back
+        if isinstance(error, RecordError):
+            folder = args.run_dir or Path()
+            stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
         raise
 
 
-def per_sample(part: str, measured: dict[str, float]) -> dict[str, float]:
-    """Divide the sums of a pass by its samples, and name each train_NAME or test_NAME; max_ and mean_ stay."""
-    n, line = max(measured["samples"], 1), {}
+def _per_sample(part: str, measured: Mapping[str, float]) -> dict[str, float]:
+    """Divide the sums of a pass by its samples, and name each PART_NAME; max_ and mean_ stay."""
+    samples = max(measured["samples"], 1)
+    line = {}
     for name, value in measured.items():
-        as_is = name == "samples" or name.startswith(("max_", "mean_"))
-        line[f"{part}_{name}"] = value if as_is else value / n
+        is_sum = name != "samples" and not name.startswith(("max_", "mean_"))
+        line[f"{part}_{name}"] = value / samples if is_sum else value
     return line
 
 
-def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: float, test_seconds: float) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl, from what its two passes measured."""
-    line = {"epoch": epoch} | per_sample("train", trained) | per_sample("test", tested)
+def report(
+    args: Namespace,
+    epoch: int,
+    trained: Mapping[str, float],
+    tested: Mapping[str, float],
+    seconds: float,
+    test_seconds: float,
+) -> None:
+    """Print an epoch's score, and add its line to metrics.jsonl.
+
+    trained, tested: what the two passes measured, over all samples. Raises RecordError.
+    """
+    line = {"epoch": epoch, **_per_sample("train", trained), **_per_sample("test", tested)}
     rate = trained["samples"] / seconds
-    line |= {"seconds": seconds, "images_per_second": rate, "data_seconds": line.pop("train_mean_data_seconds")}
-    line |= {"test_seconds": test_seconds}
+    line |= {"seconds": seconds, "images_per_second": rate}
+    line |= {"data_seconds": line.pop("train_mean_data_seconds"), "test_seconds": test_seconds}
     del line["test_mean_data_seconds"]
     score = f"test loss {line['test_loss']:.4f}"
     if "accuracy" in tested:
@@ -532,10 +800,19 @@ def report(args: Namespace, epoch: int, trained: dict, tested: dict, seconds: fl
     print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
-        before = path.read_bytes() if path.exists() else b""
-        write(args.run_dir, {path.name: before + json.dumps(line).encode() + b"\n"})
+        lines = path.read_bytes() if path.exists() else b""
+        write(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
+
+
+def save_model(model: nn.Module, folder: Path | None) -> None:
+    """Write the weights to mnist_cnn.pt in the run folder, or else here. Raises RecordError."""
+    folder = folder or Path()
+    content = BytesIO()
+    torch.save(model.state_dict(), content)
+    write(folder, {"mnist_cnn.pt": content.getvalue()})
+    print(f"saved {folder}/mnist_cnn.pt", flush=True)
 
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 90d44912fae51bb2
+# As it was written out, the SHA-256 of the lines above begins with e486a0675acf5876

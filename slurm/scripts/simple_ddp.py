@@ -9,6 +9,7 @@ srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python sim
 import os
 import sys
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,30 +19,39 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 def main() -> None:
     """Do what every rank does."""
-    launcher, (_, *names) = next((row for row in LAUNCHERS.items() if row[1][0] in os.environ), ("single", [""]))
+    rows = (row for row in LAUNCHERS.items() if row[1][0] in os.environ)
+    launcher, (_, *names) = next(rows, ("single", [""]))
     rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
-    print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
+    who = f"rank {rank} of {world_size}, local rank {local_rank}"
+    print(f"Hello from {who}, started by {launcher}", flush=True)
     gpus = torch.cuda.device_count()
     if local_rank >= gpus > 1:
-        print(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node", file=sys.stderr)
-        sys.exit(2)
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
+        cure = f"start at most {gpus} ranks on a node"
+        stop(f"local rank {local_rank} finds {gpus} GPUs: {cure}")
     if world_size == 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody else comes
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["MASTER_PORT"] = "0"  # any port: nobody else comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        print("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun", file=sys.stderr)
-        sys.exit(2)
+        stop("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun")
+    device = torch.device("cpu")
     if gpus:
+        device = torch.device("cuda", min(local_rank, gpus - 1))  # the only one seen is cuda:0
         torch.cuda.set_device(device)
-    group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)  # waits for all ranks
+    dist.init_process_group(  # waits for all ranks
+        "nccl" if gpus else "gloo",
+        timeout=timedelta(seconds=60),
+        rank=rank,
+        world_size=world_size,
+        device_id=device if gpus else None,
+    )
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
     output = model(torch.ones(1, 42, device=device)).sum()
     output.backward()  # the gradients are averaged over the ranks here
     outputs = [torch.zeros((), device=device) for _ in range(world_size)]
     dist.all_gather(outputs, output.detach())
-    assert all(other == outputs[0] for other in outputs), f"the ranks hold different models: {outputs}"
+    are_equal = all(other == outputs[0] for other in outputs)
+    assert are_equal, f"the ranks hold different models: {outputs}"
     print(f"rank {rank} on {device}: output {output.item():.6f}", flush=True)
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)
@@ -49,11 +59,17 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-# A variable that only this launcher sets, then its rank, local rank and world size. The first row that fits counts, as
-# a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script, and SLURM_NTASKS is the job's size, not a step's.
+# A variable that only this launcher sets, then its rank, local rank and world size. The first
+# row that fits counts, as a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script,
+# and SLURM_NTASKS is the job's size, not a step's.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    "openmpi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
     "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
     "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
@@ -61,6 +77,12 @@ LAUNCHERS = {
 }
 
 
+def stop(line: str) -> NoReturn:
+    """End this process with one line on stderr and exit status 2."""
+    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 7c5e955b3231b8bf
+# As it was written out, the SHA-256 of the lines above begins with 375e094cdc2943bb

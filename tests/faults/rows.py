@@ -197,17 +197,17 @@ CONTROLS = {
         2,
     ),
     "random numbers": ([("torch.set_rng_state(cpu)", "pass")], (), 2),
-    "sampler": ([("list(self.whole)[self.done :]", "list(self.whole)[: len(self)]")], (), 2),
+    "sampler": ([("list(self.sampler)[self.done :]", "list(self.sampler)[: len(self)]")], (), 2),
     "generator": (
         [
-            ('"generator": torch.Generator()}', '"generator": None}'),
-            ("train_batches.generator.manual_seed((args.seed + epoch) * world_size + rank)", "pass"),
+            ('"generator": generator,', '"generator": None,'),
+            ("generator.manual_seed((args.seed + epoch) * world_size + rank)", "pass"),
         ],
         ("--num-workers", 0),
         2,
     ),
     "bucket order": (
-        [("loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))[0].backward()", "pass")],
+        [("    loss.backward()\n    model.load_state_dict(first)", "    model.load_state_dict(first)")],
         (),
         4,
     ),
@@ -232,7 +232,7 @@ def control(matrix, part):
 
 def control_vote(matrix):
     """Without the vote the weights become NaN: the row above can fail."""
-    without = ("if who or spoilt:", "if False:"), ("gradient.masked_fill_(self.bad, 0)", "pass")
+    without = ("if bad_loss or spoilt:", "if False:"), ("gradient.masked_fill_(spoilt, 0)", "pass")
     folder, script = matrix.fresh("no_vote"), matrix.changed(*without)
     ended = matrix.train(folder, "--epochs", 1, fault=(1, "NaN", "step", 8), script=script)
     assert ended.statuses == [0, 0], ended.said

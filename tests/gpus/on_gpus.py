@@ -119,7 +119,7 @@ def test_scripts_vote_on_the_cpu_and_train_on_the_gpu():
         model = torch.nn.parallel.DistributedDataParallel(Net().to(device))
         votes = Votes(60, None)
         votes.pace = 1000
-        assert votes.due() == 5, "or the launch queue is full before the next vote"
+        assert votes.steps_to_take() == 5, "or the launch queue is full before the next vote"
         batches = [(torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long))] * 2
         measured = one_pass(model, batches, args, torch.optim.Adadelta(model.parameters()), wait=votes.wait)
         assert {"loss", "accuracy", "samples"} < measured.keys()

@@ -74,8 +74,8 @@ FAULTS = (
         "the second epoch repeats the order of the first, on every rank: who tells the sampler which epoch it is?",
     ),
     Fault(
-        "range(rank, len(test_set), world_size))  # each sample on one rank, once",
-        "range(0, len(test_set), world_size))  # a share for each rank",
+        "range(rank, len(test_set), world_size)  # each sample on one rank, once",
+        "range(0, len(test_set), world_size)  # a share for each rank",
         tested,
         "the ranks test each image once",
         "the ranks together do not test each image once: print which images each of them takes",

@@ -1,4 +1,7 @@
-"""What a check looks at: one rank, and the store in which all ranks leave notes for each other."""
+"""What a check looks at: one rank, and the store in which all ranks leave notes for each other.
+
+The doctor makes one `Case` on every rank. It needs torch.
+"""
 
 import os
 import platform
@@ -11,36 +14,43 @@ from io import StringIO
 from socket import create_connection
 from threading import Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from ddp_helpers.rank.group import check_address, reason
 from ddp_helpers.rank.launchers import name_of_start
 
-WORDS = 600  # characters of an error that a row can hold
+_LONGEST = 600  # characters of an error that a row can hold
+Value = TypeVar("Value")
 
 
 class Red(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
-def short(words: str) -> str:
-    """The beginning and the end of words that are too long for a row."""
-    return words if len(words) <= WORDS else f"{words[: WORDS // 2]} … {words[-WORDS // 2 :]}"
+def _shorten(text: str) -> str:
+    """Leave out the middle of a text that is too long for a row."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-def overhear(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Call a function; return its value, or the words with which it stops or fails; the process goes on. Any rank."""
+def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
+    """Call a function, and catch the line with which it stops or fails; any rank calls it.
+
+    Returns its value, or None, and the line, perhaps with a cure behind it.
+    """
+    stderr = StringIO()
     try:
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(stderr):
             return call(), []
     except Red as red:
         return None, list(red.args)
     except SystemExit:  # stop has printed its line
-        return None, [said.getvalue().strip()]
+        return None, [stderr.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
-        return None, [short(reason(error) or type(error).__name__)]
+        return None, [_shorten(reason(error) or type(error).__name__)]
 
 
 @dataclass
@@ -55,7 +65,7 @@ class Case:
     store: dist.Store = field(default_factory=dist.HashStore)
     host: str = field(default_factory=platform.node)
     device: str = "cpu"
-    gpu: str = ""  # its own number: cuda:0 is another one in each process that is shown one GPU only
+    gpu: str = ""  # the card's own name: cuda:0 is another one where a process is shown one GPU
     trouble: list[str] = field(default_factory=list)  # with the device
     node: str = ""
     cpus: list[int] = field(default_factory=list)  # on which this process may run
@@ -66,14 +76,17 @@ class Case:
         """Count the ranks that left this note."""
         return self.store.add(note, 0)
 
-    def first(self, name: str, mine: str = "") -> str:
-        """Broadcast what rank 0 says; every rank calls it, with what it would say."""
+    def first(self, name: str, value: str = "") -> str:
+        """Broadcast rank 0's value; every rank calls it, with the value that it would give."""
         if self.rank == 0:
-            self.store.set(name, mine)
+            self.store.set(name, value)
         return self.store.get(name).decode()
 
     def come(self, name: str, seconds: float, value: str = "") -> list[int]:
-        """Bring a value and wait until all ranks have; who has not after `seconds`. Every rank calls it."""
+        """Leave a value and wait until all ranks have; every rank calls it.
+
+        Returns the ranks that have not after so many seconds.
+        """
         self.store.set(f"{name} of {self.rank}", value)
         self.store.add(f"{name} came", 1)
         end = monotonic() + seconds
@@ -83,53 +96,68 @@ class Case:
 
     def together(self, name: str) -> None:
         """Wait until all ranks are here; every rank calls it. Raises Red where one is lost."""
+        timeout = self.args.timeout
         # Who has itself waited in vain for so long comes a little later.
-        self.lost = self.lost or self.come(name, self.args.timeout + 2)
+        self.lost = self.lost or self.come(name, timeout + 2)
         if self.lost:
-            raise Red(f"rank {', '.join(map(str, self.lost))} of {self.size} missing after {self.args.timeout} s")
+            ranks = ", ".join(map(str, self.lost))
+            raise Red(f"rank {ranks} of {self.size} missing after {timeout} s")
 
-    def within(self, seconds: float, call: Callable[[], Any]) -> Any:
-        """Call it in a thread; raises what it raises, or TimeoutError after `seconds`, and leaves it there."""
-        came: list[tuple[Any, BaseException | None]] = []
+    def within(self, seconds: float, call: Callable[[], Value]) -> Value:
+        """Call a function in a thread, and return its value.
+
+        Raises what it raises, or TimeoutError after so many seconds; it runs on then.
+        """
+        values: list[Value] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
-                came.append((call(), None))
+                values.append(call())
             except BaseException as error:  # SystemExit, too: it is not a time-out
-                came.append((None, error))
+                errors.append(error)
 
         thread = Thread(target=work, daemon=True)
         thread.start()
         thread.join(seconds)
-        if not came:
+        if not (values or errors):
             self.blocked = True
             raise TimeoutError
-        value, error = came[0]
-        if error:
-            raise error
-        return value
+        if errors:
+            raise errors[0]
+        return values[0]
 
     def meet(self) -> None:
-        """Find the store that rank 0, or torchrun, keeps; every rank calls it. Raises Red if nobody answers."""
-        address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        place = f"MASTER_ADDR={address} MASTER_PORT={port}"
+        """Find the store that rank 0, or torchrun, keeps; every rank calls it.
+
+        Raises Red if nobody answers, and SystemExit where the address is not known.
+        """
+        address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        variables = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
-            raise Red(f"{place}: no meeting point", "export both, the same for all ranks, before srun or mpirun")
-        check_address(self.args.timeout)
-        hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        limit = timedelta(seconds=self.args.timeout)
+            cure = "export both, the same for all ranks, before srun or mpirun"
+            raise Red(f"{variables}: no meeting point", cure)
+        timeout = self.args.timeout
+        check_address(timeout)
+        is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+        def answers() -> bool:
+            _, trouble = overhear(lambda: create_connection((address, int(port)), 1).close())
+            return not trouble
 
         def connect() -> dist.Store:
-            while not hosts and overhear(lambda: create_connection((address, int(port)), 1).close())[1]:
+            while not is_host and not answers():
                 sleep(0.1)  # TCPStore would tell of its attempts in a page of C++
-            return dist.TCPStore(address, int(port), None, hosts, limit, wait_for_workers=False)
+            limit = timedelta(seconds=timeout)
+            return dist.TCPStore(address, int(port), None, is_host, limit, wait_for_workers=False)
 
         try:  # a stranger that holds the port and never answers would hold TCPStore for ever
-            store, trouble = self.within(self.args.timeout, lambda: overhear(connect))
+            store, trouble = self.within(timeout, lambda: overhear(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
-        if trouble:
-            what = "cannot listen" if hosts else "is not there"
-            raise Red(f"{place}: rank 0 {what} ({trouble[0]})", "export another MASTER_PORT, the same for all ranks")
+        if store is None:
+            state = "cannot listen" if is_host else "is not there"
+            cure = "export another MASTER_PORT, the same for all ranks"
+            raise Red(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
         self.store = dist.PrefixStore(name_of_start(self.launcher), store)
-        self.store.set_timeout(limit)
+        self.store.set_timeout(timedelta(seconds=timeout))

@@ -8,101 +8,169 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 import json
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+from ddp_helpers.rank.arguments import OneLineParser
+from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case, overhear
-from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, arrive
+from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
 from ddp_helpers.rank.launchers import OLDER_NCCL, stop, who_am_i
 
 
-def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
-    """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
-    parser = ArgumentParser(prog, description="Check what a job needs before it burns an hour.", allow_abbrev=False)
-    parser.error = lambda message: stop(f"{parser.prog}: {message}; --help lists the flags")  # one line, not a page
-    add = parser.add_argument
-    add("--data", type=Path, default=os.environ.get("DDP_MNIST_ROOT", "data"), help="holds MNIST/raw; none: not asked")
-    add("--run-dir", type=Path, default=Path("runs"), help="folder for run records, which all nodes share")
-    add("--num-workers", type=int, default=0, help="DataLoader workers that each rank will start")
-    add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
-    add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
-    args = parser.parse_args(argv)
-    if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
-        parser.error(f"--num-workers {args.num_workers} or --timeout {args.timeout} is out of range")
-    return args
-
-
-def visit(case: Case, name: str) -> list[str]:
-    """Run a check on this rank; return what was seen, and the cure, or '' if all is well."""
-    check, cure = CHECKS[name]
-    seen, trouble = overhear(lambda: check(case))
-    return [*trouble, cure][:2] if trouble else [seen, ""]
-
-
-def judge(name: str, told: dict[int, list[str]]) -> tuple[str, str, str]:
-    """The row of a check, from what it said of each rank: red with the ranks at fault, or what is fine. Any process."""
-    reds: dict[str, list[str]] = {}
-    for rank, (seen, cure) in told.items():
-        reds.setdefault(seen, []).extend([str(rank)] if cure else [])
-    who = {seen: f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" for seen, ranks in reds.items() if ranks}
-    who |= {seen: "all ranks" for seen, ranks in reds.items() if len(ranks) == len(told) > 1}
-    what = [f"{ranks}: {seen}" for seen, ranks in who.items()] or [seen for seen in reds if seen][:4]
-    return name, "; ".join(what), "; ".join(dict.fromkeys(cure for _, cure in told.values() if cure))
-
-
-def show(rows: list[tuple[str, str, str]]) -> int:
-    """Print the rows below each other, a cure below each red one, and give the exit status; rank 0 calls it."""
-    lines = [f"{'check':<11} {'':<3} what was seen"]
-    for name, seen, cure in rows:
-        lines.append(f"{name:<11} {'RED' if cure else 'ok':<3} {seen}")
-        lines += [f"{'':<15} cure: {cure}"] if cure else []
-    red = sum(bool(cure) for *_, cure in rows)
-    lines.append(f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green")
-    lines = ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]  # no terminal obeys
-    sys.stdout.write("\n".join([*lines, ""]))  # at once: print() would send the last line's end by itself
-    sys.stdout.flush()
-    return min(red, 1)
-
-
-def consult(case: Case, trouble: list[str]) -> int:
-    """Make all checks that can be made, and have rank 0 print them before any rank leaves; every rank calls it."""
-    arrive(case)
-    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
-    told = {name: visit(case, name) for name in CHECKS if not (trouble and name in TOGETHER)}
-    # Who was not waiting for the one that is lost notices only after --timeout.
-    patience = 0 if case.rank else 1 if trouble else 3 if case.lost else case.args.timeout + 5
-    lost = case.come("told", patience, json.dumps(told))
-    if case.rank == 0:
-        every = {r: json.loads(case.store.get(f"told of {r}")) for r in range(case.size) if r not in lost}
-        rows = [judge(name, {r: said[name] for r, said in every.items() if name in said}) for name in told]
-        if lost or trouble:
-            trouble = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
-            rows[0] = ("ranks", *[*trouble, CHECKS["ranks"][1]][:2])
-        case.store.set("status", str(show(rows)))
-    case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
-    status = int(case.store.get("status"))
-    case.store.add("end came", 1) if case.rank else case.come("end", 2)  # rank 0, which may keep the store, goes last
-    return status
-
-
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
-    """Look at the job, and leave with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong. Any rank."""
+    """Look at the job; every rank calls it.
+
+    Leaves with 0 if all is green, 1 if a row is red, 2 if the arguments are wrong.
+    """
     args = parse_flags(argv, prog)
     os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
-    _, trouble = overhear(case.meet) if case.size > 1 else (None, [])
-    status, lost = overhear(lambda: consult(case, trouble)) if not (trouble and case.rank) else (2, trouble)
+    status, trouble = examine(case)
     try:
-        if lost:
-            stop(f"rank {case.rank} gets no answer from rank 0: {lost[0]}")
+        if trouble:
+            stop(f"rank {case.rank} gets no answer from rank 0: {trouble[0]}")
         sys.exit(status)
     finally:
         if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
             with suppress(OSError):
                 sys.stdout.flush()
-            os._exit(2 if lost else status)
+            os._exit(2 if trouble else status or 0)
+
+
+def examine(case: Case) -> tuple[int | None, list[str]]:
+    """Meet the other ranks, and make all checks; every rank calls it.
+
+    Returns the exit status, or why there is none.
+    """
+    trouble: list[str] = []
+    if case.size > 1:
+        _, trouble = overhear(case.meet)
+    if trouble and case.rank:
+        return None, trouble
+    return overhear(lambda: consult(case, trouble))
+
+
+def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
+    """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
+    purpose = "Check what a job needs before it burns an hour."
+    parser = OneLineParser(prog, description=purpose, allow_abbrev=False)
+    parser.label = f"{parser.prog}: "
+    data = os.environ.get("DDP_MNIST_ROOT", "data")
+    run_dir_help = "folder for run records, which all nodes share"
+    workers_help = "DataLoader workers that each rank will start"
+    add = parser.add_argument
+    add("--data", type=Path, default=data, help="holds MNIST/raw; none: not asked")
+    add("--run-dir", type=Path, default=Path("runs"), help=run_dir_help)
+    add("--num-workers", type=int, default=0, help=workers_help)
+    add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
+    add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
+    args = parser.parse_args(argv)
+    if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
+        numbers = f"--num-workers {args.num_workers} or --timeout {args.timeout}"
+        parser.error(f"{numbers} is out of range")
+    return args
+
+
+def consult(case: Case, trouble: list[str]) -> int:
+    """Make all checks that can be made, and have rank 0 print them; every rank calls it.
+
+    trouble: why the ranks could not meet, if they could not. Returns the exit status, before which
+    no rank leaves.
+    """
+    arrive(case)
+    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
+    names = [name for name in CHECKS if not (trouble and name in TOGETHER)]
+    answers = {name: visit(case, name) for name in names}
+    lost = case.come("told", patience(case, trouble), json.dumps(answers))
+    if case.rank == 0:
+        rows = judge_all(case, names, lost)
+        if lost or trouble:
+            seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
+            _, usual_cure = CHECKS["ranks"]
+            rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
+        case.store.set("status", str(show(rows)))
+    case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
+    status = int(case.store.get("status"))
+    if case.rank:
+        case.store.add("end came", 1)
+    else:
+        case.come("end", 2)  # rank 0, which may keep the store, goes last
+    return status
+
+
+def patience(case: Case, trouble: list[str]) -> int:
+    """Choose the seconds to wait for the other ranks' answers.
+
+    Who was not waiting for the one that is lost notices only after --timeout.
+    """
+    if case.rank:
+        return 0
+    if trouble:
+        return 1
+    return 3 if case.lost else case.args.timeout + 5
+
+
+def visit(case: Case, name: str) -> list[str]:
+    """Run a check on this rank; return what was seen, and the cure, or "" if all is well."""
+    check, usual_cure = CHECKS[name]
+    seen, trouble = overhear(lambda: check(case))
+    if trouble:
+        return [*trouble, usual_cure][:2]
+    return [seen or "", ""]
+
+
+def judge_all(case: Case, names: list[str], lost: list[int]) -> list[tuple[str, str, str]]:
+    """Read the answers of all ranks that are not lost, and judge them; rank 0 calls it."""
+    ranks = [rank for rank in range(case.size) if rank not in lost]
+    notes = {rank: json.loads(case.store.get(f"told of {rank}")) for rank in ranks}
+    rows = []
+    for name in names:
+        answers = {rank: note[name] for rank, note in notes.items() if name in note}
+        rows.append(judge(name, answers))
+    return rows
+
+
+def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
+    """Make the row of a check from each rank's answer: its name, what was seen, and the cure.
+
+    A red row says which ranks are at fault, another what is fine. Any process calls it.
+    """
+    at_fault: dict[str, list[str]] = {}  # ranks, by what was seen
+    for rank, (seen, cure) in answers.items():
+        at_fault.setdefault(seen, []).extend([str(rank)] if cure else [])
+    faults = []
+    for seen, ranks in at_fault.items():
+        if len(ranks) == len(answers) > 1:
+            faults.append(f"all ranks: {seen}")
+        elif ranks:
+            faults.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {seen}")
+    fine = [seen for seen in at_fault if seen][:4]
+    cures = dict.fromkeys(cure for _, cure in answers.values() if cure)
+    return name, "; ".join(faults or fine), "; ".join(cures)
+
+
+def show(rows: list[tuple[str, str, str]]) -> int:
+    """Print the rows, a cure below each red one, and give the exit status; rank 0 calls it."""
+    lines = [f"{'check':<11} {'':<3} what was seen"]
+    red = 0
+    for name, seen, cure in rows:
+        lines.append(f"{name:<11} {'RED' if cure else 'ok':<3} {seen}")
+        if cure:
+            lines.append(f"{'':<15} cure: {cure}")
+            red += 1
+    lines.append(f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green")
+    text = "\n".join(printable(line) for line in lines)
+    sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
+    sys.stdout.flush()
+    return min(red, 1)
+
+
+def printable(line: str) -> str:
+    """Replace what a terminal would obey by spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
 if __name__ == "__main__":

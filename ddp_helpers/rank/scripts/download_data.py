@@ -3,23 +3,27 @@
 python download_data.py --data data
 """
 
-import argparse
 from pathlib import Path
 
+from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.staging import check_data, download, is_there
 
 
 def main() -> None:
     """Download what is missing, and check what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.error = lambda message: stop(f"download_data: {message}; --help lists the flags")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder that will hold MNIST/raw")
+    parser = OneLineParser(description=__doc__)
+    parser.label = "download_data: "
+    folder_help = "folder that will hold MNIST/raw"
+    parser.add_argument("--data", type=Path, default=Path("data"), help=folder_help)
     folder = parser.parse_args().data
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not is_there(folder) and not download(folder, seconds=600):
-            stop(f"--data {folder}: no network, so no download: copy MNIST/raw there from a machine that has one")
+            stop(
+                f"--data {folder}: no network, so no download: "
+                "copy MNIST/raw there from a machine that has one"
+            )
     except OSError as error:
         stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
     print(f"{check_data(folder)} is whole; use it with: --data {folder}")

@@ -6,7 +6,6 @@ srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python sim
 """
 
 import os
-import sys
 from datetime import timedelta
 
 import torch
@@ -14,35 +13,44 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_helpers.rank.launchers import LAUNCHERS
+from ddp_helpers.rank.launchers import LAUNCHERS, stop
 
 
 def main() -> None:
     """Do what every rank does."""
-    launcher, (_, *names) = next((row for row in LAUNCHERS.items() if row[1][0] in os.environ), ("single", [""]))
+    rows = (row for row in LAUNCHERS.items() if row[1][0] in os.environ)
+    launcher, (_, *names) = next(rows, ("single", [""]))
     rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
-    print(f"Hello from rank {rank} of {world_size}, local rank {local_rank}, started by {launcher}", flush=True)
+    who = f"rank {rank} of {world_size}, local rank {local_rank}"
+    print(f"Hello from {who}, started by {launcher}", flush=True)
     gpus = torch.cuda.device_count()
     if local_rank >= gpus > 1:
-        print(f"local rank {local_rank} finds {gpus} GPUs: start at most {gpus} ranks on a node", file=sys.stderr)
-        sys.exit(2)
-    device = torch.device("cuda", min(local_rank, gpus - 1)) if gpus else torch.device("cpu")  # one seen is cuda:0
+        cure = f"start at most {gpus} ranks on a node"
+        stop(f"local rank {local_rank} finds {gpus} GPUs: {cure}")
     if world_size == 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody else comes
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["MASTER_PORT"] = "0"  # any port: nobody else comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        print("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun", file=sys.stderr)
-        sys.exit(2)
+        stop("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun")
+    device = torch.device("cpu")
     if gpus:
+        device = torch.device("cuda", min(local_rank, gpus - 1))  # the only one seen is cuda:0
         torch.cuda.set_device(device)
-    group = {"rank": rank, "world_size": world_size, "device_id": device if gpus else None}
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=60), **group)  # waits for all ranks
+    dist.init_process_group(  # waits for all ranks
+        "nccl" if gpus else "gloo",
+        timeout=timedelta(seconds=60),
+        rank=rank,
+        world_size=world_size,
+        device_id=device if gpus else None,
+    )
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
     output = model(torch.ones(1, 42, device=device)).sum()
     output.backward()  # the gradients are averaged over the ranks here
     outputs = [torch.zeros((), device=device) for _ in range(world_size)]
     dist.all_gather(outputs, output.detach())
-    assert all(other == outputs[0] for other in outputs), f"the ranks hold different models: {outputs}"
+    are_equal = all(other == outputs[0] for other in outputs)
+    assert are_equal, f"the ranks hold different models: {outputs}"
     print(f"rank {rank} on {device}: output {output.item():.6f}", flush=True)
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)

@@ -1,0 +1,77 @@
+"""Claim a device as the scripts do, and note in the store all that ranks must not share.
+
+The doctor calls `arrive` on every rank, before the checks. It needs torch.
+"""
+
+import os
+import re
+
+import torch
+
+from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.group import claim_device
+
+
+def arrive(case: Case) -> None:
+    """Claim a device, and leave a note of each thing that is this rank's; every rank calls it."""
+    _, case.trouble = overhear(lambda: _claim(case))
+    case.cpus = list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        case.cpus = list(os.sched_getaffinity(0))
+    # Several nodes may be pretended on one host.
+    node = os.environ.get("SLURM_NODEID") or os.environ.get("GROUP_RANK")
+    case.node = f"{case.host} {node}"
+    notes = [f"local rank {case.node} {case.local_rank}"]
+    notes += [f"cpu {case.node} {cpu}" for cpu in case.cpus]
+    if case.store.add(f"host {case.host}", 1) == 1:
+        notes.append("hosts")
+    if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()):
+        notes.append("gpus")
+    for note in notes:
+        case.store.add(note, 1)
+
+
+def _claim(case: Case) -> None:
+    """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
+    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
+    if case.device == "cpu":
+        return
+    card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
+    if not runs_on((card.major, card.minor), built):
+        raise Red(
+            f"{card.name} is sm_{card.major}{card.minor}, "
+            f"and this torch is built for {' '.join(built)}"
+        )
+    case.gpu = f"GPU {card.uuid}{_mig_slice(case.device)} on {case.host}"
+
+
+def may_share() -> bool:
+    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return was_told and torch.cuda.nccl.version() >= (2, 30)
+
+
+def _mig_slice(device: str) -> str:
+    """Name the MIG slice behind cuda:N, as CUDA_VISIBLE_DEVICES does; "" where there is none.
+
+    The driver's call gives a slice's own number (cuda.h); of the property that torch reads nothing
+    is promised.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    _, _, index = device.partition(":")
+    name = next(iter(names[int(index) :]), "").strip()
+    return f" {name}" if name.startswith("MIG-") else ""
+
+
+def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
+    """Tell whether code built for these architectures runs on a GPU of this capability.
+
+    sm_ runs on the same major number, compute_ on any later one.
+    """
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
+    architectures = [match.groups() for match in matches if match]
+    for kind, major, minor in architectures:
+        is_same_major = int(major) == capability[0]
+        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
+            return True
+    return not architectures  # not NVIDIA's
