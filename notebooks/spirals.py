@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, target)
     """Scatter points [count, 2] around three arms; the targets are their arms [count]."""
-    random = torch.Generator().manual_seed(seed)
-    arm, along = torch.arange(count) % 3, torch.rand(count, generator=random)
-    angle = 5 * along + 2.1 * arm + 0.2 * torch.randn(count, generator=random)
-    return TensorDataset(torch.view_as_real(torch.polar(along, angle)), arm)
+    generator = torch.Generator().manual_seed(seed)
+    arm, radius = torch.arange(count) % 3, torch.rand(count, generator=generator)
+    angle = 5 * radius + 2.1 * arm + 0.2 * torch.randn(count, generator=generator)
+    return TensorDataset(torch.view_as_real(torch.polar(radius, angle)), arm)
 
 
 def main() -> None:

@@ -29,10 +29,10 @@ LAUNCHERS = [
 
 def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, target)
     """Scatter points [count, 2] around three arms; the targets are their arms [count]."""
-    random = torch.Generator().manual_seed(seed)
-    arm, along = torch.arange(count) % 3, torch.rand(count, generator=random)
-    angle = 5 * along + 2.1 * arm + 0.2 * torch.randn(count, generator=random)
-    return TensorDataset(torch.view_as_real(torch.polar(along, angle)), arm)
+    generator = torch.Generator().manual_seed(seed)
+    arm, radius = torch.arange(count) % 3, torch.rand(count, generator=generator)
+    angle = 5 * radius + 2.1 * arm + 0.2 * torch.randn(count, generator=generator)
+    return TensorDataset(torch.view_as_real(torch.polar(radius, angle)), arm)
 
 
 def main() -> None:
@@ -59,18 +59,18 @@ def main() -> None:
         parser.exit(2, f"local rank {local_rank} finds {gpus} GPUs: start fewer ranks\n")
     device = torch.device(f"cuda:{local_rank if gpus > 1 else 0}" if gpus else "cpu")
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
-    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
-    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
     if gpus:
         torch.cuda.set_device(device)
-        group["device_id"] = device
         os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # see docs/gpus.md
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
+    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
+    group["device_id"] = device if gpus else None
     dist.init_process_group("nccl" if gpus else "gloo", **group)
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
     sampler = DistributedSampler(train_set)  # each rank its share
     train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
-    my_tests = range(rank, len(test_set), world_size)  # each sample on one rank, once
-    test_batches = DataLoader(Subset(test_set, my_tests), 100)
+    test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
+    test_batches = DataLoader(Subset(test_set, test_indices), 100)
     torch.manual_seed(1)  # the same first weights each time
     hidden = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
     model = nn.Sequential(*hidden, nn.Linear(64, 3)).to(device)  # YOUR NETWORK
