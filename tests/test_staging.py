@@ -34,7 +34,7 @@ def test_without_a_network_digits_are_made_and_that_is_said(tmp_path, capsys):
 
 
 def test_a_download_that_fails_is_followed_by_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "reachable", lambda seconds: True)
+    monkeypatch.setattr(staging, "_reachable", lambda seconds: True)
     assert stage(tmp_path, seconds=1) == tmp_path  # the process that downloads is ended after a second
     assert check_data(tmp_path) == "digits" and [path.name for path in tmp_path.iterdir()] == ["MNIST"]
 

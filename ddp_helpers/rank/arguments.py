@@ -67,7 +67,8 @@ class Flag(NamedTuple):
 # Flags that only these scripts have.
 DDP_FLAGS = {
     "batch_size_per_rank": Flag(
-        None, "in place of --batch-size: the samples in a step of each rank"
+        None,
+        "in place of --batch-size: the samples in a step of each rank",
     ),
     "timeout": Flag(600, "seconds that ranks wait for each other"),
 }

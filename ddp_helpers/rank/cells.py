@@ -78,7 +78,7 @@ def _join() -> None:
     dist.init_process_group("nccl", device_id=device)
 
 
-def serve() -> None:
+def _serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
     The first line is a mark. It ends the output of the start and of each cell, with a traceback
@@ -115,4 +115,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    _serve()

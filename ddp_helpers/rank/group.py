@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import OLDER_NCCL, name_of_start, stop
-from ddp_helpers.rank.training import count_gpus, merged
+from ddp_helpers.rank.training import count_gpus, merge
 
 _EXPORT_ADDRESS = (
     "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
@@ -197,7 +197,7 @@ def over_ranks(
     parts = [measured] * world_size
     # Names, too: a rank without a sample to test has none.
     dist.all_gather_object(parts, measured, group=group)
-    totals = merged(parts)
+    totals = merge(parts)
     for name in totals:
         if name.startswith("mean_"):
             totals[name] /= world_size

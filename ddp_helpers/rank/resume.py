@@ -26,7 +26,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.record import RecordError, write
-from ddp_helpers.rank.training import merged
+from ddp_helpers.rank.training import merge
 from ddp_helpers.rank.votes import StopAllRanks
 
 
@@ -205,7 +205,7 @@ class ResumableRun:
                 f"after step {self.progress.step}: rank {differing} "
                 "has other weights than rank 0: find what changes them there"
             )
-        self.progress.sums = merged(rank_sums)
+        self.progress.sums = merge(rank_sums)
         self.progress.took = time.perf_counter() - self.begin
         problem = [self._write(random_states)]
         dist.broadcast_object_list(problem, group=self.group)
@@ -285,16 +285,16 @@ class ResumableRun:
         world_size, samples = dist.get_world_size(), self.progress.samples
         if samples % world_size:
             stop(f"{world_size} ranks cannot share {samples} samples: take another number")
-        place = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}"
+        position = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}"
         if shape != self.shape:
-            return f"{place}, {self._compare(shape)}"
+            return f"{position}, {self._compare(shape)}"
         cpu, cuda = random_states[dist.get_rank()]
         torch.set_rng_state(cpu)
         if self.device.type != "cuda":
-            return f"{place}, to the bit what the uninterrupted run does"
+            return f"{position}, to the bit what the uninterrupted run does"
         torch.cuda.set_rng_state(cuda)
         limits = "as far as this GPU's kernels are deterministic"
-        return f"{place}, to the bit what the uninterrupted run does, {limits}"
+        return f"{position}, to the bit what the uninterrupted run does, {limits}"
 
     def _compare(self, shape: dict[str, object]) -> str:
         """Say what a run is worth that went on in another shape; it is never called exact again."""

@@ -62,12 +62,12 @@ def _read_digests(path: Path) -> dict[str, str]:
     return {entry[-1]: entry[0] for entry in entries}
 
 
-def is_there(root: Path) -> bool:
+def has_files(root: Path) -> bool:
     """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
     return any((root / "MNIST" / "raw" / name).is_file() for name in _MNIST_MD5)
 
 
-def reachable(seconds: float) -> bool:
+def _reachable(seconds: float) -> bool:
     """Tell whether one of torchvision's mirrors answers within so many seconds."""
     for mirror in MNIST.mirrors:
         try:
@@ -94,7 +94,7 @@ def download(root: Path, seconds: float) -> bool:
         if process.exitcode != 0:
             return False
         check_data(Path(folder))
-        if not is_there(root):
+        if not has_files(root):
             (Path(folder) / "MNIST").rename(root / "MNIST")
     return True
 
@@ -110,11 +110,11 @@ def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
         print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
         return Path(root)
     folder = Path(folder)
-    if is_there(folder):
+    if has_files(folder):
         print(f"{check_data(folder)} is staged")
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    if reachable(5) and download(folder, seconds):
+    if _reachable(5) and download(folder, seconds):
         print("MNIST is downloaded")
         return folder
     size = "60,000 + 10,000 images in its file format"

@@ -67,7 +67,7 @@ def count_gpus(no_cuda: bool) -> int:
 Number = TypeVar("Number", float, Tensor)
 
 
-def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
     """Merge what was measured in parts, batches or ranks, by name.
 
     The parts are added up; but of max_NAME the largest counts.
@@ -115,7 +115,7 @@ def one_pass(
         sums = {"loss": loss.double() * len(target), **metrics}
         sums["samples"] = torch.tensor(len(target))
         sums = {name: value.detach().double() for name, value in sums.items()}
-        measured = merged([measured, sums])
+        measured = merge([measured, sums])
         if title and step % args.log_interval == 0 and isinstance(batches, Sized):
             _print_progress(title, step, len(batches), loss)
         if args.dry_run:

@@ -287,7 +287,8 @@ class Flag(NamedTuple):
 # Flags that only these scripts have.
 DDP_FLAGS = {
     "batch_size_per_rank": Flag(
-        None, "in place of --batch-size: the samples in a step of each rank"
+        None,
+        "in place of --batch-size: the samples in a step of each rank",
     ),
     "timeout": Flag(600, "seconds that ranks wait for each other"),
 }
@@ -418,7 +419,7 @@ def count_gpus(no_cuda: bool) -> int:
 Number = TypeVar("Number", float, Tensor)
 
 
-def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
     """Merge what was measured in parts, batches or ranks, by name.
 
     The parts are added up; but of max_NAME the largest counts.
@@ -466,7 +467,7 @@ def one_pass(
         sums = {"loss": loss.double() * len(target), **metrics}
         sums["samples"] = torch.tensor(len(target))
         sums = {name: value.detach().double() for name, value in sums.items()}
-        measured = merged([measured, sums])
+        measured = merge([measured, sums])
         if title and step % args.log_interval == 0 and isinstance(batches, Sized):
             _print_progress(title, step, len(batches), loss)
         if args.dry_run:
@@ -664,7 +665,7 @@ def over_ranks(
     parts = [measured] * world_size
     # Names, too: a rank without a sample to test has none.
     dist.all_gather_object(parts, measured, group=group)
-    totals = merged(parts)
+    totals = merge(parts)
     for name in totals:
         if name.startswith("mean_"):
             totals[name] /= world_size
@@ -815,4 +816,4 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with e486a0675acf5876
+# As it was written out, the SHA-256 of the lines above begins with efa86c05c41d63f3

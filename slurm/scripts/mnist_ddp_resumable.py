@@ -164,7 +164,7 @@ def train_epoch(
             steps = remaining = 1
         measured = one_pass(ddp_model, islice(source, steps), args, optimizer, wait=votes.wait)
         signal_number = votes.vote(measured["loss"], steps)
-        sums = merged([sums, measured])
+        sums = merge([sums, measured])
         progress.step += steps
         progress.samples += int(measured["samples"]) * world_size
         remaining -= steps
@@ -204,9 +204,8 @@ def explained(run: ResumableRun, votes: Votes) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(
-            error.__traceback__
-        )  # lets the loader's workers end: no SIGTERM does
+        # Lets the loader's workers end: no SIGTERM does.
+        traceback.clear_frames(error.__traceback__)
         with suppress(OSError):
             run.log(getattr(error, "state", "failed"), why=str(error))
         if isinstance(error, StopAllRanks):
@@ -422,7 +421,8 @@ class Flag(NamedTuple):
 # Flags that only these scripts have.
 DDP_FLAGS = {
     "batch_size_per_rank": Flag(
-        None, "in place of --batch-size: the samples in a step of each rank"
+        None,
+        "in place of --batch-size: the samples in a step of each rank",
     ),
     "timeout": Flag(600, "seconds that ranks wait for each other"),
 }
@@ -561,7 +561,7 @@ def count_gpus(no_cuda: bool) -> int:
 Number = TypeVar("Number", float, Tensor)
 
 
-def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
     """Merge what was measured in parts, batches or ranks, by name.
 
     The parts are added up; but of max_NAME the largest counts.
@@ -609,7 +609,7 @@ def one_pass(
         sums = {"loss": loss.double() * len(target), **metrics}
         sums["samples"] = torch.tensor(len(target))
         sums = {name: value.detach().double() for name, value in sums.items()}
-        measured = merged([measured, sums])
+        measured = merge([measured, sums])
         if title and step % args.log_interval == 0 and isinstance(batches, Sized):
             _print_progress(title, step, len(batches), loss)
         if args.dry_run:
@@ -807,7 +807,7 @@ def over_ranks(
     parts = [measured] * world_size
     # Names, too: a rank without a sample to test has none.
     dist.all_gather_object(parts, measured, group=group)
-    totals = merged(parts)
+    totals = merge(parts)
     for name in totals:
         if name.startswith("mean_"):
             totals[name] /= world_size
@@ -1245,7 +1245,7 @@ class ResumableRun:
                 f"after step {self.progress.step}: rank {differing} "
                 "has other weights than rank 0: find what changes them there"
             )
-        self.progress.sums = merged(rank_sums)
+        self.progress.sums = merge(rank_sums)
         self.progress.took = time.perf_counter() - self.begin
         problem = [self._write(random_states)]
         dist.broadcast_object_list(problem, group=self.group)
@@ -1325,16 +1325,16 @@ class ResumableRun:
         world_size, samples = dist.get_world_size(), self.progress.samples
         if samples % world_size:
             stop(f"{world_size} ranks cannot share {samples} samples: take another number")
-        place = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}"
+        position = f"goes on in epoch {self.progress.epoch} after step {self.progress.step}"
         if shape != self.shape:
-            return f"{place}, {self._compare(shape)}"
+            return f"{position}, {self._compare(shape)}"
         cpu, cuda = random_states[dist.get_rank()]
         torch.set_rng_state(cpu)
         if self.device.type != "cuda":
-            return f"{place}, to the bit what the uninterrupted run does"
+            return f"{position}, to the bit what the uninterrupted run does"
         torch.cuda.set_rng_state(cuda)
         limits = "as far as this GPU's kernels are deterministic"
-        return f"{place}, to the bit what the uninterrupted run does, {limits}"
+        return f"{position}, to the bit what the uninterrupted run does, {limits}"
 
     def _compare(self, shape: dict[str, object]) -> str:
         """Say what a run is worth that went on in another shape; it is never called exact again."""
@@ -1349,4 +1349,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with caaa1d1e0ea945d5
+# As it was written out, the SHA-256 of the lines above begins with 9adf6c0cf8815575

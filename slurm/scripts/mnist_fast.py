@@ -57,7 +57,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
         model.train()
         shuffled = torch.randperm(len(labels), generator=order, device=device)
         batches = shuffled.split(args.batch_size)
-        trained = summed(map(take_step, batches[:1] if args.dry_run else batches))
+        trained = sum_up(map(take_step, batches[:1] if args.dry_run else batches))
         middle = time.perf_counter()
         model.eval()
         with torch.no_grad():
@@ -110,9 +110,9 @@ def counted(
     return loss, {"loss": loss.detach() * samples, "accuracy": right, "samples": samples}
 
 
-def summed(parts: Iterable[Sums]) -> dict[str, float]:
+def sum_up(parts: Iterable[Sums]) -> dict[str, float]:
     """Add up what was counted, by name; this waits for the GPU."""
-    sums = {name: float(value) for name, value in merged(parts).items()}
+    sums = {name: float(value) for name, value in merge(parts).items()}
     return {**sums, "mean_data_seconds": 0.0}
 
 
@@ -120,7 +120,7 @@ def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> d
     """Measure the model on all these samples, and add up."""
     size = args.test_batch_size
     batches = zip(images.split(size), labels.split(size), strict=True)
-    return summed(counted(model, some, target, args)[1] for some, target in batches)
+    return sum_up(counted(model, inputs, target, args)[1] for inputs, target in batches)
 
 
 def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Step:
@@ -571,7 +571,7 @@ def count_gpus(no_cuda: bool) -> int:
 Number = TypeVar("Number", float, Tensor)
 
 
-def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
     """Merge what was measured in parts, batches or ranks, by name.
 
     The parts are added up; but of max_NAME the largest counts.
@@ -588,4 +588,4 @@ def merged(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 36b2c06ff156f237
+# As it was written out, the SHA-256 of the lines above begins with d092ea905e64d8f3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.staging import check_data, download, is_there
+from ddp_helpers.rank.staging import check_data, download, has_files
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     folder = parser.parse_args().data
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not is_there(folder) and not download(folder, seconds=600):
+        if not has_files(folder) and not download(folder, seconds=600):
             stop(
                 f"--data {folder}: no network, so no download: "
                 "copy MNIST/raw there from a machine that has one"

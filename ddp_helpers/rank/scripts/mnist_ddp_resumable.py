@@ -28,7 +28,7 @@ from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_metrics
 from ddp_helpers.rank.record import recorded, report, save_model, write
 from ddp_helpers.rank.resume import Rest, ResumableRun, weight_digest
-from ddp_helpers.rank.training import merged, one_pass, set_precision
+from ddp_helpers.rank.training import merge, one_pass, set_precision
 from ddp_helpers.rank.votes import StopAllRanks, Votes, ignore_signals
 
 # Errors of this rank's own GPU, such as out of memory: RuntimeErrors, but not of a peer.
@@ -111,7 +111,7 @@ def train_epoch(
             steps = remaining = 1
         measured = one_pass(ddp_model, islice(source, steps), args, optimizer, wait=votes.wait)
         signal_number = votes.vote(measured["loss"], steps)
-        sums = merged([sums, measured])
+        sums = merge([sums, measured])
         progress.step += steps
         progress.samples += int(measured["samples"]) * world_size
         remaining -= steps
@@ -151,9 +151,8 @@ def explained(run: ResumableRun, votes: Votes) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(
-            error.__traceback__
-        )  # lets the loader's workers end: no SIGTERM does
+        # Lets the loader's workers end: no SIGTERM does.
+        traceback.clear_frames(error.__traceback__)
         with suppress(OSError):
             run.log(getattr(error, "state", "failed"), why=str(error))
         if isinstance(error, StopAllRanks):

@@ -17,7 +17,7 @@ from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.record import recorded, report, save_model
-from ddp_helpers.rank.training import count_gpus, merged, set_precision
+from ddp_helpers.rank.training import count_gpus, merge, set_precision
 
 Sums = Mapping[str, Tensor]  # of a batch's samples, by name
 Step = Callable[[Tensor], Sums]  # trains on the samples with these indices
@@ -50,7 +50,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
         model.train()
         shuffled = torch.randperm(len(labels), generator=order, device=device)
         batches = shuffled.split(args.batch_size)
-        trained = summed(map(take_step, batches[:1] if args.dry_run else batches))
+        trained = sum_up(map(take_step, batches[:1] if args.dry_run else batches))
         middle = time.perf_counter()
         model.eval()
         with torch.no_grad():
@@ -93,9 +93,9 @@ def counted(
     return loss, {"loss": loss.detach() * samples, "accuracy": right, "samples": samples}
 
 
-def summed(parts: Iterable[Sums]) -> dict[str, float]:
+def sum_up(parts: Iterable[Sums]) -> dict[str, float]:
     """Add up what was counted, by name; this waits for the GPU."""
-    sums = {name: float(value) for name, value in merged(parts).items()}
+    sums = {name: float(value) for name, value in merge(parts).items()}
     return {**sums, "mean_data_seconds": 0.0}
 
 
@@ -103,7 +103,7 @@ def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> d
     """Measure the model on all these samples, and add up."""
     size = args.test_batch_size
     batches = zip(images.split(size), labels.split(size), strict=True)
-    return summed(counted(model, some, target, args)[1] for some, target in batches)
+    return sum_up(counted(model, inputs, target, args)[1] for inputs, target in batches)
 
 
 def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Step:
