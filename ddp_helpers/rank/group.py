@@ -160,7 +160,7 @@ def _shared_settings(args: Namespace) -> dict[str, str]:
     return {name.replace("_", "-"): str(vars(args)[name]) for name in shared}
 
 
-def _stop_strangers(gathered: list[tuple[dict, dict[str, str]]]) -> None:
+def _stop_strangers(gathered: list[tuple[dict[str, object], dict[str, str]]]) -> None:
     """Stop all ranks where one has other settings than rank 0, as one of another job has.
 
     gathered: the placement and the settings of each rank. Every rank calls it.

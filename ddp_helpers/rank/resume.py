@@ -30,7 +30,7 @@ from ddp_helpers.rank.training import merge
 from ddp_helpers.rank.votes import StopAllRanks
 
 
-def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+def save(folder: Path, step: int, state: dict[str, object]) -> Path:
     """Write step-STEP-DIGEST.pt, and remove all but the last two; one rank calls it.
 
     DIGEST is the SHA-256 of the content. Raises RecordError.
