@@ -10,8 +10,9 @@ from unittest.mock import patch
 import torch.distributed as dist
 
 from ddp_helpers.rank.doctor import checks
+from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case
-from ddp_helpers.rank.doctor.checks import CHECKS, arrive
+from ddp_helpers.rank.doctor.checks import CHECKS
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.scripts.doctor import judge, visit
 
