@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 
 from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.launchers import HERE, environment, free_port
-from ddp_helpers.launch.processes import MARK, ended, guarded, no_interrupt, one_interrupt
+from ddp_helpers.launch.processes import ended, no_interrupt, one_interrupt, started
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, tidy
 
 LIMIT = 120.0  # seconds that a start or a cell may take, if the cell's first line says nothing else
@@ -39,20 +39,21 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size, self.cells = size, 0
         self.busy, self.waiting = True, set(range(size))  # until the start, and then each cell, is over on all ranks
-        self.group = uuid.uuid4().hex  # in the environment of every process of these ranks
         self.mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
         self.arrived: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST)  # who prints more than is read, waits
-        shared = {MARK: self.group, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         env = environment([size], HERE | shared)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command, self.processes, self.threads = [sys.executable, "-m", "ddp_helpers.rank.cells"], [], []
-        self.guard = ExitStack()
-        self.guard.enter_context(guarded(self.group))
+        command = [sys.executable, "-m", "ddp_helpers.rank.cells"]
+        environments = [env | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        self.threads: list[threading.Thread] = []
+        self.started = ExitStack()  # closed, it ends the processes
+        # By SIGKILL at once: a cell may have made SIGTERM do anything.
+        self.processes = self.started.enter_context(
+            started([command] * size, environments, stdin=subprocess.PIPE, first=signal.SIGKILL)
+        )
         try:
             for rank in range(size):
-                own = env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self.processes.append(subprocess.Popen(command, env=own, start_new_session=True, **pipes))
                 self.threads.append(threading.Thread(target=self.read, args=[rank], daemon=True))
                 self.threads[rank].start()
             self.send(self.mark)
@@ -80,10 +81,7 @@ class Ranks:
     def end(self) -> None:
         """End all ranks, and what they have started; an interrupt changes nothing."""
         with no_interrupt():
-            for process in self.processes:
-                process.kill()
-                process.wait()
-            self.guard.close()
+            self.started.close()
             end = time.monotonic() + 1
             while any(thread.is_alive() for thread in self.threads) and time.monotonic() < end:
                 with suppress(queue.Empty):  # let them come to the end of their pipes
