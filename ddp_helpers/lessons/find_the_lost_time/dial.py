@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,7 +18,7 @@ from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, WIDTH, rank_colour
-from ddp_helpers.launch.launchers import environment
+from ddp_helpers.launch.launchers import MARKS, commands, environment
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.launch.processes import ended, lines_of
 
@@ -60,21 +62,25 @@ def own_network(*command: object, timeout: float = 300) -> dict:
     Raises DialError where there is none, or the time is up.
     """
     env = environment([2], {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": path()})
-    said = []
+    lines: list[str] = []
     try:
-        said += [line for line in lines_of([[*OWN, *map(str, command)]], env, timeout) if isinstance(line, str)]
+        for line in lines_of([[*OWN, *map(str, command)]], env, timeout):
+            if isinstance(line, str):
+                of_rank = re.fullmatch(MARKS["torchrun"], line)
+                lines.append(of_rank[2] if of_rank else line)
     except TimeoutError:
-        said.append(f"not done after {timeout:g} s")
-    results = [line for line in said if line.startswith("{")]
+        lines.append(f"not done after {timeout:g} s")
+    results = [line for line in lines if line.startswith("{")]
     if not results:
-        raise DialError(f"no result from the ranks: {said[-1] if said else 'they said nothing'}")
+        raise DialError(f"no result from the ranks: {lines[-1] if lines else 'they said nothing'}")
     return json.loads(results[-1])
 
 
 def two_ranks(script: Path, *words: object, timeout: float = 300) -> dict:
     """Run a script on two ranks in a network of their own; returns the JSON object that rank 0 printed."""
-    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"
-    return own_network("-c", 'ip link set lo up && exec "$@"', "sh", *torchrun, script, *words, timeout=timeout)
+    with TemporaryDirectory() as logs:
+        [torchrun] = commands("torchrun", [str(script), *map(str, words)], [2], logs)
+        return own_network("-c", 'ip link set lo up && exec "$@"', "sh", *torchrun, timeout=timeout)
 
 
 def turned(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
