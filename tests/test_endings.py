@@ -11,8 +11,12 @@ from real import LIMIT, THOROUGH, until
 # What each rank does: start three processes, which nobody ends, and note their numbers.
 WORK = """
 import os, pathlib, subprocess, time
-sleeps = [subprocess.Popen(["sleep", "4747"], start_new_session=session).pid for session in (False, True)]
-forked = os.fork() or time.sleep(4747)
+silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # mpirun waits for who has a rank's output
+sleeps = [subprocess.Popen(["sleep", "4747"], start_new_session=alone, **silent).pid for alone in (False, True)]
+forked = os.fork()
+if not forked:
+    os.closerange(1, 3)
+    time.sleep(4747)
 note = pathlib.Path(FOLDER, f"part{os.getpid()}")
 note.write_text(" ".join(map(str, [os.getpid(), forked, *sleeps])))
 note.rename(note.with_name(f"pids{os.getpid()}"))
@@ -39,7 +43,7 @@ ENGINES = {
     run(script, ranks=2, launcher="mpirun", timeout={LIMIT})""",
     "ranks that stay": f"""
     from ddp_helpers.launch import ranks
-    ranks.there(2).run(text, {LIMIT})
+    ranks.ranks_of_size(2).run(text, {LIMIT})
     ranks.end()""",
     "a forked script": f"""
     from ddp_helpers.launch.forked_script import ForkedScript, attend
