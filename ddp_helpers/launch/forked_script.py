@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ddp_helpers.launch.forked import ForkedRanks, wait_for_an_end
-from ddp_helpers.launch.launchers import HERE, environment, free_port
+from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import MARK, no_interrupt
 from ddp_helpers.launch.screen import tidy
 
@@ -85,12 +85,9 @@ class ForkedScript(ForkedRanks):
 
         It hides the GPUs, so that the messages and the numbers are the same on every machine.
         """
-        start = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), MARK: self.mark}
-        sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        shared = environment([ranks], HERE | start | sizes | {"CUDA_VISIBLE_DEVICES": ""})
         environments = []
-        for rank in range(ranks):
-            values = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **env}
+        for variables in rank_environments(ranks, {MARK: self.mark, "CUDA_VISIBLE_DEVICES": ""}):
+            values = {**variables, **env}
             environments.append({name: text for name, text in values.items() if text is not None})
         return environments
 
