@@ -1,8 +1,11 @@
-"""Call a learner's function on real ranks, forked from the learner's process, and judge what they did."""
+"""Exercises whose answer runs on real ranks, and the trials that most of them share.
+
+Lessons call it, in the learner's process; each answer runs on ranks that are forked from it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 
 import torch
 import torch.distributed as dist
@@ -15,16 +18,27 @@ __all__ = ["OnRanks", "each_its_own", "on_ranks", "summed"]
 
 @dataclass(frozen=True)
 class OnRanks(Exercise):
-    """An exercise whose answer runs on real ranks: `trial` says for an answer and a case what they did."""
+    """An exercise whose answer runs on real ranks.
+
+    trial: gives for an answer and the arguments of a case what the ranks did; it calls on_ranks.
+    """
 
     trial: Callable
 
     def verdict(self, answer: Callable) -> str:
-        """One line about a learner's function: right, not attempted, or what its ranks do and why that is not it."""
-        oracle, tried = partial(self.trial, self.oracle), partial(self.trial, answer)
-        oracle.__name__ = self.oracle.__name__
-        traps = {told: partial(self.trial, trap) for told, trap in self.traps.items()}
-        return Exercise(oracle, self.cases, traps).verdict(tried)
+        """Return one line on a learner's function: right, not attempted, or what is wrong."""
+        traps = {hint: self._on_ranks(trap) for hint, trap in self.traps.items()}
+        judge = Exercise(self._on_ranks(self.oracle), self.cases, traps)
+        return judge.verdict(self._on_ranks(answer))
+
+    def _on_ranks(self, function: Callable) -> Callable:
+        """Return the function that gives for a case what ranks do with this one."""
+
+        @wraps(function)
+        def tried(*case: object) -> object:
+            return self.trial(function, *case)
+
+        return tried
 
 
 def summed(value: float) -> float:
@@ -35,5 +49,8 @@ def summed(value: float) -> float:
 
 
 def each_its_own(answer: Callable, *case: tuple) -> list:
-    """Call an answer on as many ranks as a case has members, each with its own: a trial for OnRanks."""
+    """Call an answer on as many ranks as a case has members, each with its own: a trial.
+
+    Returns what each rank returned. The learner's process calls it.
+    """
     return on_ranks(len(case), lambda: answer(*case[dist.get_rank()]))

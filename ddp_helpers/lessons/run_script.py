@@ -1,7 +1,10 @@
-"""Run a learner's script on ranks, and keep what they say and do: what the judges of Projects share."""
+"""Run a learner's script on ranks, keep what they print and do, and say what went wrong.
+
+The judges of Projects, `%%clinic` and the hang lab call it, in the learner's process.
+"""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,15 +14,20 @@ from ddp_helpers.launch.processes import ended
 __all__ = ["CLOSE", "LIMIT", "MOST", "WIDTH", "Run", "attend", "far", "telling"]
 
 CLOSE = 1e-4  # weights that differ by less are equal, to the rounding of some steps in float32
-WIDTH, MOST = 240, 7  # letters of a line, and lines of a rank, that are shown
-# What tells nothing: the frames of Python and of C++, and what stands around them.
+WIDTH, MOST = 240, 7  # characters of a line, and lines of a rank, that are shown
+
+# Lines that say nothing: the frames of Python and of C++, and what stands around them.
 NOISE = re.compile(
-    r"\s(?! what)|$|Traceback|frame #|<omitting|Exception raised|Thread 0x|The above|During|terminate c"
+    r"\s(?! what)|$|Traceback|frame #|<omitting|Exception raised|Thread 0x|The above|During"
+    r"|terminate c"
     r"|\S+ UserWarning: (Detected an existing|torch\.distributed is) "  # DCP's
 )
-STACK = re.compile(r' *File "(?P<file>[^"]*)", line (?P<line>\d+) in ')  # as faulthandler writes it
-STAMP = re.compile(r"\[[WE]\d+ [\d:.]+ \S+\] (\[c10d\] )?|\S+\.py:\d+: |^\[rank\d+\]: ?")  # when and where it was said
-SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")  # where gloo was built, which is long
+# A frame as faulthandler writes it.
+STACK = re.compile(r' *File "(?P<file>[^"]*)", line (?P<line>\d+) in ')
+# When and where a line was written.
+STAMP = re.compile(r"\[[WE]\d+ [\d:.]+ \S+\] (\[c10d\] )?|\S+\.py:\d+: |^\[rank\d+\]: ?")
+# Where gloo was built, which is long.
+SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")
 
 
 def watch() -> Callable[[str], None]:
@@ -60,20 +68,20 @@ def watch() -> Callable[[str], None]:
 
 
 @contextmanager
-def watched_rank(rank: int) -> Iterator[None]:
-    """Write the notes of what the script in this block does, when it has come to its end; each rank calls it."""
+def _watched(rank: int) -> Iterator[None]:
+    """Run the script in the block, and write the notes of what it did; each rank calls it."""
     write_notes = watch()
     yield
     write_notes(f"rank{rank}.notes")
 
 
 class Run(ForkedScript):
-    """Ranks that run one script of a learner's, each a process of its own."""
+    """Ranks that run one script of a learner's, each a process."""
 
     def __init__(
         self,
         script: Path,
-        *words: object,
+        *arguments: object,
         ranks: int,
         limit: float = LIMIT,
         env: Mapping[str, str] | None = None,
@@ -81,38 +89,50 @@ class Run(ForkedScript):
         watched: bool = False,
     ) -> None:
         """Start the ranks, as ForkedScript does. watched: keep notes of what the script does."""
-        around = watched_rank if watched else None
-        super().__init__(script, *words, ranks=ranks, limit=limit, env=env, folder=folder, around=around)
+        super().__init__(
+            script,
+            *arguments,
+            ranks=ranks,
+            limit=limit,
+            env=env,
+            folder=folder,
+            around=_watched if watched else None,
+        )
 
     def complaint(self) -> str:
-        """How the first rank that failed by itself ended, with its telling lines; nothing, if all went well."""
+        """Say how the rank that failed first ended, with its telling lines; "" if all went well."""
         rank = self.first_failed()
         if rank is None:
             return ""
         return "\n".join([f"rank {rank} {ended(self.ends[rank])}:", *telling(self.said(rank))])
 
     def notes(self) -> list[dict]:
-        """What each rank of a watched run has done."""
+        """Return what each rank of a watched run has done, as `watch` has it."""
         import torch
 
         paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.ends))]
         return [torch.load(path, weights_only=True) for path in paths]
 
 
-def telling(lines: list[str]) -> list[str]:
-    """The lines of a rank that say what it did, or what went wrong; of several alike, one."""
+def telling(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a rank that say what it did, or what went wrong; of several alike, one.
+
+    They are the last MOST of them, and cut at WIDTH characters.
+    """
     kept = []
     for line in lines:
-        if found := STACK.match(line):
-            if "/build/cells/" in found["file"]:
-                kept.append(f"in line {found['line']} of the cell")
+        if frame := STACK.match(line):
+            if "/build/cells/" in frame["file"]:
+                kept.append(f"in line {frame['line']} of the cell")
         elif not NOISE.match(line):
             kept.append(SOURCE.sub(r"[\1gloo/\2]", STAMP.sub("", line)).strip())
-    return [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in dict.fromkeys(kept)][-MOST:]
+    shown = list(dict.fromkeys(kept))[-MOST:]
+    return [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in shown]
 
 
 def far(weights: Mapping, others: Mapping) -> float:
-    """The largest difference of two networks' weights; infinite where their names differ."""
+    """Return the largest difference of two networks' weights, infinite where their names differ."""
     if weights.keys() != others.keys():
         return float("inf")
-    return max((float((weights[name] - others[name]).abs().max()) for name in weights), default=float("inf"))
+    differences = [float((weights[name] - others[name]).abs().max()) for name in weights]
+    return max(differences, default=float("inf"))
