@@ -5,7 +5,6 @@ import time
 
 import psutil
 import pytest
-from kernels import Kernel
 from real import LIMIT, until
 
 STILL = "new ones"  # the next cell starts them

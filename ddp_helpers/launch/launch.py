@@ -140,10 +140,10 @@ def launch_magic(line: str, cell: str) -> None:
     `%%launch 2 fails` is for a cell that is meant to fail. Raises LaunchError, also if such a cell
     does not, and UsageError for a line that cannot be read.
     """
-    words = line.split()
-    ranks = [int(word) for word in words if word.isdecimal()]
-    is_to_fail = "fails" in words
-    if not ranks or 0 in ranks or set(words) - {*map(str, ranks), "fails"}:
+    options = line.split()
+    ranks = [int(word) for word in options if word.isdecimal()]
+    is_to_fail = "fails" in options
+    if not ranks or 0 in ranks or set(options) - {*map(str, ranks), "fails"}:
         usage = "give a number of ranks, one for each node, and `fails` if it is meant to"
         raise UsageError(f"%%launch {line}: {usage}")
     path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
