@@ -1,6 +1,5 @@
-"""launch.run: labelled lines, the failing rank named, time limits, and no process left behind, whatever happens."""
+"""launch.run: labelled lines, the failing rank named, time limits, and one output in a notebook."""
 
-import signal
 import subprocess
 import sys
 import threading
@@ -11,10 +10,10 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-from real import LIMIT, THOROUGH, until
+from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import launch, launchers, screen
+from ddp_helpers.launch import launch, screen
 from ddp_helpers.launch.screen import Screen, tidy
 
 TAG = "DDP_TEST_TAG"  # an environment variable by which a test finds all processes of its launch
@@ -187,47 +186,6 @@ def test_the_time_limit_ends_a_script_whatever_it_does(text, script, tag):
     caller.join(LIMIT)
     assert errors and "after 3 s" in errors[0] and ("I stay" in errors[0]) == (text == STUBBORN)
     assert not left(tag)
-
-
-# ---- the notebook's own end
-
-# A kernel hears SIGINT in any case. This process would not, where the tests run in the background of a shell script,
-# which has SIGINT ignored in all that it starts.
-NOTEBOOK = """
-import signal, sys
-from ddp_helpers.launch import launch
-signal.signal(signal.SIGINT, signal.default_int_handler)
-launch.run(sys.argv[1], ranks=2, launcher=sys.argv[2], timeout=300)
-"""
-SLEEPS = """
-import time
-print("asleep", flush=True)
-time.sleep(300)
-"""
-
-
-ENDS = [("torchrun", signal.SIGINT), ("mpirun", signal.SIGKILL), ("torchrun", signal.SIGKILL)]
-
-
-@pytest.mark.parametrize(("launcher", "number"), ENDS if THOROUGH else ENDS[:2])
-def test_no_process_is_left_when_the_notebook_is_interrupted_or_killed(launcher, number, script, tag, request):
-    if launcher == "mpirun":
-        request.getfixturevalue("mpirun")
-    env = launchers.environment([1], tag)
-    command = [sys.executable, "-c", NOTEBOOK, str(script(SLEEPS)), launcher]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=env, **pipes) as notebook:
-        try:
-            both = [notebook.stdout.readline() for _ in range(2)]
-            assert all("asleep" in line for line in both), notebook.stderr.read()
-            assert len(left(tag)) >= 4  # the notebook, the launcher and two ranks
-            notebook.send_signal(number)
-            until(lambda: not left(tag), "no process is left")
-            assert notebook.wait(timeout=LIMIT) == -number
-            if number == signal.SIGINT:
-                assert "KeyboardInterrupt" in notebook.stderr.read()
-        finally:
-            notebook.kill()
 
 
 # ---- in a notebook

@@ -1,84 +1,23 @@
-"""on_ranks: answers of any size, errors and deaths told, and no process left behind."""
+"""on_ranks: answers of any size, errors and deaths told; and of a script, the rank that failed first."""
 
 import os
 import signal
 import struct
-import subprocess
 import sys
-import time
 from multiprocessing.connection import Connection
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from real import LIMIT, until
 
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import Run, attend
-
-SLEEP = ["sleep", "4747"]
-
-
-def gone(pid):
-    """Whether this process is no more, or dead and only not yet reaped."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_an_answer_may_be_larger_than_a_pipe():
     zeros, also = on_ranks(2, lambda: torch.zeros(20_000))
     assert zeros == also == [0.0] * 20_000
     assert list(map(len, on_ranks(2, lambda: "x" * (1_000_000 + dist.get_rank())))) == [1_000_000, 1_000_001]
-
-
-STARTS = {
-    "a command": lambda: subprocess.Popen(SLEEP).pid,
-    "a command in a session of its own": lambda: subprocess.Popen(SLEEP, start_new_session=True).pid,
-    "a fork": lambda: os.fork() or time.sleep(4747),
-}
-
-
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_nothing_is_left_of_what_an_answer_starts(start):
-    pids = on_ranks(2, start)
-    assert len({*pids}) == 2 and all(pid > 0 for pid in pids)
-    until(lambda: all(map(gone, pids)), "what the ranks started is gone")
-
-
-def test_nothing_is_left_of_what_a_script_starts(tmp_path):
-    script = tmp_path / "starts.py"
-    script.write_text(f"import subprocess\nprint(subprocess.Popen({SLEEP}, start_new_session=True).pid)")
-    run = Run(script, ranks=2)
-    attend(run)
-    pids = [int(run.said(rank)[0]) for rank in range(2)]
-    until(lambda: all(map(gone, pids)), "what the ranks started is gone")
-
-
-def test_nothing_is_left_of_an_answer_that_hangs_or_of_a_notebook_that_is_killed(tmp_path):
-    text = f"""
-import os, pathlib, subprocess, sys
-from ddp_helpers.lessons.on_ranks import dist, on_ranks
-
-def work():
-    child = subprocess.Popen({SLEEP}, start_new_session=True)
-    part = pathlib.Path({str(tmp_path)!r}, f"part{{dist.get_rank()}}")
-    part.write_text(f"{{os.getpid()}} {{child.pid}}")
-    part.rename(part.with_name(f"pids{{dist.get_rank()}}"))
-    child.wait()
-
-on_ranks(2, work, patience={LIMIT})
-"""
-    for number in (signal.SIGKILL, signal.SIGINT):
-        with subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL) as notebook:
-            until(lambda: len([*tmp_path.glob("pids*")]) == 2, "both ranks have started a process")
-            notebook.send_signal(number)
-        found = [int(pid) for path in tmp_path.glob("pids*") for pid in path.read_text().split()]
-        until(lambda: all(map(gone, found)), "ranks, and what they started, are gone")  # noqa: B023
-        for path in tmp_path.glob("pids*"):
-            path.unlink()
 
 
 def dies(how):
@@ -111,6 +50,25 @@ def test_a_rank_that_is_killed_in_the_middle_of_its_answer_is_named(monkeypatch)
 
 def test_an_error_of_a_rank_and_an_answer_that_cannot_be_sent_are_raised():
     with pytest.raises(ZeroDivisionError):
-        on_ranks(2, lambda: 1 / 0)
+        on_ranks(2, dies(lambda: 1 / 0))  # and not rank 0's, which is that rank 1 has left
     with pytest.raises(Exception, match="local object"):  # its class depends on Python's version
         on_ranks(2, lambda: lambda: 0)
+
+
+FAILS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["RANK"] == "1":
+    raise ValueError("mine")
+dist.barrier()
+"""
+
+
+def test_of_a_script_the_rank_that_failed_first_is_named(tmp_path):
+    (tmp_path / "fails.py").write_text(FAILS)
+    run = Run(tmp_path / "fails.py", ranks=2)
+    attend(run)
+    assert run.ends == [1, 1], "the control: rank 0 failed, too, since rank 1 had left"
+    assert run.complaint().startswith("rank 1 exit status 1:\nValueError: mine")

@@ -1,4 +1,7 @@
-"""Start kernels that listen on files: a port that was free can be taken by a rank before the kernel listens on it."""
+"""Start kernels that listen on files: a rank may take a port before a kernel listens on it.
+
+Whoever executes a notebook calls it: upkeep, jobs and tests.
+"""
 
 import tempfile
 from uuid import uuid4
@@ -7,12 +10,17 @@ from jupyter_client import AsyncKernelManager
 
 
 def on_files() -> dict[str, str]:
-    """Options of a KernelManager; the files have short paths, since Linux takes no more than 107 letters."""
-    return {"transport": "ipc", "connection_file": f"{tempfile.gettempdir()}/kernel-{uuid4().hex}.json"}
+    """Return options of a KernelManager.
+
+    The files have short paths: Linux takes no more than 107 letters.
+    """
+    path = f"{tempfile.gettempdir()}/kernel-{uuid4().hex}.json"
+    return {"transport": "ipc", "connection_file": path}
 
 
 class KernelOnFiles(AsyncKernelManager):
-    """What NotebookClient and papermill take as `kernel_manager_class`."""
+    """A kernel manager for the `kernel_manager_class` of NotebookClient and papermill."""
 
     def __init__(self, **options: object) -> None:
+        """Take the options of AsyncKernelManager."""
         super().__init__(**on_files(), **options)

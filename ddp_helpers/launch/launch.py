@@ -1,15 +1,19 @@
-"""Run a script on N ranks from a notebook, and the `%%launch` magic that does so with a cell."""
+"""Run a script on N ranks under a launcher, and show their lines; `%%launch` does so with a cell.
+
+Notebooks and tests call it, in the learner's process. What it starts has ended when it returns.
+"""
 
 import re
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.launch.launchers import HERE, MARKS, commands, environment, free_port
@@ -18,21 +22,33 @@ from ddp_helpers.launch.screen import Screen, tidy
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
+# How launchers name the first rank that failed.
+FIRST_FAILED = re.compile(
+    r"Root Cause.*?rank\s*: (\d+)"  # torchrun
+    r"|Process name: \[\S+[,@]\d+\]?,(\d+)\]"  # Open MPI 4 and 5, after an exit status
+    r"|noticed that process rank (\d+)",  # Open MPI 4 and 5, after a signal
+    re.S,
+)
+LAST_LINES = 8  # lines of a rank that failed which its error shows
+
 
 class LaunchError(PlainError, RuntimeError):
-    """A launch that failed or took too long; the message names the rank and holds its last lines."""
+    """A launch that failed or took too long; the message names a rank and has its last lines."""
 
 
 @dataclass
 class Launch:
-    """The output of a launch: pairs of rank ('' for the launcher itself) and line, and the seconds it took."""
+    """The output of a launch.
+
+    lines: pairs of rank, "" for the launcher itself, and line; seconds: how long it took.
+    """
 
     lines: list[tuple[str, str]]
     seconds: float
 
     def of(self, rank: int | str) -> list[str]:
-        """The lines of one rank."""
-        return [line for who, line in self.lines if who == str(rank)]
+        """Return the lines of one rank, or for "" those of the launcher."""
+        return [line for source, line in self.lines if source == str(rank)]
 
 
 def run(
@@ -43,83 +59,111 @@ def run(
     timeout: float = 300,
     env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Run a script on so many ranks, and show their lines as they come; the learner's process calls it.
+    """Run a script on so many ranks, and show their lines as they come.
 
-    ranks: how many, or how many on each of several node groups on this machine, as in (2, 2).
-    timeout: seconds until all ranks are ended. Raises LaunchError if a rank fails or the time is up.
+    args: the script's arguments. ranks: how many, or how many on each of several node groups on
+    this machine, as in (2, 2). launcher: torchrun, mpirun, srun or python. timeout: seconds until
+    all ranks are ended. env: more variables of the ranks' environment. Raises LaunchError if a rank
+    fails, the time is up, or the launcher is not on this machine.
     """
     per_node = [ranks] if isinstance(ranks, int) else list(ranks)
-    screen, begin, launch = Screen(), time.monotonic(), Launch([], 0.0)
-    statuses: list[int] = []
-    screen.wait(f"starting {sum(per_node)} {'rank' if sum(per_node) == 1 else 'ranks'} with {launcher} …")
-    with tempfile.TemporaryDirectory() as logs:
-        try:
+    launch = Launch([], 0.0)
+    screen = Screen()
+    screen.wait(f"starting {count_of_ranks(sum(per_node))} with {launcher} …")
+    network = {} if launcher == "srun" else HERE  # srun's ranks may be on other machines
+    begin = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as logs:
             start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
-            here = {} if launcher == "srun" else HERE  # its ranks may be on other machines
-            env = environment(per_node, here | dict(env or {}))
-            with closing(lines_of(start, env, timeout, screen.refresh)) as lines:
-                for line in lines:
-                    if isinstance(line, list):
-                        statuses = line
-                    else:
-                        take(line, launcher, launch, screen)
-        except FileNotFoundError as missing:
-            raise LaunchError(str(missing)) from None
-        except TimeoutError:
-            raise LaunchError(report(launch, f"not done after {timeout:g} s, so all its ranks were ended")) from None
-        finally:
-            screen.draw()
-            launch.seconds = time.monotonic() - begin
+            variables = environment(per_node, {**network, **(env or {})})
+            lines = lines_of(start, variables, timeout, screen.refresh)
+            statuses = _follow(lines, launcher, launch, screen)
+    except FileNotFoundError as missing:
+        raise LaunchError(str(missing)) from None
+    except TimeoutError:
+        late = f"not done after {timeout:g} s, so all its ranks were ended"
+        raise LaunchError(report(launch, late)) from None
+    finally:
+        screen.draw()
+        launch.seconds = time.monotonic() - begin
     if any(statuses):
-        raise LaunchError(report(launch, f"{launcher} ended with exit status {max(statuses, key=abs)}"))
+        failed = f"{launcher} ended with exit status {max(statuses, key=abs)}"
+        raise LaunchError(report(launch, failed))
     return launch
 
 
+def count_of_ranks(count: int) -> str:
+    """Return "1 rank", "2 ranks", and so on."""
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _follow(
+    lines: Generator[str | list[int], None, None],
+    launcher: str,
+    launch: Launch,
+    screen: Screen,
+) -> list[int]:
+    """Keep and show the lines of a launcher to its end; returns its exit statuses."""
+    with closing(lines):
+        for line in lines:
+            if isinstance(line, list):
+                return line
+            take(line, launcher, launch, screen)
+    return []
+
+
 def take(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
-    """Keep a line, and show it if a rank said it."""
-    rank, text = match.groups() if (match := re.fullmatch(MARKS[launcher], line)) else ("", line)
+    """Keep a line of a launcher, and show it if a rank has printed it."""
+    match = re.fullmatch(MARKS[launcher], line)
+    rank, text = match.groups() if match else ("", line)
     text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch's own mark on a traceback
     launch.lines.append((rank, tidy(text)))
     if match:
         screen.add(f"rank {rank}" if rank else "", text)
 
 
-# How launchers name the first rank that failed: torchrun; Open MPI 4 and 5, after an exit status, and after a signal.
-FIRST_FAILED = re.compile(
-    r"Root Cause.*?rank\s*: (\d+)|Process name: \[\S+[,@]\d+\]?,(\d+)\]|noticed that process rank (\d+)", re.S
-)
+def report(launch: Launch, reason: str) -> str:
+    """Describe a failed launch: the reason, and the last lines of the rank that failed first.
 
-
-def report(launch: Launch, what: str) -> str:
-    """Describe a failed launch: the first rank that failed, where the launcher names it, and its last lines."""
-    first = FIRST_FAILED.search("\n".join(line for who, line in launch.lines if not who))
-    who = first[first.lastindex] if first else (launch.lines[-1][0] if launch.lines else "")
-    last = launch.of(who)[-8:]
-    return f"{what}; the last lines of {f'rank {who}' if who else 'the launcher'}:\n" + "\n".join(last)
+    Where the launcher does not name that rank, it is the one that printed the last line.
+    """
+    rank = launch.lines[-1][0] if launch.lines else ""
+    if first_failed := FIRST_FAILED.search("\n".join(launch.of(""))):
+        rank = next(number for number in first_failed.groups() if number)
+    source = f"rank {rank}" if rank else "the launcher"
+    return f"{reason}; the last lines of {source}:\n" + "\n".join(launch.of(rank)[-LAST_LINES:])
 
 
 def launch_magic(line: str, cell: str) -> None:
-    """Run this cell as a script: `%%launch 4`, on two nodes `%%launch 2 2`, and meant to fail `%%launch 2 fails`."""
-    numbers = [int(word) for word in line.split() if word.isdecimal()]
-    if not numbers or 0 in numbers or set(line.split()) - {*map(str, numbers), "fails"}:
-        raise UsageError(f"%%launch {line}: give a number of ranks, one for each node, and `fails` if it is meant to")
+    """Run this cell as a script: `%%launch 4`; on two nodes `%%launch 2 2`.
+
+    `%%launch 2 fails` is for a cell that is meant to fail. Raises LaunchError, also if such a cell
+    does not, and UsageError for a line that cannot be read.
+    """
+    options = line.split()
+    ranks = [int(word) for word in options if word.isdecimal()]
+    is_to_fail = "fails" in options
+    if not ranks or 0 in ranks or set(options) - {*map(str, ranks), "fails"}:
+        usage = "give a number of ranks, one for each node, and `fails` if it is meant to"
+        raise UsageError(f"%%launch {line}: {usage}")
     path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(cell)
     try:
         with one_interrupt():
-            run(path, ranks=numbers)
+            run(path, ranks=ranks)
     except KeyboardInterrupt:
         raise LaunchError("stopped: all ranks of this cell are ended") from None
     except LaunchError as error:
-        if "fails" not in line.split():
+        if not is_to_fail:
             raise
         print(str(error).splitlines()[0].rstrip(":") + " are above")
     else:
-        if "fails" in line.split():
+        if is_to_fail:
             raise LaunchError("this cell was meant to fail, and did not")
 
 
-def load_ipython_extension(shell) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%launch` known: `%load_ext ddp_helpers.launch.launch`."""
-    shell.register_magic_function(launch_magic, "cell", "launch")
+    register = shell.register_magic_function
+    register(launch_magic, "cell", "launch")  # type: ignore[arg-type]  # IPython types it unbound

@@ -1,4 +1,7 @@
-"""Command lines and environments with which torchrun, mpirun, srun or Python start the ranks."""
+"""Command lines and environments with which torchrun, mpirun, srun or Python start the ranks.
+
+Whoever starts ranks calls it, in the learner's process, or in a job in that of the notebook.
+"""
 
 import os
 import re
@@ -15,32 +18,21 @@ from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, STARTS, cpus_of_ra
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
 HERE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-# torchrun, whose meeting place listens on this machine alone. By its path, since ddp_helpers need not be installed;
-# -P, so that the modules beside it are not taken for others of these names.
-TORCHRUN = [sys.executable, "-P", str(Path(__file__).parents[1] / "rank" / "meeting.py")]
+# torchrun, whose meeting place listens on this machine alone. By its path, since ddp_helpers need
+# not be installed; -P, so that the modules beside it are not taken for others of these names.
+MEETING = Path(__file__).parents[1] / "rank" / "meeting.py"
+TORCHRUN = [sys.executable, "-P", str(MEETING)]
 
-# What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of these families.
+# What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of
+# these families. What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like is
+# not among it: no job sets these itself.
 KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
 INHERITED = re.compile(
-    rf"({'|'.join(sorted(KNOWN_BY))})$|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
-    r"|(SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)|SBATCH_(CPU|MEM)|SRUN)_"
+    rf"({'|'.join(sorted(KNOWN_BY))})$"
+    r"|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
+    r"|SLURMD?(?!_(ACCOUNT|PARTITION|QOS|RESERVATION)$)_"
+    r"|(SBATCH_(CPU|MEM)|SRUN)_"
 )
-
-
-def clean() -> dict[str, str]:
-    """This process's environment without any launcher's variables, and with the course's own Slurm if it is up.
-
-    What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like stays: no job sets these itself.
-    """
-    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not INHERITED.match(name)}
-    # Jupyter's kernel sets FORCE_COLOR, and from 3.13 on Python then colours tracebacks, letter by letter.
-    env["PYTHON_COLORS"] = "0"
-    state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ddp-course"
-    site = Path("/etc/slurm/slurm.conf").exists()
-    if "SLURM_CONF" not in env and not site and (state / "slurm.conf").is_file():
-        env["SLURM_CONF"] = str(state / "slurm.conf")
-    return env
-
 
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
 MARKS = {
@@ -49,62 +41,133 @@ MARKS = {
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
+PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks for any port
 
 
-def commands(launcher: str, program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
-    """The command lines that start the ranks: one, or with torchrun one for each node."""
-    ranks = sum(per_node)
-    if launcher != "python" and launcher != "torchrun" and not shutil.which(launcher):
-        raise FileNotFoundError(f"{launcher} is not on this machine: install it, or use launcher='torchrun'")
-    if launcher == "mpirun":
-        # Unbuffered, it would mark each piece of a line.
-        options = ["--tag-output", "--oversubscribe", "--bind-to", "none", "-x", "PYTHONUNBUFFERED="]
-        options += ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
-        return [["mpirun", *options, "-n", str(ranks), sys.executable, *program]]
-    if launcher == "srun":
-        shape = [f"--nodes={len(per_node)}", f"--ntasks={ranks}", f"--ntasks-per-node={max(per_node)}"]
-        meet = ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"] if len(per_node) == 1 else []
-        return [["srun", "--label", *shape, "--kill-on-bad-exit=1", *meet, sys.executable, *program]]
-    if launcher == "python":
-        return [[sys.executable, *program]]
-    torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}"]
-    if len(per_node) == 1:
-        # Without an address, torchrun meets at this machine's own name, which may stand for no address: it would wait.
-        meet = ["--standalone", "--local-addr=localhost"]
-        return [[*torchrun, *meet, f"--nproc-per-node={ranks}", *program]]
-    meet = [f"--nnodes={len(per_node)}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    return [[*torchrun, *meet, f"--node-rank={i}", f"--nproc-per-node={n}", *program] for i, n in enumerate(per_node)]
+# ---- environments
+
+
+def clean() -> dict[str, str]:
+    """Return this process's environment without any launcher's variables.
+
+    If the course's own Slurm is up, and the machine has no other, SLURM_CONF leads to it.
+    """
+    inherited = {name for name in os.environ if INHERITED.match(name)} - {"SLURM_CONF"}
+    env = {name: text for name, text in os.environ.items() if name not in inherited}
+    # Jupyter's kernel sets FORCE_COLOR, and from 3.13 on Python then colours tracebacks, letter by
+    # letter.
+    env["PYTHON_COLORS"] = "0"
+    state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ddp-course"
+    of_the_site = Path("/etc/slurm/slurm.conf").exists()
+    if "SLURM_CONF" not in env and not of_the_site and (state / "slurm.conf").is_file():
+        env["SLURM_CONF"] = str(state / "slurm.conf")
+    return env
+
+
+def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the ranks: nothing buffered, CPUs shared, GPUs where they suffice.
+
+    per_node: how many ranks each node has; extra: more variables, which come before all others.
+    """
+    size = sum(per_node)
+    env = clean()
+    env["PYTHONUNBUFFERED"] = "1"
+    env["OMP_NUM_THREADS"] = str(max(1, cpus_of_rank() // size))
+    env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
+    env.setdefault(*OLDER_NCCL)
+    if len(per_node) > 1 or not enough_gpus(size):  # or several pretended nodes
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
+        env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return env | dict(extra)
+
+
+def rank_environments(size: int, extra: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the environment of each rank of one group on this machine, numbered as by torchrun.
+
+    extra: more variables of all ranks.
+    """
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    shared = environment([size], {**HERE, **group, **extra})
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def enough_gpus(ranks: int) -> bool:
+    """Say whether each rank can have a GPU of this machine, or NCCL lets all of them share one."""
+    import torch  # here: it takes seconds, and a notebook that hands its job to Slurm needs none
+
+    gpus = torch.cuda.device_count()
+    if gpus != 1 or ranks == 1:
+        return ranks <= gpus
+    # Since NCCL 2.30 (torch 2.14), where this variable asks for it; it was not tried here.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return may_share and torch.cuda.nccl.version() >= (2, 30)
 
 
 def free_port() -> int:
-    """A port that is free now, and none of those from 32768 on, which Linux gives to whoever asks for any port.
+    """Return a port of this machine that is free now, at random.
 
     Rank 0 listens on it seconds later, and meanwhile others start and ask for many.
     """
     while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port := 20_000 + secrets.randbelow(12_768)))
+            probe.bind(("127.0.0.1", port))
             return port
 
 
-def enough_gpus(ranks: int) -> bool:
-    """Whether this machine has a GPU for each of so many ranks, or one that NCCL lets them share."""
-    import torch  # here, since it takes seconds, and a notebook that hands its job to Slurm needs none of it
-
-    if (gpus := torch.cuda.device_count()) != 1:
-        return ranks <= gpus
-    # Since NCCL 2.30 (torch 2.14), where this variable asks for it; it was not tried here.
-    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return ranks == 1 or (asked and torch.cuda.nccl.version() >= (2, 30))
+# ---- command lines
 
 
-def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: no rank of our own, nothing buffered, CPUs shared, GPUs where there are enough."""
-    env = clean() | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, cpus_of_rank() // sum(per_node)))}
-    env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
-    env.setdefault(*OLDER_NCCL)
-    if len(per_node) > 1 or not enough_gpus(sum(per_node)):  # or several pretended nodes
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
-        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return env | dict(extra)
+def commands(
+    launcher: str,
+    program: list[str],
+    per_node: Sequence[int],
+    logs: str,
+) -> list[list[str]]:
+    """Return the command lines that start the ranks: one, or with torchrun one for each node.
+
+    program: a script and its arguments; per_node: how many ranks each node has; logs: a folder for
+    torchrun's files. Raises FileNotFoundError where the launcher is not on this machine.
+    """
+    if launcher == "python":
+        return [[sys.executable, *program]]
+    if launcher == "torchrun":
+        return _torchrun_commands(program, per_node, logs)
+    if not shutil.which(launcher):
+        cure = "install it, or use launcher='torchrun'"
+        raise FileNotFoundError(f"{launcher} is not on this machine: {cure}")
+    make_command = {"mpirun": _mpirun_command, "srun": _srun_command}[launcher]
+    return [make_command(program, per_node)]
+
+
+def _torchrun_commands(program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
+    torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}"]
+    if len(per_node) == 1:
+        # Without an address, torchrun meets at this machine's own name, which may stand for no
+        # address: it would wait.
+        meeting = ["--standalone", "--local-addr=localhost"]
+        return [[*torchrun, *meeting, f"--nproc-per-node={per_node[0]}", *program]]
+    meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    torchrun += [f"--nnodes={len(per_node)}", *meeting]
+    nodes = []
+    for node, ranks in enumerate(per_node):
+        nodes.append([*torchrun, f"--node-rank={node}", f"--nproc-per-node={ranks}", *program])
+    return nodes
+
+
+def _mpirun_command(program: list[str], per_node: Sequence[int]) -> list[str]:
+    options = ["--tag-output", "--oversubscribe", "--bind-to", "none"]
+    options += ["-x", "PYTHONUNBUFFERED="]  # unbuffered, it would mark each piece of a line
+    options += ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
+    return ["mpirun", *options, "-n", str(sum(per_node)), sys.executable, *program]
+
+
+def _srun_command(program: list[str], per_node: Sequence[int]) -> list[str]:
+    nodes = [f"--nodes={len(per_node)}", f"--ntasks={sum(per_node)}"]
+    options = ["--label", *nodes, f"--ntasks-per-node={max(per_node)}", "--kill-on-bad-exit=1"]
+    meeting = ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"]
+    if len(per_node) > 1:
+        meeting = []  # 127.0.0.1 is another machine on each node
+    return ["srun", *options, *meeting, sys.executable, *program]

@@ -1,4 +1,7 @@
-"""Name the hardware that the outputs of a notebook came from."""
+"""Name the hardware that an output or a record came from.
+
+The learner's process calls it, and prints or keeps what it returns; `chip` may be asked anywhere.
+"""
 
 import platform
 import subprocess
@@ -11,28 +14,31 @@ from ddp_helpers.rank.launchers import cpus_of_rank
 
 
 def machine() -> str:
-    """One line about this machine: processor, CPUs, GPUs, torch; the learner's process calls it and prints it."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
-    processor = chip(torch.device("cpu"))
-    return f"{processor}, {cpus_of_rank()} CPUs; {found}; torch {torch.__version__}, Python {platform.python_version()}"
+    """Return one line about this machine: processor, CPUs, GPUs, torch, Python."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    devices = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
+    processor = f"{chip(torch.device('cpu'))}, {cpus_of_rank()} CPUs"
+    return f"{processor}; {devices}; torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def provenance() -> dict[str, str]:
-    """Return the provenance of a measurement: machine, time and git revision."""
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"machine": machine(), "made_from": f"ddp_helpers {__version__}{revision()}", "started": started}
+    """Return where a measurement comes from: machine, time and git revision."""
+    return {
+        "machine": machine(),
+        "made_from": f"ddp_helpers {__version__}{_revision()}",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
 
 
-def revision() -> str:
-    """The git revision of the helpers, and whether they differ from it; "" where they stand in no checkout."""
+def _revision() -> str:
+    """Return the git revision of the helpers, and whether they differ from it; "" without git."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
-    return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
+    described = subprocess.run(git, capture_output=True, text=True, check=False)
+    return f" ({described.stdout.strip()})" if described.returncode == 0 else ""
 
 
 def chip(device: torch.device) -> str:
-    """The name of the GPU, or of the processor where the system tells it. Any process may call it."""
+    """Return the name of the GPU, or of the processor where the system tells it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.cpu.get_capabilities().get("cpu_name") or platform.machine()

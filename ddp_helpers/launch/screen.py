@@ -1,4 +1,7 @@
-"""The lines of many ranks on one screen: labelled, coloured, each rank's progress bar on a line of its own."""
+"""The lines of many ranks on one screen: labelled, coloured, the progress bar of each on a line.
+
+Whoever waits for ranks or jobs writes to it, in the learner's process: a notebook, or a terminal.
+"""
 
 import re
 import sys
@@ -9,15 +12,20 @@ from ddp_helpers import ROOT
 
 # ANSI colours that a terminal, JupyterLab and a code host all show; no two neighbours look alike.
 COLOURS = [34, 33, 32, 35, 36, 31, 90, 94]
-REDRAW = 0.2  # seconds from one to the next, at least: a notebook is slow at it
-RATE = 100_000  # characters a second, at most: each time, all that is shown goes to the browser anew
+REDRAW = 0.2  # seconds from one drawing to the next, at least: a notebook is slow at it
+RATE = 100_000  # characters a second, at most: each drawing sends all that is shown to the browser
 WIDEST = 2000  # characters of a line that a notebook shows
 PROGRESS = re.compile(r"\[#*\.*\] \d+/\d+")
-PATHS = {str(ROOT): ".", sys.prefix: "<python>", sys.base_prefix: "<python>", str(Path.home()): "~"}
+PATHS = {
+    str(ROOT): ".",
+    sys.prefix: "<python>",
+    sys.base_prefix: "<python>",
+    str(Path.home()): "~",
+}
 
 
 def tidy(line: str) -> str:
-    """A line without the paths of this machine, which help nobody else."""
+    """Return a line without the paths of this machine, which help nobody else."""
     for path, short in PATHS.items():
         if path != "/":  # a container's home
             line = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w-]|\.\w)", short, line)
@@ -25,79 +33,94 @@ def tidy(line: str) -> str:
 
 
 def cut(line: str) -> str:
-    """The line as far as a notebook shows it, and how many characters it goes on."""
-    more = len(line) - WIDEST
-    return f"{line[:WIDEST]} … and {more:,} more characters" if more > 0 else line
+    """Return a line as far as a notebook shows it, and how many characters it goes on."""
+    rest = len(line) - WIDEST
+    return f"{line[:WIDEST]} … and {rest:,} more characters" if rest > 0 else line
 
 
 def coloured(label: str, line: str) -> str:
-    """The line behind its label, in the colour of its rank."""
+    """Return a line behind its label, in the colour of the rank that the label names."""
     number = re.search(r"\d+", label)
     if not number:
         return line
     # Its last digits will do: what looks like a rank may be a number that is too long for int().
-    return f"\x1b[{COLOURS[int(number[0][-6:]) % len(COLOURS)]}m[{label}]\x1b[0m {line}"
+    colour = COLOURS[int(number[0][-6:]) % len(COLOURS)]
+    return f"\x1b[{colour}m[{label}]\x1b[0m {line}"
 
 
-def mark_of(line: str) -> int:
-    """The number in a line's label, by which a stable sort puts each rank's lines together."""
+def _rank_of(line: str) -> int:
+    """Return the number in the label of a coloured line, -1 if there is none."""
     label = re.match(r"\x1b\[\d+m\[\D*(\d{1,6})\]", line)
     return int(label[1]) if label else -1
 
 
 class Screen:
-    """One output that is updated in place in a notebook; in a terminal, plain lines."""
+    """One output that is updated in place in a notebook; in a terminal, plain lines.
+
+    shown: the lines, as they are or will be drawn.
+    """
 
     def __init__(self, sort: bool = False) -> None:
-        self.sort = sort  # show each rank's lines in a block of its own
+        """Show nothing yet. sort: show the lines of each rank in a block."""
         self.shown: list[str] = []
-        self.bars: dict[str, int] = {}  # key: where its line stands in `shown`, to be replaced
-        self.handle, self.drawn = None, 0.0  # drawn: when, 0 for never
-        self.due, self.fresh = 0.0, False  # when it may be drawn again; whether there is anything to draw
+        self._sort = sort
+        self._keyed: dict[str, int] = {}  # the index in `shown` of a line that will be replaced
+        self._drawn = 0.0  # when the output was last drawn, 0 for never
+        self._due = 0.0  # when it may be drawn again
+        self._changed = False  # whether there is anything to draw
+        self._handle = None
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
             from IPython.display import DisplayHandle
 
-            self.handle = DisplayHandle()
+            self._handle = DisplayHandle()
 
     def wait(self, text: str) -> None:
-        """In a notebook, say what is being waited for, until there is a line: an import of torch takes seconds."""
-        if self.handle is not None:
-            self.handle.display({"text/plain": text}, raw=True)
-            self.drawn = time.monotonic()  # the first line need not wait
+        """In a notebook, say what is waited for until the first line: it may take seconds."""
+        if self._handle is not None:
+            self._handle.display({"text/plain": text}, raw=True)
+            self._drawn = time.monotonic()  # the first line need not wait
 
     def add(self, label: str, line: str) -> None:
-        """Show one more line; a progress bar takes the place of the one before it."""
-        line = line if self.handle is None else cut(line)
-        if not PROGRESS.search(line):
-            self.bars.pop(label, None)
-        self.put(label if PROGRESS.search(line) else None, coloured(label, tidy(line)))
+        """Show one more line; a progress bar takes the place of its label's one before it."""
+        if self._handle is not None:
+            line = cut(line)
+        is_bar = bool(PROGRESS.search(line))
+        if not is_bar:
+            self._keyed.pop(label, None)
+        self.put(label if is_bar else None, coloured(label, tidy(line)))
 
     def put(self, key: str | None, text: str) -> None:
-        """Show a line in the place of the one before it with the same key; below all others if it has none."""
-        before = self.shown[self.bars[key]] if key in self.bars else ""
-        if before:
-            self.shown[self.bars[key]] = text
+        """Show a line in the place of the one with its key; without a key, below all others."""
+        before = ""
+        if key and key in self._keyed:
+            index = self._keyed[key]
+            before, self.shown[index] = self.shown[index], text
         else:
             if key:
-                self.bars[key] = len(self.shown)
+                self._keyed[key] = len(self.shown)
             self.shown.append(text)
-        if self.handle is not None:
-            self.fresh = True
+        if self._handle is not None:
+            self._changed = True
             self.refresh()
-        elif not before or re.sub(r"\d+", "", before) != re.sub(r"\d+", "", text):
-            print(text, flush=True)  # a terminal keeps every line, so one that only counts on is left out
+        elif not before or _without_numbers(before) != _without_numbers(text):
+            print(text, flush=True)  # a terminal keeps every line: one that only counts is left out
 
     def refresh(self) -> None:
-        """Draw what is not drawn yet, if it is time; who waits for lines calls it again and again."""
-        if self.fresh and time.monotonic() > self.due:
+        """Draw what is not drawn yet, if it is time; whoever waits for lines calls it often."""
+        if self._changed and time.monotonic() > self._due:
             self.draw()
 
     def draw(self) -> None:
         """Bring the output up to date."""
-        if self.handle is None or not (self.shown or self.drawn):
+        if self._handle is None or not (self.shown or self._drawn):
             return
-        lines = sorted(self.shown, key=mark_of) if self.sort else self.shown
+        lines = sorted(self.shown, key=_rank_of) if self._sort else self.shown
         text = "\n".join(lines)
-        (self.handle.update if self.drawn else self.handle.display)({"text/plain": text}, raw=True)
-        self.drawn, self.fresh = time.monotonic(), False
-        self.due = self.drawn + REDRAW + len(text) / RATE
+        draw = self._handle.update if self._drawn else self._handle.display
+        draw({"text/plain": text}, raw=True)
+        self._drawn, self._changed = time.monotonic(), False
+        self._due = self._drawn + REDRAW + len(text) / RATE
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"\d+", "", line)

@@ -1,4 +1,7 @@
-"""Write helpers out as one standalone script: the source of each part that it needs, the script's own parts first."""
+"""Write helpers out as one standalone script: what it needs of each module, its own parts first.
+
+The learner's process calls it, also with nothing installed: it needs Python alone.
+"""
 
 import hashlib
 import re
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.launch.sources import Source, from_cell
@@ -15,163 +19,230 @@ from ddp_helpers.rank.launchers import stop
 
 PACKAGE = "ddp_helpers.rank.scripts"
 FOLDER = ROOT / PACKAGE.replace(".", "/")
-MARK = "# As it was written out, the SHA-256 of the lines above begins with "
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+MARK = "# As it was written out, the SHA-256 of the lines above begins with "
 MADE = f"ddp_helpers {__version__}"  # no revision of git: the same for everyone
-Part = tuple[str, str]  # a module's name, "" for what only the learner's parts use; and the part's
+
+
+class Part(NamedTuple):
+    """A definition in a module, "" for what only the learner's definitions use."""
+
+    module: str
+    name: str
+
+
+class _ScriptImport(NamedTuple):
+    """An import of the script: `name` in `module`, or "" for the module itself, under an alias."""
+
+    module: str
+    name: str
+    alias: str
 
 
 class Script:
     """The parts of one script, gathered from its main module through everything that it uses."""
 
     def __init__(self, name: str, replace: Sequence[type | Callable] = ()) -> None:
-        self.replaced = {thing.__name__: from_cell(thing, {one.__name__ for one in replace}) for thing in replace}
-        self.sources: dict[str, Source] = {}  # by module, those that are imported first
-        self.picked: set[Part] = set()
-        self.imports: set[tuple[str, str, str]] = set()  # (module, name in it or "", name here)
-        self.main = f"{PACKAGE}.{name}"
-        self.read(self.main)
-        # Where the learner's parts belong; "" for those that only their other parts use.
-        self.homes = dict.fromkeys(self.replaced, "")
-        self.homes |= {part: module for module, source in self.sources.items() for part in source.parts}
-        for part in self.sources[self.main].parts:
-            self.pick((self.main, part))
-        if unused := self.replaced.keys() - {name for _, name in self.picked}:
+        """Gather the parts of the script `name`, with a learner's own in the place of some.
+
+        Raises ValueError for one that has no place in the script, or cannot stand in it.
+        """
+        own_names = {definition.__name__ for definition in replace}
+        self._replaced: dict[str, Source] = {}
+        for definition in replace:
+            self._replaced[definition.__name__] = from_cell(definition, own_names)
+        self._main = f"{PACKAGE}.{name}"
+        self._sources: dict[str, Source] = {}  # by module, those that are imported first
+        self._read(self._main)
+        # The modules where the learner's parts belong; "" for what only their other parts use.
+        self._homes = dict.fromkeys(self._replaced, "")
+        for module, source in self._sources.items():
+            self._homes |= dict.fromkeys(source.parts, module)
+        self._picked: set[Part] = set()
+        self._imports: set[_ScriptImport] = set()
+        for part_name in self._sources[self._main].parts:
+            self._pick(Part(self._main, part_name))
+        if unused := self._replaced.keys() - {part.name for part in self._picked}:
             raise ValueError(f"replace={sorted(unused)}: {name} has no such part")
 
-    def read(self, module: str) -> None:
-        """Read a module, after those it imports."""
-        source = Source(Path(find_spec(module).origin).read_text())
-        for imported, _ in source.imports.values():
-            if imported.startswith("ddp_helpers") and imported not in self.sources:
-                self.read(imported)
-        self.sources[module] = source
+    def _read(self, module: str) -> None:
+        """Read a module, after those of ours that it imports."""
+        spec = find_spec(module)
+        assert spec and spec.origin, "our own modules are files"
+        source = Source(Path(spec.origin).read_text())
+        for origin in source.imports.values():
+            if origin.module.startswith("ddp_helpers") and origin.module not in self._sources:
+                self._read(origin.module)
+        self._sources[module] = source
 
-    def source(self, part: Part) -> Source:
-        """Where a part's source stands: in what the learner gave, or else in its module."""
-        module, name = part
-        return self.replaced[name] if name in self.replaced else self.sources[module]
+    def _source(self, part: Part) -> Source:
+        """Return where a part's source stands: in what the learner gave, or else in its module."""
+        return self._replaced.get(part.name) or self._sources[part.module]
 
-    def meant(self, part: Part, used: str) -> Part | None:
-        """The part that another one means by a name; None if it means none of this script."""
-        module, name = part
-        home, original = self.source(part).imports.get(used, ("", ""))
-        if home:
-            return (home, original) if home.startswith("ddp_helpers") else None
-        if name in self.replaced and used in self.replaced:
-            return self.homes[used], used
-        parts = self.sources[module].parts if module else ()
-        return next(((module, other) for other in parts if used in other.split(", ")), None)
+    def _part_of(self, user: Part, used: str) -> Part | None:
+        """Return the part that another part means by a name; None for none of this script."""
+        origin = self._source(user).imports.get(used)
+        if origin and origin.module:
+            ours = origin.module.startswith("ddp_helpers")
+            return Part(origin.module, origin.name) if ours else None
+        if user.name in self._replaced and used in self._replaced:
+            return Part(self._homes[used], used)
+        for name in self._sources[user.module].parts if user.module else ():
+            if used in name.split(", "):
+                return Part(user.module, name)
+        return None
 
-    def pick(self, part: Part) -> None:
+    def _pick(self, part: Part) -> None:
         """Take this part, and all that it uses."""
-        if part in self.picked:
+        if part in self._picked:
             return
-        self.picked.add(part)
-        source = self.source(part)
-        for used in source.uses[part[1]]:
-            if other := self.meant(part, used):
-                self.pick(other)
-            elif used in source.imports:
-                self.imports.add((*source.imports[used], used))
+        self._picked.add(part)
+        source = self._source(part)
+        for used in source.uses[part.name]:
+            if used_part := self._part_of(part, used):
+                self._pick(used_part)
+            elif origin := source.imports.get(used):
+                self._imports.add(_ScriptImport(origin.module, origin.name, used))
 
-    def ordered(self) -> list[Part]:
-        """The parts as they are read: the script's own, what a learner replaces, the others; its last lines last.
+    def _ordered_parts(self) -> list[Part]:
+        """Return the parts as they are read.
 
-        But what has to be there when Python comes to a part stands before it, with all that it calls.
+        First the script's own, then what a learner replaces, then the others; its last lines come
+        last. But what has to be there when Python comes to a part stands before it, with all that
+        it calls.
         """
-        modules = [self.main, *(module for module in self.sources if module != self.main)]
-        usual = [(module, name) for module in modules for name in self.sources[module].parts]
-        usual += [("", name) for name in self.replaced if not self.homes[name]]
-        usual = sorted((part for part in usual if part in self.picked), key=self.place)
-        order, deep, begun = [], set(), []  # deep: those before which all stands that they call
+        modules = [self._main, *(module for module in self._sources if module != self._main)]
+        parts = [Part(module, name) for module in modules for name in self._sources[module].parts]
+        parts += [Part("", name) for name in self._replaced if not self._homes[name]]
+        parts = sorted((part for part in parts if part in self._picked), key=self._position)
+        order: list[Part] = []
+        complete: set[Part] = set()  # before these stands all that they call
+        begun: list[Part] = []
 
         def put(part: Part, called: bool) -> None:
-            if part in begun or part in deep or (part in order and not called):
+            if part in begun or part in complete or (part in order and not called):
                 return
             begun.append(part)
-            source, name = self.source(part), part[1]
-            first = {self.meant(part, used) for used in (source.uses if called else source.needs)[name]}
-            for other in usual:
+            source = self._source(part)
+            names = (source.uses if called else source.needs)[part.name]
+            first = {self._part_of(part, name) for name in names}
+            for other in parts:
                 if other in first:
                     put(other, called=True)
             begun.remove(part)
             if called:
-                deep.add(part)
+                complete.add(part)
             if part not in order:
                 order.append(part)
 
-        for part in usual:
+        for part in parts:
             put(part, called=False)
         return order
 
-    def place(self, part: Part) -> int:
-        """The place of a part among the others, where nothing forces another one."""
-        module, name = part
-        if module == self.main:
-            return {"": 9, "train": 1, "main": 2}.get(name, 3 if is_block(self.sources[module].parts[name]) else 0)
-        return 4 if not module or self.sources[module].parts[name].startswith("# YOUR ") else 5
+    def _position(self, part: Part) -> int:
+        """Return where a part stands among the others, if nothing forces another order."""
+        text = self._sources[part.module].parts[part.name] if part.module else ""
+        if part.module == self._main:
+            last_lines, functions, constants = 9, 3, 0
+            named = {"": last_lines, "train": 1, "main": 2}
+            return named.get(part.name, functions if _is_block(text) else constants)
+        return 4 if not part.module or text.startswith("# YOUR ") else 5
 
     def text(self) -> str:
-        """The whole file, which says what it was made from."""
-        title, _, launch = self.sources[self.main].doc.partition("\n")
-        about = f"Written out from {MADE}, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:"
-        order = self.ordered()
-        hints = [self.meant(part, name) for part in order for name in self.source(part).hints[part[1]]]
-        later = "from __future__ import annotations  # they name classes that come later\n\n"
-        imports = (later if any(hints) else "") + import_lines(self.imports)
-        body = spaced([self.source(part).parts[part[1]] for part in order])
-        gap = "\n\n" if is_block(body) else "\n"
+        """Return the whole file, which says what it was made from."""
+        title, _, launch = self._sources[self._main].doc.partition("\n")
+        about = f"Written out from {MADE}, MIT licence."
+        about += " Needs torch 2.10 or newer, and torchvision. Launch:"
+        parts = self._ordered_parts()
+        body = _spaced([self._source(part).parts[part.name] for part in parts])
+        imports = _import_lines(self._imports)
+        if any(self._names_a_part_in_hints(part) for part in parts):
+            later = "from __future__ import annotations  # they name classes that come later"
+            imports = f"{later}\n\n{imports}"
+        gap = "\n\n" if _is_block(body) else "\n"
         text = f'"""{title}\n\n{about}\n{launch.strip()}\n"""\n\n{imports}\n{gap}{body}\n'
         return text.replace("ddp_helpers, imported", MADE)  # in the record, too
 
-
-def is_block(part: str) -> bool:
-    """Whether a part begins with a function or a class, and so with two blank lines."""
-    return bool(re.match(r"(#.*\n|\n)*(@|async |def |class |if )", part))
-
-
-def spaced(parts: list[str]) -> str:
-    """Definitions one below the other: two blank lines around functions and classes, none between constants."""
-    text = parts[0]
-    for above, below in pairwise(parts):
-        between = "\n\n" if below.startswith("#") else "\n"
-        text += ("\n\n\n" if is_block(above) or is_block(below) else between) + below
-    return text
+    def _names_a_part_in_hints(self, part: Part) -> bool:
+        """Say whether an annotation of this part names a part of the script."""
+        hints = self._source(part).hints[part.name]
+        return any(self._part_of(part, name) for name in hints)
 
 
-def import_lines(imports: set[tuple[str, str, str]]) -> str:
-    """Import statements in the usual order: standard library, then the rest; `import` before `from`."""
-    names: dict[str, list[str]] = {}
-    # Constants, then classes, then functions, as import sorters have it.
-    ordered = sorted(imports, key=lambda one: (not one[1].isupper(), one[1][:1].islower(), one[1], one[2]))
-    for module, original, here in ordered:
-        alias = here if here in (original or module, "") else f"{original or module} as {here}"
-        names.setdefault(f"from {module} import " if original else "import ", []).append(alias)
+def _is_block(text: str) -> bool:
+    """Say whether a part begins with a function or a class, and so with two blank lines."""
+    return bool(re.match(r"(#.*\n|\n)*(@|async def |class |def |if )", text))
+
+
+def _spaced(texts: list[str]) -> str:
+    """Join parts: two blank lines around functions and classes, none between constants."""
+    joined = texts[0]
+    for above, below in pairwise(texts):
+        if _is_block(above) or _is_block(below):
+            joined += "\n\n\n" + below
+        elif below.startswith("#"):
+            joined += "\n\n" + below
+        else:
+            joined += "\n" + below
+    return joined
+
+
+def _import_lines(imports: set[_ScriptImport]) -> str:
+    """Return import statements in the usual order: standard library, then the rest.
+
+    `import` comes before `from`; of a module, constants come first, then classes, then functions.
+    """
+    names: dict[str, list[str]] = {}  # by what stands before them
+    for module, name, alias in sorted(imports, key=_import_order):
+        original = name or module
+        renamed = original if alias == original else f"{original} as {alias}"
+        names.setdefault(f"from {module} import " if name else "import ", []).append(renamed)
     lines = [f"import {name}" for name in names.pop("import ", [])]
-    lines += [start + ", ".join(found) for start, found in names.items()]
+    lines += [start + ", ".join(imported) for start, imported in names.items()]
     lines.sort(key=lambda line: (line.startswith("from"), line))
-    own = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
-    return "\n".join([*own, "", *(line for line in lines if line not in own)])
+    standard = [line for line in lines if _module_of(line) in sys.stdlib_module_names]
+    return "\n".join([*standard, "", *(line for line in lines if line not in standard)])
 
 
-def write(name: str, path: str | Path, replace: Sequence[type | Callable] = (), force: bool = False) -> Path:
-    """Write the script `name` to `path`; the learner's process calls it.
+def _import_order(imported: _ScriptImport) -> tuple[bool, bool, str, str]:
+    name = imported.name
+    return not name.isupper(), name[:1].islower(), name, imported.alias
 
-    replace: one's own Net, datasets or loss_and_metrics in the place of the script's, and classes that these need.
-    force: also over a file that is not as it was written here. Stops at an unknown script, and at a path that cannot
-    be written or holds something else; nothing has changed then. Raises ValueError for a thing without a place in it.
+
+def _module_of(import_line: str) -> str:
+    return import_line.split()[1].split(".")[0]
+
+
+# ---- writing
+
+
+def write(
+    name: str,
+    path: str | Path,
+    replace: Sequence[type | Callable] = (),
+    force: bool = False,
+) -> Path:
+    """Write the script `name` to `path`.
+
+    replace: one's own Net, datasets or loss_and_metrics in the place of the script's, and classes
+    that these need. force: also over a file that is not as it was written here. Stops, with nothing
+    changed, at an unknown script, and at a path that cannot be written or holds something else.
+    Raises ValueError for a definition without a place in the script.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    path, text = Path(path), marked(Script(name, replace).text())
+    path, text = Path(path), _marked(Script(name, replace).text())
     try:
         if is_output(path):  # a terminal, a pipe, a device
-            print(text, end="", flush=True) if path.samefile("/dev/stdout") else path.write_text(text)
+            if path.samefile("/dev/stdout"):
+                print(text, end="", flush=True)
+            else:
+                path.write_text(text)
         elif path.is_symlink():
             stop(f"{path} is a symbolic link: give the path of the file itself")
-        elif not force and is_edited(path):
-            stop(f"{path} holds what was not written here, or was edited since: give another path, or --force")
+        elif not force and _is_edited(path):
+            cure = "give another path, or --force"
+            stop(f"{path} holds what was not written here, or was edited since: {cure}")
         else:
             write_whole(path, text.encode())
     except BrokenPipeError:  # whoever read has gone, as with `| head`
@@ -181,21 +252,23 @@ def write(name: str, path: str | Path, replace: Sequence[type | Callable] = (), 
     return path
 
 
-def marked(text: str) -> str:
-    """The text with a last line that holds its digest, by which it is known as long as nobody edits it."""
+def _marked(text: str) -> str:
+    """Return the text with a last line that holds its digest: it tells whether it was edited."""
     text = text.partition(f"\n{MARK}")[0].rstrip("\n") + "\n"
     return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
 
 
-def is_edited(path: Path) -> bool:
-    """Whether a file holds something that was not written here, or was edited since."""
+def _is_edited(path: Path) -> bool:
+    """Say whether a file holds something that was not written here, or was edited since."""
     text = path.read_text(errors="replace") if path.is_file() else ""
-    return bool(text.strip()) and text != marked(text)
+    return bool(text.strip()) and text != _marked(text)
 
 
 def is_output(path: Path) -> bool:
-    """Whether a path names this process's standard output, or else a terminal, a pipe or a device."""
+    """Say whether a path names this process's stdout, or else a terminal, a pipe or a device."""
     try:
-        return path.exists() and (path.samefile("/dev/stdout") or not (path.is_file() or path.is_dir()))
-    except OSError:  # of the path, or no /dev/stdout: what cannot be written is said when it is written
+        if not path.exists():
+            return False
+        return path.samefile("/dev/stdout") or not (path.is_file() or path.is_dir())
+    except OSError:  # of the path, or no /dev/stdout: writing will say what is wrong
         return False

@@ -1,42 +1,39 @@
 """Ranks that start at once: forked from a process that has imported torch, then as real as any."""
 
 import multiprocessing
-import os
-import runpy
-import signal
-import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import torch
 from real import LIMIT
 
-from ddp_helpers.launch.launchers import free_port
+from ddp_helpers.launch.forked_script import ForkedScript
 from ddp_helpers.rank.resume import weight_digest
 from faults.inject import inject, models
 
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.nn.parallel", "torch.optim", "torchvision.datasets", "faults.inject"]
+# What the course sets for its own ranks, and a rank that is started by hand lacks.
+BARE = dict.fromkeys(
+    (
+        "CUDA_VISIBLE_DEVICES",
+        "GLOO_SOCKET_IFNAME",
+        "LOCAL_WORLD_SIZE",
+        "NCCL_SOCKET_IFNAME",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    )
 )
 
 
-def rank_main(script, args, env, log, fault):
-    """What the forked process does: become the script."""
-    os.environ |= env
-    # A DataLoader's workers are forked, as under torchrun. A forkserver of the rank's own would import torch again, and
-    # outlive a rank that is killed.
+@contextmanager
+def harmed(fault, note, rank):
+    """The block in which a rank runs its script: with a fault planted, if it is this rank's."""
+    # A DataLoader's workers are forked, as under torchrun. A forkserver of the rank's own would import torch again.
     multiprocessing.set_start_method("fork", force=True)
-    torch.set_num_threads(1)  # OMP_NUM_THREADS was read when torch was imported
-    with Path(log).open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = [str(script), *map(str, args)]
-    if fault:
-        inject(*fault)
+    if fault and fault[0] in (rank, "all"):
+        inject(*fault[1:], str(note))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        yield
     except SystemExit as end:  # a rank that leaves by itself says why, and with which weights
         print(f"\nleft: {end}; weights: {' '.join(map(weight_digest, models()))}", flush=True)
         raise
@@ -61,29 +58,27 @@ class Ranks:
     folder: Path
     fault: tuple | None = None
     env: dict = field(default_factory=dict)
-    processes: list = field(default_factory=list)
 
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.note, port, self.begin = self.folder / "harm.time", free_port(), time.time()
+        self.note, self.begin = self.folder / "harm.time", time.time()
         self.note.unlink(missing_ok=True)
-        for rank in range(self.size):
-            mine = (*self.fault[1:], str(self.note)) if self.fault and self.fault[0] in (rank, "all") else None
-            env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-            env["MASTER_ADDR"] = "127.0.0.1"
-            env = {name: str(value) for name, value in (env | self.env).items() if value is not None}
-            log = self.folder / f"rank{rank}.log"
-            log.write_text("")
-            process = FORK.Process(target=rank_main, args=(self.script, self.args, env, log, mine))
-            process.start()
-            self.processes.append(process)
+        given = {name: None if value is None else str(value) for name, value in self.env.items()}
+        self.forked = ForkedScript(
+            self.script,
+            *self.args,
+            ranks=self.size,
+            limit=4 * LIMIT,
+            env=BARE | {"OMP_NUM_THREADS": "1"} | given,
+            folder=Path.cwd(),
+            logs=self.folder,
+            around=partial(harmed, self.fault, self.note),
+        )
+        self.processes = self.forked.processes
         return self
 
     def __exit__(self, *_):
-        for process in self.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-            process.join(LIMIT)
+        self.forked.end()
 
     def wait(self, but=()):
         """Wait until all ranks have left, but for those that hang; how they ended, None for one that is still there."""

@@ -59,7 +59,7 @@ class Work(Run):
 
     def ask(self) -> None:
         """Ask each rank that is there for its stacks, those of its loader worker, and its recorder."""
-        for rank in self.ranks:
+        for rank in self.processes:
             with suppress(psutil.Error):
                 process = psutil.Process(rank.pid)
                 for one in (process, *process.children(recursive=True)):

@@ -1,11 +1,17 @@
-"""The network dial: run ranks where the network is ours to turn down, or read a recorded run, and draw it."""
+"""The network dial: run ranks where the network is ours to turn down, or read a recorded run.
+
+Notebook 12 calls it, in the learner's process, and draws the times. Run as a program, it records
+this machine.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,17 +22,19 @@ from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, WIDTH, rank_colour
-from ddp_helpers.launch.launchers import environment
+from ddp_helpers.launch.launchers import MARKS, commands, environment
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.launch.processes import ended, lines_of
 
-RANKS, NODES, TWO_NODES = (
-    Path(__file__).with_name(name) for name in ("dial_ranks.py", "dial_nodes.py", "two_nodes.sh")
-)
+RANKS = Path(__file__).with_name("dial_ranks.py")
+NODES = Path(__file__).with_name("dial_nodes.py")
+TWO_NODES = Path(__file__).with_name("two_nodes.sh")
 RECORD = ROOT / "notebooks" / "results" / "network_dial" / "two_cpu_cores.json"
-RATES, LINK = (0, 3000, 1000, 300, 100), 1000  # Mbit/s: of the loopback, 0 for open; and of the cable between two nodes
-# A user, a network and processes of one's own: all end with the first process, and that with `unshare`. New versions of
-# ip look a process up in /proc, which must show these.
+RATES = (0, 3000, 1000, 300, 100)  # Mbit/s of the loopback, 0 for open
+LINK = 1000  # Mbit/s of the cable between two nodes
+
+# A user, a network and processes of one's own: all end with the first process, and that with
+# `unshare`. New versions of ip look a process up in /proc, which must show these.
 OWN = ["unshare", "-Urnp", "--mount-proc", "--kill-child", "sh"]
 SBIN = ":/usr/sbin:/sbin"  # where Debian keeps tc, which is not in an ordinary user's PATH
 TRIAL = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms"
@@ -37,78 +45,121 @@ class DialError(PlainError, RuntimeError):
     """Ranks in a network of their own that ended without a result, in a line."""
 
 
-def path() -> str:
+def _search_path() -> str:
     """Return where programs are looked for, those of an administrator among them."""
     return os.environ["PATH"] + SBIN
 
 
 def lacking() -> str:
-    """Say in a line why no network can be turned down here; '' if one can. The learner's process calls it."""
+    """Say in a line why no network can be turned down here; "" if one can."""
+    env = os.environ | {"PATH": _search_path()}
+    command = [*OWN, "-c", TRIAL]
     try:
-        env = os.environ | {"PATH": path()}
-        trial = subprocess.run([*OWN, "-c", TRIAL], env=env, capture_output=True, text=True, timeout=60)
+        trial = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
+        reason = str(error)
     else:
-        why = (trial.stderr.strip().splitlines() or [ended(trial.returncode)])[-1] if trial.returncode else ""
-    return why and f"no network can be turned down here ({why}): recorded runs are drawn"
+        if trial.returncode == 0:
+            return ""
+        reason = (trial.stderr.strip().splitlines() or [ended(trial.returncode)])[-1]
+    return f"no network can be turned down here ({reason}): recorded runs are drawn"
 
 
-def own_network(*command: object, timeout: float = 300) -> dict:
-    """Run sh with these arguments in a network of its own; returns the JSON object that rank 0 printed.
+# ---- runs
 
-    Raises DialError where there is none, or the time is up.
+
+def own_network(*arguments: object, timeout: float = 300) -> dict:
+    """Run sh with these arguments in a network of its own; returns the JSON object of rank 0.
+
+    timeout: seconds. Raises DialError where rank 0 prints none, or the time is up.
     """
-    env = environment([2], {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": path()})
-    said = []
+    network = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": _search_path()}
+    env = environment([2], network)
+    lines: list[str] = []
     try:
-        said += [line for line in lines_of([[*OWN, *map(str, command)]], env, timeout) if isinstance(line, str)]
+        for line in lines_of([[*OWN, *map(str, arguments)]], env, timeout):
+            if isinstance(line, str):
+                of_rank = re.fullmatch(MARKS["torchrun"], line)
+                lines.append(of_rank[2] if of_rank else line)
     except TimeoutError:
-        said.append(f"not done after {timeout:g} s")
-    results = [line for line in said if line.startswith("{")]
+        lines.append(f"not done after {timeout:g} s")
+    results = [line for line in lines if line.startswith("{")]
     if not results:
-        raise DialError(f"no result from the ranks: {said[-1] if said else 'they said nothing'}")
+        last = lines[-1] if lines else "they said nothing"
+        raise DialError(f"no result from the ranks: {last}")
     return json.loads(results[-1])
 
 
-def two_ranks(script: Path, *words: object, timeout: float = 300) -> dict:
-    """Run a script on two ranks in a network of their own; returns the JSON object that rank 0 printed."""
-    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"
-    return own_network("-c", 'ip link set lo up && exec "$@"', "sh", *torchrun, script, *words, timeout=timeout)
+def two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dict:
+    """Run a script on two ranks in a network of their own; returns the JSON object of rank 0.
+
+    timeout: seconds. Raises DialError.
+    """
+    program = [str(script), *map(str, arguments)]
+    with_loopback = 'ip link set lo up && exec "$@"'
+    with TemporaryDirectory() as logs:
+        [torchrun] = commands("torchrun", program, [2], logs)
+        return own_network("-c", with_loopback, "sh", *torchrun, timeout=timeout)
 
 
 def turned(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
-    """Start two ranks, once, and turn their network down; returns seconds a batch by Mbit/s (0: open) and way."""
-    return {int(mbit): row for mbit, row in two_ranks(RANKS, ",".join(map(str, rates)), steps).items()}
+    """Start two ranks, once, and turn their network down to each rate.
+
+    rates: Mbit/s, 0 for open; steps: of each way at each rate. Returns the seconds a batch, by rate
+    and way. Raises DialError.
+    """
+    by_rate = two_ranks(RANKS, ",".join(map(str, rates)), steps)
+    return {int(mbit): seconds for mbit, seconds in by_rate.items()}
 
 
 def two_nodes(mbit: int = LINK) -> dict[str, float]:
-    """Start two nodes with two ranks each, a cable of so many Mbit/s between them; returns seconds an all-reduce."""
+    """Start two nodes with two ranks each, and a cable of so many Mbit/s between them.
+
+    Returns the seconds of an all-reduce, by group of ranks. Raises DialError.
+    """
     return own_network(TWO_NODES, f"{mbit}mbit", sys.executable, NODES)
 
 
 def recorded() -> dict:
     """Read the recorded run: `turned` and `two_nodes` as they return them, and its provenance."""
-    found = json.loads(RECORD.read_text())
-    return found | {"turned": {int(mbit): row for mbit, row in found["turned"].items()}}
+    record = json.loads(RECORD.read_text())
+    by_rate = {int(mbit): seconds for mbit, seconds in record["turned"].items()}
+    return record | {"turned": by_rate}
+
+
+# ---- figures
+
+
+def _sent_share(ranks: int) -> float:
+    """Return how many times its bytes each rank of an all-reduce sends, in a ring."""
+    return 2 * (ranks - 1) / ranks
 
 
 def fit(took: Mapping[int, float], ranks: int) -> tuple[float, float]:
-    """Fit latency (s) and bus bandwidth (bytes/s) to the seconds of an all-reduce by its bytes, by relative error."""
+    """Fit latency (s) and bus bandwidth (bytes/s), by relative error.
+
+    took: the seconds of an all-reduce by its bytes; ranks: how many took part.
+    """
     size, seconds = np.array(list(took)), np.array(list(took.values()))
-    terms = np.stack([np.ones(len(size)), 2 * (ranks - 1) / ranks * size], axis=1) / seconds[:, None]
-    latency, each = nnls(terms, np.ones(len(size)))[0]
-    return float(latency), float(1 / each)
+    columns = [np.ones(len(size)), _sent_share(ranks) * size]
+    terms = np.stack(columns, axis=1) / seconds[:, None]
+    latency, seconds_a_byte = nnls(terms, np.ones(len(size)))[0]
+    return float(latency), float(1 / seconds_a_byte)
 
 
 def by_size(took: Mapping[int, float], ranks: int, where: str) -> Picture:
-    """Draw the time of an all-reduce and its bus bandwidth by bytes, with the fitted line."""
-    (latency, bandwidth), share = fit(took, ranks), 2 * (ranks - 1) / ranks
+    """Draw the time of an all-reduce and its bus bandwidth by bytes, with the fitted line.
+
+    took, ranks: as in `fit`; where: the machine, for the caption.
+    """
+    latency, bandwidth = fit(took, ranks)
+    share = _sent_share(ranks)
     size, seconds = np.array(list(took)), np.array(list(took.values()))
     fine = np.geomspace(size[0], size[-1], 200)
     model = latency + share * fine / bandwidth
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.9), layout="constrained")
-    left.loglog(fine, 1e3 * model, "--", color=GREY, label="latency + bytes / bandwidth, fitted")
+    label = "latency + bytes / bandwidth, fitted"
+    left.loglog(fine, 1e3 * model, "--", color=GREY, label=label)
     left.loglog(size, 1e3 * seconds, "o-", color=BLUE, label="measured")
     right.loglog(fine, share * fine / model / 1e9, "--", color=GREY)
     right.loglog(size, share * size / seconds / 1e9, "o-", color=BLUE)
@@ -119,30 +170,46 @@ def by_size(took: Mapping[int, float], ranks: int, where: str) -> Picture:
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.yaxis.set_minor_formatter(lambda *_: "")
     left.legend()
-    small = f"Up to {latency * bandwidth / share / 1e3:,.0f} kB an all-reduce is mostly latency, {1e3 * latency:.2g} ms"
-    return captioned(figure, f"{small}; beyond, {bandwidth / 1e9:.2g} GB/s", f"{ranks} ranks, {where}")
+    small = f"Up to {latency * bandwidth / share / 1e3:,.0f} kB an all-reduce is mostly latency"
+    large = f"{1e3 * latency:.2g} ms; beyond, {bandwidth / 1e9:.2g} GB/s"
+    return captioned(figure, f"{small}, {large}", f"{ranks} ranks, {where}")
 
 
-def crossing(one: str, other: str, predict: Callable[[str, float], float]) -> float | None:
-    """Find the Mbit/s below which one way is predicted to be faster than another, which wins above; None if neither."""
+def crossing(
+    low_way: str,
+    high_way: str,
+    predict: Callable[[str, float], float],
+) -> float | None:
+    """Find the Mbit/s below which one way is predicted to be faster, and above which another is.
+
+    predict: seconds by way and Mbit/s. Returns None if there is no such rate up to 1 Tbit/s.
+    """
     mbit = np.geomspace(1, 1e6, 4000)
-    wins = np.array([predict(one, rate) < predict(other, rate) for rate in mbit])
+    wins = np.array([predict(low_way, rate) < predict(high_way, rate) for rate in mbit])
     return float(mbit[wins].max()) if wins[0] and not wins[-1] else None
 
 
-def lines(found: Mapping[int, Mapping[str, float]], predict: Callable[[str, float], float], where: str) -> Picture:
-    """Draw the time of a batch by bandwidth, a line a way; predict: seconds by way and Mbit/s, drawn dashed.
+def lines(
+    measured: Mapping[int, Mapping[str, float]],
+    predict: Callable[[str, float], float],
+    where: str,
+) -> Picture:
+    """Draw the time of a batch by bandwidth, a line for each way, and what is predicted, dashed.
 
-    found: seconds by Mbit/s and way, as `turned` gives them; 0 stands at the right.
+    measured: seconds by Mbit/s and way, as `turned` returns them; 0, the open network, stands at
+    the right. predict: seconds by way and Mbit/s. where: the machine, for the caption.
     """
-    rates = sorted(filter(None, found))
-    away, fine = 15 * rates[-1], np.geomspace(rates[0] / 1.5, 8 * rates[-1], 200)
+    rates = sorted(filter(None, measured))
+    away = 15 * rates[-1]  # where the open network stands
+    fine = np.geomspace(rates[0] / 1.5, 8 * rates[-1], 200)
     figure, ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")
-    for number, name in enumerate(found[0]):
-        look = {"color": rank_colour(number)}
-        ax.loglog(fine, [1e3 * predict(name, rate) for rate in fine], "--", alpha=0.7, **look)
-        ax.loglog(rates, [1e3 * found[rate][name] for rate in rates], "o-", label=name, **look)
-        ax.loglog(away, 1e3 * found[0][name], "o", **look)
+    for number, way in enumerate(measured[0]):
+        colour = rank_colour(number)
+        predicted = [1e3 * predict(way, rate) for rate in fine]
+        ax.loglog(fine, predicted, "--", alpha=0.7, color=colour)
+        taken = [1e3 * measured[rate][way] for rate in rates]
+        ax.loglog(rates, taken, "o-", label=way, color=colour)
+        ax.loglog(away, 1e3 * measured[0][way], "o", color=colour)
     ax.plot([], [], "--", color=GREY, label="predicted")
     ax.set(xlabel="bandwidth of the loopback device [Mbit/s]", ylabel="time of a batch [ms]")
     ax.set_xticks([*rates, away], [*(f"{rate:,}" for rate in rates), "open"])
@@ -151,14 +218,22 @@ def lines(found: Mapping[int, Mapping[str, float]], predict: Callable[[str, floa
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_formatter(lambda *_: "")
     ax.legend(ncols=2)
-    slowest = found[rates[0]]
-    title = f"At {rates[0]} Mbit/s DDP takes {slowest['DDP'] / slowest['PowerSGD']:.0f} times PowerSGD's time"
+    slowest = measured[rates[0]]
+    ratio = slowest["DDP"] / slowest["PowerSGD"]
+    title = f"At {rates[0]} Mbit/s DDP takes {ratio:.0f} times PowerSGD's time"
     if equal := crossing("PowerSGD", "DDP", predict):
         ax.axvline(equal, color=GREY, linewidth=1, linestyle=":")
         title += f"; above {equal / 1e3:.1f} Gbit/s DDP should win"
-    return captioned(figure, title, f"2 ranks, {where}", "With no_sync four batches share an all-reduce")
+    note = "With no_sync four batches share an all-reduce"
+    return captioned(figure, title, f"2 ranks, {where}", note)
 
 
-if __name__ == "__main__":  # record this machine
+def _record() -> None:
+    """Record this machine."""
+    record = provenance() | {"turned": turned(), "two_nodes": two_nodes()}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(provenance() | {"turned": turned(), "two_nodes": two_nodes()}, indent=1) + "\n")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    _record()

@@ -1,6 +1,7 @@
-"""Time a batch of training in four ways, on a network that rank 0 turns down; torchrun starts it on every rank.
+"""Time a batch of training in four ways, on a network that rank 0 turns down.
 
-Rank 0 may do so in a network namespace of its own, which `unshare -Urn` makes.
+torchrun starts it on every rank, in a network namespace of their own, which `unshare -Urn` makes:
+there rank 0 may turn the network down.
 """
 
 import json
@@ -20,15 +21,29 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows a rank
 MICRO_BATCHES, APPROXIMATION_RANK = 4, 4
-LIMIT = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf", "burst", "128kb", "latency", "50ms", "rate"]
+LIMIT = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf"]
+LIMIT += ["burst", "128kb", "latency", "50ms", "rate"]
+
+Group = dist.ProcessGroup | None  # None for that of all ranks
+Step = Callable[[], float]  # takes a step; returns its seconds a batch
 
 
-def way(group: dist.ProcessGroup, hook: Callable | None = None, state: object = None, pieces: int = 1) -> Callable:
-    """Make a model that is trained in one way; returns a step, which gives its seconds a batch; every rank calls it."""
+def _make_step(
+    group: Group,
+    hook: Callable | None = None,
+    state: object = None,
+    pieces: int = 1,
+) -> Step:
+    """Make a model, and the step that trains it; every rank calls both.
+
+    hook, state: DDP's communication hook; pieces: the batches in a step, the last of which sends.
+    """
     layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    # One bucket: of two, gloo may start PowerSGD's all-reduces in another order on each rank, and then they hang.
+    # One bucket: of two, gloo may start PowerSGD's all-reduces in another order on each rank, and
+    # then they hang.
     model = DDP(layers, process_group=group, bucket_cap_mb=100)
-    optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(BATCH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = torch.randn(BATCH, WIDTH)
     if hook:
         model.register_comm_hook(state, hook)
 
@@ -36,7 +51,8 @@ def way(group: dist.ProcessGroup, hook: Callable | None = None, state: object = 
         dist.barrier(group)
         began = time.perf_counter()
         for piece in range(1, pieces + 1):
-            with nullcontext() if piece == pieces else model.no_sync():  # the last one sends for all
+            sends = piece == pieces
+            with nullcontext() if sends else model.no_sync():
                 model(rows).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -45,36 +61,53 @@ def way(group: dist.ProcessGroup, hook: Callable | None = None, state: object = 
     return step
 
 
-def ways(group: dist.ProcessGroup) -> dict[str, Callable[[], float]]:
-    """Make all ways, and warm them up: PowerSGD sends the first two steps in full; every rank calls it."""
-    power = PowerSGDState(group, matrix_approximation_rank=APPROXIMATION_RANK, start_powerSGD_iter=2)
-    made = {"DDP": way(group), "bf16 hook": way(group, bf16_compress_hook, group)}
-    made |= {"PowerSGD": way(group, powerSGD_hook, power), "no_sync": way(group, pieces=MICRO_BATCHES)}
-    for step in [*made.values()] * 4:
-        step()
-    return made
+def ways(group: Group) -> dict[str, Step]:
+    """Make a step of each way, and take some: PowerSGD sends the first two in full.
 
-
-def seconds(made: dict[str, Callable[[], float]], steps: int) -> dict[str, float]:
-    """Take so many steps of each way, by turns; returns each one's seconds a batch; every rank calls it.
-
-    Of the steps, two or more, the lower quartile: what else the machine does only ever adds.
+    Every rank calls it.
     """
-    turns = [{name: step() for name, step in made.items()} for _ in range(steps)]
-    return {name: quantiles([turn[name] for turn in turns], n=4, method="inclusive")[0] for name in made}
+    rank = APPROXIMATION_RANK
+    power = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    steps = {
+        "DDP": _make_step(group),
+        "bf16 hook": _make_step(group, bf16_compress_hook, group),
+        "PowerSGD": _make_step(group, powerSGD_hook, power),
+        "no_sync": _make_step(group, pieces=MICRO_BATCHES),
+    }
+    for step in [*steps.values()] * 4:
+        step()
+    return steps
 
 
-def main(rates: str, steps: str) -> None:
-    """Print the seconds a batch of each way at each rate, Mbit/s with commas, 0 for the open network; on every rank."""
+def seconds(steps: dict[str, Step], count: int) -> dict[str, float]:
+    """Take so many steps of each way, two or more, by turns; returns each one's seconds a batch.
+
+    That is the lower quartile: what else the machine does only ever adds. Every rank calls it.
+    """
+    turns = [{way: step() for way, step in steps.items()} for _ in range(count)]
+    lower_quartiles = {}
+    for way in steps:
+        times = [turn[way] for turn in turns]
+        lower_quartiles[way] = quantiles(times, n=4, method="inclusive")[0]
+    return lower_quartiles
+
+
+def main(rates: str, count: str) -> None:
+    """Print as JSON the seconds a batch at each rate, by way; every rank calls it, rank 0 prints.
+
+    rates: Mbit/s with commas, 0 for the open network; count: the steps of each way.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    made, found = ways(dist.group.WORLD), {}
+    steps = ways(dist.group.WORLD)
+    by_rate = {}
     for mbit in map(int, rates.split(",")):
         if mbit and dist.get_rank() == 0:
             subprocess.run([*LIMIT, f"{mbit}mbit"], check=True)
-        found[mbit] = seconds(made, int(steps) if mbit else 3 * int(steps))  # an open network is soon measured
+        # An open network is soon measured.
+        by_rate[mbit] = seconds(steps, int(count) if mbit else 3 * int(count))
     if dist.get_rank() == 0:
-        print(json.dumps(found))
+        print(json.dumps(by_rate))
     dist.destroy_process_group()
 
 

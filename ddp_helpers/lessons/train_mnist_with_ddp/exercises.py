@@ -95,7 +95,7 @@ def mistakes(many: Run, one: Run) -> list[str]:
 
 def epoch_lines(run: Run) -> list[str]:
     """The lines of a run, from any rank, that tell of an epoch."""
-    return [line for rank in range(len(run.ranks)) for line in run.said(rank) if line.startswith("epoch ")]
+    return [line for rank in range(len(run.ends)) for line in run.said(rank) if line.startswith("epoch ")]
 
 
 ALONE = {"world_size": 1, "batch_size": 128, "epochs": 2, "lr": 1.0, "seed": 1}

@@ -1,0 +1,263 @@
+"""Processes of one group that run cell after cell, and keep the variables of all of them.
+
+`ranks` starts them for `%%ranks`, in the learner's process; each runs `ddp_helpers.rank.cells`.
+"""
+
+import io
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from ddp_helpers.launch.launch import LaunchError, count_of_ranks
+from ddp_helpers.launch.launchers import rank_environments
+from ddp_helpers.launch.processes import ended, no_interrupt, one_interrupt, started
+from ddp_helpers.launch.screen import WIDEST, Screen, cut, tidy
+
+# Seconds that a start or a cell may take, if the cell's first line says nothing else.
+LIMIT = 120.0
+# Seconds that a rank has to say where it stands, or to end when it has closed its output.
+ANSWER = 10.0
+# Seconds that the others have when a rank has failed: they may wait for it in a collective.
+GRACE = 2.0
+# How much of a rank's output is shown of a cell.
+MOST_LINES, MOST_CHARACTERS = 1000, 200_000
+
+
+class Stopped(LaunchError):
+    """A cell that was interrupted, or whose ranks did not start: `fails` does not expect that."""
+
+
+@dataclass
+class _Shown:
+    """How much of a rank's output of one cell is shown, and how many lines are not."""
+
+    lines: int = 0
+    characters: int = 0
+    hidden_lines: int = 0
+
+    def add(self, screen: Screen, rank: int, line: str) -> None:
+        """Show a line, if the rank has not printed too much."""
+        if self.lines == MOST_LINES or self.characters > MOST_CHARACTERS:
+            self.hidden_lines += 1
+            return
+        screen.add(f"rank {rank}", line)
+        self.lines += 1
+        self.characters += min(len(line), WIDEST)
+
+    def finish(self, screen: Screen, rank: int) -> None:
+        """Say how many lines were not shown."""
+        if self.hidden_lines:
+            screen.add(f"rank {rank}", f"… and {self.hidden_lines} more lines")
+
+
+class ResidentRanks:
+    """So many processes of one group on this machine, which run cells and keep what these define.
+
+    busy: whether the start, or a cell, is still running on a rank; waiting: the ranks where it is.
+    cells: how many cells they were given.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start the processes; the first cell waits until they have formed their group."""
+        self.size, self.cells = size, 0
+        self.busy, self.waiting = True, set(range(size))
+        self._mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
+        # Pairs of rank and line, None behind its last. Who prints more than is read here, waits.
+        self._output: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
+        environments = rank_environments(size, {})
+        command = [sys.executable, "-m", "ddp_helpers.rank.cells"]
+        self._readers: list[threading.Thread] = []
+        self._started = ExitStack()  # closed, it ends the processes
+        # By SIGKILL at once: a cell may have SIGTERM do anything.
+        self.processes = self._started.enter_context(
+            started([command] * size, environments, subprocess.PIPE, first=signal.SIGKILL)
+        )
+        try:
+            for rank in range(size):
+                self._readers.append(threading.Thread(target=self._read, args=[rank], daemon=True))
+                self._readers[rank].start()
+            self._send(self._mark)
+        except BaseException:
+            self.end()
+            raise
+
+    def _read(self, rank: int) -> None:
+        """Put each line of a rank into the queue, and None when it is gone; a thread each."""
+        output = self.processes[rank].stdout
+        assert output is not None, "it was started with a pipe"
+        for line in io.TextIOWrapper(output, errors="replace", newline="\n"):
+            last_state = line.rstrip("\r\n").rpartition("\r")[2]  # of a bar that was drawn anew
+            self._output.put((rank, last_state))
+        self._output.put((rank, None))
+
+    def _send(self, line: str) -> None:
+        """Write a line to all ranks."""
+        for process in self.processes:
+            assert process.stdin is not None, "it was started with a pipe"
+            with suppress(BrokenPipeError):  # what ended it shows in its lines
+                process.stdin.write(f"{line}\n".encode())
+                process.stdin.flush()
+
+    def alive(self) -> bool:
+        """Say whether every process is still there."""
+        return all(process.poll() is None for process in self.processes)
+
+    def end(self) -> None:
+        """End all ranks, and what they have started; an interrupt changes nothing."""
+        with no_interrupt():
+            self._started.close()
+            limit = time.monotonic() + 1
+            while any(map(threading.Thread.is_alive, self._readers)) and time.monotonic() < limit:
+                with suppress(queue.Empty):  # let them come to the end of their pipes
+                    self._output.get(timeout=0.01)
+
+    def _show_output(self, screen: Screen, limit: float, tracebacks: dict[int, str]) -> None:
+        """Show what the ranks print until all have run the cell.
+
+        tracebacks: gets one for each rank that failed. Raises TimeoutError where ranks are not done
+        after `limit` seconds, or GRACE after another has failed; and ChildProcessError where one
+        has ended.
+        """
+        self.busy, self.waiting = True, set(range(self.size))
+        shown = [_Shown() for _ in range(self.size)]
+        end = time.monotonic() + limit
+        while self.waiting:
+            rank, line = self._next_line(screen, end)
+            text, mark, answer = line.partition(self._mark)
+            if text or not mark:
+                shown[rank].add(screen, rank, text)
+            if mark:
+                shown[rank].finish(screen, rank)
+                self.waiting.discard(rank)
+                if traceback := json.loads(answer):
+                    tracebacks[rank] = traceback
+                    end = min(end, time.monotonic() + GRACE)
+        self.busy = False
+
+    def _next_line(self, screen: Screen, end: float) -> tuple[int, str]:
+        """Wait for the next line of any rank; returns the rank and the line.
+
+        end: when to give up, by time.monotonic(). Raises TimeoutError, and ChildProcessError where
+        a rank has ended.
+        """
+        while (seconds := end - time.monotonic()) > 0:
+            try:
+                rank, line = self._output.get(timeout=min(seconds, 0.2))
+            except queue.Empty:
+                screen.refresh()
+                for rank in self.waiting:  # its child may hold the pipe open
+                    if self.processes[rank].poll() is not None:
+                        raise ChildProcessError(self._ending(rank)) from None
+                continue
+            if line is None:
+                raise ChildProcessError(self._ending(rank))
+            return rank, line
+        raise TimeoutError
+
+    def _ending(self, rank: int) -> str:
+        """Say how a rank has ended."""
+        try:
+            status = self.processes[rank].wait(timeout=ANSWER)
+        except subprocess.TimeoutExpired:
+            return f"rank {rank} has closed its output"
+        return f"rank {rank} is gone: {ended(status)}"
+
+    def _positions(self, name: str, cell: str) -> str:
+        """Say in which line of the cell each waiting rank stands, a line of text for each position.
+
+        name: of the cell, as in tracebacks; "" before the first cell, where nothing is said.
+        """
+        ranks: dict[str, list[str]] = {}
+        cell_lines = cell.split("\n")
+        for rank in sorted(self.waiting) if name else ():
+            number = self._line_number(rank, name)
+            if number is None:
+                position = "does not say where it is"
+            elif number == 0:
+                position = "outside of the cell"
+            else:
+                # The first line of the cell is its second: above it stands `%%ranks`.
+                position = f"in line {number}, `{cell_lines[number - 2].strip()}`"
+            ranks.setdefault(position, []).append(str(rank))
+        return "".join(f"rank {', '.join(at)} {position}\n" for position, at in ranks.items())
+
+    def _line_number(self, rank: int, name: str) -> int | None:
+        """Ask a rank for its line in the cell, 0 outside of it.
+
+        Its signal handler writes its stack, the innermost call first. None where nothing comes: the
+        cell may ignore the signal.
+        """
+        for _ in range(self._output.qsize()):
+            self._output.get()
+        self.processes[rank].send_signal(signal.SIGUSR1)
+        end = time.monotonic() + ANSWER
+        with suppress(queue.Empty):
+            while (seconds := end - time.monotonic()) > 0:
+                source, line = self._output.get(timeout=seconds)
+                if source != rank or line is None:
+                    continue
+                if frame := re.search(rf'File "{name}", line (\d+) in ', line):
+                    return int(frame[1])
+                if "in _run_module_as_main" in line:  # the outermost call
+                    return 0
+        return None
+
+    def run(self, cell: str, limit: float) -> None:
+        """Run a cell on all ranks, and show the lines of each in a block.
+
+        limit: seconds. Raises LaunchError if a rank fails or hangs. Where not all ranks have come
+        to the end of the cell, all are ended, and the next cell starts new ones.
+        """
+        with one_interrupt():
+            self._run(cell, limit)
+
+    def _run(self, cell: str, limit: float) -> None:
+        screen = Screen(sort=True)
+        tracebacks: dict[int, str] = {}
+        name = ""  # of the cell, as soon as the ranks have started
+        death, delay = "", ""  # a rank that has ended; ranks that have not come to the end
+        error_type: type[LaunchError] = LaunchError
+        try:
+            if not self.cells:
+                screen.wait(f"starting {count_of_ranks(self.size)} …")
+                self._show_output(screen, LIMIT, tracebacks)
+                screen.draw()
+            self.cells += 1
+            name = f"<cell {self.cells}>"
+            # Below an empty line, which stands for that with `%%ranks`.
+            self._send(json.dumps({"cell": f"\n{cell}", "name": name}))
+            self._show_output(screen, limit, tracebacks)
+        except TimeoutError:
+            late = "" if tracebacks else f" after {limit if name else LIMIT:g} s"
+            delay = f"not {'done' if name else 'started'}{late}:\n{self._positions(name, cell)}"
+        except ChildProcessError as error:
+            death = f"{error}\n"
+        except KeyboardInterrupt:
+            delay, error_type = f"stopped:\n{self._positions(name, cell)}", Stopped
+        finally:
+            if self.busy:  # also where something else went wrong
+                self.end()
+            screen.draw()
+        ending = f"all {self.size} ranks were ended, with their variables"
+        ending += ": the next cell starts new ones"
+        # A rank that died is the cause of the rest.
+        parts = [death and death + ending, _shared_tracebacks(tracebacks), delay and delay + ending]
+        if any(parts):
+            raise (error_type if name else Stopped)("\n".join(filter(None, parts)))
+
+
+def _shared_tracebacks(tracebacks: dict[int, str]) -> str:
+    """Return the traceback of each rank that failed; one that several share only once."""
+    ranks: dict[str, list[str]] = {}
+    for rank, traceback in sorted(tracebacks.items()):
+        lines = [tidy(cut(line)) for line in traceback.rstrip().split("\n")]
+        ranks.setdefault("\n".join(lines), []).append(str(rank))
+    return "\n".join(f"rank {', '.join(at)}: {traceback}" for traceback, at in ranks.items())
