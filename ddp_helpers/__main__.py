@@ -155,10 +155,19 @@ def hang(args: Namespace) -> int:
 
 def audit(args: Namespace) -> int:
     """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
-    from ddp_helpers.tools.audit.command import main
+    from ddp_helpers.tools.audit import command
 
-    more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag, args.resume_with
-    return main(args.json, args.script, args.words, *more)
+    rows = command.audit(
+        args.script,
+        args.words,
+        folder=args.folder,
+        cwd=args.cwd,
+        limit=args.limit,
+        on_cpu=args.on_cpu,
+        batch_size_flag=args.batch_size_flag,
+        resume_with=args.resume_with,
+    )
+    return command.report(rows, args.json)
 
 
 def fits(args: Namespace) -> None:

@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
@@ -20,6 +21,9 @@ import psutil
 from ddp_helpers.launch.launchers import HERE, environment, free_port
 from ddp_helpers.launch.processes import MARK, end_all, ended, no_interrupt
 from ddp_helpers.launch.screen import tidy
+
+if TYPE_CHECKING:
+    from ddp_helpers.rank.watch import RankNotes
 
 LIMIT = 90.0  # seconds for a run that is not meant to hang
 GRACE = 4.0  # seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun
@@ -43,6 +47,7 @@ def be_rank(words: list[str], folder: str, log: Path, env: Mapping[str, str], wa
     import torch.distributed as dist
 
     from ddp_helpers.rank.meeting import listen_narrowly
+    from ddp_helpers.rank.watch import ScriptWatcher
 
     os.setsid()  # a process group of its own, by which what it starts is found
     signal.alarm(int(2 * LIMIT))  # also where the notebook is gone
@@ -56,51 +61,16 @@ def be_rank(words: list[str], folder: str, log: Path, env: Mapping[str, str], wa
     dist.set_debug_level_from_env()
     dist.torch.set_num_threads(1)
     listen_narrowly()
-    write_notes = watch() if watched else None
+    watcher = ScriptWatcher() if watched else None
+    if watcher:
+        watcher.start()
     try:
         runpy.run_path(words[0], run_name="__main__")
     except Exception:
         traceback.print_exc()
         sys.exit(1)
-    if write_notes:
-        write_notes(f"rank{env['RANK']}.notes")
-
-
-def watch() -> Callable[[str], None]:
-    """Note what this rank's script does from now on; returns the function that writes the notes to a file.
-
-    passes: for each time that a sampler was gone through, the size of its dataset, and the indices in it; saved: what
-    it saved; weights: those of the model that it wrapped last, at the end.
-    """
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, Subset
-
-    notes, models, save, wrap = {"passes": [], "saved": []}, [], torch.save, DDP.__init__
-
-    def noting(draw: Callable) -> Callable:
-        def noted_draw(sampler: torch.utils.data.Sampler) -> Iterator[int]:
-            order = indices = list(draw(sampler))
-            dataset = sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source
-            while isinstance(dataset, Subset):
-                indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-            notes["passes"].append((len(dataset), indices))
-            return iter(order)
-
-        return noted_draw
-
-    def noted_save(obj: object, f: object, *things: object, **options: object) -> None:
-        notes["saved"].append(obj)
-        save(obj, f, *things, **options)
-
-    def noted_wrap(wrapper: DDP, module: torch.nn.Module, *things: object, **options: object) -> None:
-        models.append(module)
-        wrap(wrapper, module, *things, **options)
-
-    for sampler in (DistributedSampler, RandomSampler, SequentialSampler):
-        sampler.__iter__ = noting(sampler.__iter__)
-    torch.save, DDP.__init__ = noted_save, noted_wrap
-    return lambda path: save(notes | {"weights": models[-1].state_dict() if models else {}}, path)
+    if watcher:
+        watcher.write(f"rank{env['RANK']}.notes")
 
 
 def has_group(number: int) -> bool:
@@ -189,12 +159,12 @@ class Run:
                 return "\n".join([f"rank {rank} {ended(self.ends[rank])}:", *telling(self.said(rank))])
         return ""
 
-    def notes(self) -> list[dict]:
+    def notes(self) -> list["RankNotes"]:
         """What each rank of a watched run has done."""
-        import torch
+        from ddp_helpers.rank.watch import read_rank_notes
 
         paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.ranks))]
-        return [torch.load(path, weights_only=True) for path in paths]
+        return [read_rank_notes(path) for path in paths]
 
 
 def attend(*runs: Run) -> None:
