@@ -174,10 +174,13 @@ def fits(args: Namespace) -> None:
     """Predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2, on how many of which size."""
     import torch
 
-    from ddp_helpers.tools.fits import load, predict, sample_of, show
+    from ddp_helpers.tools.fits import predict, show
+    from ddp_helpers.tools.model_file import load, sample_of
 
     make = load(args.model)
-    shape, dtype, read = sample_of(make, args.input, args.type and getattr(torch, args.type))
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in types}
+    shape, dtype, read = sample_of(make, args.input, by_name.get(args.type))
     print(read, end="\n" * bool(read))
     print(show(predict(make, shape, dtype, args.batch_size_per_rank, args.optimizer, args.bf16), args.gpu))
 
