@@ -132,9 +132,9 @@ def _rows(measured: _Measured) -> list[Row]:
     return rows
 
 
-def _row(way: str, gpus: int, memory: StepMemory) -> Row:
+def _row(method: str, gpus: int, memory: StepMemory) -> Row:
     return {
-        "way": way,
+        "way": method,
         "GPUs": gpus,
         "parameters": memory.kinds["parameters"],
         "gradients": memory.kinds["gradients"],

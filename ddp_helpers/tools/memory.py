@@ -87,7 +87,11 @@ class Live(TorchDispatchMode, MemoryCounter):
         MemoryCounter.__init__(self)
 
     def __torch_dispatch__(
-        self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> Any:
         """Call the operation, and count what it made."""
         if any(issubclass(kind, DTensor) for kind in types):
@@ -156,10 +160,8 @@ def loss_of(output: object) -> Tensor:
     """
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None:
-        kind = type(output).__name__
-        raise TypeError(
-            f"forward() returned {kind}, with no tensor in it: return a loss, or scores"
-        )
+        returned = f"{type(output).__name__}, with no tensor in it"
+        raise TypeError(f"forward() returned {returned}: return a loss, or scores")
     if not first.dim():
         return first
     scores = first.flatten(0, -2) if first.dim() > 1 else first
@@ -168,7 +170,9 @@ def loss_of(output: object) -> Tensor:
 
 
 def shard(
-    model: nn.Module, mesh: DeviceMesh | None = None, policy: MixedPrecisionPolicy | None = None
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    policy: MixedPrecisionPolicy | None = None,
 ) -> nn.Module:
     """Make a model FSDP2's, in place; all ranks call it.
 
@@ -305,7 +309,9 @@ def measure_step(
 
 
 def _take_first_step(
-    model: nn.Module, optimizer: Optimizer, shards: list[nn.Parameter]
+    model: nn.Module,
+    optimizer: Optimizer,
+    shards: list[nn.Parameter],
 ) -> dict[str, float]:
     """Step on gradients of zero, so that the optimizer's state is there; bytes of what stays."""
     for part in shards:

@@ -139,11 +139,8 @@ def needs_memory(error: BaseException) -> bool:
 def error_line(error: BaseException) -> str:
     """Tell an error in one line, with the last line of code that is neither torch's nor ours."""
     libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(libraries)
-    ]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if not frame.filename.startswith(libraries)]
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
     first_line = next(iter(str(error).splitlines()), "")
     return f"{at}{type(error).__name__}: {first_line}"

@@ -47,25 +47,24 @@ def who_hangs(dumps: Mapping[int, Dump]) -> list[str]:
     groups = sorted({group for groups in calls_of_ranks.values() for group in groups})
     lines = [_group_line(group, calls_of_ranks, dumps) for group in groups]
     waiting = [line for line in lines if line]
-    silent = [
-        f"rank {rank}'s recorder is empty: {EMPTY}"
-        for rank, dump in dumps.items()
-        if not dump.get("entries")
-    ]
+    empty = [rank for rank, dump in dumps.items() if not dump.get("entries")]
+    silent = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in empty]
     if lost or waiting:
         return lost + (waiting or silent)
     return silent or [SAME]
 
 
 def _group_line(
-    group: str, calls_of_ranks: Mapping[int, Calls], dumps: Mapping[int, Dump]
+    group: str,
+    calls_of_ranks: Mapping[int, Calls],
+    dumps: Mapping[int, Dump],
 ) -> str | None:
     """The line on the first call that a group's ranks differ in, or do not end, if any."""
-    calls_of_members = {
-        rank: groups[group] for rank, groups in calls_of_ranks.items() if group in groups
-    }
-    if group.split()[0] == _WORLD:  # all ranks are in it, also one that called nothing yet
-        calls_of_members = {rank: groups.get(group, {}) for rank, groups in calls_of_ranks.items()}
+    of_world = group.split()[0] == _WORLD  # all ranks are in it, also one that called nothing yet
+    calls_of_members: dict[int, dict[int, str]] = {}
+    for rank, groups in calls_of_ranks.items():
+        if of_world or group in groups:
+            calls_of_members[rank] = groups.get(group, {})
     # A recorder keeps the last calls only.
     first = max(min(numbers, default=0) for numbers in calls_of_members.values())
     numbers = {number for numbers in calls_of_members.values() for number in numbers}

@@ -82,7 +82,7 @@ class _Runs:
 
 def audit(
     script: Path,
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     folder: Path | None = None,
     cwd: Path | None = None,
     limit: float = 120,
@@ -92,7 +92,7 @@ def audit(
 ) -> list[Row]:
     """Run an unchanged script on two CPU ranks under witnesses, and judge it.
 
-    words: the script's arguments. folder: for all that the audit leaves, build/audit/NAME if none.
+    arguments: the script's. folder: for all that the audit leaves, build/audit/NAME if none.
     cwd: where the script runs, if not in an empty one. limit: seconds until a script that has not
     ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
     script's flag with which one rank can be given the same global batch, whether it counts all
@@ -103,20 +103,24 @@ def audit(
     folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
     _check(script, folder, cwd, limit, resume_with or "")
     runs = _Runs(script, folder, cwd, limit, on_cpu)
-    ranks = runs.run(RANKS, words, "")
+    ranks = runs.run(RANKS, arguments, "")
     check_started(ranks, folder / "notes" / "output.log")
     rows = judge(ranks)
     came_to_end = rows[0].verdict == OK
-    rows.append(_one_rank_row(runs, words, batch_size_flag, ranks, came_to_end))
+    rows.append(_one_rank_row(runs, arguments, batch_size_flag, ranks, came_to_end))
     if resume_with is not None and came_to_end:
-        rows.append(_resume_row(runs, words, resume_with, ranks))
+        rows.append(_resume_row(runs, arguments, resume_with, ranks))
     if on_cpu:
         rows.append(Row("device", UNSEEN, _DEVICE))
     return rows
 
 
 def _one_rank_row(
-    runs: _Runs, arguments: Sequence[str], flag: str, ranks: list[Notes], came_to_end: bool
+    runs: _Runs,
+    arguments: Sequence[str],
+    flag: str,
+    ranks: list[Notes],
+    came_to_end: bool,
 ) -> Row:
     """Run the script on one rank, and compare its model with that of these ranks."""
     try:

@@ -71,7 +71,10 @@ def samples(ranks: list[Notes]) -> Finding:
 
 
 def _finding_of_pass(
-    passes: tuple[Pass, ...], shared: int, different: int, ranks: list[Notes]
+    passes: tuple[Pass, ...],
+    shared: int,
+    different: int,
+    ranks: list[Notes],
 ) -> Finding | None:
     """Judge one training pass; None if its shares are sound.
 
@@ -166,12 +169,9 @@ def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
         all_of_them = f"each rank tests all {size} samples"
         return Finding(OK, f"{at}: {all_of_them} (right, but the ranks share no work)")
     if twice := sum(looks > 1 for looks in times.values()):
-        return Finding(
-            RED,
-            f"{at}: {twice} of {len(times)} samples count more than once",
-            "Subset(dataset, range(rank, len(dataset), world_size)) "
-            "in place of a sampler that pads",
-        )
+        seen = f"{at}: {twice} of {len(times)} samples count more than once"
+        share = "Subset(dataset, range(rank, len(dataset), world_size))"
+        return Finding(RED, seen, f"{share} in place of a sampler that pads")
     return Finding(OK, f"{at}: {len(times)} of {size} samples, each once")
 
 
@@ -197,9 +197,8 @@ def metrics(ranks: list[Notes]) -> Finding:
                     f"{at}: each rank tests a share, and nothing is reduced or gathered afterwards",
                     "dist.all_reduce of the sums and of the number of samples, then divide",
                 )
-    return Finding(
-        UNSEEN, "what is printed is not followed: is each printed number a sum over all ranks?"
-    )
+    question = "is each printed number a sum over all ranks?"
+    return Finding(UNSEEN, f"what is printed is not followed: {question}")
 
 
 def _keeps_shares_apart(passes: tuple[Pass, ...], ranks: list[Notes]) -> bool:

@@ -28,8 +28,10 @@ def judge(ranks: list[Notes]) -> list[Row]:
     rows = [Row(name, *check(ranks)) for name, check in CHECKS.items()]
     if rows[0].verdict != RED:
         return rows
+    return [_unseen(row) if row.verdict == OK else row for row in rows]
+
+
+def _unseen(row: Row) -> Row:
+    """A row that is not green, since the run ended early."""
     early = "the run did not come to its end; until then: "
-    return [
-        row._replace(verdict=UNSEEN, seen=early + row.seen) if row.verdict == OK else row
-        for row in rows
-    ]
+    return row._replace(verdict=UNSEEN, seen=early + row.seen)

@@ -228,12 +228,10 @@ def datasets_differ(ranks: list[Notes]) -> bool:
     """
     digests, *others = (_digests_by_sample(notes) for notes in ranks)
     repeated = [seen for seen in digests.values() if len(seen) > 1]
-    shared = [
-        {*seen} & {*other[sample]}
-        for other in others
-        for sample, seen in digests.items()
-        if sample in other
-    ]
+    shared = []
+    for other in others:
+        samples = [sample for sample in digests if sample in other]
+        shared += [{*digests[sample]} & {*other[sample]} for sample in samples]
     constant = all(len({*seen}) == 1 for seen in repeated)
     return constant and bool(repeated and shared) and not any(shared)
 

@@ -40,10 +40,10 @@ from ddp_helpers.tools.audit.digests import (
 from ddp_helpers.tools.audit.notes import STEPS
 
 # What ranks call to talk to each other; the second, only two of them.
-_COMMUNICATION = re.compile(
-    "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter|i?send|i?recv|batch_isend"
-)
-_POINT_TO_POINT = re.compile("i?send|i?recv|batch_isend")
+_PAIRS = "i?send|i?recv|batch_isend"
+_ALL = "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter"
+_COMMUNICATION = re.compile(f"{_ALL}|{_PAIRS}")
+_POINT_TO_POINT = re.compile(_PAIRS)
 _FORWARDS = 10 * STEPS  # calls of models before which random numbers are looked at
 _MOST_NAMES = 2000  # of what is saved
 _NOT_NOTED = ("/dev/", "/proc/")  # files below these

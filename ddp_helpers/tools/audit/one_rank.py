@@ -4,7 +4,7 @@ The audit's command calls it in the learner's process, with the notes of both ru
 """
 
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 from ddp_helpers.tools.audit.notes import (
@@ -27,10 +27,8 @@ NAME = "one rank"
 # Distances of two models, as shares of the way that the weights went in training.
 SAME_MODEL, OTHER_MODEL = 0.02, 0.1
 SAME_START = 1e-6
-CURE = (
-    "is the loss a mean over the rank's batch, the learning rate the same, "
-    "and no gradient summed by hand?"
-)
+CURE = "is the loss a mean over the rank's batch, the learning rate the same, "
+CURE += "and no gradient summed by hand?"
 
 
 class Models(NamedTuple):
@@ -61,10 +59,8 @@ def one_rank_arguments(arguments: Sequence[str], flag: str, ranks: list[Notes]) 
         return [*arguments, f"{flag}={global_batch}"]
     index, value = values[0]
     if len(values) > 1 or value not in (str(per_rank), global_batch):
-        reason = "since that is what the ranks took"
-        raise ValueError(
-            f"{flag} {value}: give it once, with {per_rank} or {global_batch}, {reason}"
-        )
+        cure = f"give it once, with {per_rank} or {global_batch}"
+        raise ValueError(f"{flag} {value}: {cure}, since that is what the ranks took")
     joined = arguments[index].startswith(f"{flag}=")
     changed = f"{flag}={global_batch}" if joined else global_batch
     return [*arguments[:index], changed, *arguments[index + 1 :]]
@@ -72,24 +68,19 @@ def one_rank_arguments(arguments: Sequence[str], flag: str, ranks: list[Notes]) 
 
 def _values_of_flag(arguments: Sequence[str], flag: str) -> list[tuple[int, str]]:
     """Where the flag has a value, as FLAG=VALUE or FLAG VALUE: the value's index, and the value."""
-    joined = [
-        (index, argument.partition("=")[2])
-        for index, argument in enumerate(arguments)
-        if argument.startswith(f"{flag}=")
-    ]
-    apart = [
-        (index + 1, value)
-        for index, (argument, value) in enumerate(pairwise(arguments))
-        if argument == flag
-    ]
+    joined, apart = [], []
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            joined.append((index, argument.partition("=")[2]))
+        elif argument == flag and index + 1 < len(arguments):
+            apart.append((index + 1, arguments[index + 1]))
     return joined + apart
 
 
 def models_at(notes: Notes, when: str) -> Models:
     """All wrapped models of a rank, at their begin or end. Raises ValueError if there is none."""
-    first_notes = {
-        note.model: note for note in reversed(select(notes, Weights)) if note.when == when
-    }
+    weights = [note for note in select(notes, Weights) if note.when == when]
+    first_notes = {note.model: note for note in reversed(weights)}
     if not first_notes:
         raise ValueError("no model was wrapped in DistributedDataParallel")
     models = [first_notes[number] for number in sorted(first_notes)]
@@ -111,10 +102,10 @@ def compare_with_one_rank(single: Notes, ranks: list[Notes]) -> Row:
     try:
         _check_alike(single, ranks[0])
         steps = _common_steps(single, ranks)
-        way = _way_of_weights(single, ranks[0])
+        length = _way_of_weights(single, ranks[0])
     except ValueError as reason:
         return Row(NAME, UNSEEN, str(reason))
-    share = distance(models_at(single, "end"), models_at(ranks[0], "end")) / way
+    share = distance(models_at(single, "end"), models_at(ranks[0], "end")) / length
     each = training_passes(ranks[0])[0].batch_size
     batches = f"{len(steps[0])} in each, {each} on a rank"
     seen = f"after {len(steps)} steps with the same samples ({batches}), "
@@ -140,13 +131,13 @@ def _check_alike(single: Notes, several: Notes) -> None:
 def _way_of_weights(single: Notes, several: Notes) -> float:
     """How far the weights went on one rank. Raises ValueError if nowhere, or from another start."""
     first = models_at(single, "begin")
-    way = distance(first, models_at(single, "end"))
-    if not way:
+    length = distance(first, models_at(single, "end"))
+    if not length:
         raise ValueError("on one rank the weights did not move, so there is nothing to compare")
-    if distance(first, models_at(several, "begin")) > SAME_START * way:
+    if distance(first, models_at(several, "begin")) > SAME_START * length:
         cure = "set the seed before the model is made"
         raise ValueError(f"the first weights differ from run to run: {cure}")
-    return way
+    return length
 
 
 def _common_steps(single: Notes, ranks: list[Notes]) -> list[list[int | str]]:

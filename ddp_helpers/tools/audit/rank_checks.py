@@ -41,17 +41,12 @@ def end(ranks: list[Notes]) -> Finding:
     """All ranks ended by themselves, with status 0."""
     if any(select(notes, TimeUp) for notes in ranks):
         return _ended_at_limit(ranks)
-    lost = [
-        f"rank {rank} was ended by a signal"
-        for rank, notes in enumerate(ranks)
-        if not select(notes, End)
-    ]
-    failed = [
-        (note, rank)
-        for rank, notes in enumerate(ranks)
-        for note in select(notes, End)
-        if note.status
-    ]
+    lost, failed = [], []
+    for rank, notes in enumerate(ranks):
+        ends = select(notes, End)
+        failed += [(note, rank) for note in ends if note.status]
+        if not ends:
+            lost.append(f"rank {rank} was ended by a signal")
     if failed:
         # The errors of the others may follow from the first one.
         note, rank = min(failed, key=lambda pair: pair[0].time)
@@ -124,12 +119,9 @@ def gradients(ranks: list[Notes]) -> Finding:
             if first.forwards:
                 called = f"the wrapper was called {first.forwards} times"
             at, wrapped_at = short_line(first.at), short_line(wraps[0].at)
-            return Finding(
-                RED,
-                f"{at}: step {number} had other gradients on each rank; {called}",
-                f"call what DDP() returned in {wrapped_at}, not the model inside; "
-                "no no_sync() at the last",
-            )
+            seen = f"{at}: step {number} had other gradients on each rank; {called}"
+            cure = f"call what DDP() returned in {wrapped_at}, not the model inside"
+            return Finding(RED, seen, f"{cure}; no no_sync() at the last")
     count = len(steps[0])
     if not any(size for step in steps[0] for _, size in step.sums):
         question = "does the loss depend on the weights?"
@@ -178,13 +170,9 @@ def files(ranks: list[Notes]) -> Finding:
     written = [{note.path: note.at for note in select(notes, FileWritten)} for notes in ranks]
     for path, at in written[0].items():
         if sum(path in paths for paths in written) > 1:
-            name = path.rpartition("/")[2]
-            return Finding(
-                RED,
-                f"{short_line(at)}: several ranks write {name}",
-                "let one rank do it: if rank == 0 "
-                "(the others wait in a barrier, if they need the file)",
-            )
+            seen = f"{short_line(at)}: several ranks write {path.rpartition('/')[2]}"
+            others = "(the others wait in a barrier, if they need the file)"
+            return Finding(RED, seen, f"let one rank do it: if rank == 0 {others}")
     if not any(written):
         return Finding(UNSEEN, "none was written")
     return Finding(OK, "none was written by more than one rank")
@@ -207,9 +195,7 @@ def saved_names(ranks: list[Notes]) -> Finding:
 def random_numbers(ranks: list[Notes]) -> Finding:
     """Dropout and augmentation use other random numbers on each rank."""
     in_model = [select(notes, RandomUse)[:_COMPARED] for notes in ranks]
-    in_dataset = [
-        [note for note in select(notes, Pass) if note.steps and note.augmented] for notes in ranks
-    ]
+    in_dataset = [_augmented_passes(notes) for notes in ranks]
     calls = zip(*in_model, strict=False)
     equal = [uses for uses in calls if len({note.state for note in uses}) == 1]
     if equal and len(equal) == min(map(len, in_model)):
@@ -230,8 +216,10 @@ def random_numbers(ranks: list[Notes]) -> Finding:
     if all(in_model) or all(in_dataset):
         user = "model" if all(in_model) else "dataset"
         return Finding(OK, f"torch's random numbers differ in the {user}")
-    return Finding(
-        UNSEEN,
-        "torch's generator was not used in model or dataset; "
-        "numpy, random and workers are not followed",
-    )
+    rest = "numpy, random and workers are not followed"
+    return Finding(UNSEEN, f"torch's generator was not used in model or dataset; {rest}")
+
+
+def _augmented_passes(notes: Notes) -> list[Pass]:
+    """The training passes in which the dataset used random numbers."""
+    return [note for note in select(notes, Pass) if note.steps and note.augmented]

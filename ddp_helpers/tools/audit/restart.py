@@ -57,10 +57,9 @@ def _check_stopped(complete: Notes, stopped: Notes) -> None:
     if not any(size for _, size in first):
         raise ValueError("the first step had no gradients by which to know it again")
     if differ(first, _first_gradients(stopped)):
+        seen = "the run that was to be ended took another first step than the whole one"
         question = "is the seed set, and does it write into the folder where it stands?"
-        raise ValueError(
-            f"the run that was to be ended took another first step than the whole one: {question}"
-        )
+        raise ValueError(f"{seen}: {question}")
 
 
 def _share_of_way(complete: Notes, restarted: Notes) -> float | None:

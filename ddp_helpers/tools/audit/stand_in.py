@@ -122,7 +122,11 @@ class OnCPU(TorchFunctionMode):
     """Whatever torch is told to put on a GPU stays on the CPU."""
 
     def __torch_function__(
-        self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable,
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         """Call torch's function with the CPU for each GPU among its arguments."""
         options = kwargs or {}
@@ -139,7 +143,11 @@ class OnCPU(TorchFunctionMode):
 
 
 def _spawned(
-    function: Callable, args: tuple = (), nprocs: int = 1, *_: object, **__: object
+    function: Callable,
+    args: tuple = (),
+    nprocs: int = 1,
+    *_: object,
+    **__: object,
 ) -> None:
     """Be one of the ranks that mp.spawn would start; every rank calls it."""
     world_size = os.environ["WORLD_SIZE"]

@@ -53,8 +53,9 @@ def _end_by(error: BaseException) -> notes.End:
     status = why if isinstance(why, int) else int(bool(why))
     first_line = "" if isinstance(why, int) else str(why).partition("\n")[0]
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not is_library(frame.filename)]
-    at = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    script_frames = [frame for frame in frames if not is_library(frame.filename)]
+    last = script_frames[-1:]
+    at = f"{last[0].filename}:{last[0].lineno}" if last else ""
     return notes.End(at=at, status=status, why=first_line)
 
 
