@@ -1,5 +1,7 @@
 """`fits` without --input reads the shape of a sample off the first layer, and asks where it cannot."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,18 @@ def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
     makes = [model_file.load(f"{file}:{name}") for name in ("to", "half", "bfloat16", "double")]
     types = [model_file.sample_of(make)[1] for make in makes]
     assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+def test_ranks_can_be_forked_after_a_prediction(models: Path) -> None:
+    """In a process of its own: the first backward of a process decides."""
+    code = f"""
+import multiprocessing, torch
+from ddp_helpers.tools import fits, model_file
+make = model_file.load("{models}:Net")
+fits.predict(make, *model_file.sample_of(make)[:2])
+rank = multiprocessing.get_context("fork").Process(target=torch.ones((), requires_grad=True).backward)
+rank.start()
+rank.join()
+assert rank.exitcode == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from ddp_helpers.tools import cards
 from ddp_helpers.tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK, FitsError
 from ddp_helpers.tools.memory import StepMemory, measure_step
-from ddp_helpers.tools.model_file import error_line, needs_memory
+from ddp_helpers.tools.model_file import error_line, needs_memory, start_autograd
 
 RANKS = (2, 4, 8, 16, 64)
 Kind = Literal["parameters", "gradients", "optimizer state", "activations"]
@@ -70,8 +70,7 @@ def predict(
         raise FitsError(f"{batch}: every number must be 1 or more")
     make_optimizer = _optimizer_named(optimizer)
     batch_shape = (batch_size_per_rank, *shape)
-    # Else the first backward starts threads, and no rank can be forked any more.
-    torch.ones((), requires_grad=True).backward()
+    start_autograd()
 
     def measure(mode: Callable[[], AbstractContextManager]) -> _Measured:
         step = partial(measure_step, mode, make, make_optimizer, batch_shape, dtype, bf16)

@@ -115,6 +115,7 @@ def _unread_shape(layer: nn.Module | None) -> tuple[str, str]:
 
 def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
     """Get the first layer with weights of its own in the model; raises FitsError."""
+    start_autograd()
     try:
         try:
             with FakeTensorMode(), movable():
@@ -127,6 +128,14 @@ def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
         raise FitsError(f"the model cannot be made: {error_line(error)}") from error
     with_weights = (layer for layer in layers if list(layer.parameters(recurse=False)))
     return next(with_weights, None)
+
+
+def start_autograd() -> None:
+    """Take a first backward; call it before tensors without memory are made.
+
+    After them, the first one starts threads, and no rank can be forked any more.
+    """
+    torch.ones((), requires_grad=True).backward()
 
 
 def needs_memory(error: BaseException) -> bool:
