@@ -155,20 +155,32 @@ def hang(args: Namespace) -> int:
 
 def audit(args: Namespace) -> int:
     """Run a DDP script, anybody's, unchanged on two CPU ranks under witnesses, and say what is wrong with it."""
-    from ddp_helpers.tools.audit.command import main
+    from ddp_helpers.tools.audit import command
 
-    more = args.folder, args.cwd, args.limit, args.on_cpu, args.batch_size_flag, args.resume_with
-    return main(args.json, args.script, args.words, *more)
+    rows = command.audit(
+        args.script,
+        args.words,
+        folder=args.folder,
+        cwd=args.cwd,
+        limit=args.limit,
+        on_cpu=args.on_cpu,
+        batch_size_flag=args.batch_size_flag,
+        resume_with=args.resume_with,
+    )
+    return command.report(rows, args.json)
 
 
 def fits(args: Namespace) -> None:
     """Predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2, on how many of which size."""
     import torch
 
-    from ddp_helpers.tools.fits import load, predict, sample_of, show
+    from ddp_helpers.tools.fits import predict, show
+    from ddp_helpers.tools.model_file import load, sample_of
 
     make = load(args.model)
-    shape, dtype, read = sample_of(make, args.input, args.type and getattr(torch, args.type))
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in types}
+    shape, dtype, read = sample_of(make, args.input, by_name.get(args.type))
     print(read, end="\n" * bool(read))
     print(show(predict(make, shape, dtype, args.batch_size_per_rank, args.optimizer, args.bf16), args.gpu))
 

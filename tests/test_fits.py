@@ -22,10 +22,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.rank.model import Net
-from ddp_helpers.tools import fits, memory
+from ddp_helpers.tools import fits, memory, model_file
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
-LETTERS = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
+LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
 WITHIN = 0.05  # some kernels take memory for themselves, and free it
 
 

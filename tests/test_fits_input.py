@@ -1,5 +1,7 @@
 """`fits` without --input reads the shape of a sample off the first layer, and asks where it cannot."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.tools import fits
+from ddp_helpers.tools import fits, model_file
 
 MODELS = """
 import torch
@@ -85,10 +87,10 @@ def test_the_examples_that_are_named_can_be_given(models: Path, capsys) -> None:
 
 
 def test_a_network_of_the_course_is_asked_for_its_length() -> None:
-    make = fits.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
+    make = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
     with pytest.raises(fits.FitsError, match=r"\bEmbedding\b.*\btokens\b"):
-        fits.sample_of(make)
-    assert fits.sample_of(make, [64]) == ((64,), torch.int64, "")
+        model_file.sample_of(make)
+    assert model_file.sample_of(make, [64]) == ((64,), torch.int64, "")
 
 
 MOVED = """
@@ -115,8 +117,8 @@ def steps(): return nn.Sequential(Steps()).float()
 
 def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
     """What DDP holds on a GPU, for a model of a file."""
-    make = fits.load(f"{file}:{name}")
-    found = fits.predict(make, *fits.sample_of(make, shape)[:2], batch_size_per_rank=8)
+    make = model_file.load(f"{file}:{name}")
+    found = fits.predict(make, *model_file.sample_of(make, shape)[:2], batch_size_per_rank=8)
     assert "without memory" in found["how"]
     return next(row for row in found["rows"] if row["way"] == "DDP")
 
@@ -135,5 +137,21 @@ def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_
 
 def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
     (file := tmp_path / "moved.py").write_text(MOVED)
-    types = [fits.sample_of(fits.load(f"{file}:{name}"))[1] for name in ("to", "half", "bfloat16", "double")]
+    makes = [model_file.load(f"{file}:{name}") for name in ("to", "half", "bfloat16", "double")]
+    types = [model_file.sample_of(make)[1] for make in makes]
     assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+def test_ranks_can_be_forked_after_a_prediction(models: Path) -> None:
+    """In a process of its own: the first backward of a process decides."""
+    code = f"""
+import multiprocessing, torch
+from ddp_helpers.tools import fits, model_file
+make = model_file.load("{models}:Net")
+fits.predict(make, *model_file.sample_of(make)[:2])
+rank = multiprocessing.get_context("fork").Process(target=torch.ones((), requires_grad=True).backward)
+rank.start()
+rank.join()
+assert rank.exitcode == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

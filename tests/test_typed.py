@@ -13,7 +13,7 @@ from real import LIMIT, weekly
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import scripts
-from ddp_helpers.tools.audit.judge import LOOKS
+from ddp_helpers.tools.audit.judge import CHECKS
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 FENCED = re.compile(r"^```(.*)\n(?s:(.*?))^```$", re.M)
@@ -38,7 +38,7 @@ TYPED = [
     Typed("scripts", "python -m ddp_helpers script mnist_ddp", "images/s", needs="mpirun"),
     Typed("README", "slurm/cluster up", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
-    Typed("audit", "python -m ddp_helpers audit my_ddp.py", f"0 of {len(LOOKS) + 1} checks RED"),
+    Typed("audit", "python -m ddp_helpers audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
     Typed("hang_lab", "python -m ddp_helpers hang --seed 7", "not yet: ", status=1),  # a guess
     Typed("own", "python -m ddp_helpers job ours my_training.py --nodes", "it is not submitted"),
     Typed(

@@ -4,12 +4,16 @@ The judges of Projects, `%%clinic` and the hang lab call it, in the learner's pr
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_helpers.launch.forked_script import LIMIT, ForkedScript, attend
 from ddp_helpers.launch.processes import ended
+
+if TYPE_CHECKING:
+    from ddp_helpers.rank.watch import RankNotes
 
 __all__ = ["CLOSE", "LIMIT", "MOST", "WIDTH", "Run", "attend", "far", "telling"]
 
@@ -30,49 +34,15 @@ STAMP = re.compile(r"\[[WE]\d+ [\d:.]+ \S+\] (\[c10d\] )?|\S+\.py:\d+: |^\[rank\
 SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")
 
 
-def watch() -> Callable[[str], None]:
-    """Note what this rank's script does from now on; returns the function that writes the notes to a file.
-
-    passes: for each time that a sampler was gone through, the size of its dataset, and the indices in it; saved: what
-    it saved; weights: those of the model that it wrapped last, at the end.
-    """
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, Subset
-
-    notes, models, save, wrap = {"passes": [], "saved": []}, [], torch.save, DDP.__init__
-
-    def noting(draw: Callable) -> Callable:
-        def noted_draw(sampler: torch.utils.data.Sampler) -> Iterator[int]:
-            order = indices = list(draw(sampler))
-            dataset = sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source
-            while isinstance(dataset, Subset):
-                indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-            notes["passes"].append((len(dataset), indices))
-            return iter(order)
-
-        return noted_draw
-
-    def noted_save(obj: object, f: object, *things: object, **options: object) -> None:
-        notes["saved"].append(obj)
-        save(obj, f, *things, **options)
-
-    def noted_wrap(wrapper: DDP, module: torch.nn.Module, *things: object, **options: object) -> None:
-        models.append(module)
-        wrap(wrapper, module, *things, **options)
-
-    for sampler in (DistributedSampler, RandomSampler, SequentialSampler):
-        sampler.__iter__ = noting(sampler.__iter__)
-    torch.save, DDP.__init__ = noted_save, noted_wrap
-    return lambda path: save(notes | {"weights": models[-1].state_dict() if models else {}}, path)
-
-
 @contextmanager
 def _watched(rank: int) -> Iterator[None]:
     """Run the script in the block, and write the notes of what it did; each rank calls it."""
-    write_notes = watch()
+    from ddp_helpers.rank.watch import ScriptWatcher
+
+    watcher = ScriptWatcher()
+    watcher.start()
     yield
-    write_notes(f"rank{rank}.notes")
+    watcher.write(f"rank{rank}.notes")
 
 
 class Run(ForkedScript):
@@ -106,12 +76,12 @@ class Run(ForkedScript):
             return ""
         return "\n".join([f"rank {rank} {ended(self.ends[rank])}:", *telling(self.said(rank))])
 
-    def notes(self) -> list[dict]:
-        """Return what each rank of a watched run has done, as `watch` has it."""
-        import torch
+    def notes(self) -> list["RankNotes"]:
+        """Return what each rank of a watched run has done."""
+        from ddp_helpers.rank.watch import read_rank_notes
 
         paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.ends))]
-        return [torch.load(path, weights_only=True) for path in paths]
+        return [read_rank_notes(path) for path in paths]
 
 
 def telling(lines: Sequence[str]) -> list[str]:

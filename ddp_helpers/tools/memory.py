@@ -1,7 +1,12 @@
-"""Count the memory of a training step: what stays, by kind, and the most at a time; of tensors without memory, too."""
+"""Count the memory of training: what stays, by kind, what autograd saves, and the most at a time.
+
+`fits`, notebooks and lessons call it, each function with the ranks that its docstring names.
+Tensors may be without memory (FakeTensorMode). Needs torch.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 from unittest.mock import patch
 from weakref import finalize
 
@@ -9,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,78 +29,175 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind tensors on this rank: shared memory counts once, a sharded tensor with its shard; any rank."""
-    storages = [local(t).untyped_storage() for t in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    """Bytes behind tensors on this rank; any rank.
+
+    Shared memory counts once, a sharded tensor with its shard.
+    """
+    counter = MemoryCounter()
+    memories = [local(tensor).untyped_storage() for tensor in tensors]  # all there at one time
+    for memory in memories:
+        counter.add(memory)
+    return counter.now
 
 
 def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of what stays from step to step, by kind; any rank, after a step and before zero_grad()."""
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer keeps its share in .optim
+    """Bytes of what stays from step to step, by kind.
+
+    Any rank calls it, after a step and before zero_grad().
+    """
+    # ZeroRedundancyOptimizer keeps its share in .optim.
+    state = getattr(optimizer, "optim", optimizer).state
+    slots = [slot for slots in state.values() for slot in slots.values()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return {
         "parameters": nbytes(model.parameters()),
-        "gradients": nbytes(p.grad for p in model.parameters() if p.grad is not None),
-        "optimizer state": nbytes(t for slots in state.values() for t in slots.values() if isinstance(t, Tensor)),
+        "gradients": nbytes(gradients),
+        "optimizer state": nbytes(slot for slot in slots if isinstance(slot, Tensor)),
     }
 
 
-class Live(TorchDispatchMode):
-    """While active, counts the memory that operations have given to tensors and that is still there, and its most."""
+class MemoryCounter:
+    """Counts bytes of memory, each piece once: those that are there now, and the most at a time."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.now = self.most = 0  # bytes
+        self.now = self.most = 0
+        self._sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(self, operation: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None):
+    def has(self, memory: UntypedStorage) -> bool:
+        """Whether a piece of memory is counted."""
+        return memory._cdata in self._sizes
+
+    def add(self, memory: UntypedStorage) -> None:
+        """Count a piece of memory, or the size that it has now."""
+        key, size = memory._cdata, memory.nbytes()
+        self.now += size - self._sizes.get(key, 0)
+        self.most = max(self.most, self.now)
+        self._sizes[key] = size
+
+    def remove(self, key: int) -> None:
+        """Count a piece of memory no more, by its _cdata."""
+        self.now -= self._sizes.pop(key, 0)
+
+
+class Live(TorchDispatchMode, MemoryCounter):
+    """While active, counts the memory that operations have given to tensors, until it is freed."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        MemoryCounter.__init__(self)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
         """Call the operation, and count what it made."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with the shards
-        result = operation(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.count(leaf.untyped_storage())
         return result
 
     def count(self, memory: UntypedStorage) -> None:
-        """Count it, once, until it is freed."""
-        key, size = memory._cdata, memory.nbytes()
-        if key not in self.sizes:
-            finalize(memory, self.freed, key)
-        self.now += size - self.sizes.get(key, 0)
-        self.sizes[key], self.most = size, max(self.most, self.now)
+        """Count a piece of memory until it is freed."""
+        if not self.has(memory):
+            finalize(memory, self.remove, memory._cdata)
+        self.add(memory)
 
-    def freed(self, key: int) -> None:
-        """Count it no more."""
-        self.now -= self.sizes.pop(key)
+
+class Saved(saved_tensors_hooks):
+    """While active, counts what autograd saves in forward; any rank, around a step or a forward.
+
+    `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
+    the shape of a parameter, or its transpose, counts as a copy, so choose another batch size.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.model = model
+        self.most = {"activations": 0, "copies": 0}
+        self._counters = {kind: MemoryCounter() for kind in self.most}
+        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory._cdata not in {p.untyped_storage()._cdata for p in self._unsharded()}:
+            is_copy = tensor.dim() > 1 and tensor.shape in self._shapes
+            self._remove(memory)
+            self._counters["copies" if is_copy else "activations"].add(memory)
+        self._look()
+        return tensor
+
+    def _unpack(self, tensor: Tensor) -> Tensor:
+        self._look()
+        self._remove(tensor.untyped_storage())
+        return tensor
+
+    def _remove(self, memory: UntypedStorage) -> None:
+        for counter in self._counters.values():
+            counter.remove(memory._cdata)
+
+    def _unsharded(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+
+    def _look(self) -> None:
+        """Keep the most. FSDP puts whole parameters in place of shards while a layer computes."""
+        now = {kind: counter.now for kind, counter in self._counters.items()}
+        if self._sharded:
+            now["copies"] += nbytes(self._unsharded())
+        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
 
 
 def loss_of(output: object) -> Tensor:
-    """What a model returns as a loss: itself if it is one number, else the cross-entropy over the last dimension."""
+    """Make a loss of what a model returns: itself if it is one number, else a cross-entropy.
+
+    The scores are in the last dimension. Any rank calls it. Raises TypeError where no tensor is.
+    """
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None:
-        raise TypeError(f"forward() returned {type(output).__name__}, with no tensor in it: return a loss, or scores")
+        returned = f"{type(output).__name__}, with no tensor in it"
+        raise TypeError(f"forward() returned {returned}: return a loss, or scores")
+    if not first.dim():
+        return first
     scores = first.flatten(0, -2) if first.dim() > 1 else first
     labels = torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
-    return F.cross_entropy(scores, labels) if first.dim() else first
+    return F.cross_entropy(scores, labels)
 
 
-def shard(model: nn.Module, **options) -> nn.Module:
-    """Make it FSDP2's: the elements of the outermost containers are gathered one by one; all ranks."""
-    lists = nn.ModuleList | nn.ModuleDict  # they have no forward(), and fully_shard refuses them
+def shard(
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    policy: MixedPrecisionPolicy | None = None,
+) -> nn.Module:
+    """Make a model FSDP2's, in place; all ranks call it.
 
-    def units(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
-            element = isinstance(module, nn.Sequential | lists) and not isinstance(child, lists)
-            yield from [child] if element else units(child)
+    The elements of its outermost containers are gathered one by one.
+    """
+    policy = policy or MixedPrecisionPolicy()
+    for unit in _units(model):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
-    for unit in units(model):
-        fully_shard(unit, **options)
-    return fully_shard(model, **options)
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost containers in a module."""
+    # They have no forward(), and fully_shard refuses them.
+    lists = nn.ModuleList | nn.ModuleDict
+    for child in module.children():
+        if isinstance(module, nn.Sequential | lists) and not isinstance(child, lists):
+            yield child
+        else:
+            yield from _units(child)
 
 
 @contextmanager
-def pretended(ranks: int) -> Iterator[DeviceMesh | None]:
+def _pretended_group(ranks: int) -> Iterator[DeviceMesh | None]:
     """Be rank 0 of a group in which nothing is sent; alone, of none."""
     if ranks == 1:
         yield None
@@ -110,36 +213,66 @@ def pretended(ranks: int) -> Iterator[DeviceMesh | None]:
 
 @contextmanager
 def movable() -> Iterator[None]:
-    """Inside, a model may say .to(…), .half() and the like also on tensors without memory, which torch cannot swap."""
-    made, calls = {}, []  # by parameter, while the outermost call lasts: one that is shared stays one
+    """Let models say .to(…), .half() and the like also on tensors without memory.
+
+    torch itself cannot swap these.
+    """
+    # By the id of a parameter, while the outermost call lasts: one that is shared stays one. The
+    # old one is kept, so that no other gets its id.
+    converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    calls: list[nn.Module] = []
 
     def apply(module: nn.Module, convert: Callable, recurse: bool = True) -> nn.Module:
         calls.append(module)
         for child in module.children() if recurse else ():
             child._apply(convert)
         for name, old in module._parameters.items():
-            if old is not None and id(old) not in made:
+            if old is None:
+                continue
+            if id(old) not in converted:
                 new = nn.Parameter(convert(old.detach()), old.requires_grad)
-                made[id(old)], made[id(new)] = (new, old), (new, old)
-            module._parameters[name] = old if old is None else made[id(old)][0]
-        module._buffers |= {name: convert(old) for name, old in module._buffers.items() if old is not None}
+                converted[id(old)] = converted[id(new)] = (new, old)
+            module._parameters[name] = converted[id(old)][0]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = convert(buffer)
         calls.pop()
         if not calls:
-            made.clear()
+            converted.clear()
         return module
 
     with patch.object(nn.Module, "_apply", apply):
         yield
 
 
-def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: bool, ranks: int = 1, stay: bool = False):
-    """Take a step, with the optimizer's state there already, and count bytes: each kind, and the most at a time.
+class StepMemory(NamedTuple):
+    """The memory of a training step, in bytes, and the elements of each trained parameter.
 
-    mode: FakeTensorMode for tensors without memory, nullcontext for real ones. make, rule: make the model, and the
-    optimizer of a list of parameters. batch: shape and dtype of the input. ranks: of FSDP2, if more than 1.
-    stay: the gradients keep their memory, as in DDP's buckets. No rank of a process group can call it.
-    Returns what held() does, "activations", what forward leaves for backward; "sizes", the number of elements of each
-    trained parameter; "backward", the most at a time in forward and backward, and "step", in the optimizer's step.
+    kinds: as of `held`, and "activations": what forward leaves for backward. The most at a time:
+    backward: in forward and backward; step: in the optimizer's step.
+    """
+
+    kinds: dict[str, float]
+    backward: float
+    step: float
+    parameter_sizes: list[int]  # the largest first
+
+
+def measure_step(
+    mode: Callable[[], AbstractContextManager],
+    make: Callable[[], nn.Module],
+    make_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bf16: bool,
+    ranks: int = 1,
+    keep_gradients: bool = False,
+) -> StepMemory:
+    """Take a step, with the optimizer's state there already, and count bytes.
+
+    mode: FakeTensorMode for tensors without memory, nullcontext for real ones. shape, dtype: of
+    the input, a batch. ranks: of FSDP2, if more than 1. keep_gradients: they keep their memory from
+    step to step, as in DDP's buckets. No rank of a process group can call it.
     """
     resize = UntypedStorage.resize_
 
@@ -147,29 +280,42 @@ def step(mode: Callable, make: Callable, rule: Callable, batch: tuple, bf16: boo
         resize(memory, size)
         live.count(memory)
 
-    with pretended(ranks) as mesh, patch.object(UntypedStorage, "resize_", counted), mode(), Live() as live:
+    counts_resizing = patch.object(UntypedStorage, "resize_", counted)
+    with _pretended_group(ranks) as mesh, counts_resizing, mode(), Live() as live:
         with movable():
             model = make().train()
-        inputs = torch.zeros(batch[0], dtype=batch[1])
+        inputs = torch.zeros(shape, dtype=dtype)
         if mesh:
-            shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None))
+            dtype_of_weights = torch.bfloat16 if bf16 else None
+            shard(model, mesh, MixedPrecisionPolicy(param_dtype=dtype_of_weights))
         trained = [p for p in model.parameters() if p.requires_grad]
-        own = [(p, nn.Parameter(local(p.detach()))) for p in trained]  # DTensors would take far longer
-        optimizer = rule([part for _, part in own])
-        for _, part in own:
-            part.grad = torch.zeros_like(part)
-        optimizer.step()
-        found = held(model, optimizer) | {"gradients": nbytes(part.grad for _, part in own)}
-        found["sizes"] = sorted((p.numel() for p in trained), reverse=True)
-        for p, part in own:
-            p.grad, part.grad = part.grad if stay else None, None
+        # The optimizer has the shards themselves: with DTensors it would take far longer.
+        shards = [nn.Parameter(local(p.detach())) for p in trained]
+        optimizer = make_optimizer(shards)
+        kinds = _take_first_step(model, optimizer, shards)
+        for p, part in zip(trained, shards, strict=True):
+            p.grad, part.grad = part.grad if keep_gradients else None, None
         live.most = before = live.now
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
             loss = loss_of(model(inputs))
-        found["activations"] = live.now - before
+        kinds["activations"] = live.now - before
         loss.backward()
-        found["backward"], live.most = live.most, live.now
-        for p, part in own:
+        backward, live.most = live.most, live.now
+        for p, part in zip(trained, shards, strict=True):
             part.grad = None if p.grad is None else local(p.grad)
         optimizer.step()
-        return found | {"step": live.most}
+        sizes = sorted((p.numel() for p in trained), reverse=True)
+        return StepMemory(kinds, backward, live.most, sizes)
+
+
+def _take_first_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    shards: list[nn.Parameter],
+) -> dict[str, float]:
+    """Step on gradients of zero, so that the optimizer's state is there; bytes of what stays."""
+    for part in shards:
+        part.grad = torch.zeros_like(part)
+    optimizer.step()
+    gradients = [part.grad for part in shards if part.grad is not None]
+    return {**held(model, optimizer), "gradients": nbytes(gradients)}

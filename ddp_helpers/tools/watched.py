@@ -1,10 +1,15 @@
-"""Run a script on each rank so that it can be asked where it stands. The file needs nothing but torch: take it along.
+"""Run a script on each rank so that it can be asked where it stands; the launcher starts it.
+
+The file needs nothing but torch: take it along.
 
 torchrun --standalone --nproc-per-node 3 watched.py my_script.py --its-flags
-pgrep -P PID_OF_TORCHRUN | xargs kill -USR2    # in a hang: each rank's flight recorder, to recorder_rank*.json
-pgrep -P PID_OF_TORCHRUN | xargs kill -USR1    # the stacks of its threads, to stacks_rank*.txt: read "Current thread"
+# In a hang: each rank's flight recorder, to recorder_rank*.json.
+pgrep -P PID_OF_TORCHRUN | xargs kill -USR2
+# The stacks of its threads, to stacks_rank*.txt: read "Current thread".
+pgrep -P PID_OF_TORCHRUN | xargs kill -USR1
 
-Torchrun itself would die of these signals. Under srun, with a task for each rank: scancel --signal=USR2 JOB.
+Torchrun itself would die of these signals. Under srun, with a task for each rank:
+scancel --signal=USR2 JOB.
 """
 
 import faulthandler
@@ -16,60 +21,79 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
-def recorded() -> dict:
-    """This rank's calls, of every recorder that has some: gloo's, and of both classes behind "nccl"."""
+def recorded() -> dict[str, Any]:
+    """This rank's calls, of all recorders: gloo's, and those of both classes behind "nccl"."""
     from torch._C import _distributed_c10d as c10d
 
-    # By what is put behind a group's name: a group can have gloo and NCCL, and each counts for itself.
+    # A group can have gloo and NCCL, and each counts for itself: behind the group's name stands
+    # which one it is.
     recorders = {
         "": lambda: c10d._dump_fr_trace_json(True, False),
-        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # of ProcessGroupNCCL
-        " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # of ProcessGroupNCCL2
+        # Of ProcessGroupNCCL: a torch without NCCL lacks it.
+        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # type: ignore[attr-defined]
+        " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # ProcessGroupNCCL2
     }
-    every = {"entries": [], "pg_status": {}}
+    entries: list[dict] = []
+    statuses: dict[str, dict] = {}
     for library, dump in recorders.items():
         with suppress(AttributeError, TypeError):  # a torch without NCCL, or before 2.14
-            its = json.loads(dump())
-            for entry in its.get("entries", []):
+            recording = json.loads(dump())
+            for entry in recording.get("entries", []):
                 entry["process_group"][0] += library
-                if status := its["pg_status"].get(str(entry["pg_id"])):
-                    every["pg_status"][entry["process_group"][0]] = status
-                every["entries"].append(entry)
-    return every
+                if status := recording["pg_status"].get(str(entry["pg_id"])):
+                    statuses[entry["process_group"][0]] = status
+                entries.append(entry)
+    return {"entries": entries, "pg_status": statuses}
 
 
 def watched(script: str) -> None:
-    """Run a script, and write the recorder at SIGUSR2 and at the script's end; every rank calls it."""
-    rank, size = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    """Run a script; write the recorder at SIGUSR2 and at its end, the stacks at SIGUSR1.
+
+    Every rank calls it.
+    """
+    rank = os.environ.get("RANK", "0")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     dump = Path(f"recorder_rank{rank}.json")
     dump.unlink(missing_ok=True)
-    stacks = os.open(f"stacks_rank{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC, 0o644)
-    faulthandler.enable(stacks)  # for a rank that C++ aborts
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # a handler would wait until the collective ends
+    _write_stacks_at_usr1(f"stacks_rank{rank}.txt")
 
-    def write(**more: object) -> None:
-        dump.write_text(json.dumps({**recorded(), "world_size": size, **more}))
+    def write(ended_well: bool = False) -> None:
+        record = recorded() | {"world_size": size}
+        if ended_well:  # or its last call may seem to go on
+            record["pg_status"] = {}
+        dump.write_text(json.dumps(record))
 
-    def wait() -> None:
+    def write_at_usr2() -> None:
         while signal.sigwait({signal.SIGUSR2}):
             write()
 
-    threading.Thread(target=wait, daemon=True).start()
+    # A handler would wait until the collective ends: a thread takes the signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    threading.Thread(target=write_at_usr2, daemon=True).start()
     sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")
-        write(pg_status={})  # or the last call of a script that ended well may seem to go on
+        write(ended_well=True)
     finally:
         # What a hang wrote says more.
         if not dump.exists() or not json.loads(dump.read_text())["entries"]:
             write()
 
 
+def _write_stacks_at_usr1(name: str) -> None:
+    """Have the stacks of all threads written to a file at SIGUSR1, and when C++ aborts."""
+    flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC
+    stacks = os.open(name, flags, 0o644)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("no script is given: torchrun --standalone --nproc-per-node 3 watched.py my_script.py")
+        example = "torchrun --standalone --nproc-per-node 3 watched.py my_script.py"
+        sys.exit(f"no script is given: {example}")
     sys.argv.pop(0)
     watched(sys.argv[0])

@@ -1,78 +1,116 @@
 """Say which rank missed which collective: python who_hangs.py recorder_rank*.json
 
-Give it the flight recorder of every rank, as watched.py writes it, with what NCCL recorded, too; or gloo's alone, as
-torch._C._distributed_c10d._dump_fr_trace_json() gives it.
-The file needs nothing but Python, and reads JSON only: a pickled dump could run what it likes.
+Give it the flight recorder of every rank, as watched.py writes it, with what NCCL recorded, too; or
+gloo's alone, as torch._C._distributed_c10d._dump_fr_trace_json() gives it. The file needs nothing
+but Python: take it along. It reads JSON only: a pickled dump could run what it likes.
 """
 
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 EMPTY = "no collective yet, or a backend that keeps no record, or TORCH_FR_BUFFER_SIZE=0"
-SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"  # gloo tells no difference
+# gloo tells no difference between a call that ended and one that failed.
+SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"
+_WORLD = "0"  # how a dump names the group of all ranks
+
+Dump = Mapping[str, Any]  # a rank's flight recorder
+# By group, and by number of the collective: its name, sizes and types.
+Calls = dict[str, dict[int, str]]
 
 
-def calls(dump: Mapping) -> dict[str, dict[int, str]]:
-    """What a rank called: for each group ("0" is all ranks) the number of a collective -> its name, sizes, types."""
-    told = {}
+def calls(dump: Dump) -> Calls:
+    """List what a rank called. Groups have names of their recorder; "0" is all ranks."""
+    calls_of_groups: Calls = {}
     for entry in dump.get("entries", []):
         if not entry["is_p2p"]:
-            words = [entry["profiling_name"].split(":")[-1], *map(str, entry["input_sizes"]), *entry["input_dtypes"]]
-            told.setdefault(entry["process_group"][0], {})[entry["collective_seq_id"]] = " ".join(words)
-    return told
+            name = entry["profiling_name"].split(":")[-1]
+            call = " ".join([name, *map(str, entry["input_sizes"]), *entry["input_dtypes"]])
+            group = calls_of_groups.setdefault(entry["process_group"][0], {})
+            group[entry["collective_seq_id"]] = call
+    return calls_of_groups
 
 
-def who_hangs(dumps: Mapping[int, Mapping]) -> list[str]:
-    """A line for each rank without a dump, and for the first call of each group that ranks differ in, or do not end."""
-    size = max([rank + 1 for rank in dumps] + [dump.get("world_size", 0) for dump in dumps.values()])
-    lost = [rank for rank in range(size) if rank not in dumps]
-    missing = [f"rank {rank} left no dump: was it killed?" for rank in lost]
-    empty = [rank for rank, dump in sorted(dumps.items()) if not dump.get("entries")]
+def who_hangs(dumps: Mapping[int, Dump]) -> list[str]:
+    """Make a line for each rank without a dump, and for each group where ranks wait.
+
+    dumps: by rank. A group's line is on the first call that its ranks differ in, or do not end.
+    """
+    dumps = dict(sorted(dumps.items()))
+    sizes = [dump.get("world_size", 0) for dump in dumps.values()]
+    size = max([rank + 1 for rank in dumps] + sizes)
+    missing = [rank for rank in range(size) if rank not in dumps]
+    lost = [f"rank {rank} left no dump: was it killed?" for rank in missing]
+    calls_of_ranks = {rank: calls(dump) for rank, dump in dumps.items()}
+    groups = sorted({group for groups in calls_of_ranks.values() for group in groups})
+    lines = [_group_line(group, calls_of_ranks, dumps) for group in groups]
+    waiting = [line for line in lines if line]
+    empty = [rank for rank, dump in dumps.items() if not dump.get("entries")]
     silent = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in empty]
-    told, lines = {rank: calls(dump) for rank, dump in sorted(dumps.items())}, []
-    for group in sorted({group for mine in told.values() for group in mine}):
-        if group.split()[0] == "0":  # all ranks are in it, also one that called nothing yet
-            told = {rank: {group: {}} | mine for rank, mine in told.items()}
-        inside = {rank: mine[group] for rank, mine in told.items() if group in mine}
-        first = max(min(mine, default=0) for mine in inside.values())  # a recorder keeps the last calls only
-        for number in sorted({number for mine in inside.values() for number in mine if number >= first}):
-            called = {rank: mine.get(number, "") for rank, mine in inside.items()}
-            if len(set(called.values())) > 1 or not all(ended(dumps[rank], group, number) for rank in inside):
-                lines.append(f"group {group}, collective {number}: {described(called)}")
-                break
-    return missing + (lines or silent or [SAME] * (not missing))
+    if lost or waiting:
+        return lost + (waiting or silent)
+    return silent or [SAME]
 
 
-def ended(dump: Mapping, group: str, number: int) -> bool:
+def _group_line(
+    group: str,
+    calls_of_ranks: Mapping[int, Calls],
+    dumps: Mapping[int, Dump],
+) -> str | None:
+    """The line on the first call that a group's ranks differ in, or do not end, if any."""
+    of_world = group.split()[0] == _WORLD  # all ranks are in it, also one that called nothing yet
+    calls_of_members: dict[int, dict[int, str]] = {}
+    for rank, groups in calls_of_ranks.items():
+        if of_world or group in groups:
+            calls_of_members[rank] = groups.get(group, {})
+    # A recorder keeps the last calls only.
+    first = max(min(numbers, default=0) for numbers in calls_of_members.values())
+    numbers = {number for numbers in calls_of_members.values() for number in numbers}
+    for number in sorted(number for number in numbers if number >= first):
+        called = {rank: calls.get(number, "") for rank, calls in calls_of_members.items()}
+        all_ended = all(_has_ended(dumps[rank], group, number) for rank in called)
+        if len(set(called.values())) > 1 or not all_ended:
+            return f"group {group}, collective {number}: {_describe(called)}"
+    return None
+
+
+def _has_ended(dump: Dump, group: str, number: int) -> bool:
     """Whether a rank's collective of this number has ended, as far as the dump says."""
-    return int(dump["pg_status"].get(group, {}).get("last_completed_collective", number)) >= number
+    status = dump["pg_status"].get(group, {})
+    return int(status.get("last_completed_collective", number)) >= number
 
 
-def described(called: Mapping[int, str]) -> str:
-    """Say who called what, the fewest first."""
-    ranks = {what: [rank for rank in called if called[rank] == what] for what in called.values()}
-    said = [
-        f"rank{'s' * (len(who) > 1)} {' and '.join(map(str, who))} {f'called {what}' if what else 'did not come'}"
-        for what, who in sorted(ranks.items(), key=lambda one: len(one[1]))
-    ]
-    return "; ".join(said) + ("" if len(said) > 1 else ", and it does not end")
+def _describe(called: Mapping[int, str]) -> str:
+    """Say who called what, the fewest first; "" stands for no call."""
+    callers: dict[str, list[int]] = {}
+    for rank, call in called.items():
+        callers.setdefault(call, []).append(rank)
+    parts = []
+    for call, ranks in sorted(callers.items(), key=lambda item: len(item[1])):
+        plural = "s" if len(ranks) > 1 else ""
+        numbers = " and ".join(map(str, ranks))
+        parts.append(f"rank{plural} {numbers} {f'called {call}' if call else 'did not come'}")
+    end = "" if len(parts) > 1 else ", and it does not end"
+    return "; ".join(parts) + end
 
 
 def read(paths: Iterable[Path | str]) -> dict[int, dict]:
-    """The dumps by rank, which is the number in the name of a file. Raises ValueError for what is none."""
-    found = {}
+    """Read the dumps, by rank: the number in the name of a file. Raises ValueError."""
+    dumps = {}
     for path in map(Path, paths):
         try:
             dump = json.loads(path.read_text())
-            found[int("".join(filter(str.isdecimal, path.stem)))] = dump
+            rank = int("".join(filter(str.isdecimal, path.stem)))
             calls(dump), dump["pg_status"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no rank's dump ({error!r:.80}): give recorder_rank*.json") from None
-    if not found:
+            cure = "give recorder_rank*.json"
+            raise ValueError(f"{path} is no rank's dump ({error!r:.80}): {cure}") from None
+        dumps[rank] = dump
+    if not dumps:
         raise ValueError("no dump is given: python who_hangs.py recorder_rank*.json")
-    return found
+    return dumps
 
 
 if __name__ == "__main__":

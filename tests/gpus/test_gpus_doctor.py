@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from ddp_helpers.rank.doctor.case import Case, Red, overhear
 from ddp_helpers.rank.doctor.checks import check_versions
 from ddp_helpers.rank.doctor.reduce import in_time
-from ddp_helpers.tools import fits, watched, who_hangs
+from ddp_helpers.tools import cards, fits, watched, who_hangs
 
 TORCH = Path(torch.__file__).parent
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -299,7 +299,7 @@ TOTALS = {
     "T4": 14.56,
     "L40S": 44.42,
     "H100": 79.11,
-}  # GiB of which torch told, in the threads that fits.py names
+}  # GiB of which torch told, in the threads that cards.py names
 
 
 def prediction(need):
@@ -307,10 +307,10 @@ def prediction(need):
     return {"rows": [{"way": "DDP", "GPUs": 2, "peak": need}], "batch size": 1}
 
 
-@pytest.mark.parametrize("card", fits.CARDS)
+@pytest.mark.parametrize("card", cards.CARDS)
 def test_what_fits_leaves_a_gigabyte_and_five_percent_on_every_card(card):
-    sold, mib = fits.CARDS[card]
-    total = TOTALS.get(card, (mib * 2**20 - fits.DRIVER) / 2**30) * 2**30
+    sold, mib = cards.CARDS[card]
+    total = TOTALS.get(card, (mib * 2**20 - cards.DRIVER) / 2**30) * 2**30
     for name in (card, str(sold)):
         most = max(
             need for need in range(10**9, 200 * 10**9, 10**8) if "DDP fits" in fits.finding(prediction(need), [name])
@@ -338,10 +338,10 @@ def test_there_are_three_answers(need, gpu, answer):
 
 
 def test_a_gpu_that_is_here_is_asked(monkeypatch):
-    assert torch.cuda.is_available() or fits.own(prediction(1e9)) == ""
+    assert torch.cuda.is_available() or fits.this_machine(prediction(1e9)) == ""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (10e9, 40e9))
-    answers = [fits.own(prediction(need)).rpartition(": ")[2] for need in (8e9, 9e9, 41e9)]
+    answers = [fits.this_machine(prediction(need)).rpartition(": ")[2] for need in (8e9, 9e9, 41e9)]
     assert answers == ["fits", "too close to tell", "does not fit"]
 
 

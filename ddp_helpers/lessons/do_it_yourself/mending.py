@@ -14,6 +14,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
 from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank.watch import RankNotes
 
 RANKS, EPOCHS, TRAIN, TEST = 2, 2, 512, 201  # an odd number of test images, so that a padded shard is seen
 FLAGS = [f"--epochs={EPOCHS}", "--precision=float32", "--log-interval=1000", "--num-workers=0", "--save-model"]
@@ -33,25 +34,25 @@ class Net(nn.Module):
         return F.log_softmax(self.fc(F.relu(self.conv(x)).flatten(1)), dim=1)
 
 
-def passes(notes: dict, size: int) -> list[list[int]]:
+def passes(notes: RankNotes, size: int) -> list[list[int]]:
     """The images that a rank took from the dataset of this size, in each epoch."""
-    return [indices for count, indices in notes["passes"] if count == size]
+    return [indices for count, indices in notes.passes if count == size]
 
 
-def ordered(ranks: list[dict]) -> bool:
+def ordered(ranks: list[RankNotes]) -> bool:
     """Whether each rank took the training images in a new order in every epoch."""
     return all(len(set(map(tuple, passes(notes, TRAIN)))) == EPOCHS for notes in ranks)
 
 
-def tested(ranks: list[dict]) -> bool:
+def tested(ranks: list[RankNotes]) -> bool:
     """Whether the ranks have tested each image once, in every epoch."""
     epochs = list(zip(*(passes(notes, TEST) for notes in ranks), strict=False))
     return len(epochs) == EPOCHS and all(sorted(chain(*shards)) == [*range(TEST)] for shards in epochs)
 
 
-def equal(ranks: list[dict]) -> bool:
+def equal(ranks: list[RankNotes]) -> bool:
     """Whether the ranks have ended with the same weights."""
-    return all(far(notes["weights"], ranks[0]["weights"]) < CLOSE for notes in ranks)
+    return all(far(notes.weights, ranks[0].weights) < CLOSE for notes in ranks)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Fault:
 
     right: str
     wrong: str
-    mended: Callable[[list[dict]], bool]
+    mended: Callable[[list[RankNotes]], bool]
     found: str
     still: str
 
@@ -123,12 +124,12 @@ def judge(mend: Callable[[str], str]) -> list[str]:
         attend(alone, mended)
         if why := alone.complaint() or mended.complaint():
             return [f"the script does not run any more: {why}"]
-        ranks, one = mended.notes(), alone.notes()[0]["saved"]
+        ranks, one = mended.notes(), alone.notes()[0].saved
     right = [fault for fault in FAULTS if fault.mended(ranks)]
     for fault in right:
         print(f"found: {fault.found}")
     wrong = [f"still there: {fault.still}" for fault in FAULTS if fault not in right]
-    if not wrong and far(ranks[0]["weights"], one[0]) < CLOSE:
+    if not wrong and far(ranks[0].weights, one[0]) < CLOSE:
         print("found: the weights are those of one process with the same global batch")
     elif not wrong:
         wrong = [OTHER]

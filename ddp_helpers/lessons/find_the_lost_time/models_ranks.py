@@ -13,12 +13,12 @@ from copy import deepcopy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.find_the_lost_time.dial_ranks import LIMIT
 from ddp_helpers.rank import model as mnist
+from ddp_helpers.tools.memory import Saved
 
 sys.path.append(str(ROOT / "notebooks"))
 import letters
@@ -29,17 +29,11 @@ RATES = 0, 1000, 300, 100  # Mbit/s, 0 for the open network
 
 def activations(model: nn.Module, inputs: Tensor) -> int:
     """Count the bytes that a forward pass keeps for backward, but for the parameters."""
-    own, kept = {one.untyped_storage().data_ptr() for one in model.parameters()}, {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    saved = Saved(model)
+    with saved:
         output = model(inputs)  # while it is there, so is what it keeps
     del output
-    return sum(size for place, size in kept.items() if place not in own)
+    return sum(saved.most.values())
 
 
 def stepper(model: nn.Module, inputs: Tensor, target: Tensor, loss_and_metrics: Callable) -> Callable[[], list[float]]:

@@ -16,51 +16,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from ddp_helpers.tools.memory import held, nbytes
+from ddp_helpers.tools.memory import Saved, held, nbytes
+
+# With what the notebook needs of tools.memory.
+__all__ = ["Saved", "alike", "apart", "held", "nbytes", "race", "row", "sent", "tell", "whole"]
 
 BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
 
 Batch = tuple[Tensor, Tensor]
 Way = tuple[Callable[[], tuple[nn.Module, Optimizer]], Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]]
-
-
-class Saved(torch.autograd.graph.saved_tensors_hooks):
-    """While active, counts what autograd saves in forward and what of it lives at most; any rank, around a step.
-
-    A saved tensor with the shape of a parameter, or its transpose, is a copy of a weight: choose another batch size.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(self._pack, self._unpack)
-        self.model, self.most = model, {"activations": 0, "copies": 0}
-        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
-        self._live: dict[int, tuple[str, int]] = {}
-        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        memory = tensor.untyped_storage()
-        if memory.data_ptr() not in {p.untyped_storage().data_ptr() for p in self._whole()}:
-            kind = "copies" if tensor.dim() > 1 and tensor.shape in self._shapes else "activations"
-            self._live[memory.data_ptr()] = kind, memory.nbytes()
-        self._look()
-        return tensor
-
-    def _unpack(self, tensor: Tensor) -> Tensor:
-        self._look()
-        self._live.pop(tensor.untyped_storage().data_ptr(), None)
-        return tensor
-
-    def _whole(self) -> list[Tensor]:
-        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
-
-    def _look(self) -> None:
-        """FSDP replaces a shard by the whole parameter while a layer computes: that counts as a copy."""
-        now = {"activations": 0, "copies": 0}
-        for kind, size in self._live.values():
-            now[kind] += size
-        if self._sharded:
-            now["copies"] += nbytes(self._whole())
-        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
 
 
 def sent() -> float:

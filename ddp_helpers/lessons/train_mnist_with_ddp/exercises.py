@@ -70,20 +70,20 @@ def judge(answer: Callable[[], Path]) -> list[str]:
 def mistakes(many: Run, one: Run) -> list[str]:
     """A line for each mistake that shows in the run on many ranks, held against the run on one."""
     wrong, notes = [], many.notes()
-    orders = [[indices for size, indices in each["passes"] if size == TRAIN] for each in notes]
+    orders = [[indices for size, indices in each.passes if size == TRAIN] for each in notes]
     first, second = ([order[epoch] for order in orders if len(order) > epoch] for epoch in (0, 1))
     if sorted(chain(*first)) != [*range(TRAIN)]:
         wrong.append("the ranks do not share the training set out: give its loader a DistributedSampler")
     elif first == second:
         wrong.append("epoch 2 has the order of epoch 1: tell the sampler which epoch it is")
-    savers, (alone, *_) = [each["saved"][-1] for each in notes if each["saved"]], one.notes()
-    if not savers or not alone["saved"]:
+    savers, (alone, *_) = [each.saved[-1] for each in notes if each.saved], one.notes()
+    if not savers or not alone.saved:
         return [*wrong, "nothing is saved: let rank 0 do it at the end"]
     if len(savers) > 1:
         wrong.append("more than one rank saves, into one file: let rank 0 do it")
     if any(name.startswith("module.") for name in savers[0]):
         wrong.append("the saved names begin with module.: save the model inside the wrapper")
-    elif far(savers[0], alone["saved"][-1]) > CLOSE:
+    elif far(savers[0], alone.saved[-1]) > CLOSE:
         wrong.append("the weights are not those of one rank: do ranks share --batch-size? who calls the wrapper?")
     lines, right = epoch_lines(many), epoch_lines(one)
     if len(lines) != EPOCHS:

@@ -1,4 +1,7 @@
-"""Start the ranks of an audit under torchrun, and print its table."""
+"""The command `audit`: start ranks under witnesses, judge their notes, print the table.
+
+The learner's process calls it; notebooks call `audit` and `show`. Needs no torch in this process.
+"""
 
 import json
 import shlex
@@ -7,27 +10,79 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.launch.launchers import HERE, commands, environment
 from ddp_helpers.launch.processes import lines_of
-from ddp_helpers.tools.audit import again
+from ddp_helpers.tools.audit import one_rank, restart
 from ddp_helpers.tools.audit.judge import judge
-from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Notes, Row, of, read
-from ddp_helpers.tools.audit.one import NAME, alone, compare
+from ddp_helpers.tools.audit.notes import (
+    OK,
+    RED,
+    UNSEEN,
+    End,
+    Notes,
+    Row,
+    Stopped,
+    read_notes,
+    select,
+)
 
 WITNESS = Path(__file__).with_name("witness.py")
-RANKS, START = 2, 90.0  # seconds more, for torchrun and the imports
+RANKS = 2
+_START = 90.0  # seconds more, for torchrun and the imports
+_RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
+_WIDTH = 200  # letters of a rank's last line
+_DEVICE = "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen"
 
 
 class AuditError(PlainError, ValueError):
     """An audit that cannot begin: what is wrong, and what to do."""
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one script under witnesses, each in folders of its own below one folder."""
+
+    script: Path
+    folder: Path
+    cwd: Path | None
+    limit: float
+    on_cpu: bool
+
+    def run(
+        self,
+        ranks: int,
+        arguments: Sequence[str],
+        suffix: str,
+        stop_rank: str = "",
+        work: str = "",
+    ) -> list[Notes]:
+        """Run the script, and return the notes of its ranks.
+
+        suffix: of the run's folders; stop_rank: which ends all ranks after a checkpoint; work: the
+        folder of an earlier run, in which this one runs.
+        """
+        notes = self.folder / f"notes{suffix}"
+        _make_empty(notes)
+        if not work:
+            work = f"work{suffix}"
+            _make_empty(self.folder / work)
+        env = {
+            "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
+            "CUDA_VISIBLE_DEVICES": "",
+            "DDP_AUDIT_STOP": stop_rank,
+        }
+        cwd = Path(self.cwd or self.folder / work).resolve()
+        command = [str(self.script), *arguments]
+        return _launch(ranks, command, cwd, notes, self.limit, env)
+
+
 def audit(
     script: Path,
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     folder: Path | None = None,
     cwd: Path | None = None,
     limit: float = 120,
@@ -35,109 +90,158 @@ def audit(
     batch_size_flag: str = "",
     resume_with: str | None = None,
 ) -> list[Row]:
-    """Run an unchanged script on two CPU ranks under witnesses, and judge it; the learner's process calls it.
+    """Run an unchanged script on two CPU ranks under witnesses, and judge it.
 
-    folder: for all that the audit leaves, build/audit/NAME if none; cwd: where the script runs, if not in an empty one.
-    limit: seconds until a script that has not ended is ended; on_cpu: what the script asks of CUDA is done on the CPU.
-    batch_size_flag: the script's flag with which one rank can be given the same global batch, whether it counts all
-    ranks or each. resume_with: have the script ended and started again, with these words besides, maybe none.
-    Raises AuditError.
+    arguments: the script's. folder: for all that the audit leaves, build/audit/NAME if none.
+    cwd: where the script runs, if not in an empty one. limit: seconds until a script that has not
+    ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
+    script's flag with which one rank can be given the same global batch, whether it counts all
+    ranks or each. resume_with: have the script ended and started again, with these arguments
+    besides, maybe none. The learner's process calls it. Raises AuditError.
     """
     script = Path(script).resolve()
     folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
-    check(script, folder, cwd, limit, resume_with or "")
-    env = {"DDP_AUDIT_ON_CPU": "1" if on_cpu else "", "CUDA_VISIBLE_DEVICES": ""}
-
-    def run(count: int, words: Sequence[str], name: str, stop: str = "", work: str = "") -> list[Notes]:
-        for part in [f"notes{name}"] + [f"work{name}"] * (not work):
-            shutil.rmtree(folder / part, ignore_errors=True)
-            (folder / part).mkdir(parents=True)
-        place = Path(cwd or folder / (work or f"work{name}")).resolve()
-        given = env | {"DDP_AUDIT_STOP": stop}
-        return launch(count, [script, *words], place, folder / f"notes{name}", limit, given)
-
-    ranks = run(RANKS, words, "")
-    begun(ranks, folder / "notes" / "output.log")
+    _check(script, folder, cwd, limit, resume_with or "")
+    runs = _Runs(script, folder, cwd, limit, on_cpu)
+    ranks = runs.run(RANKS, arguments, "")
+    check_started(ranks, folder / "notes" / "output.log")
     rows = judge(ranks)
+    came_to_end = rows[0].verdict == OK
+    rows.append(_one_rank_row(runs, arguments, batch_size_flag, ranks, came_to_end))
+    if resume_with is not None and came_to_end:
+        rows.append(_resume_row(runs, arguments, resume_with, ranks))
+    if on_cpu:
+        rows.append(Row("device", UNSEEN, _DEVICE))
+    return rows
+
+
+def _one_rank_row(
+    runs: _Runs,
+    arguments: Sequence[str],
+    flag: str,
+    ranks: list[Notes],
+    came_to_end: bool,
+) -> Row:
+    """Run the script on one rank, and compare its model with that of these ranks."""
     try:
-        given = alone(words, batch_size_flag, ranks)
-        rows.append(compare(*run(1, given, "_one"), ranks) if rows[0].verdict == OK else Row(NAME, UNSEEN, "see 'end'"))
-    except ValueError as why:
-        rows.append(Row(NAME, UNSEEN, str(why)))
-    if resume_with is not None and rows[0].verdict == OK:
-        stopped = run(RANKS, words, "_stopped", stop="0")
-        ends = of(stopped[0], "stopped")
-        more = run(RANKS, [*words, *shlex.split(resume_with)], "_again", work="work_stopped") if ends else ranks
-        rows.append(again.resumed(ranks[0], stopped[0], more))
-    device = Row("device", UNSEEN, "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen")
-    return rows + [device] * on_cpu
+        alone = one_rank.one_rank_arguments(arguments, flag, ranks)
+    except ValueError as reason:
+        return Row(one_rank.NAME, UNSEEN, str(reason))
+    if not came_to_end:
+        return Row(one_rank.NAME, UNSEEN, "see 'end'")
+    [single] = runs.run(1, alone, "_one")
+    return one_rank.compare_with_one_rank(single, ranks)
 
 
-def begun(ranks: list[Notes], log: Path) -> None:
-    """Stop if the ranks did not begin, or if the script asks for another number of them. Raises AuditError."""
+def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]) -> Row:
+    """End the script and start it again, and compare its model with that of these ranks."""
+    stopped = runs.run(RANKS, arguments, "_stopped", stop_rank="0")
+    restarted = ranks
+    if select(stopped[0], Stopped):
+        arguments = [*arguments, *shlex.split(resume_with)]
+        restarted = runs.run(RANKS, arguments, "_again", work="work_stopped")
+    return restart.compare_restarted(ranks[0], stopped[0], restarted)
+
+
+def check_started(ranks: list[Notes], log: Path) -> None:
+    """Raise AuditError if the ranks did not start, or if the script asks for another number."""
     if not all(ranks):
         last = [line for line in log.read_text().splitlines() if line][-1:]
-        raise AuditError(f"the ranks did not begin: {''.join(last)[:200]} ({log})")
-    for note in of(ranks[0], "ends"):
-        if note["why"].startswith("mp.spawn is asked for"):
-            raise AuditError(f"{note['why']}: have it ask for as many, maybe by torch.cuda.device_count()")
+        raise AuditError(f"the ranks did not begin: {''.join(last)[:_WIDTH]} ({log})")
+    for note in select(ranks[0], End):
+        if note.why.startswith("mp.spawn is asked for"):
+            cure = "have it ask for as many, maybe by torch.cuda.device_count()"
+            raise AuditError(f"{note.why}: {cure}")
 
 
-def check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
+def _check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
     """Stop before anything is written, if this cannot be audited. Raises AuditError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
     except OSError as error:
-        raise AuditError(f"{script} cannot be read ({error.strerror}): give the path of a Python script") from None
+        cure = "give the path of a Python script"
+        raise AuditError(f"{script} cannot be read ({error.strerror}): {cure}") from None
     except (SyntaxError, ValueError) as error:
-        raise AuditError(f"{script.name} is no Python: {str(error).partition(chr(10))[0]}") from None
+        message = str(error).partition("\n")[0]
+        raise AuditError(f"{script.name} is no Python: {message}") from None
     if not 1 <= limit < 10**6:
-        raise AuditError(f"--limit {limit:g} is out of range: give the seconds that the script may take")
+        cure = "give the seconds that the script may take"
+        raise AuditError(f"--limit {limit:g} is out of range: {cure}")
     try:
         shlex.split(resume_with)
     except ValueError as error:
-        raise AuditError(f"--resume-with={resume_with} cannot be split into words: {error}") from None
+        flag = f"--resume-with={resume_with}"
+        raise AuditError(f"{flag} cannot be split into words: {error}") from None
     if cwd and not Path(cwd).is_dir():
-        raise AuditError(f"--cwd {cwd} is no folder: give the one in which the script is to run")
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    ours = {f"{part}{name}" for part in ("work", "notes") for name in ("", "_one", "_stopped", "_again")}  # these go
-    if there and (there - ours or not (folder / "notes" / "output.log").exists()):
+        cure = "give the one in which the script is to run"
+        raise AuditError(f"--cwd {cwd} is no folder: {cure}")
+    _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """Stop if the folder holds anything but an earlier audit, which goes. Raises AuditError."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = {f"{part}{suffix}" for part in ("work", "notes") for suffix in _RUNS}
+    if names and (names - ours or not (folder / "notes" / "output.log").exists()):
         raise AuditError(f"{folder} holds something else: choose another folder")
 
 
-def launch(count: int, given: list, cwd: Path, notes: Path, limit: float, env: dict[str, str]) -> list[Notes]:
-    """Run the ranks to their end, or until they are ended, with their output in output.log; returns their notes."""
-    enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]
+def _make_empty(folder: Path) -> None:
+    """Make a folder, in place of what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _launch(
+    ranks: int,
+    command: list[str],
+    cwd: Path,
+    notes: Path,
+    limit: float,
+    env: dict[str, str],
+) -> list[Notes]:
+    """Run the ranks to their end, or until they are ended; returns their notes.
+
+    command: the script and its arguments; notes: the folder for the notes, and for output.log.
+    """
+    change_folder = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+    enter = [sys.executable, "-c", change_folder, str(cwd)]
     with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
-        [start] = commands("torchrun", [str(WITNESS), str(notes), str(limit), *map(str, given)], [count], logs)
-        command = [*enter, str(cwd), *start]
-        with (
-            closing(lines_of([command], environment([count], HERE | env), limit + START)) as lines,
-            suppress(TimeoutError),
-        ):
+        witness = [str(WITNESS), str(notes), str(limit), *command]
+        [torchrun] = commands("torchrun", witness, [ranks], logs)
+        env = environment([ranks], HERE | env)
+        lines = lines_of([[*enter, *torchrun]], env, limit + _START)
+        with closing(lines), suppress(TimeoutError):
             for line in lines:
                 if isinstance(line, str):
                     log.write(line + "\n")
-    return read(notes, count)
+    return read_notes(notes, ranks)
 
 
 def show(rows: Sequence[Row]) -> str:
-    """The table, with a cure below each red row."""
+    """Format the table, with a cure below each red row."""
     lines = [f"{'check':<12} {'':<8} what was seen"]
     for row in rows:
         lines.append(f"{row.name:<12} {row.verdict:<8} {row.seen}")
-        lines += [f"{'':<21} cure: {row.cure}"] if row.cure else []
-    count = {verdict: sum(row.verdict == verdict for row in rows) for verdict in (OK, RED, UNSEEN)}
-    lines.append(f"{count[RED]} of {len(rows)} checks RED, {count[OK]} ok, {count[UNSEEN]} not seen")
-    if count[UNSEEN] >= len(rows) - 1:
-        lines.append("So this says nothing about the script's training: did it train, on a CPU, in these processes?")
-    return "\n".join("".join(letter if letter.isprintable() else " " for letter in line) for line in lines)
+        if row.cure:
+            lines.append(f"{'':<21} cure: {row.cure}")
+    verdicts = [row.verdict for row in rows]
+    red, ok, unseen = (verdicts.count(verdict) for verdict in (RED, OK, UNSEEN))
+    lines.append(f"{red} of {len(rows)} checks RED, {ok} ok, {unseen} not seen")
+    if unseen >= len(rows) - 1:
+        question = "did it train, on a CPU, in these processes?"
+        lines.append(f"So this says nothing about the script's training: {question}")
+    return "\n".join(map(_printable, lines))
 
 
-def main(path: Path | None, *given: object) -> int:
-    """Audit a script, print the table, and write it to a file of JSON; 1 if a row is red, else 0. Raises AuditError."""
-    rows = audit(*given)
+def _printable(line: str) -> str:
+    """Replace what would move a terminal's cursor by a space."""
+    return "".join(letter if letter.isprintable() else " " for letter in line)
+
+
+def report(rows: Sequence[Row], table: Path | None) -> int:
+    """Print the table, and write it to a file of JSON, if any; 1 if a row is red, else 0."""
     print(show(rows), flush=True)
-    if path:
-        path.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
+    if table:
+        table.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
     return int(any(row.verdict == RED for row in rows))

@@ -1,18 +1,33 @@
-"""What the witnesses of an audit have noted, and what a row of its table is."""
+"""The notes of an audit's witnesses, as records and as lines of JSON, and the rows of its table.
+
+The witness writes notes on every rank; the learner's process reads and judges them. Needs no torch.
+"""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 OK, RED, UNSEEN = "ok", "RED", "not seen"
-CLOSE = 1e-5  # sums over weights or gradients that differ by less, relative to their sizes, are equal
-STEPS = 40  # batches of a pass in which samples are digested: the witness's number
-Notes = list[dict]
+CLOSE = 1e-5  # sums that differ by less, relative to the sizes in them, are equal
+STEPS = 40  # of which gradients, random numbers and digests of samples are noted
+
+# For each tensor its sum, and the sum of its absolute values.
+TensorSums = Sequence[Sequence[float]]
+
+
+class Finding(NamedTuple):
+    """What a check found: OK, RED or UNSEEN, what was seen, and the cure of a red one."""
+
+    verdict: str
+    seen: str
+    cure: str = ""
 
 
 class Row(NamedTuple):
-    """One row: what was looked at, the verdict, what was seen, and the cure of a red one."""
+    """A row of the table: the name of a check, and what it found."""
 
     name: str
     verdict: str
@@ -20,49 +35,213 @@ class Row(NamedTuple):
     cure: str = ""
 
 
-def read(folder: Path, ranks: int) -> list[Notes]:
-    """The notes of each rank; none of a rank that never began. A line that is cut short is left out."""
-    found = []
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Something that a rank did: when, in seconds since 1970, and at which line, FILE:LINE."""
+
+    time: float = 0.0
+    at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Note):
+    """The script begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(Note):
+    """A pass over a loader ended, or was left."""
+
+    begun: str = ""  # the line at which it began
+    since: float = 0.0  # when it began
+    dataset_size: int | None = None  # undivided; None for a stream
+    iterable: bool = False  # whether it is a stream
+    sampler: str = ""  # the name of its class
+    shuffles: bool = False
+    batch_size: int = 0  # 0: the loader has none
+    batches: int = 0
+    complete: bool = False  # the loader had no more batches
+    steps: int = 0  # of optimizers, meanwhile
+    samples: Sequence[int | str]  # numbers in the undivided dataset; of a stream, digests
+    digests: Sequence[str] = ()  # of the samples in the first batches
+    augmented: Sequence[str] = ()  # states of the random numbers before batches that used some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights(Note):
+    """The weights of a wrapped model."""
+
+    when: str  # begin, epoch or end
+    model: int = 0  # in the order in which they were wrapped
+    names: Sequence[str]
+    sums: TensorSums
+    bits: Sequence[str]  # one digest of all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication(Note):
+    """A call by which ranks talk to each other."""
+
+    name: str
+    size: Sequence[int] | None = None  # of its first tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective(Communication):
+    """A call of all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCollective(Communication):
+    """A call of the ranks of a group that the script has made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointToPoint(Communication):
+    """A call of two ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrap(Note):
+    """A model was wrapped in DistributedDataParallel."""
+
+    has_batch_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomUse(Note):
+    """A forward pass used random numbers of torch, whose state was this before."""
+
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Note):
+    """An optimizer is about to step."""
+
+    sums: TensorSums  # over the gradients of wrapped models
+    forwards: int = 0  # calls of wrapped models until then
+    wrapped_parameters: int = 0  # that this optimizer has of wrapped models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save(Note):
+    """torch.save was called."""
+
+    names: Sequence[str] = ()  # in what is saved
+    wrapper: bool = False  # it is the wrapped model itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileWritten(Note):
+    """A file was opened to write, or renamed to this path."""
+
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Note):
+    """All ranks are about to be ended, to be started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeUp(Note):
+    """The time limit came, and the rank was in this function."""
+
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Note):
+    """The script has ended."""
+
+    status: int
+    why: str = ""  # the error, in a line
+
+
+Notes = list[Note]
+NoteType = TypeVar("NoteType", bound=Note)
+_KINDS: dict[str, type[Note]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Start, Pass, Weights, Collective, GroupCollective, PointToPoint, Wrap),
+        *(RandomUse, Step, Save, FileWritten, Stopped, TimeUp, End),
+    )
+}
+
+
+def to_line(note: Note) -> str:
+    """Write a note as a line of JSON."""
+    return json.dumps({"kind": type(note).__name__, **vars(note)}) + "\n"
+
+
+def from_line(line: str) -> Note:
+    """Read a note from a line of JSON; raises json.JSONDecodeError where it is cut short."""
+    fields = json.loads(line)
+    kind = _KINDS[fields.pop("kind")]
+    return kind(**fields)
+
+
+def read_notes(folder: Path, ranks: int) -> list[Notes]:
+    """Read the notes of each rank: none of one that never began, and no line that is cut short."""
+    notes_of_ranks = []
     for rank in range(ranks):
-        path, notes = folder / f"rank{rank}.jsonl", []
+        path = folder / f"rank{rank}.jsonl"
+        notes = []
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
-                notes.append(json.loads(line))
+                notes.append(from_line(line))
             except json.JSONDecodeError:
                 break
-        found.append(notes)
-    return found
+        notes_of_ranks.append(notes)
+    return notes_of_ranks
 
 
-def of(notes: Notes, *kinds: str) -> Notes:
-    """The notes of these kinds, in order."""
-    return [note for note in notes if note["kind"] in kinds]
+def select(notes: Notes, kind: type[NoteType]) -> list[NoteType]:
+    """Select the notes of this kind, in order."""
+    return [note for note in notes if isinstance(note, kind)]
 
 
-def short(place: str) -> str:
-    """A place without its folder: file:line."""
-    return place.rpartition("/")[2] or "an unknown line"
+def short_line(at: str) -> str:
+    """Shorten FOLDER/FILE:LINE to FILE:LINE."""
+    return at.rpartition("/")[2] or "an unknown line"
 
 
-def differ(one: list, other: list) -> bool:
-    """Whether lists of sums differ by more than rounding."""
-    pairs = zip_longest(one, other, fillvalue=(float("inf"), 0.0))
-    return any(not abs(a[0] - b[0]) <= CLOSE * max(a[1], b[1], 1e-12) for a, b in pairs)
+def differ(sums: TensorSums, others: TensorSums) -> bool:
+    """Whether sums over tensors differ by more than rounding."""
+    pairs = zip_longest(sums, others, fillvalue=(float("inf"), 0.0))
+    return any(
+        not abs(total - other_total) <= CLOSE * max(size, other_size, 1e-12)
+        for (total, size), (other_total, other_size) in pairs
+    )
 
 
-def contents(notes: Notes) -> dict[tuple, list[str]]:
-    """The digests under which a rank was given each sample, in training."""
-    found: dict[tuple, list[str]] = {}
-    for note in of(notes, "pass"):
-        if note["steps"] and 0 < len(note["rows"]) in (len(note["samples"]), STEPS * note["batch"]):
-            for sample, digest in zip(note["samples"], note["rows"], strict=False):
-                found.setdefault((note["whole"], sample), []).append(digest)
-    return found
+def training_passes(notes: Notes) -> list[Pass]:
+    """Select a rank's training passes over datasets with a length."""
+    return [note for note in select(notes, Pass) if note.steps and not note.iterable]
 
 
-def unlike(ranks: list[Notes]) -> bool:
-    """Whether a number stands for another sample on each rank, in datasets that give one sample for one number."""
-    one, *others = (contents(notes) for notes in ranks)
-    again = [digests for digests in one.values() if len(digests) > 1]
-    shared = [{*digests} & {*other[key]} for other in others for key, digests in one.items() if key in other]
-    return all(len({*digests}) == 1 for digests in again) and bool(again and shared) and not any(shared)
+def datasets_differ(ranks: list[Notes]) -> bool:
+    """Whether a number stands for another sample on each rank.
+
+    Only of datasets that give one sample for one number: augmented ones tell nothing.
+    """
+    digests, *others = (_digests_by_sample(notes) for notes in ranks)
+    repeated = [seen for seen in digests.values() if len(seen) > 1]
+    shared = []
+    for other in others:
+        samples = [sample for sample in digests if sample in other]
+        shared += [{*digests[sample]} & {*other[sample]} for sample in samples]
+    constant = all(len({*seen}) == 1 for seen in repeated)
+    return constant and bool(repeated and shared) and not any(shared)
+
+
+def _digests_by_sample(notes: Notes) -> dict[tuple[int | None, int | str], list[str]]:
+    """Collect the digests under which a rank was given each sample, in training."""
+    digests: dict[tuple[int | None, int | str], list[str]] = {}
+    for note in select(notes, Pass):
+        whole_batches = len(note.digests) in (len(note.samples), STEPS * note.batch_size)
+        if note.steps and note.digests and whole_batches:
+            for sample, digest in zip(note.samples, note.digests, strict=False):
+                digests.setdefault((note.dataset_size, sample), []).append(digest)
+    return digests

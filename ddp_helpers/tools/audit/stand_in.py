@@ -1,4 +1,7 @@
-"""Have a script that was made for srun, mp.spawn or GPUs run on the ranks of an audit, on the CPU under gloo."""
+"""Have a script for srun, mp.spawn or GPUs run on the ranks of an audit, on the CPU under gloo.
+
+The witness calls `as_launched` and `without_gpus` on every rank, before the script. Needs torch.
+"""
 
 import functools
 import os
@@ -8,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from ddp_helpers.rank.watch import replace_call
+
 CPU = torch.device("cpu")
-SRUN = {  # what srun tells a task, and where torchrun has it
+_SRUN = {  # what srun tells a task, and where torchrun has it
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",
     "SLURM_NTASKS": "WORLD_SIZE",
@@ -27,7 +33,7 @@ SRUN = {  # what srun tells a task, and where torchrun has it
     "SLURM_GPUS_ON_NODE": "LOCAL_WORLD_SIZE",
     "GPUS_PER_NODE": "LOCAL_WORLD_SIZE",
 }
-ONE_NODE = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "1"}
+_ONE_NODE = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "1"}
 
 
 class Moment:
@@ -54,96 +60,176 @@ class Moment:
     wait = wait_event = wait_stream = synchronize
 
 
-ANSWERS = {  # of torch.cuda and torch.accelerator, to the script
+def _local_rank() -> int:
+    return int(os.environ["LOCAL_RANK"])
+
+
+def _local_world_size() -> int:
+    return int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def _nothing() -> None:
+    return None
+
+
+# What functions of torch.cuda and torch.accelerator answer to the script.
+_ANSWERS: dict[str, Callable[[], object]] = {
     "is_available": lambda: True,
-    "device_count": lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
-    "current_device": lambda: int(os.environ["LOCAL_RANK"]),
-    "current_device_index": lambda: int(os.environ["LOCAL_RANK"]),
+    "device_count": _local_world_size,
+    "current_device": _local_rank,
+    "current_device_index": _local_rank,
     "current_accelerator": lambda: torch.device("cuda"),
     "get_device_name": lambda: "CPU",
     "get_device_properties": lambda: SimpleNamespace(name="CPU", total_memory=0),
     "memory_stats": lambda: defaultdict(int),
-    **dict.fromkeys(("set_device", "set_device_index", "synchronize", "empty_cache"), lambda: None),
-    "reset_peak_memory_stats": lambda: None,
-    **dict.fromkeys(("device", "stream"), nullcontext),
-    **dict.fromkeys(("current_stream", "default_stream"), Moment),
+    "set_device": _nothing,
+    "set_device_index": _nothing,
+    "synchronize": _nothing,
+    "empty_cache": _nothing,
+    "reset_peak_memory_stats": _nothing,
+    "device": nullcontext,
+    "stream": nullcontext,
+    "current_stream": Moment,
+    "default_stream": Moment,
     "get_rng_state": torch.get_rng_state,
     "get_rng_state_all": lambda: [torch.get_rng_state()],
 }
 
 
-def for_script(answer: Callable, truth: Callable) -> Callable:
+def _for_script(answer: Callable[[], object], truth: Callable) -> Callable:
     """A function that gives the script this answer, and torch, which would act on it, the truth."""
 
-    def answered(*things: object, **options: object) -> object:
-        inside = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == "torch"
-        return truth(*things, **options) if inside else answer()
+    def answered(*args: Any, **options: Any) -> object:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        by_torch = caller.partition(".")[0] == "torch"
+        return truth(*args, **options) if by_torch else answer()
 
     return answered
 
 
-def on_cpu(value: object) -> object:
+def _on_cpu(value: object) -> object:
     """The CPU in place of a CUDA device, or of its name; anything else as it is."""
-    cuda = isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda"
-    return CPU if cuda else value
+    is_device = isinstance(value, str | torch.device)
+    return CPU if is_device and str(value).partition(":")[0] == "cuda" else value
+
+
+def _number_on_cpu(value: object) -> object:
+    """The CPU in place of the number of a device; anything else as it is."""
+    return CPU if type(value) is int else value
 
 
 class OnCPU(TorchFunctionMode):
     """Whatever torch is told to put on a GPU stays on the CPU."""
 
-    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
         """Call torch's function with the CPU for each GPU among its arguments."""
+        options = kwargs or {}
         if func is torch.device:  # it keeps its name, by which the script may choose
-            return func(*args, **(kwargs or {}))
+            return func(*args, **options)
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
-        if func is torch.Tensor.to:  # whose number is a device
-            args = tuple(CPU if type(one) is int else one for one in args)
-        named = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
-        named |= {"device": CPU} if type(named.get("device")) is int else {}
-        return func(*map(on_cpu, args), **named)
+        if func is torch.Tensor.to:
+            args = tuple(map(_number_on_cpu, args))
+        options = {name: _on_cpu(value) for name, value in options.items()}
+        if "device" in options:
+            options["device"] = _number_on_cpu(options["device"])
+        return func(*map(_on_cpu, args), **options)
 
 
-def spawned(function: Callable, args: tuple = (), nprocs: int = 1, *_: object, **__: object) -> None:
+def _spawned(
+    function: Callable,
+    args: tuple = (),
+    nprocs: int = 1,
+    *_: object,
+    **__: object,
+) -> None:
     """Be one of the ranks that mp.spawn would start; every rank calls it."""
-    if nprocs != int(os.environ["WORLD_SIZE"]):
-        sys.exit(f"mp.spawn is asked for {nprocs} ranks, and the audit has {os.environ['WORLD_SIZE']}")
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # rank 0 serves at the port that the script chooses
+    world_size = os.environ["WORLD_SIZE"]
+    if nprocs != int(world_size):
+        sys.exit(f"mp.spawn is asked for {nprocs} ranks, and the audit has {world_size}")
+    # Rank 0 serves at the port that the script chooses.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     function(int(os.environ["RANK"]), *args)
 
 
 def as_launched() -> None:
-    """Tell this rank what srun would, and be the rank that mp.spawn would start; every rank calls it."""
-    os.environ.update({name: os.environ[told] for name, told in SRUN.items()} | ONE_NODE)
-    multiprocessing.spawn = spawned
+    """Set what srun would, and be the rank that mp.spawn would start; every rank calls it."""
+    told_by_srun = {name: os.environ[source] for name, source in _SRUN.items()}
+    os.environ.update(told_by_srun | _ONE_NODE)
+    replace_call(multiprocessing, "spawn", lambda spawn: _spawned)
 
 
 def without_gpus() -> None:
     """Put the CPU in CUDA's place from now on; every rank calls it, before its script."""
-    join, wrap, load, load_from = dist.init_process_group, DDP.__init__, torch.load, DataLoader.__init__
-    default = torch.set_default_device
+    _use_gloo()
+    _use_cpu_in_ddp_and_loaders()
+    for module in (torch.cuda, torch.accelerator):
+        for name, answer in _ANSWERS.items():
+            if hasattr(module, name):
+                replace_call(module, name, functools.partial(_for_script, answer))
+    replace_call(torch.cuda, "Event", lambda event: Moment)
+    replace_call(torch.cuda, "Stream", lambda stream: Moment)
+    _use_cpu_random_numbers()
+
+    def on_cpu_by_default(set_default: Callable) -> Callable:
+        return lambda device: set_default(_number_on_cpu(_on_cpu(device)))
+
+    replace_call(torch, "set_default_device", on_cpu_by_default)
+    OnCPU().__enter__()
+
+
+def _use_gloo() -> None:
+    """Have each process group use gloo, whatever its script asks for."""
+    join = dist.init_process_group
 
     @functools.wraps(join)
-    def joined(backend: str | None = None, *things: object, **options: object) -> None:
-        join("gloo", *things, **options | {"device_id": None})
+    def joined(backend: str | None = None, *args: Any, **options: Any) -> None:
+        join("gloo", *args, **options | {"device_id": None})
 
-    def wrapped(model: DDP, module: torch.nn.Module, *_: object, **options: object) -> None:
-        wrap(model, module, **options | {"device_ids": None, "output_device": None})
+    replace_call(dist, "init_process_group", lambda init: joined)
+    replace_call(distributed_c10d, "init_process_group", lambda init: joined)
 
-    def loaded(f: object, *_: object, **options: object) -> object:
-        return load(f, **options | {"map_location": CPU})
 
-    def loading(loader: DataLoader, *things: object, **options: object) -> None:
-        load_from(loader, *things, **options | {"pin_memory": False})
+def _use_cpu_in_ddp_and_loaders() -> None:
+    """Have DDP, torch.load and loaders leave everything on the CPU."""
 
-    dist.init_process_group = distributed_c10d.init_process_group = joined
-    DDP.__init__, torch.load, DataLoader.__init__ = wrapped, loaded, loading
-    for module in (torch.cuda, torch.accelerator):
-        for name, answer in ANSWERS.items():
-            if hasattr(module, name):
-                setattr(module, name, for_script(answer, getattr(module, name)))
-    torch.cuda.Event = torch.cuda.Stream = Moment
-    torch.cuda.set_rng_state = lambda new_state, *_, **__: torch.set_rng_state(new_state)
-    torch.cuda.set_rng_state_all = lambda new_states: torch.set_rng_state(new_states[0])
-    torch.set_default_device = lambda device: default(CPU if type(device) is int else on_cpu(device))
-    OnCPU().__enter__()
+    def on_cpu_wrap(wrap: Callable) -> Callable:
+        def wrapped(model: DDP, module: torch.nn.Module, *_: Any, **options: Any) -> None:
+            wrap(model, module, **options | {"device_ids": None, "output_device": None})
+
+        return wrapped
+
+    def on_cpu_load(load: Callable) -> Callable:
+        def loaded(f: object, *_: Any, **options: Any) -> object:
+            return load(f, **options | {"map_location": CPU})
+
+        return loaded
+
+    def unpinned(load_from: Callable) -> Callable:
+        def loading(loader: DataLoader, *args: Any, **options: Any) -> None:
+            load_from(loader, *args, **options | {"pin_memory": False})
+
+        return loading
+
+    replace_call(DDP, "__init__", on_cpu_wrap)
+    replace_call(torch, "load", on_cpu_load)
+    replace_call(DataLoader, "__init__", unpinned)
+
+
+def _use_cpu_random_numbers() -> None:
+    """Have torch.cuda set the random numbers of the CPU."""
+
+    def set_state(new_state: torch.Tensor, *_: object, **__: object) -> None:
+        torch.set_rng_state(new_state)
+
+    def set_states(new_states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(new_states[0])
+
+    replace_call(torch.cuda, "set_rng_state", lambda setter: set_state)
+    replace_call(torch.cuda, "set_rng_state_all", lambda setter: set_states)

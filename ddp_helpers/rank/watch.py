@@ -1,0 +1,246 @@
+"""Watch a script's calls on this rank: passes over loaders, wrapped models, saved objects.
+
+The audit's witness and the judges of whole scripts derive a `Watcher`, and start it on every rank
+before the script. It needs torch, and stands in no script that is written out.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
+_torch_save = torch.save  # as it is before a watcher hears of it
+
+
+class LoaderPass:
+    """One pass over a DataLoader, as far as the script has come in it."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        # The loader itself would keep its iterator, whose end is the end of a pass that was left.
+        self.loader_id = id(loader)
+        self.dataset = loader.dataset
+        self.sampler: Any = loader.sampler  # a Sampler, or anything to iterate over
+        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.batches = 0  # that the script has taken
+        self.complete = False  # the loader had no more of them
+        self.batch_indices: list[Any] = []  # of the batches, also of those to come
+
+    def indices(self) -> list[int | str]:
+        """List the samples that the script has taken, by their numbers in the undivided dataset."""
+        flat: list[Any] = []
+        for batch in self.batch_indices[: self.batches]:
+            flat += batch if isinstance(batch, list | tuple) else [batch]
+        for subset in self._subsets():
+            flat = [subset.indices[int(index)] for index in flat]
+        return [int(index) if hasattr(index, "__int__") else str(index) for index in flat]
+
+    def dataset_size(self) -> int | None:
+        """Count the samples of the undivided dataset; None for an IterableDataset."""
+        if self.iterable:
+            return None
+        subsets = self._subsets()
+        undivided: Any = subsets[-1].dataset if subsets else self.dataset
+        return len(undivided)
+
+    def took_all(self) -> bool:
+        """Whether the script has taken all that the sampler has for this pass."""
+        if self.complete or self.iterable or not hasattr(self.sampler, "__len__"):
+            return self.complete
+        return len(self.indices()) == len(self.sampler)
+
+    def _subsets(self) -> list[Subset]:
+        """The subsets around the undivided dataset, from the outermost on."""
+        subsets = []
+        dataset = self.dataset
+        while isinstance(dataset, Subset):
+            subsets.append(dataset)
+            dataset = dataset.dataset
+        return subsets
+
+
+PassType = TypeVar("PassType", bound=LoaderPass)
+
+
+class Watcher(Generic[PassType]):
+    """Hears of a script's calls, once it is started: a subclass overrides what it wants to hear."""
+
+    def __init__(self) -> None:
+        self.open_passes: list[PassType] = []
+        self._starting: list[PassType] = []  # whose iterator is being made
+
+    def new_pass(self, loader: DataLoader) -> PassType:
+        """Make the record of a pass that begins."""
+        raise NotImplementedError
+
+    def before_batch(self, loader_pass: PassType) -> None:
+        """Called before a loader gives a batch."""
+
+    def after_batch(self, loader_pass: PassType, batch: object) -> None:
+        """Called after a loader gave a batch."""
+
+    def after_pass(self, loader_pass: PassType) -> None:
+        """Called at the end of a pass, or when the script has left it."""
+
+    def after_wrap(self, model: DDP) -> None:
+        """Called after a model was wrapped."""
+
+    def before_save(self, saved: object, file: object) -> None:
+        """Called before torch.save writes an object."""
+
+    def start(self) -> None:
+        """Listen from now on, until this process ends."""
+        self._watch_loaders()
+
+        def watched_wrap(wrap: Callable) -> Callable:
+            def call(model: DDP, *args: Any, **options: Any) -> None:
+                wrap(model, *args, **options)
+                self.after_wrap(model)
+
+            return call
+
+        def watched_save(save: Callable) -> Callable:
+            def call(obj: object, f: object, *args: Any, **options: Any) -> None:
+                self.before_save(obj, f)
+                save(obj, f, *args, **options)
+
+            return call
+
+        replace_call(DDP, "__init__", watched_wrap)
+        replace_call(torch, "save", watched_save)
+
+    def close_passes(self) -> None:
+        """End all passes that are still open, as at the end of the script."""
+        for loader_pass in self.open_passes.copy():
+            self._close(loader_pass)
+
+    def _close(self, loader_pass: PassType) -> None:
+        """End a pass, unless that was done."""
+        if any(loader_pass is other for other in self.open_passes):
+            self.open_passes = [other for other in self.open_passes if other is not loader_pass]
+            self.after_pass(loader_pass)
+
+    def _watch_loaders(self) -> None:
+        """Hear of each pass over a DataLoader, and of what it asks for and gives."""
+
+        def watched_iter(begin: Callable) -> Callable:
+            def call(loader: DataLoader) -> LoaderIterator:
+                for left in [old for old in self.open_passes if old.loader_id == id(loader)]:
+                    self._close(left)
+                loader_pass = self.new_pass(loader)
+                self.open_passes.append(loader_pass)
+                self._starting.append(loader_pass)
+                try:
+                    iterator = begin(loader)
+                finally:
+                    self._starting.pop()
+                iterator.watched_pass = loader_pass
+                # A script that leaves the loop, as by next(iter(loader)), drops the iterator.
+                dropped = weakref.finalize(iterator, self._close, loader_pass)
+                dropped.atexit = False  # type: ignore[misc]  # a property, for which it has a slot
+                return iterator
+
+            return call
+
+        def watched_index(next_index: Callable) -> Callable:
+            def call(iterator: LoaderIterator) -> object:
+                indices = next_index(iterator)
+                # With workers, the iterator asks for the first batches while it is made.
+                loader_pass = self._starting[-1] if self._starting else pass_of(iterator)
+                if not loader_pass.iterable:
+                    loader_pass.batch_indices.append(indices)
+                return indices
+
+            return call
+
+        def watched_next(following: Callable) -> Callable:
+            def call(iterator: LoaderIterator) -> object:
+                loader_pass = pass_of(iterator)
+                self.before_batch(loader_pass)
+                try:
+                    batch = following(iterator)
+                except StopIteration:
+                    loader_pass.complete = True
+                    self._close(loader_pass)
+                    raise
+                loader_pass.batches += 1
+                self.after_batch(loader_pass, batch)
+                return batch
+
+            return call
+
+        def pass_of(iterator: LoaderIterator) -> PassType:
+            return vars(iterator)["watched_pass"]
+
+        replace_call(DataLoader, "__iter__", watched_iter)
+        replace_call(LoaderIterator, "_next_index", watched_index)
+        replace_call(LoaderIterator, "__next__", watched_next)
+
+
+def replace_call(owner: object, name: str, watched: Callable[[Callable], Callable]) -> None:
+    """Replace a function of a class or a module by what `watched` makes of it."""
+    setattr(owner, name, watched(getattr(owner, name)))
+
+
+class ShownSamples(NamedTuple):
+    """What one whole pass over a loader gave: numbers of samples, in a dataset of so many."""
+
+    dataset_size: int
+    indices: list[int]
+
+
+@dataclass
+class RankNotes:
+    """What a script did on a rank."""
+
+    passes: list[ShownSamples]  # that it made to their end
+    saved: list[Any]  # objects that it gave to torch.save
+    weights: dict[str, torch.Tensor]  # of the model that it wrapped last, at the end
+
+
+class ScriptWatcher(Watcher[LoaderPass]):
+    """Keeps what a judge of a whole script needs, and writes it to a file at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = RankNotes([], [], {})
+        self._model: DDP | None = None
+
+    def new_pass(self, loader: DataLoader) -> LoaderPass:
+        """Make the record of a pass that begins."""
+        return LoaderPass(loader)
+
+    def after_pass(self, loader_pass: LoaderPass) -> None:
+        """Keep a whole pass; one that the script left says nothing about its shares."""
+        size = loader_pass.dataset_size()
+        if size is not None and loader_pass.took_all():
+            indices = [int(index) for index in loader_pass.indices()]
+            self.notes.passes.append(ShownSamples(size, indices))
+
+    def after_wrap(self, model: DDP) -> None:
+        """Keep the model."""
+        self._model = model
+
+    def before_save(self, saved: object, file: object) -> None:
+        """Keep what is saved."""
+        self.notes.saved.append(saved)
+
+    def write(self, path: str | PathLike | IO[bytes]) -> None:
+        """Write the notes, after the script has ended."""
+        self.close_passes()
+        passes = [tuple(shown) for shown in self.notes.passes]
+        weights = self._model.module.state_dict() if self._model else {}
+        _torch_save({"passes": passes, "saved": self.notes.saved, "weights": weights}, path)
+
+
+def read_rank_notes(path: Path) -> RankNotes:
+    """Read what `ScriptWatcher.write` has written; any process."""
+    contents = torch.load(path, weights_only=True)
+    passes = [ShownSamples(size, indices) for size, indices in contents["passes"]]
+    return RankNotes(passes, contents["saved"], contents["weights"])

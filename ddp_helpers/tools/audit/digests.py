@@ -1,0 +1,64 @@
+"""Boil down what a rank holds: digests of tensors and random numbers, names, source files.
+
+The observer calls these on every rank. Needs torch.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from ddp_helpers.rank import watch
+
+# Files in which no line of the script stands.
+_LIBRARIES = (
+    *("<frozen", str(Path(__file__).resolve().parent), watch.__file__),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
+_LETTERS = 12  # of the digests of samples and of random numbers
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is one of Python's, of its packages, or of the audit."""
+    return file.startswith(_LIBRARIES)
+
+
+def sums_of(tensors: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
+    """For each tensor its sum and the sum of its absolute values, in float64."""
+    doubles = (tensor.detach().double() for tensor in tensors)
+    return [(float(double.sum()), float(double.abs().sum())) for double in doubles]
+
+
+def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Digest the bits of all tensors, on the CPU."""
+    flat = (tensor.detach().reshape(-1) for tensor in tensors)
+    data = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in flat)
+    return hashlib.sha1(data).hexdigest()
+
+
+def rng_digest() -> str:
+    """Digest the state of torch's random numbers on the CPU."""
+    return hashlib.sha1(torch.get_rng_state().numpy().tobytes()).hexdigest()[:_LETTERS]
+
+
+def sample_digests(batch: object) -> list[str]:
+    """Digest each sample of a batch, in the first tensor that is found in it."""
+    while isinstance(batch, list | tuple | dict) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    if not isinstance(batch, torch.Tensor) or not batch.dim():
+        return []
+    if batch.layout != torch.strided or batch.is_complex():
+        return []
+    flat = (sample.detach().cpu().reshape(-1) for sample in batch)
+    data = (sample.view(torch.uint8).numpy().tobytes() for sample in flat)
+    return [hashlib.sha1(part).hexdigest()[:_LETTERS] for part in data]
+
+
+def names_in(saved: object, depth: int = 3) -> Iterator[str]:
+    """List the names in what is saved, also in the dictionaries in it."""
+    for name, value in saved.items() if isinstance(saved, dict) else ():
+        yield str(name)
+        if depth:
+            yield from names_in(value, depth - 1)
