@@ -48,9 +48,8 @@ _LOCAL_RANK_TRAPS = {
 
 # By a launcher's sign, the names of its rank, local rank and world size.
 _Names = dict[str, tuple[str, ...]]
-_NAMES: _Names = {
-    LAUNCHERS[launcher][0]: LAUNCHERS[launcher][1:] for launcher in ("torchrun", "openmpi", "slurm")
-}
+_IN_NOTEBOOK = "torchrun", "openmpi", "slurm"
+_NAMES: _Names = {LAUNCHERS[name][0]: LAUNCHERS[name][1:] for name in _IN_NOTEBOOK}
 # A mistake: the batch script has these three, too; only a step has SLURM_STEP_NUM_TASKS.
 _WITH_BATCH_SCRIPT = _NAMES | {"SLURM_PROCID": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")}
 
@@ -113,6 +112,11 @@ def _visible(env: Mapping[str, str]) -> list[str]:
     return env["CUDA_VISIBLE_DEVICES"].split(",")
 
 
+def _first_visible(env: Mapping[str, str]) -> int:
+    """A mistake: the node's number of the first GPU that a task sees."""
+    return int(_visible(env)[0])
+
+
 def _task(gpus: str, local_rank: int) -> tuple[dict[str, str]]:
     """Make a case: a task with this local rank that sees these GPUs."""
     return ({"SLURM_LOCALID": str(local_rank), "CUDA_VISIBLE_DEVICES": gpus},)
@@ -134,9 +138,7 @@ _GPU_TRAPS = {
     "Count the numbers between the commas, not the characters.": (
         lambda env: 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
     ),
-    "That is the node's number of the first visible GPU; torch calls it cuda:0.": (
-        lambda env: int(_visible(env)[0])
-    ),
+    "That is the node's number of the first visible GPU; torch calls it cuda:0.": _first_visible,
     "The local rank counts places in the list; it is no number that stands in it.": (
         lambda env: _visible(env).index(env["SLURM_LOCALID"])
     ),

@@ -51,10 +51,9 @@ def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_ra
         ]
         failing += _draw_node(ax, 0.55 + height * node, pitch, node, ranks)
         world_size += gpus
+    verdict = "every rank has its own GPU"
     if failing:
         verdict = f"{_ranks_text(failing)} would fail: no such device"
-    else:
-        verdict = "every rank has its own GPU"
     nodes = " and ".join(map(str, gpus_per_node))
     return described(
         ax.figure,

@@ -29,22 +29,31 @@ def _number_of_rank_0(number: float) -> float:
     return copy.item()
 
 
+def _mean_of_two(number: float) -> float:
+    """A mistake: the sum is divided by 2, whatever the number of ranks."""
+    return summed(number) / 2
+
+
+def _unchanged(number: float) -> float:
+    """A mistake: each rank's own number."""
+    return number
+
+
 _MEAN_TRAPS = {
     "The default of all_reduce is the sum: divide it by the world size.": summed,
-    "The group may have any size: ask for it with dist.get_world_size().": (
-        lambda number: summed(number) / 2
-    ),
+    "The group may have any size: ask for it with dist.get_world_size().": _mean_of_two,
     "That is rank 0's number on every rank: all ranks' numbers count.": _number_of_rank_0,
-    "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": (
-        lambda number: number
-    ),
+    "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": _unchanged,
 }
 
 # ---- who waits in a barrier
 
 
 def barrier_waits(arrival: Sequence[float]) -> list[float]:
-    """Seconds that each rank spends in a barrier, from the seconds at which the ranks enter it."""
+    """Compute the seconds that each rank spends in a barrier.
+
+    arrival: the seconds at which the ranks enter it.
+    """
     return [max(arrival) - seconds for seconds in arrival]
 
 
@@ -84,6 +93,13 @@ def _all_after_the_number_of_lines(lines: Sequence[str], world_size: int) -> lis
     return list(range(sum("Hello" in line for line in lines), world_size))
 
 
+def _all_ranks(lines: Sequence[str], world_size: int) -> list[int]:
+    """A mistake: no rank, a number, is among the ranks that are present, which are texts."""
+    return list(range(world_size))
+
+
+_by_first_digit = partial(missing_ranks, pattern=r"^Hello from rank (\d)")
+_by_local_rank = partial(missing_ranks, pattern=r"local rank (\d+)")
 _MISSING_CASES = [
     ([_hello(3, 4), "rank 3 on cpu: output -0.85", _hello(0, 4)], 4),
     ([_hello(rank, 12) for rank in (10, 0, 2)], 12),
@@ -93,21 +109,15 @@ _MISSING_CASES = [
 ]
 _MISSING_TRAPS: dict[str, Answer] = {
     "The number of lines says how many came, not who.": _all_after_the_number_of_lines,
-    "A rank can have more than one digit.": (
-        partial(missing_ranks, pattern=r"^Hello from rank (\d)")
-    ),
-    "That is the local rank, which starts again on every node.": (
-        partial(missing_ranks, pattern=r"local rank (\d+)")
-    ),
+    "A rank can have more than one digit.": _by_first_digit,
+    "That is the local rank, which starts again on every node.": _by_local_rank,
     "Other lines name ranks, too, and the hello lines also local ranks: count neither.": (
         partial(missing_ranks, pattern=r"rank (\d+)")
     ),
     "Other lines name ranks, too: only a rank that says hello has come.": (
         partial(missing_ranks, pattern=r"^.*?rank (\d+)")
     ),
-    "What a regular expression finds is a string: make it int.": (
-        lambda lines, world_size: list(range(world_size))
-    ),
+    "What a regular expression finds is a string: make it int.": _all_ranks,
 }
 
 EXERCISES = [

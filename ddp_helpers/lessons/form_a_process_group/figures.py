@@ -218,10 +218,8 @@ class _RingStep(NamedTuple):
 def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring: pieces are added up, then the sums are handed round."""
     rounds = world_size - 1
-    title = (
-        f"Ring all-reduce on {world_size} ranks: "
-        f"2 {TIMES} {rounds} steps, each rank sends one piece a step"
-    )
+    title = f"Ring all-reduce on {world_size} ranks: 2 {TIMES} {rounds} steps, "
+    title += "each rank sends one piece a step"
     height = 0.75 + 0.42 * world_size
     ax = canvas(0.7 + 2 * height, title)
     columns = pieces(LEFT, RIGHT, world_size, gap=0.3)
@@ -229,17 +227,17 @@ def ring(world_size: int = 4) -> Picture:
         row, column = divmod(number, world_size)
         left, width = columns[column]
         _draw_ring_step(ax, left, width, 0.7 + height * row, step)
-    key = (
-        "row: a rank\ncolumn: a piece\nnumber: ranks added up\n"
-        "dark: the sum of all\nred line: has just arrived"
-    )
+    key = [
+        "row: a rank",
+        "column: a piece",
+        "number: ranks added up",
+        "dark: the sum of all",
+        "red line: has just arrived",
+    ]
     left, _ = columns[-1]
-    write(ax, left, 0.7 + height + 0.9, key, ha="left", **SMALL)
-    return described(
-        ax.figure,
-        f"{title}. After {rounds} steps each rank has one whole sum, "
-        f"after {2 * rounds} all of them.",
-    )
+    write(ax, left, 0.7 + height + 0.9, "\n".join(key), ha="left", **SMALL)
+    alt = f"{title}. After {rounds} steps each rank has one whole sum, "
+    return described(ax.figure, f"{alt}after {2 * rounds} all of them.")
 
 
 def _ring_steps(world_size: int) -> Iterator[_RingStep]:

@@ -43,6 +43,11 @@ def _plan_if_even(shard: int, world_size: int, global_batch: int, per_rank: int)
     return None if global_batch % world_size else _plan(shard, per_rank)
 
 
+def _plan_with_global_batch(samples: int, world_size: int, global_batch: int) -> dict | None:
+    """A mistake: each rank takes the whole global batch."""
+    return _plan_if_even(-(-samples // world_size), world_size, global_batch, global_batch)
+
+
 _PLAN_TRAPS = {
     "A batch that the ranks cannot share evenly has no plan: give None.": (
         lambda samples, ranks, batch: _plan(-(-samples // ranks), batch // ranks)
@@ -50,9 +55,7 @@ _PLAN_TRAPS = {
     "The sampler pads, so the shard is rounded up.": (
         lambda samples, ranks, batch: _plan_if_even(samples // ranks, ranks, batch, batch // ranks)
     ),
-    _BATCH_TOO_LARGE: (
-        lambda samples, ranks, batch: _plan_if_even(-(-samples // ranks), ranks, batch, batch)
-    ),
+    _BATCH_TOO_LARGE: _plan_with_global_batch,
 }
 
 # ---- the batches of every epoch
@@ -74,7 +77,7 @@ def _passes(samples: int, batch: int, epochs: int, set_epoch: bool = True) -> li
     return batches
 
 
-def _passes_without_sampler(samples: int, global_batch: int, epochs: int) -> list[Batches]:
+def _no_sampler(samples: int, global_batch: int, epochs: int) -> list[Batches]:
     """A mistake: each rank goes through all samples."""
     return [_one_pass(samples, global_batch // _RANKS, None) for _ in range(epochs)]
 
@@ -96,25 +99,25 @@ def _dataset(samples: int) -> Dataset[int]:
 
 
 def _train_on_ranks(
-    answer: Answer, samples: int, global_batch: int, epochs: int
+    answer: Answer,
+    samples: int,
+    global_batch: int,
+    epochs: int,
 ) -> dict[str, object]:
     """Call an answer on the ranks, and sum up what they have seen in training: a trial."""
     batches = on_ranks(_RANKS, lambda: answer(samples, global_batch, epochs))
     shards = [[list(chain.from_iterable(epoch)) for epoch in of_rank] for of_rank in batches]
     by_epoch = [sorted(chain.from_iterable(epoch)) for epoch in zip(*shards, strict=True)]
+    sizes = [[len(batch) for epoch in of_rank for batch in epoch] for of_rank in batches]
     return {
-        "largest batch of each rank": [
-            max(len(batch) for epoch in of_rank for batch in epoch) for of_rank in batches
-        ],
+        "largest batch of each rank": list(map(max, sizes)),
         "epochs with each sample once": by_epoch.count(list(range(samples))),
         "different epochs on rank 0": len(set(map(tuple, shards[0]))),
     }
 
 
 _BATCHES_TRAPS = {
-    "Each rank goes through all samples: the loader needs a DistributedSampler.": (
-        _passes_without_sampler
-    ),
+    "Each rank goes through all samples: the loader needs a DistributedSampler.": _no_sampler,
     "Every epoch has the same order: call set_epoch before each pass.": (
         lambda samples, batch, epochs: _passes(samples, batch // _RANKS, epochs, set_epoch=False)
     ),
@@ -151,7 +154,12 @@ def _share(right: Sequence[int]) -> Sequence[int]:
     return right[dist.get_rank() :: dist.get_world_size()]
 
 
-def _accuracy_of_share(right: Sequence[int]) -> float:
+def _accuracy_of_all(right: Sequence[int]) -> float:
+    """A mistake: every rank reads all samples."""
+    return sum(right[:]) / len(right)
+
+
+def _not_summed(right: Sequence[int]) -> float:
     """A mistake: nothing is added up over the ranks."""
     share = _share(right)
     return sum(share) / len(share)
@@ -178,14 +186,10 @@ def _evaluate_on_ranks(answer: Answer, right: list[int]) -> dict[str, object]:
 
 
 _ACCURACY_TRAPS = {
-    "Each rank looks at every sample: take a share of them.": (
-        lambda right: sum(right[:]) / len(right)
-    ),
-    "The ranks do not agree: each knows its own share alone. Add up over the ranks.": (
-        _accuracy_of_share
-    ),
+    "Each rank looks at every sample: take a share of them.": _accuracy_of_all,
+    "The ranks do not agree: each knows its own share alone. Add up over the ranks.": _not_summed,
     "An average of averages: add up both numbers over the ranks, and divide once.": (
-        lambda right: summed(_accuracy_of_share(right)) / _RANKS
+        lambda right: summed(_not_summed(right)) / _RANKS
     ),
     "A sample counts twice, for the sampler pads. Take every world_size-th sample, from rank on.": (
         _accuracy_of_padded

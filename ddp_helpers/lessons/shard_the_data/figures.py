@@ -116,23 +116,26 @@ def _draw_dots(ax: Axes, middle: float, width: float, count: int, colour: str) -
 Shards = Sequence[Sequence[int]]  # of one epoch: samples, by rank and position
 
 
-def deals_by_epoch(forgotten: Sequence[Shards], told: Sequence[Shards]) -> Picture:
-    """Draw which rank has each sample in each epoch.
+def deals_by_epoch(
+    without_set_epoch: Sequence[Shards],
+    with_set_epoch: Sequence[Shards],
+) -> Picture:
+    """Draw which rank has each sample in each epoch, if set_epoch is forgotten and if it is called.
 
-    forgotten: the shards of each epoch without set_epoch; told: those with it.
+    Both have the shards of each epoch.
     """
-    epochs, world_size = len(told), len(told[0])
-    moved_without, moved_with = (_count_moved(shards) for shards in (forgotten, told))
-    samples = sum(map(len, told[0]))
-    title = f"Without set_epoch {moved_without} of {samples} samples ever change their rank; "
-    title += f"with it {moved_with} do"
+    epochs, world_size = len(with_set_epoch), len(with_set_epoch[0])
+    samples = sum(map(len, with_set_epoch[0]))
+    moved = _count_moved(without_set_epoch)
+    title = f"Without set_epoch {moved} of {samples} samples ever change their rank; "
+    title += f"with it {_count_moved(with_set_epoch)} do"
     ax = canvas(1.75 + 0.4 * epochs, title)
     write(ax, LEFT, 1.0, "sample", color=GREY, ha="left", **SMALL)
     for epoch in range(epochs):
         write(ax, LEFT, 1.32 + 0.4 * epoch, f"epoch {epoch}", ha="left")
     (left, width), (right, _) = pieces(0.95, RIGHT, 2, gap=0.3)
-    _draw_epochs(ax, left, width, "set_epoch forgotten", forgotten)
-    _draw_epochs(ax, right, width, "set_epoch called", told)
+    _draw_epochs(ax, left, width, "set_epoch forgotten", without_set_epoch)
+    _draw_epochs(ax, right, width, "set_epoch called", with_set_epoch)
     foot = 1.4 + 0.4 * epochs
     key = "colour: the rank; number: the sample's place in that rank's shard"
     write(ax, 0.95, foot, key, color=GREY, ha="left", **SMALL)
@@ -144,11 +147,11 @@ def deals_by_epoch(forgotten: Sequence[Shards], told: Sequence[Shards]) -> Pictu
 
 def _owners(shards: Shards) -> dict[int, tuple[int, int]]:
     """Map each sample to its rank, and its position in the rank's shard."""
-    return {
-        sample: (rank, position)
-        for rank, shard in enumerate(shards)
-        for position, sample in enumerate(shard)
-    }
+    owners = {}
+    for rank, shard in enumerate(shards):
+        for position, sample in enumerate(shard):
+            owners[sample] = rank, position
+    return owners
 
 
 def _count_moved(epochs: Sequence[Shards]) -> int:
@@ -206,11 +209,9 @@ def large_batches(
     title += f"a larger rate regains {' and '.join(gains)}"
     finding(figure, title)
     caption(figure, where)
-    texts = [
-        f"{optimizer}, {run}: {percent:.1f}"
-        for optimizer, runs in accuracy.items()
-        for run, percent in runs.items()
-    ]
+    texts: list[str] = []
+    for optimizer, runs in accuracy.items():
+        texts += [f"{optimizer}, {run}: {percent:.1f}" for run, percent in runs.items()]
     return described(figure, f"{title}. Test accuracy in per cent: {'; '.join(texts)}.")
 
 

@@ -13,8 +13,16 @@ Offers = dict[int, tuple[float, float]]  # minutes of waiting and of running, by
 
 
 def sweep_gpu_hours(sizes: list[int], repeats: int, minutes: float) -> float:
-    """GPU-hours of a sweep over so many GPUs, in which every job takes so many minutes."""
+    """Compute the GPU-hours of a sweep.
+
+    sizes: the GPUs of its jobs, each of which runs `repeats` times and takes so many minutes.
+    """
     return sum(sizes) * repeats * minutes / 60
+
+
+def _hours_without_repeats(sizes: list[int], repeats: int, minutes: float) -> float:
+    """A mistake: each size runs once."""
+    return sum(sizes) * minutes / 60
 
 
 _HOURS_TRAPS = {
@@ -24,16 +32,14 @@ _HOURS_TRAPS = {
     "Those are GPU-minutes, and an hour has 60 of them.": (
         lambda sizes, repeats, minutes: sum(sizes) * repeats * minutes
     ),
-    "Each size runs as often as there are repeats.": (
-        lambda sizes, repeats, minutes: sum(sizes) * minutes / 60
-    ),
+    "Each size runs as often as there are repeats.": _hours_without_repeats,
 }
 
 # ---- steps of an epoch
 
 
 def epoch_steps(images: int, ranks: int, size: int, kind: str) -> int:
-    """Optimizer steps in an epoch.
+    """Count the optimizer steps in an epoch.
 
     size: the global batch if kind is strong, and the per-rank batch if it is weak.
     """
@@ -56,7 +62,7 @@ _STEPS_TRAPS = {
 
 
 def soonest(offers: Offers, budget: float) -> int:
-    """The number of GPUs whose result is there first, at no more GPU-hours than the budget.
+    """Choose the number of GPUs whose result is there first, within a budget of GPU-hours.
 
     0 if all cost more.
     """

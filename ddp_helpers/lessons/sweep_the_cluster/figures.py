@@ -99,9 +99,9 @@ def speeds(jobs: pd.DataFrame) -> Picture:
     by_size = jobs.groupby(["world_size", "cpus_per_task"])["images_per_second"]
     _, one_rank = next(iter(by_size))  # the fewest ranks, with the fewest CPUs
     groups = jobs.groupby(["scaling", "world_size", "cpus_per_task"])["images_per_second"]
-    settings = [
-        _Setting(kind, int(ranks), int(cpus), rates) for (kind, ranks, cpus), rates in groups
-    ]
+    settings = []
+    for (kind, ranks, cpus), rates in groups:
+        settings.append(_Setting(kind, int(ranks), int(cpus), rates))
     settings.sort(key=lambda setting: setting.rates.median())
     size = 8.5, 0.45 * len(settings) + 1.3
     figure, ax = plt.subplots(figsize=size, layout="constrained")

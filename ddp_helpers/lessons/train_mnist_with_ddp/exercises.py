@@ -4,6 +4,7 @@
 script on ranks of its own, and compares what they did with the run on one rank.
 """
 
+import operator
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
 
 
 def epoch_line(totals: list[tuple]) -> dict[str, float]:
-    """Loss and accuracy of all ranks together.
+    """Compute loss and accuracy of all ranks together.
 
     totals: of each rank the sum of its losses, its right answers, and its samples.
     """
@@ -42,18 +43,22 @@ def _sums_by_ranks(totals: list[tuple]) -> dict[str, float]:
     }
 
 
+def _rank_0_alone(totals: list[tuple]) -> dict[str, float]:
+    """A mistake: the line of rank 0's shard."""
+    return _mean_of_means(totals[:1])
+
+
 _LINE_CASES = [
     ([(10.0, 6, 10), (2.0, 2, 2)],),
     ([(3.0, 4, 8), (5.0, 8, 8), (1.0, 1, 4)],),
     ([(2.0, 3, 4)],),
 ]
+_ADD_UP_FIRST = "The shards differ in size, so the mean of the ranks' means is not it: "
+_ADD_UP_FIRST += "add up first, divide once."
 _LINE_TRAPS = {
-    "The shards differ in size, so the mean of the ranks' means is not it: "
-    "add up first, divide once.": _mean_of_means,
+    _ADD_UP_FIRST: _mean_of_means,
     "Divide by the number of samples, not of ranks.": _sums_by_ranks,
-    "That is rank 0's shard alone, as if all_reduce had been forgotten.": (
-        lambda totals: _mean_of_means(totals[:1])
-    ),
+    "That is rank 0's shard alone, as if all_reduce had been forgotten.": _rank_0_alone,
 }
 
 # ---- the same training
@@ -109,9 +114,7 @@ _SAME_TRAPS = {
     "Another seed, learning rate or number of epochs is another training.": (
         lambda one, other: _global_batch(one) == _global_batch(other)
     ),
-    "The number of ranks may differ: that is the point of the proof.": (
-        lambda one, other: one == other
-    ),
+    "The number of ranks may differ: that is the point of the proof.": operator.eq,
 }
 
 # ---- a plain script made DDP
@@ -123,7 +126,7 @@ _MOST = 3  # mistakes that are told at once
 
 
 def my_ddp_script() -> Path:
-    """The path of signals.py, made DDP."""
+    """Return the path of signals.py, made DDP."""
     return ROOT / "notebooks" / "solutions" / "signals_ddp.py"
 
 
@@ -158,9 +161,9 @@ def _mistakes(run: Run, reference: Run) -> list[str]:
 
 def _sampling_mistakes(notes: list[dict]) -> list[str]:
     """List what is wrong with the training samples that the ranks went through in two epochs."""
-    orders = [
-        [indices for size, indices in rank["passes"] if size == _TRAIN_SAMPLES] for rank in notes
-    ]
+    orders = []
+    for rank in notes:
+        orders.append([indices for size, indices in rank["passes"] if size == _TRAIN_SAMPLES])
     first, second = ([order[epoch] for order in orders if len(order) > epoch] for epoch in (0, 1))
     if sorted(chain(*first)) != [*range(_TRAIN_SAMPLES)]:
         return ["the ranks do not share the training set out: give its loader a DistributedSampler"]

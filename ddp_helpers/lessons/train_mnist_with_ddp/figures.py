@@ -27,9 +27,9 @@ def proof(
     losses and differences: by the name of a run; the first run is the reference, which has no
     difference. control: the run that is meant to differ, in red. where: for the caption.
     """
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(WIDTH, 3.6), layout="constrained", width_ratios=(3, 2)
-    )
+    size, ratios = (WIDTH, 3.6), (3, 2)
+    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained", width_ratios=ratios)
+    left, right = axes
     colours = {name: rank_colour(number) for number, name in enumerate(losses)}
     colours[control] = RED
     _draw_losses(left, losses, colours, control)

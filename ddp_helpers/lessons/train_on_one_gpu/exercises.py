@@ -18,7 +18,7 @@ Batches = list[tuple[Tensor, Tensor]]  # images and labels
 
 
 def best_speed_up(p: float) -> float:
-    """Old time divided by new time, if a share p of the old time costs nothing any more."""
+    """Compute old time over new time, if a share p of the old time costs nothing any more."""
     return 1 / (1 - p)
 
 
@@ -114,21 +114,23 @@ def _training_case(seed: int, training: bool) -> tuple[_Model, _Descent, _Batche
 
 # ---- the exercises
 
+
+def _old_time_over_p(p: float) -> float:
+    """A mistake: the old time divided by what is saved."""
+    return 1 / p if p else 1.0
+
+
+_without_clearing = partial(train_pass, clear_gradients=False)
+_without_mode = partial(train_pass, set_mode=False)
 _SPEED_UP_TRAPS = {
-    "What is left of the old time is 1 - p; divide the old time, 1, by it.": (
-        lambda p: 1 / p if p else 1.0
-    ),
+    "What is left of the old time is 1 - p; divide the old time, 1, by it.": _old_time_over_p,
     "That is the time that is left; the speed-up is the old time divided by it.": lambda p: 1 - p,
 }
 
 _WEIGH = "The last batch is smaller: count each batch by its number of images."
 _TRAIN_TRAPS = {
-    "Gradients add up from batch to batch: clear them.": (
-        partial(train_pass, clear_gradients=False)
-    ),
-    "The pass before this one was a test: in which mode is the model?": (
-        partial(train_pass, set_mode=False)
-    ),
+    "Gradients add up from batch to batch: clear them.": _without_clearing,
+    "The pass before this one was a test: in which mode is the model?": _without_mode,
     _WEIGH: partial(train_pass, weigh_batches=False),
     "Two faults are left: one before the loop, one in it.": (
         partial(train_pass, set_mode=False, clear_gradients=False)

@@ -100,9 +100,8 @@ def draw_ladder(rates: Mapping[str, float], limits: Mapping[str, float], where: 
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     colours = [BLUE if gain else _NO_GAIN for gain in gains]
     bars = ax.barh(recipes, speeds, color=colours, height=0.65)
-    labels = [
-        f"{speed:,.0f}  ({ratio:.1f}{TIMES})" for speed, ratio in zip(speeds, ratios, strict=True)
-    ]
+    pairs = zip(speeds, ratios, strict=True)
+    labels = [f"{speed:,.0f}  ({ratio:.1f}{TIMES})" for speed, ratio in pairs]
     ax.bar_label(bars, labels, padding=5)
     at_the_right = ax.get_yaxis_transform()
     for row, (recipe, rate) in enumerate(rates.items()):
@@ -169,10 +168,8 @@ def _draw_differences(
         label=recipe,
         markersize=7,
     )
-    return [
-        f"{recipe} after {epochs} epochs {points:+.2f} points"
-        for epochs, points in differences.items()
-    ]
+    by_epochs = differences.items()
+    return [f"{recipe} after {epochs} epochs {points:+.2f} points" for epochs, points in by_epochs]
 
 
 # ---- what each recipe is worth in accuracy: recorded in notebooks/results/recipes

@@ -308,12 +308,11 @@ _QUESTION_BY_STEP = {
     1: "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
     2: "The first step was right: are its gradients still there?",
 }
+_exchange_every_piece = partial(accumulate, synchronized=range(-3, 0))
 _ACCUMULATE_TRAPS = {
     "what is each one's share of the mean?": partial(accumulate, weight=1 / 3),
     "8, 8 and 4 images": partial(accumulate, weight=1.0),
-    "every piece but the last belong inside no_sync()": (
-        partial(accumulate, synchronized=range(-3, 0))
-    ),
+    "every piece but the last belong inside no_sync()": _exchange_every_piece,
     "belongs outside no_sync(): it sends the sum.": partial(accumulate, synchronized=()),
     "are its gradients still there?": partial(accumulate, clear_gradients=False),
 }

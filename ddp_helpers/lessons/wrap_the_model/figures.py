@@ -31,11 +31,11 @@ class _AllReduce(NamedTuple):
 
 def _time_of(notes: Sequence[Note], event: str, layers: Sequence[int] = ()) -> float:
     """Return when an event was, in ms; if several were, the last. layers: only those of these."""
-    return max(
-        ms
-        for noted, noted_layers, ms in notes
-        if noted == event and (not layers or list(noted_layers) == list(layers))
-    )
+    times = []
+    for noted, noted_layers, ms in notes:
+        if noted == event and (not layers or list(noted_layers) == list(layers)):
+            times.append(ms)
+    return max(times)
 
 
 def _all_reduces(notes: Sequence[Note]) -> list[_AllReduce]:
@@ -87,9 +87,9 @@ def _draw_compute(ax: Axes, notes: Sequence[Note], colour: str) -> None:
 
     Below them stands each layer's number at the time when its gradient is ready.
     """
-    forward, backward, step = (
-        _time_of(notes, f"{phase} starts") for phase in ("forward", "backward", "step")
-    )
+    forward = _time_of(notes, "forward starts")
+    backward = _time_of(notes, "backward starts")
+    step = _time_of(notes, "step starts")
     step_end = _time_of(notes, "step ends")
     last_gradient = _time_of(notes, "gradient ready")
     _draw_phase(ax, forward, backward, colour, alpha=0.3)
@@ -109,9 +109,8 @@ def _draw_compute(ax: Axes, notes: Sequence[Note], colour: str) -> None:
 
 def _draw_phase(ax: Axes, start: float, end: float, colour: str, alpha: float) -> None:
     """Draw a bar of the compute lane, from start to end in ms."""
-    ax.barh(
-        0, end - start, 0.75, start, color=colour, alpha=alpha, edgecolor="white", linewidth=1.5
-    )
+    ms = end - start
+    ax.barh(0, ms, 0.75, start, color=colour, alpha=alpha, edgecolor="white", linewidth=1.5)
 
 
 def _draw_all_reduces(ax: Axes, notes: Sequence[Note]) -> float:
@@ -239,11 +238,9 @@ def data_parallel_vs_ddp() -> Picture:
     ax = canvas(4.65, title)
     _draw_data_parallel(ax)
     _draw_ddp(ax)
-    texts = (
-        "4 threads of a process, and all goes through GPU 0's; "
-        "4 processes in a ring, each with a GPU"
-    )
-    return described(ax.figure, f"{title}: {texts}.")
+    data_parallel = "4 threads of a process, and all goes through GPU 0's"
+    ddp = "4 processes in a ring, each with a GPU"
+    return described(ax.figure, f"{title}: {data_parallel}; {ddp}.")
 
 
 def _draw_data_parallel(ax: Axes) -> None:
@@ -256,12 +253,12 @@ def _draw_data_parallel(ax: Axes) -> None:
         other = box(ax, corner, (1.1, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
         link(ax, hub, other, bend=0.12)
         link(ax, other, hub, bend=0.12, line="--")
-    text = (
-        "every step, all through GPU 0\n"
-        "solid: a piece of the batch, a copy of the model\n"
-        "dashed: outputs, gradients"
-    )
-    write(ax, 2.35, 4.2, text, **SMALL)
+    lines = [
+        "every step, all through GPU 0",
+        "solid: a piece of the batch, a copy of the model",
+        "dashed: outputs, gradients",
+    ]
+    write(ax, 2.35, 4.2, "\n".join(lines), **SMALL)
 
 
 def _draw_ddp(ax: Axes) -> None:
