@@ -51,7 +51,10 @@ PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     "each rank takes share 0": [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, 0)")],
     "the sampler's seed differs": [("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=rank)")],
     "no `set_epoch`": [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")],
-    "padded evaluation": [("DataLoader(Subset(test_set, test_indices), 100)", PADDED), ("spirals(250,", "spirals(251,")],
+    "padded evaluation": [
+        ("DataLoader(Subset(test_set, test_indices), 100)", PADDED),
+        ("spirals(250,", "spirals(251,"),
+    ],
     "half of the test set": [(SHARE, SHARE.replace("rank", "0"))],
     "past the wrapper": [("F.cross_entropy(ddp_model(", "F.cross_entropy(model(")],
     "another learning rate on each rank": [("lr=args.lr,", "lr=args.lr * (1 + rank),")],

@@ -27,7 +27,11 @@ CASES = [  # function, arguments, and what its alt text must name
     (collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
     (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
     (ddp_buckets, {}, ["17 ms long instead of 23", "2 ms a layer"]),
-    (deals_by_epoch, {"forgotten": [DEALT, DEALT], "told": [DEALT, MOVED]}, ["0 of 4", "2 do"]),
+    (
+        deals_by_epoch,
+        {"without_set_epoch": [DEALT, DEALT], "with_set_epoch": [DEALT, MOVED]},
+        ["0 of 4", "2 do"],
+    ),
     (global_batch, {"per_rank": 64, "world_size": 4}, ["64 samples", "256 samples"]),
     (global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
     (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),

@@ -97,7 +97,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
 @pytest.mark.parametrize("wrong", [{"node": 2}, {"run": ""}, {"run": "a"}])
 def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(wrong, monkeypatch):
     ran = []
-    monkeypatch.setattr(sweep_the_cluster, "run_one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "_run", ran.append)
     good = {"run": "a", "nodes": 1}
     line = refused(sweep_the_cluster.sweep, [good, good | {"run": "b"} | wrong])
     assert not ran and re.search(r" nodes\?|`run`", line)
@@ -113,15 +113,15 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
     monkeypatch.setattr(jobs, "look", forget)
-    sweep_the_cluster.run_one({"run": "a"})
+    sweep_the_cluster._run({"run": "a"})
     with pytest.raises(jobs.JobError, match="job 6 is not known"):
-        sweep_the_cluster.run_one({"run": "b"})
+        sweep_the_cluster._run({"run": "b"})
 
 
 def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_no_obstacle(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
-    monkeypatch.setattr(sweep_the_cluster, "run_one", ran.append)
+    monkeypatch.setattr(sweep_the_cluster, "_run", ran.append)
     (tmp_path / "a").mkdir()
     parameters = {"run": "a-try2", "nodes": 1}
     (tmp_path / "a" / "job.ipynb").write_text(json.dumps({"metadata": {"papermill": {"parameters": parameters}}}))

@@ -1,6 +1,7 @@
-"""A folder a notebook, of the notebook's name: exercises.py, figures.py, and what only this notebook needs.
+"""A folder for each notebook, of its name: exercises.py, figures.py, and what only it needs.
 
-`check(my_function)` says whether an exercise's answer is right, or what is wrong with it. The answers are in
+Notebooks call `check(my_function)`, in the learner's process or on every rank of a `%%ranks` cell:
+it prints whether an answer is right, or what is wrong with it. The right ones are in
 `notebooks/solutions`.
 """
 
@@ -10,23 +11,30 @@ from pathlib import Path
 
 from ddp_helpers.lessons.exercise import Exercise
 
-HERE = Path(__file__).parent
+_LESSONS = Path(__file__).parent
 
 
 def exercises(name: str = "") -> dict[str, Exercise]:
-    """Every exercise of the course by its function's name, or those of the lessons that define a function `name`."""
-    found = {}
-    for path in sorted(HERE.glob("*/exercises.py")):
+    """Map the names of oracles to their exercises, of the whole course or of some lessons.
+
+    name: where given, import only lessons that define a function of this name, which is faster.
+    """
+    by_name: dict[str, Exercise] = {}
+    for path in sorted(_LESSONS.glob("*/exercises.py")):
         text = path.read_text()
         if "\nEXERCISES = " in text and f"\ndef {name}" in text:
-            module = import_module(".".join([__name__, *path.relative_to(HERE).with_suffix("").parts]))
-            found |= {exercise.oracle.__name__: exercise for exercise in module.EXERCISES}
-    return found
+            module = import_module(f"{__name__}.{path.parent.name}.exercises")
+            by_name |= {exercise.oracle.__name__: exercise for exercise in module.EXERCISES}
+    return by_name
 
 
 def check(answer: Callable) -> None:
-    """Print what is to be said of an answer; the learner's process calls it, with the function of the exercise."""
-    known = exercises(answer.__name__)
-    if answer.__name__ not in known:
-        raise ValueError(f"no exercise is called {answer.__name__}: keep the name that the stub has")
-    print(known[answer.__name__].verdict(answer))
+    """Print the verdict on a learner's function, which has the name of its exercise.
+
+    Raises ValueError if no exercise has this name.
+    """
+    name = answer.__name__
+    exercise = exercises(name).get(name)
+    if exercise is None:
+        raise ValueError(f"no exercise is called {name}: keep the name that the stub has")
+    print(exercise.verdict(answer))

@@ -1,88 +1,105 @@
-"""What an exercise is: an oracle in plain Python, the cases it is asked, and mistakes that are worth a word."""
+"""What an exercise is: an oracle in plain Python, cases to call it with, and known mistakes.
+
+The `exercises.py` of each lesson builds exercises. `lessons.check` asks one for its verdict on a
+learner's function, in the learner's process or on every rank of a `%%ranks` cell.
+"""
 
 import copy
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 RIGHT, NOT_ATTEMPTED = "right", "not attempted"
 SEPARATOR = "\n         "  # the next line of a verdict stands below the first
-SHORT = reprlib.Repr()
-SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = 12
-SHORT.maxstring = SHORT.maxother = 80
+
+Answer = Callable[..., object]  # a learner's function, or one that makes a known mistake
+
+_ABBREVIATED = reprlib.Repr()
+_ABBREVIATED.maxlist = _ABBREVIATED.maxtuple = _ABBREVIATED.maxdict = 12
+_ABBREVIATED.maxstring = _ABBREVIATED.maxother = 80
+_short = _ABBREVIATED.repr
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """An oracle, the arguments it is called with, and plausible mistakes, each under what the learner is told of it."""
+    """An oracle, the argument tuples it is called with, and known mistakes.
 
-    oracle: Callable
+    `traps` maps a hint, which the learner reads, to a function that makes this mistake.
+    """
+
+    oracle: Answer
     cases: Sequence[tuple]
-    traps: Mapping[str, Callable]
+    traps: Mapping[str, Answer]
 
-    def verdict(self, answer: Callable) -> str:
-        """One line about a learner's function: right, not attempted, or what it gives and why that is not it."""
+    def verdict(self, answer: Answer) -> str:
+        """Judge a learner's function: right, not attempted, or its first wrong result."""
         for case in self.cases:
             expected = self.oracle(*copy.deepcopy(case))
-            call = f"{self.oracle.__name__}({', '.join(map(SHORT.repr, case))})"
+            call = f"{self.oracle.__name__}({', '.join(map(_short, case))})"
             try:
-                found = answer(*copy.deepcopy(case))
+                result = answer(*copy.deepcopy(case))
             except NotImplementedError:
                 return NOT_ATTEMPTED
             except Exception as error:
                 return f"not yet: {call} ends with {type(error).__name__}: {error}"
-            if not same(found, expected):
-                asked = f"not yet: {call} gives {SHORT.repr(found)}, and should give {SHORT.repr(expected)}."
-                return f"{asked} {self.hint(answer)}".rstrip()
+            if not same(result, expected):
+                comparison = f"gives {_short(result)}, and should give {_short(expected)}."
+                return f"not yet: {call} {comparison} {self._hint(answer)}".rstrip()
         return RIGHT
 
-    def hint(self, answer: Callable) -> str:
-        """Return what is told of a wrong answer whose mistake is a known one: it gives, or fails, as the trap does."""
-        given = [outcome(answer, case) for case in self.cases]
-        for told, trap in self.traps.items():
-            if all(same(one, outcome(trap, case)) for one, case in zip(given, self.cases, strict=True)):
-                return told
+    def _hint(self, answer: Answer) -> str:
+        """Return the hint of the trap that ends each case as this answer does, or an empty text."""
+        outcomes = [_outcome(answer, case) for case in self.cases]
+        for hint, trap in self.traps.items():
+            of_trap = (_outcome(trap, case) for case in self.cases)
+            if all(map(same, outcomes, of_trap)):
+                return hint
         return ""
 
 
 @dataclass(frozen=True)
 class Project(Exercise):
-    """An exercise without an oracle to compare with: `judge` runs the answer, and gives a line for what is missing."""
+    """An exercise whose `judge` runs an answer, and lists its mistakes; the oracle is not asked."""
 
-    judge: Callable[[Callable], list[str]]
+    judge: Callable[[Answer], list[str]]
 
-    def verdict(self, answer: Callable) -> str:
-        """Return the verdict on a learner's function: right, not attempted, or all that is missing, a line each."""
+    def verdict(self, answer: Answer) -> str:
+        """Judge a learner's function: right, not attempted, or all its mistakes, a line each."""
         try:
-            lines = self.judge(answer)
+            mistakes = self.judge(answer)
         except NotImplementedError:
             return NOT_ATTEMPTED
         except (Exception, SystemExit) as error:
             return f"not yet: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
-        return f"not yet: {SEPARATOR.join(lines)}" if lines else RIGHT
+        return f"not yet: {SEPARATOR.join(mistakes)}" if mistakes else RIGHT
 
 
-def outcome(function: Callable, case: tuple) -> Any:
-    """Return what a function gives, or the kind of error with which it ends."""
+def _outcome(function: Answer, case: tuple) -> object:
+    """Call a function with its own copy of a case; return its result, or the type of its error."""
     try:
         return function(*copy.deepcopy(case))
     except Exception as error:
         return type(error)
 
 
-def same(found: Any, expected: Any) -> bool:
-    """Equality, to rounding where numbers have fractions; a list may stand for a tuple, and a tensor for a list."""
-    if hasattr(found, "tolist"):
-        found = found.tolist()
+def same(result: object, expected: object) -> bool:
+    """Whether two results are equal, numbers with fractions to rounding.
+
+    A list may stand for a tuple, and a tensor or an array for a list.
+    """
+    if hasattr(result, "tolist"):
+        result = result.tolist()
     if isinstance(expected, dict):
-        keys_agree = isinstance(found, dict) and found.keys() == expected.keys()
-        return keys_agree and all(same(found[key], value) for key, value in expected.items())
+        if not isinstance(result, dict) or result.keys() != expected.keys():
+            return False
+        return all(same(result[key], expected[key]) for key in expected)
     if isinstance(expected, list | tuple):
-        lengths_agree = isinstance(found, list | tuple | range) and len(found) == len(expected)
-        return lengths_agree and all(map(same, found, expected))
+        if not isinstance(result, list | tuple | range) or len(result) != len(expected):
+            return False
+        return all(map(same, result, expected))
     if isinstance(expected, bool) or not isinstance(expected, int | float):
-        return bool(found == expected)
-    numbers = isinstance(found, int | float) and not isinstance(found, bool)
-    return numbers and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
+        return bool(result == expected)
+    if isinstance(result, bool) or not isinstance(result, int | float):
+        return False
+    return math.isclose(result, expected, rel_tol=1e-6, abs_tol=1e-9)

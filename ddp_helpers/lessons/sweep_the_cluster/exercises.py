@@ -1,66 +1,130 @@
-"""Exercises of notebook 08: GPU hours of a sweep, steps of an epoch, the soonest offer."""
+"""The exercises of notebook 08: GPU-hours of a sweep, steps of an epoch, the soonest offer.
+
+`lessons.check` asks them for verdicts, in the learner's process; no ranks.
+"""
 
 import math
 
 from ddp_helpers.lessons.exercise import Exercise
 
+Offers = dict[int, tuple[float, float]]  # minutes of waiting and of running, by number of GPUs
+
+# ---- GPU-hours
+
 
 def sweep_gpu_hours(sizes: list[int], repeats: int, minutes: float) -> float:
-    """GPU-hours of a sweep over so many GPUs, in which every job takes so many minutes."""
+    """Compute the GPU-hours of a sweep.
+
+    sizes: the GPUs of its jobs, each of which runs `repeats` times and takes so many minutes.
+    """
     return sum(sizes) * repeats * minutes / 60
 
 
-HOURS_TRAPS = {
-    "A job on four GPUs costs four times its minutes: add up GPUs.": lambda sizes, n, took: len(sizes) * n * took / 60,
-    "Those are GPU-minutes, and an hour has 60 of them.": lambda sizes, n, took: sum(sizes) * n * took,
-    "Each size runs as often as there are repeats.": lambda sizes, n, took: sum(sizes) * took / 60,
+def _hours_without_repeats(sizes: list[int], repeats: int, minutes: float) -> float:
+    """A mistake: each size runs once."""
+    return sum(sizes) * minutes / 60
+
+
+_HOURS_TRAPS = {
+    "A job on four GPUs costs four times its minutes: add up GPUs.": (
+        lambda sizes, repeats, minutes: len(sizes) * repeats * minutes / 60
+    ),
+    "Those are GPU-minutes, and an hour has 60 of them.": (
+        lambda sizes, repeats, minutes: sum(sizes) * repeats * minutes
+    ),
+    "Each size runs as often as there are repeats.": _hours_without_repeats,
 }
+
+# ---- steps of an epoch
 
 
 def epoch_steps(images: int, ranks: int, size: int, kind: str) -> int:
-    """Optimizer steps in an epoch; size is the global batch if kind is strong, and per rank if it is weak."""
+    """Count the optimizer steps in an epoch.
+
+    size: the global batch if kind is strong, and the per-rank batch if it is weak.
+    """
     return images // (size if kind == "strong" else size * ranks)
 
 
-STEPS_TRAPS = {
-    "With weak scaling the size is per rank: a step takes it from every rank.": lambda n, ranks, size, kind: n // size,
-    "With strong scaling the ranks share the global batch.": lambda n, ranks, size, kind: n // (size * ranks),
+_STEPS_TRAPS = {
+    "With weak scaling the size is per rank: a step takes it from every rank.": (
+        lambda images, ranks, size, kind: images // size
+    ),
+    "With strong scaling the ranks share the global batch.": (
+        lambda images, ranks, size, kind: images // (size * ranks)
+    ),
     "Strong is the global batch, which the ranks share; weak is the batch of each rank.": (
-        lambda n, ranks, size, kind: n // (size * ranks if kind == "strong" else size)
+        lambda images, ranks, size, kind: images // (size * ranks if kind == "strong" else size)
     ),
 }
 
-
-def soonest(offers: dict[int, tuple], budget: float) -> int:
-    """The number of GPUs whose result is there first, at no more GPU-hours than the budget; 0 if all cost more."""
-    return first_of(offers, budget)
+# ---- the soonest offer
 
 
-def first_of(offers: dict[int, tuple], budget: float, compared: slice = slice(2), paid: slice = slice(1, 2)) -> int:
-    """The same, with the parts of (wait, run) that are compared, and those that are paid for."""
-    there = {gpus: sum(one[compared]) for gpus, one in offers.items() if gpus * sum(one[paid]) / 60 <= budget}
-    return min(sorted(there), key=there.get, default=0)
+def soonest(offers: Offers, budget: float) -> int:
+    """Choose the number of GPUs whose result is there first, within a budget of GPU-hours.
+
+    0 if all cost more.
+    """
+    minutes = {gpus: wait + run for gpus, (wait, run) in offers.items()}
+    return _fastest(minutes, _gpu_hours(offers), budget)
 
 
-OFFERS, RUN = {1: (0, 120), 2: (5, 65), 4: (90, 40)}, slice(1, 2)
-SOONEST_TRAPS = {
-    "The result is there after the wait and the run: add them.": lambda *case: first_of(*case, compared=RUN),
-    "GPUs are paid for while the job runs, not while it waits.": lambda *case: first_of(*case, paid=slice(2)),
+def _gpu_hours(offers: Offers) -> dict[int, float]:
+    """Compute the GPU-hours of each offer: GPUs are paid for while the job runs."""
+    return {gpus: gpus * run / 60 for gpus, (_, run) in offers.items()}
+
+
+def _fastest(minutes: dict[int, float], gpu_hours: dict[int, float], budget: float) -> int:
+    """Choose the number of GPUs with the fewest minutes within the budget; 0 if none is."""
+    affordable = sorted(gpus for gpus in minutes if gpu_hours[gpus] <= budget)
+    return min(affordable, key=lambda gpus: minutes[gpus], default=0)
+
+
+def _soonest_without_wait(offers: Offers, budget: float) -> int:
+    """A mistake: offers are compared by the minutes of running alone."""
+    minutes = {gpus: run for gpus, (_, run) in offers.items()}
+    return _fastest(minutes, _gpu_hours(offers), budget)
+
+
+def _soonest_with_paid_wait(offers: Offers, budget: float) -> int:
+    """A mistake: waiting costs GPU-hours, too."""
+    minutes = {gpus: wait + run for gpus, (wait, run) in offers.items()}
+    gpu_hours = {gpus: gpus * minutes[gpus] / 60 for gpus in offers}
+    return _fastest(minutes, gpu_hours, budget)
+
+
+_OFFERS: Offers = {1: (0, 120), 2: (5, 65), 4: (90, 40)}
+_SOONEST_CASES = [
+    (_OFFERS, 10),
+    (_OFFERS, 2.1),
+    (_OFFERS, 1),
+    ({4: (30, 30), 2: (10, 50)}, 5),
+    ({8: (60, 15)}, 2),
+]
+_SOONEST_TRAPS = {
+    "The result is there after the wait and the run: add them.": _soonest_without_wait,
+    "GPUs are paid for while the job runs, not while it waits.": _soonest_with_paid_wait,
     "That costs more GPU-hours than the budget has: GPUs times run, in hours.": (
-        lambda offers, budget: first_of(offers, math.inf)
+        lambda offers, budget: soonest(offers, math.inf)
     ),
 }
 
 EXERCISES = [
-    Exercise(sweep_gpu_hours, [([1, 2, 4, 8], 3, 6), ([1], 1, 60), ([4, 4], 2, 15)], HOURS_TRAPS),
+    Exercise(
+        sweep_gpu_hours,
+        [([1, 2, 4, 8], 3, 6), ([1], 1, 60), ([4, 4], 2, 15)],
+        _HOURS_TRAPS,
+    ),
     Exercise(
         epoch_steps,
-        [(4096, 1, 256, "strong"), (4096, 4, 256, "strong"), (4096, 4, 256, "weak"), (60000, 2, 100, "weak")],
-        STEPS_TRAPS,
+        [
+            (4096, 1, 256, "strong"),
+            (4096, 4, 256, "strong"),
+            (4096, 4, 256, "weak"),
+            (60000, 2, 100, "weak"),
+        ],
+        _STEPS_TRAPS,
     ),
-    Exercise(
-        soonest,
-        [(OFFERS, 10), (OFFERS, 2.1), (OFFERS, 1), ({4: (30, 30), 2: (10, 50)}, 5), ({8: (60, 15)}, 2)],
-        SOONEST_TRAPS,
-    ),
+    Exercise(soonest, _SOONEST_CASES, _SOONEST_TRAPS),
 ]

@@ -1,68 +1,147 @@
-"""Figures of notebook 08: strong and weak scaling as bricks, speeds, waiting and running."""
+"""The figures of notebook 08: strong and weak scaling as bricks, speeds, waiting and running.
+
+The notebook calls them, in its own process; `speeds` draws from the records of the sweep.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
-from ddp_helpers.draw import drawing
-from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, write
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
 from ddp_helpers.records.scaling import many, where
 
+# ---- strong and weak, as bricks
+
+_BRICK_HEIGHT = 0.3  # inches, of a batch
+_COLUMN_WIDTH = (RIGHT - LEFT) / 2 - 1.0
+_STRONG_LEFT, _WEAK_LEFT = LEFT + 1.1, (LEFT + RIGHT) / 2 + 0.75
+
 
 def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
-    """Draw the steps of an epoch for each number of ranks: a batch of all ranks, cut up (strong), or of each (weak)."""
-    steps, unit = images // batch, 0.3
-    fewest = -(-steps // max(sizes))
-    title = f"Strong cuts a batch up: always {steps} steps. Weak adds batches: {fewest} steps on {max(sizes)} ranks"
-    ax = drawing.canvas(1.15 + sum(max(0.55, size * unit) + 0.25 for size in sizes), title)
-    columns, width = (LEFT + 1.1, (LEFT + RIGHT) / 2 + 0.75), (RIGHT - LEFT) / 2 - 1.0
-    for left, name in zip(columns, ("strong: {} images a step", "weak: {} images a step and rank"), strict=True):
-        drawing.write(ax, left, 0.75, name.format(batch), ha="left", weight="bold")
+    """Draw the steps of an epoch for each number of ranks, a brick a step and rank.
+
+    batch: cut up among the ranks on the left (strong), of each rank on the right (weak).
+    """
+    steps = images // batch
+    fewest = _rounded_up(steps, max(sizes))
+    title = f"Strong cuts a batch up: always {steps} steps. "
+    title += f"Weak adds batches: {fewest} steps on {max(sizes)} ranks"
+    heights = [max(0.55, size * _BRICK_HEIGHT) for size in sizes]
+    ax = canvas(1.15 + sum(height + 0.25 for height in heights), title)
+    strong, weak = f"strong: {batch} images a step", f"weak: {batch} images a step and rank"
+    write(ax, _STRONG_LEFT, 0.75, strong, ha="left", weight="bold")
+    write(ax, _WEAK_LEFT, 0.75, weak, ha="left", weight="bold")
     top = 1.0
-    for size in sizes:
-        height = max(0.55, size * unit)
-        drawing.write(ax, LEFT, top + height / 2, many(size, "rank"), ha="left")
-        for left, taken, tall in ((columns[0], steps, unit / size), (columns[1], -(-steps // size), unit)):
-            for step in range(taken):
-                for rank in range(size):
-                    corner = (left + step * width / steps, top + (height - size * tall) / 2 + rank * tall)
-                    drawing.box(ax, corner, (width / steps - 0.03, tall - 0.02), "", rank_colour(rank), fill=0.55)
+    pitch = _COLUMN_WIDTH / steps
+    for size, height in zip(sizes, heights, strict=True):
+        middle = top + height / 2
+        write(ax, LEFT, middle, many(size, "rank"), ha="left")
+        _draw_bricks(ax, _STRONG_LEFT, middle, pitch, steps, size, _BRICK_HEIGHT / size)
+        weak_steps = _rounded_up(steps, size)
+        _draw_bricks(ax, _WEAK_LEFT, middle, pitch, weak_steps, size, _BRICK_HEIGHT)
         top += height + 0.25
-    return drawing.described(ax.figure, f"Bricks, one a step and rank. {title}. The area is the same everywhere.")
+    alt = f"Bricks, one a step and rank. {title}. The area is the same everywhere."
+    return described(ax.figure, alt)
+
+
+def _rounded_up(dividend: int, divisor: int) -> int:
+    """Divide two positive numbers, rounded up."""
+    return -(-dividend // divisor)
+
+
+def _draw_bricks(
+    ax: Axes,
+    left: float,
+    middle: float,
+    pitch: float,
+    steps: int,
+    ranks: int,
+    height: float,
+) -> None:
+    """Draw the bricks of an epoch: a column for each step, in it a brick for each rank.
+
+    pitch: inches from step to step; height: of a brick.
+    """
+    for step in range(steps):
+        for rank in range(ranks):
+            corner = left + step * pitch, middle - ranks * height / 2 + rank * height
+            extent = pitch - 0.03, height - 0.02
+            box(ax, corner, extent, "", rank_colour(rank), fill=0.55)
+
+
+# ---- speeds
+
+
+class _Setting(NamedTuple):
+    """What equal runs have in common, and the images per second of each."""
+
+    kind: str  # strong or weak
+    ranks: int
+    cpus: int  # of each rank
+    rates: pd.Series
+
+    @property
+    def name(self) -> str:
+        """The setting in words, without its kind."""
+        return f"{many(self.ranks, 'rank')} {TIMES} {many(self.cpus, 'CPU')}"
 
 
 def speeds(jobs: pd.DataFrame) -> Picture:
-    """Draw images per second of each run, a row a setting: strong blue, weak orange; jobs: from scaling.per_run."""
-    _, alone = next(iter(jobs.groupby(["world_size", "cpus_per_task"])["images_per_second"]))  # the least of both
-    rows = []
-    for (kind, ranks, cpus), rates in jobs.groupby(["scaling", "world_size", "cpus_per_task"])["images_per_second"]:
-        rows.append((rates.median(), f"{kind}, {many(int(ranks), 'rank')} {TIMES} {many(int(cpus), 'CPU')}", rates))
-    rows.sort(key=lambda row: row[0])
-    figure, ax = plt.subplots(figsize=(8.5, 0.45 * len(rows) + 1.3), layout="constrained")
-    ax.axvspan(alone.min(), alone.max(), color=GREY, alpha=0.2, linewidth=0)
-    for place, (_, name, rates) in enumerate(rows):
-        ax.plot(rates, [place] * len(rates), "o-", color=BLUE if name.startswith("strong") else ORANGE, markersize=8)
-    ax.set_yticks(range(len(rows)), [name for _, name, _ in rows])
+    """Draw images per second of each run, a row a setting: strong blue, weak orange.
+
+    jobs: from scaling.per_run.
+    """
+    by_size = jobs.groupby(["world_size", "cpus_per_task"])["images_per_second"]
+    _, one_rank = next(iter(by_size))  # the fewest ranks, with the fewest CPUs
+    groups = jobs.groupby(["scaling", "world_size", "cpus_per_task"])["images_per_second"]
+    settings = []
+    for (kind, ranks, cpus), rates in groups:
+        settings.append(_Setting(kind, int(ranks), int(cpus), rates))
+    settings.sort(key=lambda setting: setting.rates.median())
+    size = 8.5, 0.45 * len(settings) + 1.3
+    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    ax.axvspan(one_rank.min(), one_rank.max(), color=GREY, alpha=0.2, linewidth=0)
+    for row, setting in enumerate(settings):
+        colour = BLUE if setting.kind == "strong" else ORANGE
+        ax.plot(setting.rates, [row] * len(setting.rates), "o-", color=colour, markersize=8)
+    names = [f"{setting.kind}, {setting.name}" for setting in settings]
+    ax.set_yticks(range(len(settings)), names)
     ax.set_xlim(left=0)
-    ax.set_xlabel("images per second; grey: equal runs of one rank, so a smaller difference means nothing")
-    best, fastest, _ = [row for row in rows if row[1].startswith("strong")][-1]
-    verb, times = "is" if " 1 rank " in fastest else "are", f"{best / alone.median():.1f} {TIMES}"
-    return captioned(figure, f"{fastest.replace('strong,', 'Strong:')} {verb} {times} as fast as one rank", where(jobs))
+    note = "grey: equal runs of one rank, so a smaller difference means nothing"
+    ax.set_xlabel(f"images per second; {note}")
+    fastest = [setting for setting in settings if setting.kind == "strong"][-1]
+    verb = "is" if fastest.ranks == 1 else "are"
+    ratio = fastest.rates.median() / one_rank.median()
+    title = f"Strong: {fastest.name} {verb} {ratio:.1f} {TIMES} as fast as one rank"
+    return captioned(figure, title, where(jobs))
+
+
+# ---- waiting and running
 
 
 def wait_and_run(times: Mapping[str, tuple[float, float]], source: str) -> Picture:
-    """Draw for each size the seconds until its job starts and the seconds that it runs, one bar behind the other."""
-    figure, ax = plt.subplots(figsize=(8.5, 0.5 * len(times) + 1.3), layout="constrained")
-    names, (waits, took) = list(times), zip(*times.values(), strict=True)
+    """Draw for each size the seconds until its job starts, and those that it runs.
+
+    times: both, by the name of the size; source: where they are from, for the caption.
+    """
+    size = 8.5, 0.5 * len(times) + 1.3
+    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    names = list(times)
+    waits = [wait for wait, _ in times.values()]
+    runs = [run for _, run in times.values()]
+    totals = [wait + run for wait, run in times.values()]
     ax.barh(names, waits, color="#C4C4C4", label="waits")
-    bars = ax.barh(names, took, left=waits, color=BLUE, label="runs")
-    ax.bar_label(bars, [f"{sum(both):.0f} s" for both in times.values()], padding=5)
+    bars = ax.barh(names, runs, left=waits, color=BLUE, label="runs")
+    ax.bar_label(bars, [f"{total:.0f} s" for total in totals], padding=5)
     ax.margins(x=0.1)
     ax.invert_yaxis()
     ax.set_xlabel("seconds from now")
     ax.legend(loc="upper right", bbox_to_anchor=(1, 1.25), ncols=2, fontsize=10)
-    first = min(times, key=lambda name: sum(times[name]))
-    return captioned(figure, f"{first} has the result first, after {sum(times[first]):.0f} s", source)
+    first = min(totals)
+    title = f"{names[totals.index(first)]} has the result first, after {first:.0f} s"
+    return captioned(figure, title, source)

@@ -1,4 +1,7 @@
-"""Run a sweep for notebook 08: slurm/job.ipynb executed by papermill, once for each configuration."""
+"""Run a sweep: slurm/job.ipynb, executed by papermill once for each configuration.
+
+Notebook 08 and the recorder of the committed runs call it, on a login node or a laptop.
+"""
 
 import json
 import time
@@ -21,106 +24,146 @@ Configuration = Mapping[str, object]  # the parameters of slurm/job.ipynb
 
 
 def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataFrame:
-    """Run each configuration that has no finished run yet, so many jobs at once, and show them in a table meanwhile.
+    """Run each configuration that has no finished run yet, and show them in a table meanwhile.
 
-    The `run` of a configuration names the run folder, in which the executed notebook is kept. Raises JobError, after
-    the others have run, if a job fails; with nothing run, if a name is wrong or a run folder holds a run with other
-    values.
+    The `run` of a configuration names its run folder, in which the executed notebook is kept.
+    at_once: the number of jobs that run side by side. Returns the table; see `state`.
+    Raises JobError after all have run if a job fails; with nothing run, if a name is wrong or a run
+    folder holds a run with other values.
     """
+    _check(configurations)
+    display = DisplayHandle()
+    table = state(configurations)
+    display.display(table)
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(_run, configuration) for configuration in configurations]
+        try:
+            while wait(futures, timeout=1).not_done:
+                current = state(configurations)
+                if not current.equals(table):
+                    table = current
+                    display.update(table)
+        except BaseException:
+            # An interrupt: the job that runs goes on, and the next sweep waits for it.
+            _end(futures)
+            raise
+    table = state(configurations)
+    display.update(table)
+    errors = [str(error) for future in futures if (error := future.exception())]
+    if errors:
+        raise jobs.JobError(f"{len(errors)} of {len(futures)} failed: {errors[0]}")
+    return table
+
+
+def _check(configurations: Sequence[Configuration]) -> None:
+    """Raise JobError if a name is no parameter, or a run folder is not a configuration's own."""
     for configuration in configurations:
         check_names(JOB, configuration)
     names = [configuration.get("run") for configuration in configurations]
-    if not all(names) or len({*map(str, names)}) < len(names):
-        raise jobs.JobError(f"run={names!r}: give each configuration a `run` of its own, the name of its folder")
+    distinct = {str(name) for name in names}
+    if not all(names) or len(distinct) < len(names):
+        advice = "give each configuration a `run` of its own, the name of its folder"
+        raise jobs.JobError(f"run={names!r}: {advice}")
     for configuration in configurations:
-        check_same(configuration)
-    shown, before = DisplayHandle(), state(configurations)
-    shown.display(before)
-    with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(run_one, configuration) for configuration in configurations]
-        try:
-            while wait(futures, timeout=1).not_done:
-                if not (now := state(configurations)).equals(before):
-                    shown.update(before := now)
-        except BaseException:  # an interrupt: the job that runs goes on, and the next sweep waits for it
-            end(futures)
-            raise
-    shown.update(found := state(configurations))
-    if failed := [str(future.exception()) for future in futures if future.exception()]:
-        raise jobs.JobError(f"{len(failed)} of {len(futures)} failed: {failed[0]}")
-    return found
+        _check_values(configuration)
 
 
-def check_same(configuration: Configuration) -> None:
-    """Raise JobError if the run folder holds a run that was asked for with other values, as its notebook says."""
-    copy = attempts(configuration)[-1] / JOB.name
+def _check_values(configuration: Configuration) -> None:
+    """Raise JobError if the run folder holds a run of other values, as its notebook says."""
+    copy = _attempts(configuration)[-1] / JOB.name
     try:
-        before = json.loads(copy.read_text())["metadata"]["papermill"]["parameters"]
-    except (OSError, ValueError, KeyError):  # none there, or papermill was killed while it wrote
-        before = configuration
-    other = sorted(name for name in {*before, *configuration} - {"run"} if before.get(name) != configuration.get(name))
-    if other:
-        values = ", ".join(f"{name} was {before.get(name)!r}, now {configuration.get(name)!r}" for name in other)
-        raise jobs.JobError(f"run {configuration['run']} holds another run ({values}): choose another name for it")
+        recorded = json.loads(copy.read_text())["metadata"]["papermill"]["parameters"]
+    except (OSError, ValueError, KeyError):
+        return  # there is none, or papermill was killed while it wrote
+    different = [
+        f"{name} was {recorded.get(name)!r}, now {configuration.get(name)!r}"
+        for name in sorted({*recorded, *configuration} - {"run"})
+        if recorded.get(name) != configuration.get(name)
+    ]
+    if different:
+        mistake = f"run {configuration['run']} holds another run ({', '.join(different)})"
+        raise jobs.JobError(f"{mistake}: choose another name for it")
 
 
-def run_one(configuration: Configuration) -> None:
-    """Run one configuration, unless it is done; wait for it, if it is under way."""
-    folder = attempts(configuration)[-1]
-    try:  # also where the run ended while nobody watched: what Slurm says of it is missing
-        if runs.read(folder).job.get("state") == "PENDING" and under_way(folder):
-            jobs.collect(folder)
-    except jobs.JobError:  # Slurm has forgotten the job
-        if runs.read(folder).state != "done":
-            raise
+def _run(configuration: Configuration) -> None:
+    """Run one configuration, unless it is done; wait for its job, if one is under way."""
+    attempts = _attempts(configuration)
+    folder = attempts[-1]
+    _collect_if_abandoned(folder)
     if runs.read(folder).state == "done":
         return
     if folder.exists():  # it failed, or was cancelled: that record stays as it is
-        folder = folder.with_name(f"{attempts(configuration)[0].name}-try{len(attempts(configuration)) + 1}")
-    execute(JOB, folder / JOB.name, **configuration | {"run": str(folder.relative_to(RUNS))})
+        folder = folder.with_name(f"{attempts[0].name}-try{len(attempts) + 1}")
+    parameters = {**configuration, "run": str(folder.relative_to(RUNS))}
+    execute(JOB, folder / JOB.name, **parameters)
 
 
-def attempts(configuration: Configuration) -> list[Path]:
-    """The run folders of a configuration, first to last."""
+def _collect_if_abandoned(folder: Path) -> None:
+    """Collect the job that nobody watched to its end, so that its record says what Slurm knows.
+
+    Raises JobError if Slurm has forgotten a job whose run is not done.
+    """
+    try:
+        if runs.read(folder).job.get("state") == "PENDING" and _wait_for_job(folder):
+            jobs.collect(folder)
+    except jobs.JobError:
+        if runs.read(folder).state != "done":
+            raise
+
+
+def _attempts(configuration: Configuration) -> list[Path]:
+    """List the run folders of a configuration, first to last; the first need not exist."""
     first = RUNS / str(configuration["run"])
     later = [first.with_name(f"{first.name}-try{number}") for number in range(2, 100)]
     return [first, *(folder for folder in later if folder.exists())]
 
 
-def under_way(folder: Path) -> bool:
+def _wait_for_job(folder: Path) -> bool:
     """Wait for the job that was submitted here before an interruption; False if there is none."""
-    if not (folder / "job.json").exists() or not (number := known(folder)["job_id"]):
+    if not (folder / "job.json").exists():
         return False
-    while any(task.active for task in jobs.look(number)):
+    job_id = known(folder)["job_id"]
+    if not job_id:
+        return False
+    while any(task.active for task in jobs.look(job_id)):
         time.sleep(0.5)
     return True
 
 
-def end(futures: Sequence[Future]) -> None:
+def _end(futures: Sequence[Future]) -> None:
     """Start nothing more, and end the kernels of the notebooks that are being executed."""
     for future in futures:
         future.cancel()
     for child in psutil.Process().children():
-        if any("ipykernel" in word for word in child.cmdline()):
+        if any("ipykernel" in argument for argument in child.cmdline()):
             child.kill()
 
 
 def state(configurations: Sequence[Configuration]) -> pd.DataFrame:
-    """A row for each configuration: where it stands, and what came out."""
-    rows = []
-    for configuration in configurations:
-        run = runs.read(attempts(configuration)[-1])
-        row = {"run": run.folder.name, "state": stands(run), "job": run.job.get("job_id")}
-        row |= {"ranks": run.env.get("world_size"), "epochs": len(run.epochs)}
-        last = run.epochs[-1] if run.epochs else {}
-        for shown, name, digits in (("images/s", "images_per_second", None), ("test accuracy", "test_accuracy", 4)):
-            row[shown] = "" if last.get(name) is None else round(last[name], digits)
-        rows.append(row)
+    """Tabulate where each configuration stands, and what came out: a row each, by its run."""
+    rows = [_row(runs.read(_attempts(configuration)[-1])) for configuration in configurations]
     return pd.DataFrame(rows, dtype=object).set_index("run").fillna("")
 
 
-def stands(run: runs.Run) -> str:
-    """The state of a run, or what happens before it has one: waits for its turn, or starts."""
+def _row(run: runs.Run) -> dict[str, object]:
+    """Make the row of a run."""
+    last = run.epochs[-1] if run.epochs else {}
+    speed, accuracy = last.get("images_per_second"), last.get("test_accuracy")
+    return {
+        "run": run.folder.name,
+        "state": _state(run),
+        "job": run.job.get("job_id"),
+        "ranks": run.env.get("world_size"),
+        "epochs": len(run.epochs),
+        "images/s": "" if speed is None else round(speed),
+        "test accuracy": "" if accuracy is None else round(accuracy, 4),
+    }
+
+
+def _state(run: runs.Run) -> str:
+    """Return the state of a run; before it has one, that it waits for its turn, or starts."""
     if not run.folder.exists():
         return "waits"
-    return "starts" if run.state == "unknown" and run.job.get("state", "WRITTEN") == "WRITTEN" else run.state
+    if run.state == "unknown" and run.job.get("state", "WRITTEN") == "WRITTEN":
+        return "starts"
+    return run.state

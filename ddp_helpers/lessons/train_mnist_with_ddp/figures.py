@@ -1,37 +1,87 @@
-"""Figures of notebook 06: the losses of one process and of two, and their difference."""
+"""The figure of notebook 06: the losses of one process and of several, and how far weights differ.
+
+The notebook calls it, in its own process, with what the runs recorded.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import caption, finding
-from ddp_helpers.draw.style import RED, rank_colour
+from ddp_helpers.draw.style import RED, WIDTH, rank_colour
 
-FLOOR = 1e-8  # below it a difference is drawn there: a logarithmic axis has no zero
+# A smaller difference is drawn here: a logarithmic axis has no zero.
+_FLOOR = 1e-8
 
 
-def proof(losses: Mapping[str, Sequence[float]], apart: Mapping[str, float], control: str, where: str) -> Picture:
-    """Draw each run's loss by epoch, and the largest difference of its weights from the first run's.
+def proof(
+    losses: Mapping[str, Sequence[float]],
+    differences: Mapping[str, float],
+    control: str,
+    where: str,
+) -> Picture:
+    """Draw each run's loss by epoch, and the largest difference of its weights from the first's.
 
-    control: the name of the run that is meant to differ; it is red.
+    losses and differences: by the name of a run; the first run is the reference, which has no
+    difference. control: the run that is meant to differ, in red. where: for the caption.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained", width_ratios=(3, 2))
-    colours = {name: RED if name == control else rank_colour(place) for place, name in enumerate(losses)}
-    for place, (name, values) in enumerate(losses.items()):
-        look = {"color": colours[name], "label": name, "linewidth": 1 + 2.5 * (len(losses) - place - 1)}
-        left.plot(range(1, len(values) + 1), values, "--" if name == control else "-", alpha=0.8, **look)
-    left.set(xlabel="epoch", ylabel="training loss", xticks=range(1, 1 + max(map(len, losses.values()))))
-    left.legend()
-    names = list(apart)
-    right.barh(names, [max(value, FLOOR) for value in apart.values()], left=FLOOR, color=[colours[n] for n in names])
-    right.set(xscale="log", xlim=(FLOOR, 10), xlabel="largest difference of a weight from one process's")
-    right.invert_yaxis()
-    for row, value in enumerate(apart.values()):
-        right.annotate(f"{value:.0e}", (max(value, FLOOR), row), (4, 0), textcoords="offset points", va="center")
-    same = max(value for name, value in apart.items() if name != control)
-    title = f"The same model to {same:.0e}; with {control} it differs by {apart[control]:.0e}"
+    size, ratios = (WIDTH, 3.6), (3, 2)
+    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained", width_ratios=ratios)
+    left, right = axes
+    colours = {name: rank_colour(number) for number, name in enumerate(losses)}
+    colours[control] = RED
+    _draw_losses(left, losses, colours, control)
+    _draw_differences(right, differences, colours)
+    largest = max(value for name, value in differences.items() if name != control)
+    title = f"The same model to {largest:.0e}; with {control} it differs by "
+    title += f"{differences[control]:.0e}"
     finding(figure, title)
     caption(figure, where)
-    said = "; ".join(f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items())
-    return described(figure, f"Training loss by epoch. {said}. {title}.")
+    texts = [f"{name}: {_three_digits(values)}" for name, values in losses.items()]
+    return described(figure, f"Training loss by epoch. {'; '.join(texts)}. {title}.")
+
+
+def _three_digits(values: Sequence[float]) -> str:
+    """Compose a text of numbers with three digits after the point."""
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+def _draw_losses(
+    ax: Axes,
+    losses: Mapping[str, Sequence[float]],
+    colours: Mapping[str, str],
+    control: str,
+) -> None:
+    """Draw a curve for each run, a later one thinner than those below it; the control dashed."""
+    for number, (name, values) in enumerate(losses.items()):
+        ax.plot(
+            range(1, len(values) + 1),
+            values,
+            "--" if name == control else "-",
+            alpha=0.8,
+            color=colours[name],
+            label=name,
+            linewidth=1 + 2.5 * (len(losses) - number - 1),
+        )
+    epochs = max(map(len, losses.values()))
+    ax.set(xlabel="epoch", ylabel="training loss", xticks=range(1, 1 + epochs))
+    ax.legend()
+
+
+def _draw_differences(
+    ax: Axes,
+    differences: Mapping[str, float],
+    colours: Mapping[str, str],
+) -> None:
+    """Draw a bar for each run's difference, with the number at its end."""
+    names = list(differences)
+    widths = [max(value, _FLOOR) for value in differences.values()]
+    ax.barh(names, widths, left=_FLOOR, color=[colours[name] for name in names])
+    ax.set(xscale="log", xlim=(_FLOOR, 10))
+    ax.set(xlabel="largest difference of a weight from one process's")
+    ax.invert_yaxis()
+    for row, value in enumerate(differences.values()):
+        end = max(value, _FLOOR), row
+        ax.annotate(f"{value:.0e}", end, (4, 0), textcoords="offset points", va="center")

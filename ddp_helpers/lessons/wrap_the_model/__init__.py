@@ -1,1 +1,1 @@
-"""Notebook 05: DDP by hand, and its figures."""
+"""Notebook 05: its exercises and figures."""

@@ -1,4 +1,8 @@
-"""Exercises of notebook 05: functions that every rank of a group calls; the checker looks at what the ranks did."""
+"""The exercises of notebook 05: find what has drifted, average in one, accumulate pieces.
+
+`lessons.check` asks them for verdicts in a `%%ranks` cell: every rank of the group calls the answer
+and the judge, which looks at what the ranks did. All judges say the same on every rank.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -10,136 +14,219 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
-from ddp_helpers.lessons.exercise import Project
+from ddp_helpers.lessons.exercise import Answer, Project
 
 Piece = tuple[Tensor, Tensor]  # images and labels of a micro-batch
+_CaseJudge = Callable[[Answer], Iterator[str]]  # for each case, what is wrong, or an empty text
 
 
-def on_live_ranks(judge: Callable[[Callable], Iterator[str]]) -> Callable[[Callable], list[str]]:
-    """Turn a judge that yields a line a case, what is wrong or nothing, into a Project's; all ranks stop together."""
+def _on_live_ranks(judge_cases: _CaseJudge) -> Callable[[Answer], list[str]]:
+    """Make a Project's judge of one that yields a text for each case.
 
-    def judged(answer: Callable) -> list[str]:
+    After each case the ranks compare their texts, so that all stop at the same one.
+    """
+
+    def judge(answer: Answer) -> list[str]:
         if not dist.is_initialized():
             return ["run this cell on ranks, with `%%ranks 2` as its first line"]
-        for line in judge(answer):
-            lines = [None] * dist.get_world_size()
-            dist.all_gather_object(lines, line)
-            if wrong := next(filter(None, lines), ""):
-                return [wrong]
+        for mistake in judge_cases(answer):
+            if mistakes := list(filter(None, _gather(mistake))):
+                return mistakes[:1]
         return []
 
-    return judged
+    return judge
 
 
-def device() -> torch.device:
-    """The device of this rank."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+def _gather(result: object) -> list:
+    """Collect the results of all ranks, in their order; every rank calls it with its own."""
+    results: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, result)
+    return results
 
 
-def small_model() -> nn.Module:
-    """A model with the same weights on every rank."""
+def _device() -> torch.device:
+    """Return the device of this rank."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _small_model() -> nn.Sequential:
+    """Make a model with the same weights on every rank."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.LogSoftmax(dim=1)).double().to(device())
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.LogSoftmax(dim=1))
+    return model.double().to(_device())
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers of the tensors in one new tensor."""
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Copy all numbers of some tensors into one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    """List the gradients that a model has, in the order of its parameters."""
+    return [p.grad for p in model.parameters() if p.grad is not None]
 
 
 # ---- 1: find what has drifted
 
 
-def drifted(model: nn.Module, of: Callable[[Tensor], Tensor] = Tensor.contiguous) -> list[str]:
-    """The names of the parameters that are not the same on all ranks; `of` is what is compared of each."""
-    found = []
+def drifted(
+    model: nn.Module,
+    to_compare: Callable[[Tensor], Tensor] = Tensor.contiguous,
+) -> list[str]:
+    """List the names of the parameters that are not the same on all ranks; every rank calls it.
+
+    to_compare: makes of each parameter what is compared; another function is a mistake.
+    """
+    names = []
     for name, parameter in model.named_parameters():
-        mine = of(parameter.detach())
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        if not all(torch.equal(one, everyone[0]) for one in everyone):
-            found.append(name)
-    return found
+        local = to_compare(parameter.detach())
+        replicas = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(replicas, local)
+        if not all(torch.equal(replica, replicas[0]) for replica in replicas):
+            names.append(name)
+    return names
 
 
-def overwrite(model: nn.Module) -> list[str]:
+def _drifted_by_rank(model: nn.Module) -> list[str]:
+    """A mistake: only rank 0 gives no names."""
+    return drifted(model)[: 9 * dist.get_rank()]
+
+
+def _drifted_and_overwritten(model: nn.Module) -> list[str]:
     """A mistake: afterwards all ranks have rank 0's parameters."""
-    found = drifted(model)
+    names = drifted(model)
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
-    return found
+    return names
 
 
-@on_live_ranks
-def judge_drifted(answer: Callable) -> Iterator[str]:
-    """Ask about replicas that are the same, and about some where the last rank has swapped numbers."""
-    for names in ([], ["1.weight"], ["0.weight", "1.bias"]):
-        model = small_model()
-        for name, parameter in model.named_parameters():
-            if name in names and dist.get_rank() == dist.get_world_size() - 1:
+@_on_live_ranks
+def _judge_drifted(answer: Answer) -> Iterator[str]:
+    """Try equal replicas, and some of which the last rank has numbers in another order."""
+    for swapped in ([], ["1.weight"], ["0.weight", "1.bias"]):
+        model = _small_model()
+        if dist.get_rank() == dist.get_world_size() - 1:
+            for name in swapped:
+                parameter = model.get_parameter(name)
                 parameter.data = parameter.data.flip(0)
-        before, found = flat(model.parameters()), [None] * dist.get_world_size()
-        dist.all_gather_object(found, answer(model))
-        if not torch.equal(before, flat(model.parameters())):
-            yield "it has changed the model, and should only look."
-        elif any(one != found[0] for one in found):
-            said = " and ".join(f"rank {rank} {one}" for rank, one in enumerate(found))
-            yield f"the ranks should give the same answer, but they give: {said}."
-        elif found[0] != names:
-            two = " Numbers were swapped: their sum is the same." if found[0] == [] else ""
-            yield f"it gives {found[0]}, and should give {names}.{two}"
-        else:
-            yield ""
+        before = _flat(model.parameters())
+        answers = _gather(answer(model))
+        unchanged = torch.equal(before, _flat(model.parameters()))
+        yield _drifted_mistake(answers, swapped, unchanged)
 
+
+def _drifted_mistake(answers: list, expected: list[str], unchanged: bool) -> str:
+    """Say what is wrong with the ranks' answers; an empty text if nothing is."""
+    if not unchanged:
+        return "it has changed the model, and should only look."
+    if any(names != answers[0] for names in answers):
+        by_rank = " and ".join(f"rank {rank} {names}" for rank, names in enumerate(answers))
+        return f"the ranks should give the same answer, but they give: {by_rank}."
+    if answers[0] != expected:
+        reason = " Numbers were swapped: their sum is the same." if answers[0] == [] else ""
+        return f"it gives {answers[0]}, and should give {expected}.{reason}"
+    return ""
+
+
+_DRIFTED_TRAPS: dict[str, Answer] = {
+    "the ranks should give the same answer": _drifted_by_rank,
+    "Numbers were swapped: their sum is the same.": (
+        partial(drifted, to_compare=lambda parameter: parameter.sum().float())
+    ),
+    "it has changed the model, and should only look.": _drifted_and_overwritten,
+}
 
 # ---- 2: average in one
 
 
-def average_in_one(model: nn.Module, divide: bool = True, skip_frozen: bool = True) -> None:
-    """Replace each gradient by its mean over the ranks, with one all-reduce. A switch that is off is a mistake."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None or not skip_frozen]
+def average_in_one(model: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks, in one all-reduce; every rank calls it."""
+    _reduce_and_divide(_gradients(model), dist.get_world_size())
+
+
+def _reduce_and_divide(gradients: list[Tensor], divisor: int) -> None:
+    """Replace gradients by their sums over the ranks, divided; every rank calls it."""
     bucket = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(bucket)
-    bucket /= dist.get_world_size() if divide else 1
-    for gradient, piece in zip(gradients, bucket.split([one.numel() for one in gradients]), strict=True):
-        gradient.copy_(piece.view_as(gradient))
+    bucket /= divisor
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, part in zip(gradients, bucket.split(sizes), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
-@on_live_ranks
-def judge_average(answer: Callable) -> Iterator[str]:
-    """Ask for the mean of gradients that differ by rank; the second time a layer is frozen."""
+def _sum_in_one(model: nn.Module) -> None:
+    """A mistake: the gradients become sums, and no means."""
+    _reduce_and_divide(_gradients(model), 1)
+
+
+def _reduce_each(model: nn.Module) -> None:
+    """A mistake: an all-reduce for each gradient."""
+    for gradient in _gradients(model):
+        dist.all_reduce(gradient)
+
+
+def _reduce_a_copy(model: nn.Sequential) -> None:
+    """A mistake: the sums are in a new tensor, and nothing comes back."""
+    dist.all_reduce(_flat(_gradients(model[1])))
+
+
+def _average_frozen_too(model: nn.Module) -> None:
+    """A mistake: it takes the gradient of a frozen parameter, which has none."""
+    gradients = [p.grad for p in model.parameters()]
+    _reduce_and_divide(gradients, dist.get_world_size())  # type: ignore[arg-type]  # the mistake
+
+
+@_on_live_ranks
+def _judge_average(answer: Answer) -> Iterator[str]:
+    """Try gradients that differ by rank; the second time a layer is frozen."""
     for frozen in (False, True):
-        model = small_model()
+        model = _small_model()
         model[0].requires_grad_(not frozen)
         torch.manual_seed(dist.get_rank())
-        model(torch.randn(8, 6, device=device()).double()).square().sum().backward()
-        trained = [p for p in model.parameters() if p.grad is not None]
-        before = flat(p.grad for p in trained)
+        images = torch.randn(8, 6, device=_device()).double()
+        model(images).square().sum().backward()
+        before = _flat(_gradients(model))
         mean = before.clone()
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
-        with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sent:
+        with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
             try:
                 answer(model)
             except (AttributeError, TypeError) as error:
-                raise RuntimeError(
-                    f"{error}.{' A frozen layer has no gradient: its p.grad is None.' * frozen}"
-                ) from error
-        after = flat(p.grad for p in trained)
-        if sent.call_count != 1:
-            yield f"all-reduces: {sent.call_count}, and there should be 1."
-        elif torch.equal(after, before):
-            yield "the gradients are as they were: the mean is not in p.grad."
-        elif torch.allclose(after, mean * dist.get_world_size()):
-            yield "the gradients are sums over the ranks, and should be means."
-        elif not torch.allclose(after, mean):
-            yield "the gradients are not the means over the ranks: does each piece go back to its own parameter?"
-        else:
-            yield ""
+                reason = " A frozen layer has no gradient: its p.grad is None." if frozen else ""
+                raise RuntimeError(f"{error}.{reason}") from error
+        yield _average_mistake(before, _flat(_gradients(model)), mean, all_reduce.call_count)
 
+
+def _average_mistake(before: Tensor, after: Tensor, mean: Tensor, all_reduces: int) -> str:
+    """Say what is wrong with a rank's gradients; an empty text if nothing is.
+
+    before and after the answer's call, and the mean that they should be: flat vectors.
+    """
+    if all_reduces != 1:
+        return f"all-reduces: {all_reduces}, and there should be 1."
+    if torch.equal(after, before):
+        return "the gradients are as they were: the mean is not in p.grad."
+    if torch.allclose(after, mean * dist.get_world_size()):
+        return "the gradients are sums over the ranks, and should be means."
+    if not torch.allclose(after, mean):
+        question = "does each piece go back to its own parameter?"
+        return f"the gradients are not the means over the ranks: {question}"
+    return ""
+
+
+_AVERAGE_TRAPS = {
+    "all-reduces: 4, and there should be 1.": _reduce_each,
+    "the gradients are sums over the ranks, and should be means.": _sum_in_one,
+    "the mean is not in p.grad.": _reduce_a_copy,
+    "A frozen layer has no gradient: its p.grad is None.": _average_frozen_too,
+}
 
 # ---- 3: accumulate pieces
 
@@ -148,93 +235,90 @@ def accumulate(
     ddp_model: DDP,
     optimizer: Optimizer,
     pieces: list[Piece],
-    share: float | None = None,
-    sending: Sequence[int] = (-1,),
-    clear: bool = True,
+    weight: float | None = None,
+    synchronized: Sequence[int] = (-1,),
+    clear_gradients: bool = True,
 ) -> None:
-    """Take one optimizer step over all pieces, with one exchange of gradients.
+    """Take one optimizer step over all pieces, with one exchange of gradients; every rank calls it.
 
-    The mistakes give each piece the same share of the loss, send with other pieces (-1 is the last), or keep gradients.
+    What differs from the defaults is a mistake. weight: of each piece's loss, if not its share of
+    the images; synchronized: the pieces after which gradients are exchanged, -1 for the last.
     """
-    total = sum(len(labels) for _, labels in pieces)
-    if clear:
+    images_in_all = sum(len(labels) for _, labels in pieces)
+    if clear_gradients:
         optimizer.zero_grad()
-    for number, (x, y) in enumerate(pieces, -len(pieces)):
-        with nullcontext() if number in sending else ddp_model.no_sync():
-            (F.nll_loss(ddp_model(x), y) * (share or len(y) / total)).backward()
+    for number, (images, labels) in enumerate(pieces, -len(pieces)):
+        share = weight or len(labels) / images_in_all
+        with nullcontext() if number in synchronized else ddp_model.no_sync():
+            loss = F.nll_loss(ddp_model(images), labels)
+            (loss * share).backward()
     optimizer.step()
 
 
-@on_live_ranks
-def judge_accumulate(answer: Callable) -> Iterator[str]:
+@_on_live_ranks
+def _judge_accumulate(answer: Answer) -> Iterator[str]:
     """Compare two steps over pieces of 8, 8 and 4 images with two steps over whole batches."""
-    model, whole, calls = small_model(), small_model(), []
-
-    def counted(calls: list, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        calls.append(1)
-        return allreduce_hook(None, bucket)
-
-    ddp_model, ddp_whole = DDP(model), DDP(whole)
-    ddp_model.register_comm_hook(calls, counted)
-    optimizer, optimizer_whole = (SGD(one.parameters(), lr=0.5) for one in (model, whole))
+    model, reference = _small_model(), _small_model()
+    ddp_model, ddp_reference = DDP(model), DDP(reference)
+    all_reduces = _count_all_reduces(ddp_model)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    reference_optimizer = SGD(reference.parameters(), lr=0.5)
     torch.manual_seed(dist.get_rank())
     for step in (1, 2):
-        images = torch.randn(20, 6, device=device()).double()
-        labels = torch.randint(4, (20,), device=device())
-        answer(ddp_model, optimizer, list(zip(images.split(8), labels.split(8), strict=True)))
-        optimizer_whole.zero_grad()
-        F.nll_loss(ddp_whole(images), labels).backward()
-        optimizer_whole.step()
-        found, expected = flat(model.parameters()), flat(whole.parameters())
-        if len(calls) != step:
-            yield f"all-reduces in {step} steps: {len(calls)}. {TOO_MANY if len(calls) > step else TOO_FEW}"
-        elif not torch.allclose(found, expected):
-            yield f"after step {step} the weights are not those of a step with the whole batch. {WHY_OTHER[step]}"
-        else:
-            yield ""
+        images = torch.randn(20, 6, device=_device()).double()
+        labels = torch.randint(4, (20,), device=_device())
+        pieces = list(zip(images.split(8), labels.split(8), strict=True))
+        answer(ddp_model, optimizer, pieces)
+        reference_optimizer.zero_grad()
+        F.nll_loss(ddp_reference(images), labels).backward()
+        reference_optimizer.step()
+        equal = torch.allclose(_flat(model.parameters()), _flat(reference.parameters()))
+        yield _accumulate_mistake(step, len(all_reduces), equal)
 
 
-TOO_MANY = "Forward and backward of every piece but the last belong inside no_sync()."
-TOO_FEW = "The last piece, forward and backward, belongs outside no_sync(): it sends the sum."
-WHY_OTHER = {
+def _count_all_reduces(ddp_model: DDP) -> list[int]:
+    """Make a list to which every all-reduce of this model's gradients appends a number."""
+
+    def count(calls: list[int], bucket: dist.GradBucket) -> Future[Tensor]:
+        calls.append(bucket.index())
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
+
+    calls: list[int] = []
+    ddp_model.register_comm_hook(calls, count)
+    return calls
+
+
+def _accumulate_mistake(step: int, all_reduces: int, equal: bool) -> str:
+    """Say what is wrong after a step, 1 or 2; an empty text if nothing is.
+
+    equal: whether the weights are those of a step with the whole batch.
+    """
+    if all_reduces != step:
+        cure = _TOO_MANY if all_reduces > step else _TOO_FEW
+        return f"all-reduces in {step} steps: {all_reduces}. {cure}"
+    if not equal:
+        mistake = f"after step {step} the weights are not those of a step with the whole batch."
+        return f"{mistake} {_QUESTION_BY_STEP[step]}"
+    return ""
+
+
+_TOO_MANY = "Forward and backward of every piece but the last belong inside no_sync()."
+_TOO_FEW = "The last piece, forward and backward, belongs outside no_sync(): it sends the sum."
+_QUESTION_BY_STEP = {
     1: "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
     2: "The first step was right: are its gradients still there?",
 }
+_exchange_every_piece = partial(accumulate, synchronized=range(-3, 0))
+_ACCUMULATE_TRAPS = {
+    "what is each one's share of the mean?": partial(accumulate, weight=1 / 3),
+    "8, 8 and 4 images": partial(accumulate, weight=1.0),
+    "every piece but the last belong inside no_sync()": _exchange_every_piece,
+    "belongs outside no_sync(): it sends the sum.": partial(accumulate, synchronized=()),
+    "are its gradients still there?": partial(accumulate, clear_gradients=False),
+}
 
 EXERCISES = [
-    Project(
-        drifted,
-        [],
-        {
-            "the ranks should give the same answer": lambda model: drifted(model)[: 9 * dist.get_rank()],
-            "Numbers were swapped: their sum is the same.": partial(drifted, of=lambda p: p.sum().float()),
-            "it has changed the model, and should only look.": overwrite,
-        },
-        judge_drifted,
-    ),
-    Project(
-        average_in_one,
-        [],
-        {
-            "all-reduces: 4, and there should be 1.": lambda model: [
-                dist.all_reduce(p.grad) for p in model.parameters()
-            ],
-            "the gradients are sums over the ranks, and should be means.": partial(average_in_one, divide=False),
-            "the mean is not in p.grad.": lambda model: dist.all_reduce(flat(p.grad for p in model[1].parameters())),
-            "A frozen layer has no gradient: its p.grad is None.": partial(average_in_one, skip_frozen=False),
-        },
-        judge_average,
-    ),
-    Project(
-        accumulate,
-        [],
-        {
-            "what is each one's share of the mean?": partial(accumulate, share=1 / 3),
-            "8, 8 and 4 images": partial(accumulate, share=1.0),
-            "every piece but the last belong inside no_sync()": partial(accumulate, sending=range(-3, 0)),
-            "belongs outside no_sync(): it sends the sum.": partial(accumulate, sending=()),
-            "are its gradients still there?": partial(accumulate, clear=False),
-        },
-        judge_accumulate,
-    ),
+    Project(drifted, [], _DRIFTED_TRAPS, _judge_drifted),
+    Project(average_in_one, [], _AVERAGE_TRAPS, _judge_average),
+    Project(accumulate, [], _ACCUMULATE_TRAPS, _judge_accumulate),
 ]

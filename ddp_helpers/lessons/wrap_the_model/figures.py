@@ -1,135 +1,210 @@
-"""Figures of notebook 05: a measured step, buckets and overlap, memory of gradients, DataParallel."""
+"""The figures of notebook 05: a measured step, buckets, memory of gradients, DataParallel.
+
+The notebook calls them, in its own process: the first with what its ranks noted, the others draw
+from their arguments alone.
+"""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, link, pieces, write
 from ddp_helpers.draw.labels import caption, finding
 from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
 
-Note = tuple[str, list[int], float]  # what happened, to which layers, and when (in ms)
-
 # ---- a measured step
 
-
-def at(notes: Sequence[Note], what: str, layers: Sequence[int] = ()) -> float:
-    """Return the time of an event in ms; of several, the last one's."""
-    return max(ms for name, which, ms in notes if name == what and (not layers or list(which) == list(layers)))
+Note = tuple[str, list[int], float]  # an event, the layers that it was about, and when, in ms
 
 
-def buckets(notes: Sequence[Note]) -> list[tuple[list[int], float, float]]:
-    """For each all-reduce, in the order in which they started: the layers in its bucket, its start and its end."""
-    started = [(which, ms) for what, which, ms in notes if what == "all-reduce starts"]
-    return [(which, ms, at(notes, "all-reduce ends", which)) for which, ms in started]
+class _AllReduce(NamedTuple):
+    """The all-reduce of a bucket: the layers in it, and its start and end in ms."""
+
+    layers: list[int]
+    start: float
+    end: float
+
+
+def _time_of(notes: Sequence[Note], event: str, layers: Sequence[int] = ()) -> float:
+    """Return when an event was, in ms; if several were, the last. layers: only those of these."""
+    times = []
+    for noted, noted_layers, ms in notes:
+        if noted == event and (not layers or list(noted_layers) == list(layers)):
+            times.append(ms)
+    return max(times)
+
+
+def _all_reduces(notes: Sequence[Note]) -> list[_AllReduce]:
+    """List a rank's all-reduces, in the order in which they started."""
+    return [
+        _AllReduce(layers, start, _time_of(notes, "all-reduce ends", layers))
+        for event, layers, start in notes
+        if event == "all-reduce starts"
+    ]
 
 
 def one_step(ranks: Sequence[Sequence[Note]], where: str) -> Picture:
-    """Every rank's step as lanes: compute, gradients that become ready, and the all-reduce of each bucket.
+    """Draw every rank's step: compute, gradients that become ready, the all-reduce of each bucket.
 
     ranks: the notes of each rank. where: the machine they were measured on, for the caption.
     """
-    rows = len(buckets(ranks[0]))
-    figure, axes = plt.subplots(
-        len(ranks), figsize=(WIDTH, 0.9 + len(ranks) * (1.3 + 0.32 * rows)), sharex=True, layout="constrained"
-    )
+    of_rank_0 = _all_reduces(ranks[0])
+    size = WIDTH, 0.9 + len(ranks) * (1.3 + 0.32 * len(of_rank_0))
+    figure, axes = plt.subplots(len(ranks), figsize=size, sharex=True, layout="constrained")
     for rank, (ax, notes) in enumerate(zip(axes, ranks, strict=True)):
-        _compute(ax, notes, rank_colour(rank))
-        hidden = _all_reduces(ax, notes)
-        ax.set_title(f"rank {rank}: {hidden:.0%} of the all-reduce time before its last gradient", loc="left")
+        _draw_compute(ax, notes, rank_colour(rank))
+        hidden = _draw_all_reduces(ax, notes)
+        title = f"rank {rank}: {hidden:.0%} of the all-reduce time before its last gradient"
+        ax.set_title(title, loc="left")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
     axes[-1].set(xlabel="time since the start of the step [ms]", xlim=(0, None))
-    waits = plt.Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=INK, hatch="////", linewidth=0.5)
-    sent = plt.Rectangle((0, 0), 1, 1, color=INK, alpha=0.75)
-    names = ["all-reduce of a bucket", "backward waits for it"]
-    axes[0].legend([sent, waits], names, loc="lower left", fontsize=10)
-    early = sum(start < at(ranks[0], "gradient ready") for _, start, _ in buckets(ranks[0]))
-    title = f"{early} of {rows} all-reduces start while backward still computes"
+    _draw_key(axes[0])
+    last_gradient = _time_of(ranks[0], "gradient ready")
+    early = sum(each.start < last_gradient for each in of_rank_0)
+    title = f"{early} of {len(of_rank_0)} all-reduces start while backward still computes"
     finding(figure, title)
     caption(figure, f"one step, measured on {len(ranks)} ranks: {where}")
-    what = "lanes of compute, of each layer's gradients, from the last to the first, and of each bucket's all-reduce"
-    return described(figure, f"{title}, on rank 0 of {len(ranks)}: {what}.")
+    lanes = "lanes of compute, of each layer's gradients, from the last to the first, and of "
+    lanes += "each bucket's all-reduce"
+    return described(figure, f"{title}, on rank 0 of {len(ranks)}: {lanes}.")
 
 
-def _compute(ax: Axes, notes: Sequence[Note], colour: str) -> None:
-    """Forward, backward with its wait for what is not averaged yet, and step; below, when each layer is ready."""
-    marks = [at(notes, f"{name} starts") for name in ("forward", "backward", "step")] + [at(notes, "step ends")]
-    for begin, end, alpha in zip(marks, marks[1:], (0.3, 0.6, 0.9), strict=False):
-        ax.barh(0, end - begin, 0.75, begin, color=colour, alpha=alpha, edgecolor="white", linewidth=1.5)
-    last = at(notes, "gradient ready")
-    ax.barh(0, marks[2] - last, 0.75, last, color="none", edgecolor=INK, hatch="////", linewidth=0)
-    ax.text(sum(marks[:2]) / 2, 0, "forward", ha="center", va="center")
-    ax.text((marks[1] + last) / 2, 0, "backward", ha="center", va="center")
-    ax.text(marks[3], 0, " step", va="center")
-    for layer in sorted({which[0] for what, which, _ in notes if what == "gradient ready"}):
-        ms = at(notes, "gradient ready", [layer])
+def _draw_key(ax: Axes) -> None:
+    """Draw the legend of the bars."""
+    all_reduce = Rectangle((0, 0), 1, 1, color=INK, alpha=0.75)
+    wait = Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=INK, hatch="////", linewidth=0.5)
+    names = ["all-reduce of a bucket", "backward waits for it"]
+    ax.legend([all_reduce, wait], names, loc="lower left", fontsize=10)
+
+
+def _draw_compute(ax: Axes, notes: Sequence[Note], colour: str) -> None:
+    """Draw forward, backward with its wait for all-reduces, and step.
+
+    Below them stands each layer's number at the time when its gradient is ready.
+    """
+    forward = _time_of(notes, "forward starts")
+    backward = _time_of(notes, "backward starts")
+    step = _time_of(notes, "step starts")
+    step_end = _time_of(notes, "step ends")
+    last_gradient = _time_of(notes, "gradient ready")
+    _draw_phase(ax, forward, backward, colour, alpha=0.3)
+    _draw_phase(ax, backward, step, colour, alpha=0.6)
+    _draw_phase(ax, step, step_end, colour, alpha=0.9)
+    wait = step - last_gradient
+    ax.barh(0, wait, 0.75, last_gradient, color="none", edgecolor=INK, hatch="////", linewidth=0)
+    ax.text((forward + backward) / 2, 0, "forward", ha="center", va="center")
+    ax.text((backward + last_gradient) / 2, 0, "backward", ha="center", va="center")
+    ax.text(step_end, 0, " step", va="center")
+    layers = {noted[0] for event, noted, _ in notes if event == "gradient ready"}
+    for layer in sorted(layers):
+        ms = _time_of(notes, "gradient ready", [layer])
         ax.plot([ms, ms], [0.55, 0.8], color=INK, linewidth=1.6)
         ax.text(ms, 1.1, str(layer), ha="center", va="center", fontsize=10)
 
 
-def _all_reduces(ax: Axes, notes: Sequence[Note]) -> float:
-    """A bar for each bucket's all-reduce on a row of its own; gives their share before the last gradient."""
-    last, hidden, names = at(notes, "gradient ready"), 0.0, ["compute", "gradient of layer"]
-    sent = buckets(notes)
-    for row, (layers, start, end) in enumerate(sent):
-        ax.barh(2.1 + row, end - start, 0.7, start, color=INK, alpha=0.75)
-        hidden += max(0.0, min(end, last) - start)
-        names.append(f"bucket {row}: layers {', '.join(map(str, layers[::-1]))}")
-    ax.set(ylim=(len(sent) + 1.6, -0.6), yticks=[0, 1, *(2.1 + row for row in range(len(sent)))], yticklabels=names)
-    return hidden / sum(end - start for _, start, end in sent)
+def _draw_phase(ax: Axes, start: float, end: float, colour: str, alpha: float) -> None:
+    """Draw a bar of the compute lane, from start to end in ms."""
+    ms = end - start
+    ax.barh(0, ms, 0.75, start, color=colour, alpha=alpha, edgecolor="white", linewidth=1.5)
+
+
+def _draw_all_reduces(ax: Axes, notes: Sequence[Note]) -> float:
+    """Draw each bucket's all-reduce on a row of its own.
+
+    Returns the share of their time that was before the last gradient was ready.
+    """
+    last_gradient = _time_of(notes, "gradient ready")
+    all_reduces = _all_reduces(notes)
+    hidden = 0.0
+    names = ["compute", "gradient of layer"]
+    rows = [2.1 + number for number in range(len(all_reduces))]
+    for number, (layers, start, end) in enumerate(all_reduces):
+        ax.barh(rows[number], end - start, 0.7, start, color=INK, alpha=0.75)
+        hidden += max(0.0, min(end, last_gradient) - start)
+        names.append(f"bucket {number}: layers {', '.join(map(str, layers[::-1]))}")
+    ax.set(ylim=(len(rows) + 1.6, -0.6), yticks=[0, 1, *rows], yticklabels=names)
+    return hidden / sum(end - start for _, start, end in all_reduces)
 
 
 # ---- a sketch of buckets, whose times are made up
 
-BUCKETS = [(6, 5), (4, 3), (2, 1)]  # layers: backward goes from the last to the first
-LAYER, ALL_REDUCE, SCALE = 2, 3, 0.32  # ms a layer, ms an all-reduce, and inches a ms
+_BUCKETS = [(6, 5), (4, 3), (2, 1)]  # layers: backward goes from the last to the first
+_LAYER_MS, _ALL_REDUCE_MS = 2, 3
+_SKETCH_LEFT, _INCHES_PER_MS = 1.3, 0.32
 
 
 def ddp_buckets() -> Picture:
-    """Draw how DDP overlaps communication: a bucket's all-reduce runs while earlier layers still compute."""
+    """Draw how DDP overlaps communication with compute.
+
+    A bucket's all-reduce runs while earlier layers still compute.
+    """
     ax = canvas(5.65, "")
-    fast = _timeline(ax, 0.55, "DDP: each bucket as soon as it is full", [4, 8, 12])
-    slow = _timeline(ax, 2.75, "Without overlap: all of them after backward", [12, 12, 12])
+    fast = _draw_schedule(ax, 0.55, "DDP: each bucket as soon as it is full", [4, 8, 12])
+    slow = _draw_schedule(ax, 2.75, "Without overlap: all of them after backward", [12, 12, 12])
     title = f"Overlap makes this step {fast} ms long instead of {slow}"
     write(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
-    ax.plot([1.3, 1.3 + slow * SCALE], [4.95, 4.95], color=INK, linewidth=1.2)
+    ax.plot([_x(0), _x(slow)], [4.95, 4.95], color=INK, linewidth=1.2)
     for ms in range(0, slow, 5):
-        ax.plot([1.3 + ms * SCALE] * 2, [4.95, 5.02], color=INK, linewidth=1.2)
-        write(ax, 1.3 + ms * SCALE, 5.17, ms, **SMALL)
+        ax.plot([_x(ms)] * 2, [4.95, 5.02], color=INK, linewidth=1.2)
+        write(ax, _x(ms), 5.17, ms, **SMALL)
     write(ax, LEFT, 5.0, "time [ms]", ha="left")
-    made_up = f"A sketch: its times are made up, {LAYER} ms a layer and {ALL_REDUCE} ms an all-reduce."
-    write(ax, LEFT, 5.4, made_up, ha="left", color=GREY, **SMALL)
-    return described(ax.figure, f"{title}: a bucket's all-reduce starts while earlier layers compute. {made_up}")
+    note = "A sketch: its times are made up, "
+    note += f"{_LAYER_MS} ms a layer and {_ALL_REDUCE_MS} ms an all-reduce."
+    write(ax, LEFT, 5.4, note, ha="left", color=GREY, **SMALL)
+    alt = f"{title}: a bucket's all-reduce starts while earlier layers compute. {note}"
+    return described(ax.figure, alt)
 
 
-def _timeline(ax: Axes, top: float, title: str, starts: list[int]) -> int:
-    """Draw one schedule, whose all-reduces may start at the given times; give its total time in ms."""
+def _x(ms: float) -> float:
+    """Return where a time of the sketch stands, in inches."""
+    return _SKETCH_LEFT + ms * _INCHES_PER_MS
 
-    def bar(begin: int, ms: int, lane: float, text: str, colour: str = GREY, **look: object) -> None:
-        corner, size = (1.3 + begin * SCALE, top + lane), (ms * SCALE - 0.04, 0.46)
-        box(ax, corner, size, text, colour, **SMALL, **look)
 
-    now = free = 0
+def _draw_schedule(ax: Axes, top: float, title: str, earliest_starts: list[int]) -> int:
+    """Draw one schedule; return its total time in ms.
+
+    earliest_starts: for each bucket, the ms from when on its all-reduce may start.
+    """
+
+    def bar(
+        start: int,
+        ms: int,
+        lane: float,
+        text: str,
+        colour: str = GREY,
+        fill: float = 0.25,
+        line: str = "-",
+        ink: str = INK,
+    ) -> None:
+        corner, extent = (_x(start), top + lane), (ms * _INCHES_PER_MS - 0.04, 0.46)
+        box(ax, corner, extent, text, colour, fill=fill, line=line, color=ink, **SMALL)
+
     write(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
-    for lane, name in ((0.63, "compute"), (1.18, "gradients"), (1.83, "network")):
+    for name, lane in {"compute": 0.63, "gradients": 1.18, "network": 1.83}.items():
         write(ax, LEFT, top + lane, name, ha="left")
-    for number, (layers, earliest) in enumerate(zip(BUCKETS, starts, strict=True)):
-        bar(now, LAYER * len(layers), 0.95, f"bucket {number} fills", fill=0, line="--")
+    computed = sent = 0  # ms: until when the schedule is drawn, of compute and of all-reduces
+    for number, (layers, earliest) in enumerate(zip(_BUCKETS, earliest_starts, strict=True)):
+        filling = _LAYER_MS * len(layers)
+        bar(computed, filling, 0.95, f"bucket {number} fills", fill=0, line="--")
         for layer in layers:
-            bar(now, LAYER, 0.4, f"layer {layer}")
-            now += LAYER
-        begin = max(free, earliest)
-        free = begin + ALL_REDUCE
-        bar(begin, ALL_REDUCE, 1.6, f"all-reduce\nbucket {number}", INK, fill=0.8, color="white")
-        if begin == now:  # it starts the moment the bucket is full
-            arrow(ax, (1.28 + now * SCALE, top + 1.42), (1.4 + now * SCALE, top + 1.6))
-    bar(now, free - now, 0.4, "waits", fill=0, line=":")
-    bar(free, LAYER, 0.4, "step", INK)
-    total = free + LAYER
-    write(ax, 1.35 + total * SCALE, top + 0.63, f"{total} ms", ha="left", weight="bold")
+            bar(computed, _LAYER_MS, 0.4, f"layer {layer}")
+            computed += _LAYER_MS
+        start = max(sent, earliest)
+        sent = start + _ALL_REDUCE_MS
+        name = f"all-reduce\nbucket {number}"
+        bar(start, _ALL_REDUCE_MS, 1.6, name, INK, fill=0.8, ink="white")
+        if start == computed:  # it starts the moment the bucket is full
+            x = _x(computed)
+            arrow(ax, (x - 0.02, top + 1.42), (x + 0.1, top + 1.6))
+    bar(computed, sent - computed, 0.4, "waits", fill=0, line=":")
+    bar(sent, _LAYER_MS, 0.4, "step", INK)
+    total = sent + _LAYER_MS
+    write(ax, _x(total) + 0.05, top + 0.63, f"{total} ms", ha="left", weight="bold")
     return total
 
 
@@ -140,38 +215,62 @@ def memory_of_gradients() -> Picture:
     """Draw what gradient_as_bucket_view saves: the second copy of all gradients."""
     title = "Views save one copy of the gradients: 300 MB become 200 MB"
     ax = canvas(2.85, title)
-    apart, together = ["gradients", "buckets: a second copy"], ["gradients, in the buckets"]
-    for y, view, blocks in ((0.92, False, ["parameters", *apart]), (1.92, True, ["parameters", *together])):
-        write(ax, LEFT, y - 0.2, f"gradient_as_bucket_view={view}", ha="left", weight="bold", **CODE)
-        for text, (left, width) in zip(blocks, pieces(LEFT, RIGHT, 3), strict=False):
-            hatch = "///" if "copy" in text else ""
-            box(ax, (left, y), (width, 0.42), f"{text}, 100 MB", rank_colour(0), hatch=hatch, size=11)
+    _draw_memory(ax, 0.92, False, ["parameters", "gradients", "buckets: a second copy"])
+    _draw_memory(ax, 1.92, True, ["parameters", "gradients, in the buckets"])
     note = "The memory of one rank, without activations and the optimizer's state."
     write(ax, LEFT, 2.65, note, ha="left", color=GREY, **SMALL)
     return described(ax.figure, f"{title}, of which parameters are 100 MB. {note}")
 
 
+def _draw_memory(ax: Axes, y: float, view: bool, blocks: Sequence[str]) -> None:
+    """Draw a block for each 100 MB, with gradient_as_bucket_view or without."""
+    setting = f"gradient_as_bucket_view={view}"
+    write(ax, LEFT, y - 0.2, setting, ha="left", weight="bold", **CODE)
+    for block, (left, width) in zip(blocks, pieces(LEFT, RIGHT, 3), strict=False):
+        hatch = "///" if "copy" in block else ""
+        text = f"{block}, 100 MB"
+        box(ax, (left, y), (width, 0.42), text, rank_colour(0), hatch=hatch, size=11)
+
+
 def data_parallel_vs_ddp() -> Picture:
-    """Why not DataParallel: all its traffic passes through GPU 0, while DDP has no hub."""
+    """Draw why not DataParallel: all its traffic passes through GPU 0, while DDP has no hub."""
     title = "DataParallel sends all through GPU 0; DDP has no hub"
     ax = canvas(4.65, title)
+    _draw_data_parallel(ax)
+    _draw_ddp(ax)
+    data_parallel = "4 threads of a process, and all goes through GPU 0's"
+    ddp = "4 processes in a ring, each with a GPU"
+    return described(ax.figure, f"{title}: {data_parallel}; {ddp}.")
+
+
+def _draw_data_parallel(ax: Axes) -> None:
+    """Draw one process whose GPU 0 sends to the other three, and receives from them."""
     write(ax, 2.35, 0.65, "DataParallel: 1 process, 4 threads", weight="bold")
     box(ax, (LEFT, 0.85), (4.5, 2.9), fill=0.06)
     hub = box(ax, (1.7, 1.0), (1.3, 0.5), "GPU 0", rank_colour(0), weight="bold")
     for gpu, (left, width) in enumerate(pieces(0.25, 4.45, 3), start=1):
-        other = box(ax, (left + width / 2 - 0.55, 3.05), (1.1, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
+        corner = left + width / 2 - 0.55, 3.05
+        other = box(ax, corner, (1.1, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
         link(ax, hub, other, bend=0.12)
         link(ax, other, hub, bend=0.12, line="--")
-    hubs = "solid: a piece of the batch, a copy of the model\ndashed: outputs, gradients"
-    write(ax, 2.35, 4.2, f"every step, all through GPU 0\n{hubs}", **SMALL)
+    lines = [
+        "every step, all through GPU 0",
+        "solid: a piece of the batch, a copy of the model",
+        "dashed: outputs, gradients",
+    ]
+    write(ax, 2.35, 4.2, "\n".join(lines), **SMALL)
+
+
+def _draw_ddp(ax: Axes) -> None:
+    """Draw four processes in a ring, each with a GPU."""
     write(ax, 7.15, 0.65, "DDP: 4 processes, no hub", weight="bold")
     ring = []
     for gpu in range(4):
         angle = math.pi * (gpu - 1) / 2
-        corner = (6.65 + 1.7 * math.cos(angle), 2.02 + 1.17 * math.sin(angle))
-        ring.append(box(ax, corner, (1.0, 0.56), f"rank {gpu}\nGPU {gpu}", rank_colour(gpu), size=10))
-    for here, following in zip(ring, ring[1:] + ring[:1], strict=True):
-        link(ax, here, following, bend=-0.2)
-    write(ax, 7.15, 4.2, "every step, round the ring\nall-reduce of the gradients,\nno copies of the model", **SMALL)
-    words = "4 threads of a process, and all goes through GPU 0's; 4 processes in a ring, each with a GPU"
-    return described(ax.figure, f"{title}: {words}.")
+        corner = 6.65 + 1.7 * math.cos(angle), 2.02 + 1.17 * math.sin(angle)
+        text = f"rank {gpu}\nGPU {gpu}"
+        ring.append(box(ax, corner, (1.0, 0.56), text, rank_colour(gpu), size=10))
+    for rank, following in zip(ring, ring[1:] + ring[:1], strict=True):
+        link(ax, rank, following, bend=-0.2)
+    text = "every step, round the ring\nall-reduce of the gradients,\nno copies of the model"
+    write(ax, 7.15, 4.2, text, **SMALL)
