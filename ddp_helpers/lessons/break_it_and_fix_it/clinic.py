@@ -132,4 +132,5 @@ def _ended_as_meant(run: Run, outcome: str) -> bool:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%clinic` known, and start the server of ranks: it imports torch meanwhile."""
     multiprocessing.forkserver.ensure_running()
-    shell.register_magic_function(clinic_magic, "cell", "clinic")
+    register = shell.register_magic_function
+    register(clinic_magic, "cell", "clinic")  # type: ignore[arg-type]  # IPython types it unbound

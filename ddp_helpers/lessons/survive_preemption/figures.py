@@ -60,8 +60,8 @@ def _draw_attempt(ax: Axes, lane: int, attempt: Attempt, saves: list[float]) -> 
     ax.vlines(saves, bottom, top, color=colour, linewidth=1.8, zorder=4)
     if attempt.lost_steps:
         lost_from = max(saves, default=attempt.begin)
-        hatched = {"facecolor": "white", "edgecolor": RED, "hatch": "////", "zorder": 3}
-        ax.barh(lane, attempt.end - lost_from, _BAR, lost_from, **hatched)
+        (lost,) = ax.barh(lane, attempt.end - lost_from, _BAR, lost_from, zorder=3)
+        lost.set(facecolor="white", edgecolor=RED, hatch="////")
     middle = (attempt.begin + attempt.end) / 2
     ax.text(middle, lane - 0.32, str(attempt.attempt), ha="center", va="bottom", color=INK)
 
