@@ -64,7 +64,7 @@ def where_they_part(calls: list[list[str]]) -> int | None:
     return None
 
 
-def _part_within_the_shortest(calls: list[list[str]]) -> int | None:
+def _cut_short(calls: list[list[str]]) -> int | None:
     """A mistake: what comes after the end of a rank is left out."""
     shortest = min(map(len, calls))
     return where_they_part([names[:shortest] for names in calls])
@@ -83,8 +83,7 @@ _PART_CASES = [
     ([["all_reduce", "all_gather", "barrier"], ["all_gather", "all_reduce", "barrier"]],),
 ]
 _PART_TRAPS = {
-    "A rank that has ended enters nothing: "
-    "look beyond the end of the shortest list.": _part_within_the_shortest,
+    "A rank that has ended enters nothing: look beyond the end of the shortest list.": _cut_short,
     "Look at all ranks, not only at the first two.": _first_two_part,
 }
 
@@ -94,12 +93,12 @@ _PART_TRAPS = {
 
 def same_weights(model: torch.nn.Module) -> bool:
     """Whether all ranks have the same weights, to the bit; every rank calls it."""
-    same = torch.tensor(int(_weights_of_rank_0(model)))
+    same = torch.tensor(int(_as_rank_0(model)))
     dist.all_reduce(same, dist.ReduceOp.MIN)
     return bool(same)
 
 
-def _weights_of_rank_0(model: torch.nn.Module) -> bool:
+def _as_rank_0(model: torch.nn.Module) -> bool:
     """Whether this rank has rank 0's weights; every rank calls it.
 
     A mistake as an answer: a rank does not hear of the others.
@@ -142,8 +141,7 @@ _WEIGHTS_CASES = [
 ]
 _WEIGHTS_TRAPS = {
     "Different weights can have the same sum: compare all of them.": _same_sums,
-    "A rank that is like rank 0 must hear of those that are not: "
-    "one more collective.": _weights_of_rank_0,
+    "A rank that is like rank 0 must hear of those that are not: one more collective.": _as_rank_0,
 }
 
 

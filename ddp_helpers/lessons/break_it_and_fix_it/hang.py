@@ -283,10 +283,8 @@ def _print_rules(lab: Lab) -> None:
     folder = lab.folder.relative_to(ROOT)
     command = f"hang --seed {lab.seed}"
     descriptions = {kind: KINDS[kind].description for kind in KINDS}
-    print(
-        f"three ranks ran {folder}/train.py, which one fault was planted into; "
-        "the evidence, in minutes:"
-    )
+    run = f"three ranks ran {folder}/train.py, which one fault was planted into"
+    print(f"{run}; the evidence, in minutes:")
     prices = ", ".join(f"{name} {price}" for name, price in PRICES.items())
     print(f"  {prices}; a wrong answer {WRONG}")
     for title, texts in (("kinds", descriptions), ("cures", CURES)):
@@ -294,8 +292,6 @@ def _print_rules(lab: Lab) -> None:
         for name, text in texts.items():
             print(f"  {name:9} {text}")
     print(f"then: {command} --look log 1; {command} --answer rank=0 line=1 kind=… cure=…")
-    print(
-        "line: where the rank takes another way than the others, such as an if; "
-        "a line beside it counts, too"
-    )
+    branch = "where the rank takes another way than the others, such as an if"
+    print(f"line: {branch}; a line beside it counts, too")
     print(f"{lab.minutes} minutes so far; remove {folder} to begin anew")

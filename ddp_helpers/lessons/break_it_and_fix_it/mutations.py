@@ -28,7 +28,8 @@ class Kind(NamedTuple):
 KINDS = {
     "early": Kind("a rank is given fewer batches or steps than the others", "agree"),
     "skips": Kind(
-        "a rank leaves, or goes past what the others call, by a branch of its own", "together"
+        "a rank leaves, or goes past what the others call, by a branch of its own",
+        "together",
     ),
     "extra": Kind("one rank calls a collective that the others do not call", "together"),
     "order": Kind("a rank calls the same collectives in another order", "alike"),
@@ -38,18 +39,19 @@ KINDS = {
     "unused": Kind("some weights get no gradient on one rank", "use"),
     "file": Kind("a rank waits for a file that never comes, or is never whole", "give-up"),
     "lock": Kind(
-        "a thread waits for a lock that it holds itself, or that nobody gives back", "release"
+        "a thread waits for a lock that it holds itself, or that nobody gives back",
+        "release",
     ),
     "endless": Kind("a rank repeats something that never succeeds", "give-up"),
     "killed": Kind("a signal ends a process", "first"),
     "raises": Kind("an exception ends a rank", "first"),
 }
+_SAME_BRANCH = "let all ranks take the same branch: all-reduce what decides"
+_SAME_CALLS = "make order, sizes, types and source the same on all ranks"
 CURES = {
     "agree": "let the ranks agree on the number of steps before the loop",
-    "together": "let all ranks take the same branch: all-reduce what decides, "
-    "or move the collective out of it",
-    "alike": "make order, sizes, types and source the same on all ranks: "
-    "none may depend on the rank or its data",
+    "together": f"{_SAME_BRANCH}, or move the collective out of it",
+    "alike": f"{_SAME_CALLS}: none may depend on the rank or its data",
     "members": "let every rank make the group with the same members, and its members use it",
     "use": "use all weights in every step, or find_unused_parameters=True",
     "give-up": "set a limit on the tries, then raise: a rank that fails is seen at once",
@@ -85,6 +87,11 @@ class Mutation:
             elif tag != "equal":
                 numbers |= {*range(start + 1, stop + 1)}
         return numbers
+
+
+def _lines(*lines: str) -> str:
+    """Return lines as one text; its end is that of the last one."""
+    return "\n".join(lines)
 
 
 # Lines of the script that are changed, from its beginning to its end.
@@ -139,9 +146,11 @@ MUTATIONS = [
         kind="extra",
         culprit=0,
         old="        save(ddp",
-        new="        if rank == 0:\n"
-        '            note(f"loss of all {mean(loss):.2f}")\n'
-        "        save(ddp",
+        new=_lines(
+            "        if rank == 0:",
+            '            note(f"loss of all {mean(loss):.2f}")',
+            "        save(ddp",
+        ),
     ),
     Mutation("extra", "lacks", _LACKS, f"{_LACKS}{_IF_ANY_LACKS}            dist.barrier()\n"),
     Mutation(
@@ -168,9 +177,11 @@ MUTATIONS = [
         kind="unused",
         culprit="spike",
         old="        return self.wide(x) +",
-        new="        if x.max() > LIMIT:\n"
-        "            return self.wide(x)\n"
-        "        return self.wide(x) +",
+        new=_lines(
+            "        if x.max() > LIMIT:",
+            "            return self.wide(x)",
+            "        return self.wide(x) +",
+        ),
     ),
     Mutation("file", 2, "(rank + epoch) % size", "rank + epoch"),
     Mutation("file", 2, "(rank + epoch) % size", "(rank + epoch) % size + 1"),
@@ -185,10 +196,12 @@ MUTATIONS = [
         kind="lock",
         culprit="spike",
         old=_ZERO_GRAD,
-        new=_IF_HIGH
-        + "            with LOCK:\n"
-        + '                note("a high loss")\n'
-        + _ZERO_GRAD,
+        new=_lines(
+            "        if loss > LIMIT:",
+            "            with LOCK:",
+            '                note("a high loss")',
+            _ZERO_GRAD,
+        ),
     ),
     Mutation("lock", "lacks", _LACKS, f"{_IF_LACKS}            LOCK.acquire()\n{_LACKS}"),
     Mutation(
@@ -196,16 +209,21 @@ MUTATIONS = [
         culprit="lacks",
         old=_GET_ROW,
         new=_GET_ROW
-        + "        while row.isnan().any():\n"
-        + "            time.sleep(0.1)\n"
-        + f"    {_GET_ROW}",
+        + _lines(
+            "        while row.isnan().any():",
+            "            time.sleep(0.1)",
+            f"    {_GET_ROW}",
+        ),
     ),
     Mutation(
         kind="endless",
         culprit="spike",
         old=_ZERO_GRAD,
-        new="        while loss > LIMIT:\n"
-        "            loss = huber_loss(ddp.module(x), y)\n" + _ZERO_GRAD,
+        new=_lines(
+            "        while loss > LIMIT:",
+            "            loss = huber_loss(ddp.module(x), y)",
+            _ZERO_GRAD,
+        ),
     ),
     Mutation("killed", "lacks", _NOTE_LACK, _NOTE_LACK + _KILL),
     Mutation("killed", "spike", _ZERO_GRAD, _IF_HIGH + _KILL + _ZERO_GRAD),

@@ -25,14 +25,14 @@ def how_tested(images: int, ranks: int, counted: int) -> str:
     return "each by every rank" if counted == images * ranks else "padded"
 
 
-def _padded_if_more(images: int, ranks: int, counted: int) -> str:
+def _padded_if_more_images(images: int, ranks: int, counted: int) -> str:
     """A mistake: what is more than the test set is padded."""
     if counted == images:
         return "each once"
     return "padded" if counted > images else "not all"
 
 
-def _padded_if_unequal(images: int, ranks: int, counted: int) -> str:
+def _else_padded(images: int, ranks: int, counted: int) -> str:
     """A mistake: what is neither once nor by every rank is padded."""
     answers = {images: "each once", images * ranks: "each by every rank"}
     return answers.get(counted, "padded")
@@ -50,9 +50,8 @@ _TESTED_CASES = [
 ]
 _TESTED_TRAPS = {
     "More than there are can have two reasons: "
-    "padded shards, or ranks that each test everything.": _padded_if_more,
-    "Padding repeats images and loses none: "
-    "fewer than there are has another name.": _padded_if_unequal,
+    "padded shards, or ranks that each test everything.": _padded_if_more_images,
+    "Padding repeats images and loses none: fewer than there are has another name.": _else_padded,
 }
 
 

@@ -79,7 +79,13 @@ class Fault:
     wrong: str
     mended: Callable[[list[dict]], bool]  # from the notes of all ranks
     praise: str  # what is so where it is mended
-    hint: str  # where it is not
+    symptom: str  # what is so where it is not
+    advice: str  # a question or a step that leads to the cure
+
+    @property
+    def hint(self) -> str:
+        """What to tell a learner whose script still has it."""
+        return f"{self.symptom}: {self.advice}"
 
 
 FAULTS = (
@@ -88,24 +94,24 @@ FAULTS = (
         wrong="        model.train()\n",
         mended=_orders_differ,
         praise="each epoch has an order of its own",
-        hint="the second epoch repeats the order of the first, on every rank: "
-        "who tells the sampler which epoch it is?",
+        symptom="the second epoch repeats the order of the first, on every rank",
+        advice="who tells the sampler which epoch it is?",
     ),
     Fault(
         right="range(rank, len(test_set), world_size))  # each sample on one rank, once",
         wrong="range(0, len(test_set), world_size))  # a share for each rank",
         mended=_each_tested_once,
         praise="the ranks test each image once",
-        hint="the ranks together do not test each image once: "
-        "print which images each of them takes",
+        symptom="the ranks together do not test each image once",
+        advice="print which images each of them takes",
     ),
     Fault(
         right="one_pass(ddp_model, train_batches, args, optimizer",
         wrong="one_pass(model, train_batches, args, optimizer",
         mended=_weights_are_equal,
         praise="the ranks end with the same weights",
-        hint="the ranks end with different weights, so nobody averages gradients: "
-        "which object do the images go through?",
+        symptom="the ranks end with different weights, so nobody averages gradients",
+        advice="which object do the images go through?",
     ),
 )
 

@@ -138,7 +138,7 @@ def _runs_once(summary: _Summary) -> bool:
     return len(summary["ranks"]) < 2
 
 
-def _ranks_repeat(summary: _Summary) -> bool:
+def _ranks_are_not_distinct(summary: _Summary) -> bool:
     """Whether two tasks have one rank."""
     return len({*summary["ranks"]}) < len(summary["ranks"])
 
@@ -157,7 +157,7 @@ def _do_not_meet(summary: _Summary) -> bool:
 _RANK_TRAPS = {
     "Without srun the program runs once, on the first node.": _runs_once,
     "The batch script's SLURM_PROCID is 0, and all tasks inherit what it exports: "
-    "leave RANK out.": _ranks_repeat,
+    "leave RANK out.": _ranks_are_not_distinct,
     "--ntasks says nothing about nodes, so one of them gets more tasks than GPUs: "
     "say --ntasks-per-node.": _nodes_differ,
     "localhost is another machine on each node: give the first node of the job.": _do_not_meet,
@@ -195,7 +195,7 @@ def _lacks_a_value(summary: _Summary) -> bool:
     return summary["ports"] == len(summary["values"]) + 1
 
 
-def _ports_repeat(summary: _Summary) -> bool:
+def _ports_are_not_distinct(summary: _Summary) -> bool:
     """Whether two tasks have one port."""
     return summary["ports"] < len(summary["values"])
 
@@ -203,7 +203,7 @@ def _ports_repeat(summary: _Summary) -> bool:
 _ARRAY_TRAPS = {
     "Places in a bash list begin with 0, and so must the array.": _lacks_a_value,
     "SLURM_ARRAY_JOB_ID is the same in all tasks of the array: "
-    "make the port from SLURM_JOB_ID.": _ports_repeat,
+    "make the port from SLURM_JOB_ID.": _ports_are_not_distinct,
 }
 
 
@@ -234,7 +234,7 @@ def _first_digits(log: list[str]) -> _Exit | None:
     return first and (int(str(first[0])[0]), int(str(first[1])[0]))
 
 
-def _largest_code(log: list[str]) -> _Exit | None:
+def _worst_exit(log: list[str]) -> _Exit | None:
     """A mistake: the task with the largest exit code."""
     return max(_exits(log), key=lambda task_and_code: task_and_code[1], default=None)
 
@@ -254,8 +254,7 @@ _LOGS = [
 _LOG_TRAPS = {
     "The last one that complains may only have lost its peers: take the first.": _last_to_fail,
     "A task and an exit code can have several digits.": _first_digits,
-    "The largest code is Slurm's choice for the job: "
-    "take the first task that exited.": _largest_code,
+    "The largest code is Slurm's choice for the job: take the first task that exited.": _worst_exit,
 }
 
 

@@ -70,7 +70,7 @@ def _save_untold(path: str, content: bytes) -> bool:
     return _save_on_every_rank(path, content) if dist.get_rank() == 0 else True
 
 
-def _save_uncaught(path: str, content: bytes) -> bool:
+def _save_without_catching_errors(path: str, content: bytes) -> bool:
     """A mistake: where the disk is full, rank 0 leaves, and the others wait for it."""
     if dist.get_rank() == 0:
         _write_and_rename(path, content)
@@ -123,7 +123,7 @@ _SAVE_TRAPS = {
     "The one before is lost: write to another name, and rename at the end.": _save_in_place,
     "Only rank 0 knows how it went: let it tell the others, with a collective.": _save_untold,
     "Rank 0 leaves with an error, and the others wait for it: "
-    "catch OSError, and tell them.": _save_uncaught,
+    "catch OSError, and tell them.": _save_without_catching_errors,
     "Every rank writes: one is enough, and they may write over each other.": _save_on_every_rank,
 }
 
@@ -197,7 +197,7 @@ def _attempts_rounded(work: float, limit: float, start: float, grace: float) -> 
     return round(work / (limit - start - grace))
 
 
-def _attempts_and_one(work: float, limit: float, start: float, grace: float) -> int:
+def _attempts_rounded_down_plus_one(work: float, limit: float, start: float, grace: float) -> int:
     """A mistake: one attempt too many where the work fits exactly."""
     return int(work / (limit - start - grace)) + 1
 
@@ -213,7 +213,7 @@ _NEEDED_TRAPS = {
     "Start and warning are lost to the work, in each attempt.": _attempts_without_loss,
     "A part of an attempt is an attempt: round up.": _attempts_rounded,
     "If the work fits exactly, no further attempt is needed: "
-    "round up, instead of adding one.": _attempts_and_one,
+    "round up, instead of adding one.": _attempts_rounded_down_plus_one,
 }
 
 
