@@ -128,5 +128,6 @@ def _stop_with_job(process: subprocess.Popen, job: str) -> None:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%slurm` known: `%load_ext ddp_helpers.lessons.submit_to_slurm.terminal`."""
+    terminal = Terminal(shell)
     register = shell.register_magic_function
-    register(Terminal(shell).run, "cell", "slurm")  # type: ignore[arg-type]  # IPython types it unbound
+    register(terminal.run, "cell", "slurm")  # type: ignore[arg-type]  # IPython types it unbound
