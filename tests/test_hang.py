@@ -53,7 +53,7 @@ def test_there_are_enough_faults_of_enough_kinds():
     assert len(plants) > 300 and {rank for _, rank, _ in plants} == {*range(mutations.RANKS)}
 
 
-@pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=lambda fault: f"{fault.kind}-{fault.whose}")
+@pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=lambda fault: f"{fault.kind}-{fault.culprit}")
 def test_a_fault_is_one_small_change_in_one_place(fault):
     compile(fault.text(), "train.py", "exec")
     lines = fault.lines()

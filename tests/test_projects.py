@@ -128,9 +128,9 @@ def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
 @pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.mended.__name__)
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
     verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
-    assert verdict.startswith("not yet: ") and verdict.endswith(left.still)
+    assert verdict.startswith("not yet: ") and verdict.endswith(left.hint)
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
-    assert found == [f"found: {fault.found}" for fault in mending.FAULTS if fault is not left]
+    assert found == [f"found: {fault.praise}" for fault in mending.FAULTS if fault is not left]
 
 
 EXACT = "range(rank, len(test_set), world_size)"
@@ -140,11 +140,11 @@ LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(wo
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (
         [("set_epoch(epoch)", "set_epoch(args.epochs)"), (EXACT, PADDED)],
-        [f"still there: {fault.still}" for fault in mending.FAULTS[:2]],
+        [f"still there: {fault.hint}" for fault in mending.FAULTS[:2]],
     ),
     "each tests all": (
         [("Subset(test_set, range(rank, len(test_set), world_size))", "test_set")],
-        [f"still there: {mending.FAULTS[1].still}"],
+        [f"still there: {mending.FAULTS[1].hint}"],
     ),
     "the weights of the end are averaged": (
         [(mending.FAULTS[2].right, mending.FAULTS[2].wrong), (END, f"\n{LATE}{END[1:]}")],

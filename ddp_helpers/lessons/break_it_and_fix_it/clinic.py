@@ -1,12 +1,17 @@
-"""The `%%clinic` magic of notebook 10: run one script with its fault and with its cure, and show what both say."""
+"""The `%%clinic` magic of notebook 10: run a cell with its fault and with its cure, and show both.
+
+The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs on this machine.
+"""
 
 import multiprocessing.forkserver
 import re
 import signal
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launch import LaunchError
@@ -14,8 +19,8 @@ from ddp_helpers.launch.processes import ended
 from ddp_helpers.launch.screen import coloured
 from ddp_helpers.lessons.run_script import LIMIT, Run, attend, telling
 
-# What stands around a cell: the same few lines in most scripts. They go before it as one line, in the place of the
-# magic's own, so that the line numbers of errors are those of the cell.
+# What stands around a cell: the same few lines in most scripts. They go before it as one line,
+# in the place of the magic's own, so that the line numbers of errors are those of the cell.
 IMPORTS = [
     "import faulthandler, os, signal, time",
     "from datetime import timedelta",
@@ -26,11 +31,83 @@ IMPORTS = [
 JOIN = ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
 LEAVE = ["dist.barrier()", "dist.destroy_process_group()"]
 FRAME = "\n".join([*IMPORTS, "", *JOIN, "# the cell stands here", *LEAVE])
-LINE = r"\s*([1-9]\d?)\s+(fails|aborts|lies|hangs\s+limit=(\d+))(\s+bare)?((?:\s+[A-Z_]+=\S+)*)\s*"
+
+_LINE = re.compile(
+    r"""
+    \s* (?P<ranks> [1-9]\d? ) \s+
+    (?: (?P<outcome> fails | aborts | lies ) | hangs \s+ limit=(?P<limit> \d+ ) )
+    (?P<bare> \s+ bare )?
+    (?P<env> (?: \s+ [A-Z_]+=\S+ )* )
+    \s*
+    """,
+    re.VERBOSE,
+)
 
 
-def show(label: str, run: Run) -> None:
-    """Print how each rank ended, and its telling lines."""
+class _Experiment(NamedTuple):
+    """What the line of a cell asks for."""
+
+    ranks: int
+    outcome: str  # of the broken run: fails, aborts, lies or hangs
+    limit: float  # seconds for the broken run
+    framed: bool  # whether FRAME stands around the cell
+    env: dict[str, str]
+
+
+def clinic_magic(line: str, cell: str) -> None:
+    """Run a cell twice at once, with CURED = False and with CURED = True.
+
+    line: the number of ranks, and how the broken run ends, as in `%%clinic 2 fails`: fails, aborts,
+    lies, or hangs limit=8. The ranks join a group first and leave it last, unless the line says
+    `bare`. Each NAME=value at its end is set in the environment.
+    Raises LaunchError if the broken run does not end as the line says, or the cured one fails.
+    """
+    experiment = _parsed(line)
+    ranks, env = experiment.ranks, experiment.env
+    broken_script = written(cell, experiment.framed, cured=False)
+    cured_script = written(cell, experiment.framed, cured=True)
+    broken = Run(broken_script, ranks=ranks, limit=experiment.limit, env=env)
+    cured = Run(cured_script, ranks=ranks, env=env)
+    attend(broken, cured)
+    _show("broken", broken)
+    _show("cured", cured)
+    if not _ended_as_meant(broken, experiment.outcome):
+        ends = ", ".join(map(ended, broken.ends))
+        raise LaunchError(f"the broken run was to be one that {experiment.outcome}, but: {ends}")
+    if cured.ends != [0] * ranks:
+        ends = ", ".join(map(ended, cured.ends))
+        raise LaunchError(f"the cured run is not cured: {ends}")
+
+
+def _parsed(line: str) -> _Experiment:
+    """Read the line of a cell. Raises UsageError where it is not as clinic_magic says."""
+    match = _LINE.fullmatch(line)
+    if not match:
+        form = "give the ranks, then fails, aborts, lies or hangs limit=SECONDS"
+        raise UsageError(f"%%clinic {line}: {form}")
+    variables = [assignment.partition("=") for assignment in match["env"].split()]
+    return _Experiment(
+        ranks=int(match["ranks"]),
+        outcome=match["outcome"] or "hangs",
+        limit=float(match["limit"] or LIMIT),
+        framed=not match["bare"],
+        env={name: value for name, _, value in variables},
+    )
+
+
+def written(cell: str, framed: bool, cured: bool) -> Path:
+    """Write a cell as a script in which CURED is known, with FRAME around it if framed."""
+    join, leave = (JOIN, LEAVE) if framed else ([], [])
+    first_line = "; ".join([f"CURED = {cured}", *IMPORTS, *join])
+    text = "\n".join([first_line, cell.rstrip("\n"), *leave, ""])
+    path = ROOT / "build" / "cells" / f"clinic_{zlib.crc32(text.encode()):08x}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def _show(label: str, run: Run) -> None:
+    """Print how each rank of a run ended, and its telling lines."""
     ends = ", ".join(f"rank {rank} {ended(status)}" for rank, status in enumerate(run.ends))
     print(f"{label}: {ends}; {run.seconds:.0f} s")
     for rank in range(len(run.ends)):
@@ -38,44 +115,22 @@ def show(label: str, run: Run) -> None:
             print(" ", coloured(f"rank {rank}", line))
 
 
-def went(run: Run, how: str) -> bool:
-    """Whether a run ended as it was meant to."""
-    stays, killed = None in run.ends, min(status or 0 for status in run.ends if status != -signal.SIGTERM) < 0
-    return {"hangs": stays, "lies": not stays and not any(run.ends), "aborts": killed}.get(how, any(run.ends))
+def _ended_as_meant(run: Run, outcome: str) -> bool:
+    """Whether a run that has ended had this outcome: fails, aborts, lies or hangs."""
+    hung = None in run.ends
+    match outcome:
+        case "hangs":
+            return hung
+        case "lies":
+            return not hung and not any(run.ends)
+        case "aborts":  # a signal ended a rank, other than the one that ends who is left
+            return any(status and status < 0 for status in run.ends if status != -signal.SIGTERM)
+        case _:
+            return any(run.ends)
 
 
-def clinic_magic(line: str, cell: str) -> None:
-    """Run this cell twice at once, with CURED = False and True: `%%clinic 2 fails`, aborts, lies, hangs limit=8.
-
-    The ranks form a group first and leave it at last, unless the line says `bare`. NAME=value behind it is for the
-    environment. Raises LaunchError if the broken run does not end as said, or if the cured one fails.
-    """
-    found = re.fullmatch(LINE, line)
-    if not found:
-        raise UsageError(f"%%clinic {line}: give the ranks, then fails, aborts, lies or hangs limit=SECONDS")
-    size, how, extra = int(found[1]), found[2].split()[0], dict(word.split("=", 1) for word in found[5].split())
-    broken = Run(written(cell, not found[4], False), ranks=size, limit=float(found[3] or LIMIT), env=extra)
-    cured = Run(written(cell, not found[4], True), ranks=size, env=extra)
-    attend(broken, cured)
-    show("broken", broken)
-    show("cured", cured)
-    if not went(broken, how):
-        raise LaunchError(f"the broken run was to be one that {how}, but: {', '.join(map(ended, broken.ends))}")
-    if cured.ends != [0] * size:
-        raise LaunchError(f"the cured run is not cured: {', '.join(map(ended, cured.ends))}")
-
-
-def written(cell: str, framed: bool, cured: bool) -> Path:
-    """The cell as a script, in which CURED is known."""
-    join, leave = (JOIN, LEAVE) if framed else ([], [])
-    text = "\n".join(["; ".join([f"CURED = {cured}", *IMPORTS, *join]), cell.rstrip("\n"), *leave, ""])
-    path = ROOT / "build" / "cells" / f"clinic_{zlib.crc32(text.encode()):08x}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def load_ipython_extension(shell) -> None:
-    """Make `%%clinic` known, for %load_ext, and start the server: it imports torch while the reader reads."""
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Make `%%clinic` known, and start the server of ranks: it imports torch meanwhile."""
     multiprocessing.forkserver.ensure_running()
-    shell.register_magic_function(clinic_magic, "cell", "clinic")
+    register = shell.register_magic_function
+    register(clinic_magic, "cell", "clinic")  # type: ignore[arg-type]  # IPython types it unbound

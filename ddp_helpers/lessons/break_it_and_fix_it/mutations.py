@@ -1,31 +1,57 @@
-"""What the hang lab plants: small changes to train.py, and the rows that bring them about on one rank."""
+"""The faults of the hang lab: small changes of train.py, and data that bring them about.
+
+`hang.py` and `evidence.py` use it, in the learner's process; only `Plant.write` needs torch.
+"""
 
 import difflib
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 SOUND = Path(__file__).with_name("train.py").read_text()
 RANKS = 3
-KINDS = {  # what a fault is called, what it is, and its cure
-    "early": ("a rank is given fewer batches or steps than the others", "agree"),
-    "skips": ("a rank leaves, or goes past what the others call, by a branch of its own", "together"),
-    "extra": ("one rank calls a collective that the others do not call", "together"),
-    "order": ("a rank calls the same collectives in another order", "alike"),
-    "size": ("a rank calls the same collective with another size or type", "alike"),
-    "source": ("a rank takes another source for a broadcast", "alike"),
-    "group": ("a process group is made or used by the wrong ranks", "members"),
-    "unused": ("some weights get no gradient on one rank", "use"),
-    "file": ("a rank waits for a file that never comes, or is never whole", "give-up"),
-    "lock": ("a thread waits for a lock that it holds itself, or that nobody gives back", "release"),
-    "endless": ("a rank repeats something that never succeeds", "give-up"),
-    "killed": ("a signal ends a process", "first"),
-    "raises": ("an exception ends a rank", "first"),
+
+# A part of the rows: the one that is short, has a row that lacks a value, or has a spike, that is
+# a row of high values. A fault may show on the rank alone that reads it.
+Part = Literal["short", "lacks", "spike"]
+PARTS: tuple[Part, ...] = ("short", "lacks", "spike")
+
+
+class Kind(NamedTuple):
+    """What faults of one kind do, and their cure: a key of CURES."""
+
+    description: str
+    cure: str
+
+
+KINDS = {
+    "early": Kind("a rank is given fewer batches or steps than the others", "agree"),
+    "skips": Kind(
+        "a rank leaves, or goes past what the others call, by a branch of its own",
+        "together",
+    ),
+    "extra": Kind("one rank calls a collective that the others do not call", "together"),
+    "order": Kind("a rank calls the same collectives in another order", "alike"),
+    "size": Kind("a rank calls the same collective with another size or type", "alike"),
+    "source": Kind("a rank takes another source for a broadcast", "alike"),
+    "group": Kind("a process group is made or used by the wrong ranks", "members"),
+    "unused": Kind("some weights get no gradient on one rank", "use"),
+    "file": Kind("a rank waits for a file that never comes, or is never whole", "give-up"),
+    "lock": Kind(
+        "a thread waits for a lock that it holds itself, or that nobody gives back",
+        "release",
+    ),
+    "endless": Kind("a rank repeats something that never succeeds", "give-up"),
+    "killed": Kind("a signal ends a process", "first"),
+    "raises": Kind("an exception ends a rank", "first"),
 }
+_SAME_BRANCH = "let all ranks take the same branch: all-reduce what decides"
+_SAME_CALLS = "make order, sizes, types and source the same on all ranks"
 CURES = {
     "agree": "let the ranks agree on the number of steps before the loop",
-    "together": "let all ranks take the same branch: all-reduce what decides, or move the collective out of it",
-    "alike": "make order, sizes, types and source the same on all ranks: none may depend on the rank or its data",
+    "together": f"{_SAME_BRANCH}, or move the collective out of it",
+    "alike": f"{_SAME_CALLS}: none may depend on the rank or its data",
     "members": "let every rank make the group with the same members, and its members use it",
     "use": "use all weights in every step, or find_unused_parameters=True",
     "give-up": "set a limit on the tries, then raise: a rank that fails is seen at once",
@@ -36,127 +62,204 @@ CURES = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change of the script, its kind, and the rank at fault: a number, or whose part of the rows brings it about."""
+    """A change of the script: `old`, which stands there once, becomes `new`."""
 
-    kind: str
-    whose: int | str
+    kind: str  # a key of KINDS
+    culprit: int | Part  # the rank at fault, or the part of the rows that brings it about
     old: str
     new: str
 
     def text(self) -> str:
-        """The script with this fault."""
-        if SOUND.count(self.old) != 1:
-            raise ValueError(f"{self.old!r} stands {SOUND.count(self.old)} times in train.py, not once")
+        """Return the script with this fault. Raises ValueError if `old` is not there once."""
+        count = SOUND.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.old!r} stands {count} times in train.py, not once")
         return SOUND.replace(self.old, self.new)
 
     def lines(self) -> set[int]:
-        """The changed lines, and where a line was taken out the two around it."""
-        matcher = difflib.SequenceMatcher(None, SOUND.splitlines(), self.text().splitlines(), autojunk=False)
-        changed = [(first, last) for what, _, _, first, last in matcher.get_opcodes() if what != "equal"]
-        return {line for first, last in changed for line in (range(first + 1, last + 1) or (first, first + 1))}
+        """Return the numbers of the changed lines; for lines taken out, of the two around them."""
+        before, after = SOUND.splitlines(), self.text().splitlines()
+        matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+        numbers: set[int] = set()
+        for tag, _, _, start, stop in matcher.get_opcodes():
+            if tag == "delete":
+                numbers |= {start, start + 1}
+            elif tag != "equal":
+                numbers |= {*range(start + 1, stop + 1)}
+        return numbers
 
 
-GET = "        row = self.rows[index]\n"
-NOTE = '            note(f"row {index} lacks a value")\n'
-LACKS = "        lacks = x.isnan().any().float()\n"
-VOTE = "        dist.all_reduce(lacks, dist.ReduceOp.MAX)\n"
-LOSS = "        loss = huber_loss(ddp(x), y)\n"
-BACK = "        optimizer.zero_grad()\n"
-STEPS = "        dist.all_reduce(steps, dist.ReduceOp.MIN)\n"
-AGREED = "        loss = mean(loss)\n"
-SAVED = '        torch.save(model.state_dict(), f"model{rank}.pt")\n'
-WHOLE = "    dist.barrier()  # nobody goes on before they are whole\n"
-EVALUATED = "        error = evaluate(ddp.module, rows)\n"
-ORDER = "sorted(totals)"
-HIGH = "        if loss > LIMIT:\n    "
-MISSING = "        if x.isnan().any():\n    "
+def _lines(*lines: str) -> str:
+    """Return lines as one text; its end is that of the last one."""
+    return "\n".join(lines)
+
+
+# Lines of the script that are changed, from its beginning to its end.
+_GET_ROW = "        row = self.rows[index]\n"
+_NOTE_LACK = '            note(f"row {index} lacks a value")\n'
+_LACKS = "        lacks = x.isnan().any().float()\n"
+_VOTE = "        dist.all_reduce(lacks, dist.ReduceOp.MAX)\n"
+_LOSS = "        loss = huber_loss(ddp(x), y)\n"
+_ZERO_GRAD = "        optimizer.zero_grad()\n"
+_SORTED = "sorted(totals)"
+_SAVE = '        torch.save(model.state_dict(), f"model{rank}.pt")\n'
+_LAST_BARRIER = "    dist.barrier()  # nobody goes on before they are whole\n"
+_AGREE_ON_STEPS = "        dist.all_reduce(steps, dist.ReduceOp.MIN)\n"
+_MEAN_LOSS = "        loss = mean(loss)\n"
+_EVALUATE = "        error = evaluate(ddp.module, rows)\n"
+
+# What is put into it.
+_IF_LACKS = "        if x.isnan().any():\n"
+_IF_ANY_LACKS = "        if lacks:\n"
+_IF_HIGH = "        if loss > LIMIT:\n"
+_CONTINUE = "            continue\n"
+_BREAK = "            break\n"
+_KILL = "            os.kill(os.getpid(), 9)\n"
 
 MUTATIONS = [
-    Mutation("early", "short", STEPS, ""),
+    Mutation("early", "short", _AGREE_ON_STEPS, ""),
     Mutation("early", "short", "ReduceOp.MIN", "ReduceOp.MAX"),
     Mutation("early", "short", "zip(range(steps), batches, strict=False)", "enumerate(batches)"),
-    Mutation("skips", "lacks", VOTE, ""),
-    Mutation("skips", "lacks", LACKS + VOTE, f"{MISSING}        continue\n{LACKS}{VOTE}"),
-    Mutation("skips", "lacks", LACKS + VOTE, f"{MISSING}        break\n{LACKS}{VOTE}"),
-    Mutation("skips", "spike", LOSS, f"{LOSS}{HIGH}        continue\n"),
-    Mutation("skips", "spike", LOSS, f"{LOSS}{HIGH}        break\n"),
-    Mutation("skips", "spike", AGREED, ""),
-    Mutation("skips", 0, SAVED, f"{SAVED}        if not rank:\n            return\n"),
+    Mutation("skips", "lacks", _VOTE, ""),
+    Mutation("skips", "lacks", _LACKS + _VOTE, _IF_LACKS + _CONTINUE + _LACKS + _VOTE),
+    Mutation("skips", "lacks", _LACKS + _VOTE, _IF_LACKS + _BREAK + _LACKS + _VOTE),
+    Mutation("skips", "spike", _LOSS, _LOSS + _IF_HIGH + _CONTINUE),
+    Mutation("skips", "spike", _LOSS, _LOSS + _IF_HIGH + _BREAK),
+    Mutation("skips", "spike", _MEAN_LOSS, ""),
+    Mutation("skips", 0, _SAVE, f"{_SAVE}        if not rank:\n            return\n"),
     Mutation("skips", 0, "    dist.broadcast(seed", "    if rank:\n        dist.broadcast(seed"),
     Mutation(
-        "skips",
-        "short",
-        '    totals = {"rows"',
-        '    if len(rows) % BATCH:\n        return misses.abs()\n    totals = {"rows"',
+        kind="skips",
+        culprit="short",
+        old='    totals = {"rows"',
+        new='    if len(rows) % BATCH:\n        return misses.abs()\n    totals = {"rows"',
     ),
-    Mutation("skips", "spike", "huber_loss(ddp(x), y)", "huber_loss((ddp if x.max() < LIMIT else ddp.module)(x), y)"),
-    Mutation("extra", 0, WHOLE, f"    if rank == 0:\n    {WHOLE}"),
-    Mutation("extra", 0, EVALUATED, EVALUATED.replace("\n", " if rank == 0 else loss\n")),
     Mutation(
-        "extra",
-        0,
-        "        save(ddp",
-        '        if rank == 0:\n            note(f"loss of all {mean(loss):.2f}")\n        save(ddp',
+        kind="skips",
+        culprit="spike",
+        old="huber_loss(ddp(x), y)",
+        new="huber_loss((ddp if x.max() < LIMIT else ddp.module)(x), y)",
     ),
-    Mutation("extra", "lacks", LACKS, f"{LACKS}        if lacks:\n            dist.barrier()\n"),
-    Mutation("extra", "spike", BACK, f'{HIGH}        note(f"a high loss, {{mean(loss.detach()):.2f}}")\n{BACK}'),
-    Mutation("order", "spike", ORDER, "sorted(totals, key=lambda name: totals[name].sum())"),
-    Mutation("order", "short", ORDER, "sorted(totals, reverse=len(rows) % BATCH > 0)"),
+    Mutation("extra", 0, _LAST_BARRIER, f"    if rank == 0:\n    {_LAST_BARRIER}"),
+    Mutation("extra", 0, _EVALUATE, _EVALUATE.replace("\n", " if rank == 0 else loss\n")),
+    Mutation(
+        kind="extra",
+        culprit=0,
+        old="        save(ddp",
+        new=_lines(
+            "        if rank == 0:",
+            '            note(f"loss of all {mean(loss):.2f}")',
+            "        save(ddp",
+        ),
+    ),
+    Mutation("extra", "lacks", _LACKS, f"{_LACKS}{_IF_ANY_LACKS}            dist.barrier()\n"),
+    Mutation(
+        kind="extra",
+        culprit="spike",
+        old=_ZERO_GRAD,
+        new=_IF_HIGH + '            note(f"a high loss, {mean(loss.detach()):.2f}")\n' + _ZERO_GRAD,
+    ),
+    Mutation("order", "spike", _SORTED, "sorted(totals, key=lambda name: totals[name].sum())"),
+    Mutation("order", "short", _SORTED, "sorted(totals, reverse=len(rows) % BATCH > 0)"),
     Mutation("size", "short", "torch.tensor([float(len(rows))])", "torch.ones(len(rows))"),
-    Mutation("size", "lacks", "x.isnan().any().float()", "torch.tensor(1.0 if x.isnan().any() else 0)"),
+    Mutation(
+        kind="size",
+        culprit="lacks",
+        old="x.isnan().any().float()",
+        new="torch.tensor(1.0 if x.isnan().any() else 0)",
+    ),
     Mutation("source", 1, "seed, src=0", "seed, src=rank % 2"),
     Mutation("source", 2, "seed, src=0", "seed, src=rank // 2"),
     Mutation("group", 1, "new_group([0, 1]", "new_group([0, 2]"),
     Mutation("group", 0, "new_group([0, 1]", "new_group([1, 2]"),
     Mutation("group", 2, "rank in (0, 1)", "rank in (0, 2)"),
     Mutation(
-        "unused",
-        "spike",
-        "        return self.wide(x) +",
-        "        if x.max() > LIMIT:\n            return self.wide(x)\n        return self.wide(x) +",
+        kind="unused",
+        culprit="spike",
+        old="        return self.wide(x) +",
+        new=_lines(
+            "        if x.max() > LIMIT:",
+            "            return self.wide(x)",
+            "        return self.wide(x) +",
+        ),
     ),
     Mutation("file", 2, "(rank + epoch) % size", "rank + epoch"),
     Mutation("file", 2, "(rank + epoch) % size", "(rank + epoch) % size + 1"),
-    Mutation("file", "short", "while not path.exists():", "while not path.exists() or path.stat().st_size < 2600:"),
-    Mutation("lock", "lacks", NOTE, f"            with LOCK:\n    {NOTE}"),
-    Mutation("lock", "spike", BACK, f'{HIGH}        with LOCK:\n                note("a high loss")\n{BACK}'),
-    Mutation("lock", "lacks", LACKS, f"{MISSING}        LOCK.acquire()\n{LACKS}"),
-    Mutation("endless", "lacks", GET, f"{GET}        while row.isnan().any():\n            time.sleep(0.1)\n    {GET}"),
     Mutation(
-        "endless",
-        "spike",
-        BACK,
-        f"        while loss > LIMIT:\n            loss = huber_loss(ddp.module(x), y)\n{BACK}",
+        kind="file",
+        culprit="short",
+        old="while not path.exists():",
+        new="while not path.exists() or path.stat().st_size < 2600:",
     ),
-    Mutation("killed", "lacks", NOTE, f"{NOTE}            os.kill(os.getpid(), 9)\n"),
-    Mutation("killed", "spike", BACK, f"{HIGH}        os.kill(os.getpid(), 9)\n{BACK}"),
-    Mutation("killed", "lacks", LACKS, f"{LACKS}        if lacks:\n            os.abort()\n"),
-    Mutation("raises", "lacks", NOTE, '            raise ValueError(f"row {index} lacks a value")\n'),
-    Mutation("raises", "spike", BACK, f"        assert loss < LIMIT\n{BACK}"),
-    Mutation("raises", "lacks", LACKS, f"{MISSING}        breakpoint()\n{LACKS}"),
-    Mutation("raises", "short", LOSS, "        loss = huber_loss(ddp(x.view(BATCH, 8)), y)\n"),
+    Mutation("lock", "lacks", _NOTE_LACK, f"            with LOCK:\n    {_NOTE_LACK}"),
+    Mutation(
+        kind="lock",
+        culprit="spike",
+        old=_ZERO_GRAD,
+        new=_lines(
+            "        if loss > LIMIT:",
+            "            with LOCK:",
+            '                note("a high loss")',
+            _ZERO_GRAD,
+        ),
+    ),
+    Mutation("lock", "lacks", _LACKS, f"{_IF_LACKS}            LOCK.acquire()\n{_LACKS}"),
+    Mutation(
+        kind="endless",
+        culprit="lacks",
+        old=_GET_ROW,
+        new=_GET_ROW
+        + _lines(
+            "        while row.isnan().any():",
+            "            time.sleep(0.1)",
+            f"    {_GET_ROW}",
+        ),
+    ),
+    Mutation(
+        kind="endless",
+        culprit="spike",
+        old=_ZERO_GRAD,
+        new=_lines(
+            "        while loss > LIMIT:",
+            "            loss = huber_loss(ddp.module(x), y)",
+            _ZERO_GRAD,
+        ),
+    ),
+    Mutation("killed", "lacks", _NOTE_LACK, _NOTE_LACK + _KILL),
+    Mutation("killed", "spike", _ZERO_GRAD, _IF_HIGH + _KILL + _ZERO_GRAD),
+    Mutation("killed", "lacks", _LACKS, f"{_LACKS}{_IF_ANY_LACKS}            os.abort()\n"),
+    Mutation(
+        kind="raises",
+        culprit="lacks",
+        old=_NOTE_LACK,
+        new='            raise ValueError(f"row {index} lacks a value")\n',
+    ),
+    Mutation("raises", "spike", _ZERO_GRAD, f"        assert loss < LIMIT\n{_ZERO_GRAD}"),
+    Mutation("raises", "lacks", _LACKS, f"{_IF_LACKS}            breakpoint()\n{_LACKS}"),
+    Mutation("raises", "short", _LOSS, "        loss = huber_loss(ddp(x.view(BATCH, 8)), y)\n"),
 ]
 
 
 @dataclass(frozen=True)
 class Plant:
-    """What a seed plants: a mutation, the rank at fault, and which part of the rows is short, lacks a value, spikes."""
+    """What a seed plants."""
 
     mutation: Mutation
-    rank: int
-    parts: dict[str, int]
-    step: int
+    rank: int  # at fault
+    parts: dict[Part, int]  # the rank that reads each part in the first epoch
+    step: int  # in which the rows show the fault, where they do
 
     def write(self, folder: Path) -> None:
-        """Write the script and three parts of rows into a folder."""
+        """Write the script and the parts of the rows into a folder that has none yet."""
         import torch  # here, so that a look at the evidence does not wait for it
 
         (folder / "parts").mkdir(parents=True)
         (folder / "train.py").write_text(self.mutation.text())
-        draw = torch.Generator().manual_seed(self.step)
+        generator = torch.Generator().manual_seed(self.step)
         for part in range(RANKS):
-            rows = torch.randn(19 if part == self.parts["short"] else 24, 8, generator=draw) / 10
-            targets = torch.randn(len(rows), 2, generator=draw) / 100
+            count = 19 if part == self.parts["short"] else 24
+            rows = torch.randn(count, 8, generator=generator) / 10
+            targets = torch.randn(count, 2, generator=generator) / 100
             if part == self.parts["lacks"]:
                 rows[4 * self.step + 1, 3] = torch.nan
             if part == self.parts["spike"]:
@@ -165,9 +268,13 @@ class Plant:
 
 
 def plant(seed: int) -> Plant:
-    """Choose a mutation, who is at fault, and the step, by a seed."""
-    draw = random.Random(seed)
-    mutation, ranks, step = draw.choice(MUTATIONS), [*range(RANKS)], draw.randrange(4)
-    draw.shuffle(ranks)
-    parts = dict(zip(("short", "lacks", "spike"), ranks, strict=True))  # in the first epoch, a rank's part is its own
-    return Plant(mutation, parts.get(mutation.whose, mutation.whose), parts, step)
+    """Choose a mutation, the rank at fault and the step by a seed."""
+    dice = random.Random(seed)
+    mutation = dice.choice(MUTATIONS)
+    step = dice.randrange(4)
+    ranks = [*range(RANKS)]
+    dice.shuffle(ranks)
+    parts = dict(zip(PARTS, ranks, strict=True))
+    culprit = mutation.culprit
+    rank = culprit if isinstance(culprit, int) else parts[culprit]
+    return Plant(mutation, rank, parts, step)

@@ -1,4 +1,8 @@
-"""Exercises of notebook 14: a small one, and three projects, whose answers are run for real."""
+"""Exercises of notebook 14: a small one, and three projects, whose answers are run for real.
+
+`lessons.check` reads EXERCISES, in the learner's process. The judges of the projects start the
+ranks that they need on this machine; the first one also takes a Slurm.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,7 +15,7 @@ from ddp_helpers.lessons.do_it_yourself.mending import FAULTS
 from ddp_helpers.lessons.exercise import Exercise, Project
 from ddp_helpers.lessons.run_script import Run, far
 
-RANKS, EPOCHS, KILL_AFTER = 2, 40, 5
+# ---- how a test set was counted
 
 
 def how_tested(images: int, ranks: int, counted: int) -> str:
@@ -21,87 +25,130 @@ def how_tested(images: int, ranks: int, counted: int) -> str:
     return "each by every rank" if counted == images * ranks else "padded"
 
 
+def _padded_if_more_images(images: int, ranks: int, counted: int) -> str:
+    """A mistake: what is more than the test set is padded."""
+    if counted == images:
+        return "each once"
+    return "padded" if counted > images else "not all"
+
+
+def _else_padded(images: int, ranks: int, counted: int) -> str:
+    """A mistake: what is neither once nor by every rank is padded."""
+    answers = {images: "each once", images * ranks: "each by every rank"}
+    return answers.get(counted, "padded")
+
+
+_TESTED_CASES = [
+    (10, 4, 10),
+    (10, 4, 12),
+    (10, 4, 40),
+    (10, 4, 8),
+    (8, 4, 8),
+    (513, 2, 514),
+    (512, 2, 1024),
+    (513, 4, 512),
+]
+_TESTED_TRAPS = {
+    "More than there are can have two reasons: "
+    "padded shards, or ranks that each test everything.": _padded_if_more_images,
+    "Padding repeats images and loses none: fewer than there are has another name.": _else_padded,
+}
+
+
+# ---- a run of one's own network, and a faulty script
+
+
 def my_run(folder: Path) -> None:
-    """Train a net of one's own in this folder, as a job. Only a notebook can: the net is from a cell of it."""
+    """Train a net of one's own in this folder, as a job; only a notebook has such a net."""
     raise NotImplementedError
 
 
 def mend(text: str) -> str:
-    """The script without its faults."""
+    """Return the script without its faults."""
     for fault in FAULTS:
         text = text.replace(fault.wrong, fault.right)
     return text
 
 
+# ---- a script that survives a kill
+
+_RANKS, _EPOCHS = 2, 40
+_KILL_AFTER = 5  # epochs
+
+
 def my_resumable_script() -> Path:
-    """The path of spirals_ddp.py, made to survive a kill."""
+    """Return the path of spirals_ddp.py, made to survive a kill."""
     return ROOT / "notebooks" / "solutions" / "spirals_resumable.py"
 
 
-def epochs_of(script: Path, folder: Path, kill_after: int = EPOCHS + 1) -> list[str]:
-    """Run the script to its end, or until it has told of an epoch: then all its processes get SIGKILL.
+def _run_epochs(script: Path, folder: Path, kill_after: int | None = None) -> list[str]:
+    """Run the script in a folder, and return its lines on epochs.
 
-    Returns the lines of its epochs. Raises RuntimeError if it fails by itself.
+    kill_after: the epoch after whose line all its processes get SIGKILL; None to run to the end.
+    Raises RuntimeError if the script fails by itself.
     """
-    run = Run(script, f"--epochs={EPOCHS}", "--save=spirals.pt", ranks=RANKS, folder=folder)
+    run = Run(script, f"--epochs={_EPOCHS}", "--save=spirals.pt", ranks=_RANKS, folder=folder)
     try:
         while True:
-            over = run.over()
-            lines = [line for rank in range(RANKS) for line in run.said(rank) if line.startswith("epoch ")]
+            ended = run.over()  # before the lines are read, so that none is missed
+            lines = _epoch_lines(run)
             if any(line.startswith(f"epoch {kill_after}:") for line in lines):
                 return lines
-            if over and run.complaint():
+            if ended and run.complaint():
                 raise RuntimeError(run.complaint())
-            if over:
+            if ended:
                 return lines
             time.sleep(0.02)
     finally:
         run.end()
 
 
-def survives(answer: Callable[[], Path]) -> list[str]:
-    """A line for each thing that a kill in the middle spoils. Prints what is found."""
-    import torch  # here: other exercises do without
+def _epoch_lines(run: Run) -> list[str]:
+    """List what the ranks have printed on epochs so far, rank by rank."""
+    lines = [line for rank in range(_RANKS) for line in run.said(rank)]
+    return [line for line in lines if line.startswith("epoch ")]
 
-    script = Path(answer()).resolve()
+
+def _judge_resumable(answer: Callable[..., object]) -> list[str]:
+    """List what a kill in the middle spoils, a line each. Prints what was seen."""
+    path = answer()
+    if not isinstance(path, str | Path):
+        kind = type(path).__name__
+        return [f"my_resumable_script gives {kind}: return the path of your script"]
+    script = Path(path).resolve()
     if not script.is_file():
         return [f"there is no file {script}: return the path of your script"]
-    with TemporaryDirectory() as killed, TemporaryDirectory() as whole:
+    with TemporaryDirectory() as killed, TemporaryDirectory() as unbroken:
         try:
-            before = epochs_of(script, Path(killed), KILL_AFTER)
-            after = epochs_of(script, Path(killed), kill_after=1)
-            print(f"found: killed after '{before[-1]}', started again: '{next(iter(after), 'no line')}'")
-            if after[:1] and after[0].startswith("epoch 1:"):
-                return ["after the kill it began with epoch 1: save where it is each epoch, and load that at the start"]
-            epochs_of(script, Path(whole))
-            weights = [torch.load(Path(folder, "spirals.pt"), weights_only=True) for folder in (whole, killed)]
+            before = _run_epochs(script, Path(killed), kill_after=_KILL_AFTER)
+            after = _run_epochs(script, Path(killed), kill_after=1)
+            first = after[0] if after else "no line"
+            print(f"found: killed after '{before[-1]}', started again: '{first}'")
+            if first.startswith("epoch 1:"):
+                cure = "save where it is each epoch, and load that at the start"
+                return [f"after the kill it began with epoch 1: {cure}"]
+            _run_epochs(script, Path(unbroken))
+            distance = _weights_apart(Path(unbroken), Path(killed))
         except (RuntimeError, OSError) as error:
             return [str(error)]
-    if off := far(*weights):
-        why = "what else has a state? which epoch next?"
-        return [f"the weights differ by {off:.0e} from a run that was not killed: {why}"]
+    if distance:
+        difference = f"the weights differ by {distance:.0e} from a run that was not killed"
+        return [f"{difference}: what else has a state? which epoch next?"]
     print("found: the weights are those of a run that was not killed, to the bit")
     return []
 
 
+def _weights_apart(folder: Path, other: Path) -> float:
+    """Return the largest difference of the weights that two runs have saved in their folders."""
+    import torch  # here: other exercises do without
+
+    weights = torch.load(folder / "spirals.pt", weights_only=True)
+    return far(weights, torch.load(other / "spirals.pt", weights_only=True))
+
+
 EXERCISES = [
-    Exercise(
-        how_tested,
-        [(10, 4, 10), (10, 4, 12), (10, 4, 40), (10, 4, 8), (8, 4, 8), (513, 2, 514), (512, 2, 1024), (513, 4, 512)],
-        {
-            "More than there are can have two reasons: padded shards, or ranks that each test everything.": (
-                lambda images, ranks, counted: (
-                    "each once" if counted == images else "padded" if counted > images else "not all"
-                )
-            ),
-            "Padding repeats images and loses none: fewer than there are has another name.": (
-                lambda images, ranks, counted: {images: "each once", images * ranks: "each by every rank"}.get(
-                    counted, "padded"
-                )
-            ),
-        },
-    ),
-    Project(my_run, [], {}, own_net.judge),
-    Project(mend, [], {}, mending.judge),
-    Project(my_resumable_script, [], {}, survives),
+    Exercise(how_tested, _TESTED_CASES, _TESTED_TRAPS),
+    Project(my_run, cases=[], traps={}, judge=own_net.judge),
+    Project(mend, cases=[], traps={}, judge=mending.judge),
+    Project(my_resumable_script, cases=[], traps={}, judge=_judge_resumable),
 ]

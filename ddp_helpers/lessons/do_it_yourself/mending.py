@@ -1,4 +1,8 @@
-"""Project 2 of notebook 14: a script with three faults that no error tells of, and the judge of a mended one."""
+"""Project 2 of notebook 14: a script with three faults that no error tells of, and its judge.
+
+The notebook shows the faulty script and `Net`; `exercises.py` calls `judge`, in the learner's
+process, which starts the ranks of the mended script on this machine.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -16,13 +20,21 @@ from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.watch import RankNotes
 
-RANKS, EPOCHS, TRAIN, TEST = 2, 2, 512, 201  # an odd number of test images, so that a padded shard is seen
-FLAGS = [f"--epochs={EPOCHS}", "--precision=float32", "--log-interval=1000", "--num-workers=0", "--save-model"]
+_RANKS, _EPOCHS = 2, 2
+_TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the test set is seen
+_FLAGS = [
+    f"--epochs={_EPOCHS}",
+    "--batch-size=64",
+    "--precision=float32",
+    "--log-interval=1000",
+    "--num-workers=0",
+    "--save-model",
+]
 OTHER = "no fault is left, but the weights are not those of one process: what else did mend change?"
 
 
 class Net(nn.Module):
-    """A small network without dropout: several ranks and one process can then end with the same weights."""
+    """A small network without dropout: one process and many can end with the same weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,107 +42,139 @@ class Net(nn.Module):
         self.fc = nn.Linear(8 * 8 * 8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the ten digits for each image."""
+        """Return the scores of the ten digits for each image."""
         return F.log_softmax(self.fc(F.relu(self.conv(x)).flatten(1)), dim=1)
 
 
-def passes(notes: RankNotes, size: int) -> list[list[int]]:
-    """The images that a rank took from the dataset of this size, in each epoch."""
+# ---- the faults
+
+
+def _shares(notes: RankNotes, size: int) -> list[list[int]]:
+    """List the images that a rank took in each pass over the dataset of this size."""
     return [indices for count, indices in notes.passes if count == size]
 
 
-def ordered(ranks: list[RankNotes]) -> bool:
+def _orders_differ(ranks: list[RankNotes]) -> bool:
     """Whether each rank took the training images in a new order in every epoch."""
-    return all(len(set(map(tuple, passes(notes, TRAIN)))) == EPOCHS for notes in ranks)
+    orders = [{tuple(indices) for indices in _shares(notes, _TRAIN)} for notes in ranks]
+    return all(len(distinct) == _EPOCHS for distinct in orders)
 
 
-def tested(ranks: list[RankNotes]) -> bool:
-    """Whether the ranks have tested each image once, in every epoch."""
-    epochs = list(zip(*(passes(notes, TEST) for notes in ranks), strict=False))
-    return len(epochs) == EPOCHS and all(sorted(chain(*shards)) == [*range(TEST)] for shards in epochs)
+def _each_tested_once(ranks: list[RankNotes]) -> bool:
+    """Whether the ranks together tested each image once, in every epoch."""
+    epochs = list(zip(*(_shares(notes, _TEST) for notes in ranks), strict=False))
+    images = [*range(_TEST)]
+    return len(epochs) == _EPOCHS and all(sorted(chain(*epoch)) == images for epoch in epochs)
 
 
-def equal(ranks: list[RankNotes]) -> bool:
-    """Whether the ranks have ended with the same weights."""
+def _weights_are_equal(ranks: list[RankNotes]) -> bool:
+    """Whether the ranks ended with the same weights."""
     return all(far(notes.weights, ranks[0].weights) < CLOSE for notes in ranks)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the right text and the wrong one, a predicate on what each rank did, and the hint to give then."""
+    """A fault of the script: the text `wrong` in the place of `right`."""
 
     right: str
     wrong: str
-    mended: Callable[[list[RankNotes]], bool]
-    found: str
-    still: str
+    mended: Callable[[list[RankNotes]], bool]  # from the notes of all ranks
+    praise: str  # what is so where it is mended
+    symptom: str  # what is so where it is not
+    advice: str  # a question or a step that leads to the cure
+
+    @property
+    def hint(self) -> str:
+        """What to tell a learner whose script still has it."""
+        return f"{self.symptom}: {self.advice}"
 
 
 FAULTS = (
     Fault(
-        "        sampler.set_epoch(epoch)  # a new order each epoch\n        model.train()\n",
-        "        model.train()\n",
-        ordered,
-        "each epoch has an order of its own",
-        "the second epoch repeats the order of the first, on every rank: who tells the sampler which epoch it is?",
+        right="        sampler.set_epoch(epoch)  # a new order each epoch\n        model.train()\n",
+        wrong="        model.train()\n",
+        mended=_orders_differ,
+        praise="each epoch has an order of its own",
+        symptom="the second epoch repeats the order of the first, on every rank",
+        advice="who tells the sampler which epoch it is?",
     ),
     Fault(
-        "range(rank, len(test_set), world_size)  # each sample on one rank, once",
-        "range(0, len(test_set), world_size)  # a share for each rank",
-        tested,
-        "the ranks test each image once",
-        "the ranks together do not test each image once: print which images each of them takes",
+        right="range(rank, len(test_set), world_size)  # each sample on one rank, once",
+        wrong="range(0, len(test_set), world_size)  # a share for each rank",
+        mended=_each_tested_once,
+        praise="the ranks test each image once",
+        symptom="the ranks together do not test each image once",
+        advice="print which images each of them takes",
     ),
     Fault(
-        "one_pass(ddp_model, train_batches, args, optimizer",
-        "one_pass(model, train_batches, args, optimizer",
-        equal,
-        "the ranks end with the same weights",
-        "the ranks end with different weights, so nobody averages gradients: which object do the images go through?",
+        right="one_pass(ddp_model, train_batches, args, optimizer",
+        wrong="one_pass(model, train_batches, args, optimizer",
+        mended=_weights_are_equal,
+        praise="the ranks end with the same weights",
+        symptom="the ranks end with different weights, so nobody averages gradients",
+        advice="which object do the images go through?",
     ),
 )
 
 
 def planted() -> str:
-    """The faulty script."""
+    """Return the faulty script."""
     text = Script("mnist_ddp").text()
     for fault in FAULTS:
         text = text.replace(fault.right, fault.wrong)
     return text
 
 
-def start(text: str, path: Path, ranks: int) -> Run:
-    """Start a script on so many ranks with the small net, which stands in front of its last lines."""
-    end = "\n\nif __name__ =="
-    path.write_text(text.replace(end, f"\n\n{inspect.getsource(Net)}\n{end}"))
-    data = write_digits(ROOT / "build" / f"digits_{TRAIN}_{TEST}", train=TRAIN, test=TEST)
-    return Run(path, "--data", data, "--batch-size=64", *FLAGS, ranks=ranks, watched=True)
+# ---- the judge
 
 
-def judge(mend: Callable[[str], str]) -> list[str]:
-    """A line for each fault that is still in the script, and for what the mending broke. Prints what is found."""
+def judge(mend: Callable[..., object]) -> list[str]:
+    """List each fault that is still in the script, and what the mending broke, a line each.
+
+    Prints what is mended.
+    """
     text = mend(planted())
     if not isinstance(text, str):
         return [f"mend gives {type(text).__name__}: return the whole text of the script"]
+    if problem := _problem_of_text(text):
+        return [problem]
+    with TemporaryDirectory() as folder:
+        alone = _start(Script("mnist_single").text(), Path(folder, "alone.py"), ranks=1)
+        mended = _start(text, Path(folder, "mended.py"), ranks=_RANKS)
+        attend(alone, mended)
+        if complaint := alone.complaint() or mended.complaint():
+            return [f"the script does not run any more: {complaint}"]
+        ranks = mended.notes()
+        weights_alone = alone.notes()[0].saved[0]
+    left = []
+    for fault in FAULTS:
+        if fault.mended(ranks):
+            print(f"found: {fault.praise}")
+        else:
+            left.append(f"still there: {fault.hint}")
+    if left:
+        return left
+    if far(ranks[0].weights, weights_alone) < CLOSE:
+        print("found: the weights are those of one process with the same global batch")
+        return []
+    return [OTHER]
+
+
+def _problem_of_text(text: str) -> str:
+    """Say why a text is no mended script; empty, if it can be run."""
     if text == planted():
-        return ["mend changes nothing: is each piece that it replaces in the text, to the space?"]
+        return "mend changes nothing: is each piece that it replaces in the text, to the space?"
     try:
         compile(text, "script", "exec")
     except SyntaxError as error:
-        return [f"the script is no Python any more: line {error.lineno}, {error.msg}"]
-    with TemporaryDirectory() as folder:
-        alone = start(Script("mnist_single").text(), Path(folder, "alone.py"), 1)
-        mended = start(text, Path(folder, "mended.py"), RANKS)
-        attend(alone, mended)
-        if why := alone.complaint() or mended.complaint():
-            return [f"the script does not run any more: {why}"]
-        ranks, one = mended.notes(), alone.notes()[0].saved
-    right = [fault for fault in FAULTS if fault.mended(ranks)]
-    for fault in right:
-        print(f"found: {fault.found}")
-    wrong = [f"still there: {fault.still}" for fault in FAULTS if fault not in right]
-    if not wrong and far(ranks[0].weights, one[0]) < CLOSE:
-        print("found: the weights are those of one process with the same global batch")
-    elif not wrong:
-        wrong = [OTHER]
-    return wrong
+        return f"the script is no Python any more: line {error.lineno}, {error.msg}"
+    return ""
+
+
+def _start(text: str, path: Path, ranks: int) -> Run:
+    """Write a script, with the small net in front of its last lines, and start its ranks."""
+    end = "\n\nif __name__ =="
+    path.write_text(text.replace(end, f"\n\n{inspect.getsource(Net)}\n{end}"))
+    folder = ROOT / "build" / f"digits_{_TRAIN}_{_TEST}"
+    data = write_digits(folder, train=_TRAIN, test=_TEST)
+    return Run(path, "--data", data, *_FLAGS, ranks=ranks, watched=True)

@@ -1,4 +1,7 @@
-"""The `%%slurm` magic: a cell of Slurm's commands, as one types them in a terminal."""
+"""The `%%slurm` magic of notebook 07: a cell of Slurm's commands, as one types them in a terminal.
+
+The notebook loads it by %load_ext; the exercises take its `environment` for their jobs.
+"""
 
 import os
 import re
@@ -10,69 +13,96 @@ import time
 from pathlib import Path
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers.jobs import available, look
 from ddp_helpers.launch.launchers import clean
 from ddp_helpers.launch.screen import Screen
 
-WORDS = re.compile(r"[\w ./:=,@%+-]*")  # what a value may hold: a path, a number, flags
-QUOTED = re.compile(r"[^\"$`\\!\n]*")  # and between double quotes, where bash takes all else as it is
+# What a value may hold: a path, a number, flags; and between double quotes, where bash takes all
+# else as it is.
+_UNQUOTED = re.compile(r"[\w ./:=,@%+-]*")
+_QUOTED = re.compile(r"[^\"$`\\!\n]*")
+_VARIABLE = re.compile(r'(?<!\$)(?P<quote>"?)\{(?P<name>\w+)\}(?P=quote)')  # {name}, not ${name}
 
 
 class Terminal:
     """Runs cells in bash, in the notebook's folder; {name} is a variable of the notebook.
 
-    It leaves two variables there: `said`, what the last cell printed, and `JOB`, the number of the last job, which
-    cells have as $JOB.
+    It leaves two variables there: `said`, what the last cell printed, and `JOB`, the number of the
+    last job, which cells have as $JOB.
     """
 
-    def __init__(self, shell) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         self.variables = shell.user_ns
 
     def run(self, line: str, cell: str) -> None:
-        """Run a cell: `%%slurm`; `%%slurm fails` where it is meant to fail; `%%slurm until` to stop when $JOB ends."""
-        if line.strip() not in ("", "fails", "until"):
+        """Run a cell and print its lines as they come.
+
+        line: empty; `fails`, where the commands are to fail; `until`, to stop when $JOB ends.
+        Raises UsageError for another line, or where the commands fail against it.
+        """
+        mode = line.strip()
+        if mode not in ("", "fails", "until"):
             raise UsageError(f"%%slurm {line}: give nothing, fails, or until")
         self.variables["said"] = ""
         if not available():
             print("left out: no Slurm answers here")
             return
-        status = self.shown(self.filled(cell), line.strip() == "until")
+        status = self._run_in_bash(self.filled(cell), until_job_ends=mode == "until")
         if numbers := re.findall(r"Submitted batch job (\d+)", self.variables["said"]):
             self.variables["JOB"] = numbers[-1]
-        if line.strip() == "fails":
+        if mode == "fails":
             print(f"exit status {status}")
-        if line.strip() != "until" and (status != 0) != (line.strip() == "fails"):
+        failed = status != 0
+        if mode != "until" and failed != (mode == "fails"):
             raise UsageError(f"the commands ended with exit status {status}")
 
     def filled(self, cell: str) -> str:
-        """Fill in the notebook's variables; what has braces and is none, ${…} too, stays as it is.
+        """Return a cell with the notebook's variables in the place of their names in braces.
 
+        Braces around anything else stay, and those of ${…}, too.
         Raises UsageError for a value that bash would take for more than words.
         """
+        return _VARIABLE.sub(self._value, cell)
 
-        def value(hole: re.Match) -> str:
-            name, quote = hole["name"], hole["quote"]
-            text = str(self.variables.get(name, f"{{{name}}}"))
-            if name in self.variables and not (QUOTED if quote else WORDS).fullmatch(text):
-                raise UsageError(f"%%slurm: {name} is {text!r}: bash would take it for more than words")
-            return f"{quote}{text}{quote}"
+    def _value(self, match: re.Match[str]) -> str:
+        """Return what stands for a match of _VARIABLE."""
+        name, quote = match["name"], match["quote"]
+        if name not in self.variables:
+            return match[0]
+        value = str(self.variables[name])
+        allowed = _QUOTED if quote else _UNQUOTED
+        if not allowed.fullmatch(value):
+            problem = f"{name} is {value!r}: bash would take it for more than words"
+            raise UsageError(f"%%slurm: {problem}")
+        return f"{quote}{value}{quote}"
 
-        return re.sub(r'(?<!\$)(?P<quote>"?)\{(?P<name>\w+)\}(?P=quote)', value, cell)
+    def _run_in_bash(self, commands: str, until_job_ends: bool) -> int:
+        """Run commands, print and keep their lines, and return the exit status.
 
-    def shown(self, commands: str, until: bool) -> int:
-        """Run commands, print their lines as they come, and return the exit status; ends all of them if interrupted."""
-        env = environment() | {"JOB": self.variables.get("JOB", ""), "PYTHONUNBUFFERED": "1"}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pipes |= {"text": True, "errors": "replace", "start_new_session": True}
-        with subprocess.Popen(["bash", "-ec", commands], env=env, **pipes) as process:
-            if until:
-                threading.Thread(target=stop_with_job, args=[process, env["JOB"]], daemon=True).start()
+        An interrupt ends the commands, and all that they have started.
+        """
+        job = self.variables.get("JOB", "")
+        env = environment() | {"JOB": job, "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(
+            ["bash", "-ec", commands],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            if until_job_ends:
+                arguments = (process, job)
+                threading.Thread(target=_stop_with_job, args=arguments, daemon=True).start()
             screen = Screen()
             try:
-                for row in process.stdout:
-                    self.variables["said"] += row
-                    screen.add("", row.rstrip("\n"))
+                for line in process.stdout or ():
+                    self.variables["said"] += line
+                    screen.add("", line.rstrip("\n"))
             except KeyboardInterrupt:
                 os.killpg(process.pid, signal.SIGINT)
                 raise
@@ -82,12 +112,13 @@ class Terminal:
 
 
 def environment() -> dict[str, str]:
-    """Make the environment of a terminal: no job's variables, and as `python` the one of this notebook."""
-    return clean() | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+    """Return the environment of a terminal: no variables of a job, and this notebook's `python`."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    return clean() | {"PATH": path}
 
 
-def stop_with_job(process: subprocess.Popen, job: str) -> None:
-    """Press Ctrl-C, as it were, when a job has left the queue and its last lines have been shown."""
+def _stop_with_job(process: subprocess.Popen, job: str) -> None:
+    """Wait until a job has left the queue and its last lines are shown, then end the process."""
     while look(job)[0].active:
         time.sleep(0.25)
     time.sleep(1.2)  # tail looks for a log that was not there once a second
@@ -95,6 +126,8 @@ def stop_with_job(process: subprocess.Popen, job: str) -> None:
         os.killpg(process.pid, signal.SIGTERM)
 
 
-def load_ipython_extension(shell) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%slurm` known: `%load_ext ddp_helpers.lessons.submit_to_slurm.terminal`."""
-    shell.register_magic_function(Terminal(shell).run, "cell", "slurm")
+    terminal = Terminal(shell)
+    register = shell.register_magic_function
+    register(terminal.run, "cell", "slurm")  # type: ignore[arg-type]  # IPython types it unbound

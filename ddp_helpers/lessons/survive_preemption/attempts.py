@@ -1,39 +1,73 @@
-"""Tables of notebook 11: the events of a run that was started more than once, and its attempts."""
+"""The attempts of a run that was started more than once: its events, and a row for each attempt.
+
+Notebook 11 and its figures call it, on the record that the run has left; no rank needs it.
+"""
 
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-ENDS = {"done", "preempted", "failed"}
+_ENDS = {"done", "preempted", "failed"}  # events that end an attempt
+
+
+class Attempt(NamedTuple):
+    """One start of a run. Times are in seconds since its first start."""
+
+    attempt: int  # from 1
+    begin: float
+    end: float
+    from_step: int
+    to_step: int
+    saves: int  # checkpoints
+    lost_steps: int  # done after the last checkpoint: the next attempt does them again
+    ended: str  # done, preempted or failed; unknown where no event says it
 
 
 def events(folder: str | Path) -> pd.DataFrame:
-    """A row for each line of a run's attempts.jsonl: attempt, from 1; seconds since the first start; what; step."""
-    found = []
-    for line in (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines():
-        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off when its process died
-            one = json.loads(line)
-            found.append((float(one["time"]), str(one["event"]), int(one["step"])))
-    table = pd.DataFrame(found, columns=["seconds", "event", "step"])
+    """Read attempts.jsonl of a run folder: a row for each line that can be read.
+
+    Columns: attempt, from 1; seconds since the first start; event; step.
+    """
+    rows = []
+    lines = (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines()
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # cut off when its process died
+            event = json.loads(line)
+            rows.append((float(event["time"]), str(event["event"]), int(event["step"])))
+    table = pd.DataFrame(rows, columns=["seconds", "event", "step"])
     table["seconds"] -= table["seconds"].min()
-    table.insert(0, "attempt", (table["event"] == "started").cumsum().clip(lower=1))
+    starts = (table["event"] == "started").cumsum()
+    table.insert(0, "attempt", starts.clip(lower=1))
     return table
 
 
-def attempts(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each attempt: from which second and step to which, how it ended, steps saved, and steps lost.
+def list_attempts(table: pd.DataFrame) -> list[Attempt]:
+    """List the attempts in the events of a run; one without an end stops at its last event."""
+    return [_attempt(number, rows) for number, rows in table.groupby("attempt")]
 
-    Lost are the steps done after its last checkpoint: the next attempt does them again. An attempt without a word on
-    its end has the end "unknown", and the second and step at which it was last heard of.
-    """
-    rows = []
-    for number, mine in table.groupby("attempt"):
-        ends, saved = mine[mine["event"].isin(ENDS)], mine[mine["event"] == "saved"]
-        first, last = mine.iloc[0], ends.iloc[0] if len(ends) else mine.iloc[-1]
-        row = {"attempt": number, "begin": first["seconds"], "end": last["seconds"]}
-        row |= {"from_step": first["step"], "to_step": last["step"], "saves": len(saved)}
-        row |= {"lost_steps": last["step"] - (saved["step"].max() if len(saved) else first["step"])}
-        rows.append(row | {"ended": last["event"] if last["event"] in ENDS else "unknown"})
-    return pd.DataFrame(rows)
+
+def _attempt(number: int, rows: pd.DataFrame) -> Attempt:
+    """Return the attempt of this number, from its events."""
+    ends = rows[rows["event"].isin(_ENDS)]
+    saves = rows[rows["event"] == "saved"]
+    first = rows.iloc[0]
+    last = ends.iloc[0] if len(ends) else rows.iloc[-1]
+    saved_step = saves["step"].max() if len(saves) else first["step"]
+    return Attempt(
+        attempt=number,
+        begin=float(first["seconds"]),
+        end=float(last["seconds"]),
+        from_step=int(first["step"]),
+        to_step=int(last["step"]),
+        saves=len(saves),
+        lost_steps=int(last["step"] - saved_step),
+        ended=last["event"] if last["event"] in _ENDS else "unknown",
+    )
+
+
+def attempts(table: pd.DataFrame) -> pd.DataFrame:
+    """Make a table of the attempts in the events of a run: a row each, with Attempt's columns."""
+    return pd.DataFrame(list_attempts(table), columns=list(Attempt._fields))
