@@ -48,32 +48,30 @@ SBATCH = (
     "prefer priority profile propagate reboot sockets-per-node spread-job switches "
     "thread-spec threads-per-core time-min tmp use-min-nodes wckey"
 )
+_OPTIONS_OF_KEYS = "account partition qos reservation nodelist exclude exclusive constraint"
+_SIZE = "nodes ntasks ntasks-per-node ntasks-per-gpu"
+_OPTIONS_OF_THE_JOB = f"{_SIZE} job-name array requeue no-requeue signal"
+_KEY_SBATCH = "the whole job must know it: write it into the key sbatch, and srun learns it from there"
 # Options that no site may add, by the reason; first those that sbatch knows, then srun's.
 _NOT_SBATCH = {
-    "a key of its own says it": (
-        "account partition qos reservation nodelist exclude exclusive constraint"
-    ),
+    "a key of its own says it": _OPTIONS_OF_KEYS,
     "the keys mail_user and mail_type say it": "mail-user mail-type",
     "the key gpus says it": "gres gpus gpus-per-node gpus-per-socket",
     "it hides a rank's neighbours from NCCL": "gpus-per-task",
     "the keys memory and memory_per_cpu say it": "mem mem-per-cpu",
     "the keys time and longest say it, and the job": "time",
     "the key cpus_per_rank says it, and the job": "cpus-per-gpu cpus-per-task",
-    "the job says it": (
-        "nodes ntasks ntasks-per-node ntasks-per-gpu job-name array requeue no-requeue signal"
-    ),
+    "the job says it": _OPTIONS_OF_THE_JOB,
     "the log lies in the run folder, where it is looked for": "output error open-mode chdir",
     "the course asks only the cluster on which it runs": "clusters",
 }
 _NOT_SRUN = {
-    "the job says it": "nodes ntasks ntasks-per-node ntasks-per-gpu ntasks-per-core",
+    "the job says it": f"{_SIZE} ntasks-per-core",
     "the job file says it itself": "cpus-per-task label wait kill-on-bad-exit",
     "the ranks write into the job's log": "output error input multi-prog",
     "the job file hands on all variables; set-up can export more": "export",
     "it hides a rank's neighbours from NCCL": "gpus-per-task",
-    "the whole job must know it: write it into the key sbatch, and srun learns it from there": (
-        "hint"
-    ),
+    _KEY_SBATCH: "hint",
 }
 _MOUNT_FLAGS = "bind|mount|volume|container-mounts"
 _MOUNT = re.compile(rf":\{{folder\}}|\{{folder\}}:|--(?:{_MOUNT_FLAGS})=.*\{{folder\}}")
@@ -93,7 +91,10 @@ _NODES = Form("names of nodes, such as node[01-04]", r"\w.,\[\]-", r".+")
 _NAME = Form("letters, digits, dot, dash and underscore", r"\w.-", NAME.pattern)
 _TIME = Form("minutes, HH:MM:SS or D-HH:MM:SS, such as 02:00:00", r"\d:-", TIME.pattern)
 _PATH = Form(
-    "a path without spaces; it may hold $NAME, and begin with ~/", _LETTERS, _WORD, filled_in=True
+    "a path without spaces; it may hold $NAME, and begin with ~/",
+    _LETTERS,
+    _WORD,
+    filled_in=True,
 )
 _MAIL_TYPES = "BEGIN|END|FAIL|REQUEUE|TIME_LIMIT|ALL"
 _GRES = rf"--gres=(?:{_RESOURCE},)*gpu:(?:[\w.-]+:)?\{{n\}}(?:,{_RESOURCE})*"
@@ -103,7 +104,9 @@ _GPU_FLAGS = "--gres=gpu:{n}, --gres=gpu:a100:{n} or --gpus-per-node={n}"
 FORMS = {
     "description": Form("one line of text", r"\x20-\x7e\x80-\U0010ffff", r".*"),
     "account": Form(
-        "letters, digits, dot, dash, underscore and slash", r"\w./-", r"[A-Za-z0-9].{0,63}"
+        "letters, digits, dot, dash, underscore and slash",
+        r"\w./-",
+        r"[A-Za-z0-9].{0,63}",
     ),
     "partition": Form("one partition, or several with commas", r"\w.,-", _NAMES),
     "reservation": Form("one reservation, or several with commas", r"\w.,-", _NAMES),
@@ -115,7 +118,9 @@ FORMS = {
     "nodelist": _NODES,
     "exclude": _NODES,
     "memory": Form(
-        "a number with K, M, G or T, such as 32G, or 0 for all", r"\w", rf"0|{MEMORY.pattern}"
+        "a number with K, M, G or T, such as 32G, or 0 for all",
+        r"\w",
+        rf"0|{MEMORY.pattern}",
     ),
     "memory_per_cpu": Form("a number with K, M, G or T, such as 4G", r"\w", MEMORY.pattern),
     "mail_user": Form("an address, such as {user}@example.org", r"\w.+@-", r"[\w.+-]+@[\w.-]+"),

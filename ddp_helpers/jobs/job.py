@@ -6,6 +6,7 @@ Whoever asks for a job makes a `Job`; `site.render` turns it into the sbatch fil
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from ddp_helpers import PlainError
@@ -64,6 +65,11 @@ class Job:
     def ranks(self) -> int:
         """The world size."""
         return self.nodes * self.tasks_per_node
+
+    def filled_in(self, run_dir: Path, value: str) -> list[str]:
+        """Return the program with a folder for {run_dir}, and a value for {array}."""
+        words = [word.replace(RUN_DIR, str(run_dir)) for word in self.program]
+        return [word.replace(ARRAY, value) for word in words]
 
     def __post_init__(self) -> None:
         check_text("name", self.name, NAME, "letters, digits, dot, dash and underscore, at most 64")

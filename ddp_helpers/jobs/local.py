@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.jobs.files import JobRecord, folder_of, job_of, keep, log_path
-from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError, seconds
+from ddp_helpers.jobs.job import Job, JobError, seconds
 from ddp_helpers.jobs.queue import State
 
 # More would do nothing but fill the memory of this machine.
@@ -29,9 +29,9 @@ def run_here(folder: Path, record: JobRecord) -> None:
     if not job.array:
         _run_task(job, folder, record, task="", value="")
         return
-    states = [
-        _run_task(job, folder, record, str(task), value) for task, value in enumerate(job.array)
-    ]
+    states = []
+    for task, value in enumerate(job.array):
+        states.append(_run_task(job, folder, record, str(task), value))
     keep(folder, record | {"state": max(states)})  # FAILED, if one task did
 
 
@@ -64,9 +64,7 @@ def _ran_well(job: Job, folder: Path, target: Path, value: str) -> bool:
     """
     from ddp_helpers.launch import launch  # here, since it imports IPython, which no job needs
 
-    program = [
-        argument.replace(RUN_DIR, str(target)).replace(ARRAY, value) for argument in job.program
-    ]
+    program = job.filled_in(target, value)
     if (folder / program[0]).is_file():
         program[0] = str(folder / program[0])
     try:

@@ -23,6 +23,8 @@ ACTIVE = {
     "STAGE_OUT",
     "STOPPED",
 }
+_NODES = "`sinfo -N -o '%N %c %m %G'` shows them"
+_PROCESSORS = "`sinfo -N -o '%N %c %G'` shows what there is"
 # By a piece of Slurm's complaint, what to do about it.
 _CURES = {
     "account": "change `account`; `sacctmgr show associations user=$USER` lists yours",
@@ -32,14 +34,13 @@ _CURES = {
     "feature": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
     "node count": "ask for fewer nodes; `sinfo` shows how many each partition has",
     "gres": "change `gpus` in the site file; `sinfo -N -o '%N %G'` shows what GPUs are called",
-    "node configuration": (
-        "ask for fewer nodes, GPUs, CPUs or less memory; `sinfo -N -o '%N %c %m %G'` shows them"
-    ),
-    "more processors": (
-        "ask for fewer nodes, GPUs or CPUs; `sinfo -N -o '%N %c %G'` shows what there is"
-    ),
+    "node configuration": f"ask for fewer nodes, GPUs, CPUs or less memory; {_NODES}",
+    "more processors": f"ask for fewer nodes, GPUs or CPUs; {_PROCESSORS}",
     "memory": "ask for less `memory`; `sinfo -N -o '%N %m'` shows what the nodes have",
 }
+
+
+Finished = subprocess.CompletedProcess[str]
 
 
 @dataclass
@@ -83,9 +84,7 @@ def _seconds_between(begin: str, end: str) -> float | None:
     return (last - first).total_seconds() if first and last else None
 
 
-def ask(
-    *command: str, cwd: Path | None = None, seconds: float = 60
-) -> subprocess.CompletedProcess[str]:
+def ask(*command: str, cwd: Path | None = None, seconds: float = 60) -> Finished:
     """Run one of Slurm's commands to its end.
 
     seconds: how long it may take; one that waits in the queue, as srun does, needs more. Raises

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.job import ARRAY, NAME, RUN_DIR, Job, JobError, check_text
+from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
 from ddp_helpers.jobs.queue import available, look
 from ddp_helpers.jobs.run import submit, write
@@ -62,10 +62,7 @@ def _check_arguments(flags: dict[str, tuple], job: Job, site: Site, folder: Path
     flags: those that the script has besides those of all.
     """
     for value in job.array or ("",):
-        arguments = [
-            argument.replace(RUN_DIR, str(folder)).replace(ARRAY, value)
-            for argument in job.program[1:]
-        ]
+        arguments = job.filled_in(folder, value)[1:]
         try:
             with redirect_stderr(StringIO()) as message:
                 args = read_flags(flags, arguments)
