@@ -51,7 +51,7 @@ SBATCH = (
 _OPTIONS_OF_KEYS = "account partition qos reservation nodelist exclude exclusive constraint"
 _SIZE = "nodes ntasks ntasks-per-node ntasks-per-gpu"
 _OPTIONS_OF_THE_JOB = f"{_SIZE} job-name array requeue no-requeue signal"
-_KEY_SBATCH = "the whole job must know it: write it into the key sbatch, and srun learns it from there"
+_SBATCH_KEY = "write it into the key sbatch, and srun learns it from there"
 # Options that no site may add, by the reason; first those that sbatch knows, then srun's.
 _NOT_SBATCH = {
     "a key of its own says it": _OPTIONS_OF_KEYS,
@@ -71,7 +71,7 @@ _NOT_SRUN = {
     "the ranks write into the job's log": "output error input multi-prog",
     "the job file hands on all variables; set-up can export more": "export",
     "it hides a rank's neighbours from NCCL": "gpus-per-task",
-    _KEY_SBATCH: "hint",
+    f"the whole job must know it: {_SBATCH_KEY}": "hint",
 }
 _MOUNT_FLAGS = "bind|mount|volume|container-mounts"
 _MOUNT = re.compile(rf":\{{folder\}}|\{{folder\}}:|--(?:{_MOUNT_FLAGS})=.*\{{folder\}}")
