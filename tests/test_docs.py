@@ -252,7 +252,7 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 def wrong_names(text: str) -> list[str]:
     """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    known = set(re.findall(r"^def (\w+)\(args: Namespace", (ROOT / "ddp_helpers" / "__main__.py").read_text(), re.M))
+    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "ddp_helpers" / "__main__.py").read_text()))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
     found = [
         f"make {name}"
