@@ -14,7 +14,7 @@ from typing import Any
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.launch.screen import tidy
 from ddp_helpers.rank.files import write_whole
-from ddp_helpers.records import runs
+from ddp_helpers.records.values import parse_object
 
 BATCH = "job.sbatch"
 SUBMITTED = "submitted"  # the file in which the job file notes the id of each submission
@@ -50,7 +50,7 @@ def discard(paths: Iterable[Path]) -> None:
 def known(folder: Path) -> JobRecord:
     """Read job.json. Raises JobError where there is no job, or where it is damaged."""
     try:
-        record = runs.parsed((Path(folder) / "job.json").read_text())
+        record = parse_object((Path(folder) / "job.json").read_text())
         if record["job_id"] is None:  # then it is still to be submitted, or ran here
             job_of(record)
         else:

@@ -68,8 +68,8 @@ class Job:
 
     def filled_in(self, run_dir: Path, value: str) -> list[str]:
         """Return the program with a folder for {run_dir}, and a value for {array}."""
-        words = [word.replace(RUN_DIR, str(run_dir)) for word in self.program]
-        return [word.replace(ARRAY, value) for word in words]
+        program = [argument.replace(RUN_DIR, str(run_dir)) for argument in self.program]
+        return [argument.replace(ARRAY, value) for argument in program]
 
     def __post_init__(self) -> None:
         check_text("name", self.name, NAME, "letters, digits, dot, dash and underscore, at most 64")

@@ -204,18 +204,19 @@ def _check_same(column: str, runs: pd.DataFrame) -> None:
         raise ScalingError(f"{compared}: keep one of them")
 
 
-def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
+def speedup(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row a setting: speed-up and efficiency against the fewest ranks.
 
-    Compared are runs of the same scaling and CPUs per task. strong: the same global batch; weak:
-    the same batch per rank. Over the repeats, images_per_second is the median, lowest and highest
-    the extremes; the columns ending in _low and _high carry them on. Raises ScalingError if the
-    runs are of two machines, sites, datasets or batch sizes, or have two values of a setting.
+    runs: a row each, of `per_run`. Compared are those of the same scaling and CPUs per task.
+    strong: the same global batch; weak: the same batch per rank. Over the repeats,
+    images_per_second is the median, lowest and highest the extremes; the columns ending in _low and
+    _high carry them on. Raises ScalingError if the runs are of two machines, sites, datasets or
+    batch sizes, or have two values of a setting.
     """
-    _check_comparable(per_run)
+    _check_comparable(runs)
     keys = ["scaling", "cpus_per_task"]
     # Sorted, so the fewest ranks come first.
-    repeats = per_run.groupby([*keys, "world_size"], dropna=False)
+    repeats = runs.groupby([*keys, "world_size"], dropna=False)
     rates = repeats["images_per_second"].agg(
         repeats="size",
         images_per_second="median",
@@ -228,7 +229,7 @@ def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
     for suffix, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
         rows[f"speedup{suffix}"] = rows[rate] / base["images_per_second"]
         rows[f"efficiency{suffix}"] = rows[f"speedup{suffix}"] * rows["base"] / rows["world_size"]
-    return rows.assign(unit=unit(per_run), where=where(per_run))
+    return rows.assign(unit=unit(runs), where=where(runs))
 
 
 def unit(runs: pd.DataFrame) -> str:
