@@ -182,20 +182,20 @@ def _read_keys(path: Path) -> dict[str, _Value]:
         raise JobError(f"{source} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
         raise JobError(f"{source} is not TOML: {error}") from None
-    values = {key: _typed(source, key, value) for key, value in content.items()}
+    values = {key: _typed(path, key, value) for key, value in content.items()}
     _check_keys(source, {"name": path.stem, **values})
     return values
 
 
-def _typed(source: str, key: str, value: object) -> _Value:
+def _typed(path: Path, key: str, value: object) -> _Value:
     """Return a value of a site file in its key's type, with the learner's name for {user}."""
     defaults = {field.name: field.default for field in fields(Site) if field.name != "name"}
     if key not in defaults:
         near = get_close_matches(key, defaults, 1)
         hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(defaults)}"
-        raise JobError(f"{source}: the key {key!r} is not known: {hint}")
+        raise JobError(f"site file {str(path)!r}: the key {key!r} is not known: {hint}")
     default = defaults[key]
-    seen = f"{source}: {key} = {short(value)}"
+    seen = f"site file {str(path)!r}: {key} = {short(value)}"
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise JobError(f"{seen}: give true or false, without quotes")
