@@ -1,4 +1,7 @@
-"""The helpers of the course: a room for each job, from `rank`, which runs on every rank, to `upkeep`."""
+"""The helpers of the course: a room for each job, from `rank` to `upkeep`.
+
+Every room imports what stands here; it needs the standard library alone.
+"""
 
 from pathlib import Path
 

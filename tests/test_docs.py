@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Iterable
 from difflib import unified_diff
 from functools import cache
 from importlib.util import find_spec
@@ -133,13 +134,33 @@ def test_each_word_occurs_where_it_is_said_to_be_explained() -> None:
 HOLE = "\0"
 
 
-def ways(part: ast.expr) -> list[str]:
-    """What a part of a text can be: itself, either branch of `a if … else b`, or a hole."""
-    if isinstance(part, ast.FormattedValue):
-        part = part.value
-        branches = [part.body, part.orelse] if isinstance(part, ast.IfExp) else [None]
-        return [one.value if isinstance(one, ast.Constant) else HOLE for one in branches]
-    return [part.value]
+Names = dict[str, list[ast.expr]]
+
+
+def ways(part: ast.expr, names: Names, depth: int = 3) -> list[str]:
+    """What a part of a text can be: itself, either branch of `a if … else b`, what a name stands for, or a hole."""
+    if isinstance(part, ast.Constant):
+        return [part.value] if isinstance(part.value, str) else [HOLE]
+    if isinstance(part, ast.JoinedStr):
+        return ["".join(parts) for parts in product(*(ways(value, names, depth) for value in part.values))]
+    if isinstance(part, ast.FormattedValue) and part.conversion == -1:
+        return ways(part.value, names, depth)
+    if isinstance(part, ast.IfExp):
+        return [*ways(part.body, names, depth), *ways(part.orelse, names, depth)]
+    if isinstance(part, ast.Name) and part.id in names and depth:
+        return [text for value in names[part.id] for text in ways(value, names, depth - 1)]
+    return [HOLE]
+
+
+def assigned(nodes: Iterable[ast.AST]) -> Names:
+    """The texts that names stand for."""
+    names: Names = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.JoinedStr | ast.IfExp):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    names.setdefault(target.id, []).append(node.value)
+    return names
 
 
 @cache
@@ -147,11 +168,14 @@ def messages() -> tuple[str, ...]:
     """All texts of the helpers, with a hole for each value, and the files that are not Python; notebook 10 whole."""
     found = []
     for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                found += map("".join, product(*map(ways, node.values)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+        tree = ast.parse(path.read_text())
+        constants = assigned(tree.body)
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for scope in (tree, *functions):
+            names = constants | (assigned(ast.walk(scope)) if scope is not tree else {})
+            for node in ast.walk(scope):
+                if isinstance(node, ast.JoinedStr | ast.Constant):
+                    found += [text for text in ways(node, names) if text != HOLE]
     found += [
         re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
         for name in ("Makefile", "slurm/cluster", "slurm/job.sbatch.jinja", ".ci/packages")
@@ -252,7 +276,7 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 def wrong_names(text: str) -> list[str]:
     """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    known = set(re.findall(r"^def (\w+)\(args: Namespace", (ROOT / "ddp_helpers" / "__main__.py").read_text(), re.M))
+    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "ddp_helpers" / "__main__.py").read_text()))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
     found = [
         f"make {name}"

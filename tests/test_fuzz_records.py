@@ -9,8 +9,8 @@ from fuzzing import INPUTS, fuzz, put
 from refusals import outcome
 
 from ddp_helpers import ROOT
+from ddp_helpers.jobs.files import RANK, job_of, known
 from ddp_helpers.jobs.job import Job
-from ddp_helpers.jobs.run import RANK, job_of, known
 from ddp_helpers.launch.launch import Launch, take
 from ddp_helpers.launch.launchers import MARKS
 from ddp_helpers.launch.screen import Screen

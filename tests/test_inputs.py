@@ -389,7 +389,7 @@ def test_a_rank_that_cannot_join(row, desk, digits) -> None:
 
 @rows(COMMAND)
 def test_a_wrong_command(row, desk, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("ddp_helpers.jobs.own.available", lambda: False)
+    monkeypatch.setattr("ddp_helpers.jobs.script_jobs.available", lambda: False)
     names(told(capfd, main, filled(row[0], desk)), row[1])
 
 

@@ -144,7 +144,7 @@ def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path):
 def read_flags_of(job):
     """What the job's script makes of its words."""
     with patch.object(sys, "argv", list(job.program)):
-        return read_flags(jobs.own.FLAGS["mnist_ddp"])
+        return read_flags(jobs.script_jobs._FLAGS["mnist_ddp"])
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write
+from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
-from ddp_helpers.jobs.run import log_of
 from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.xdist_group("alone")  # 07's job writes into runs/

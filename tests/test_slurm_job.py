@@ -12,7 +12,7 @@ from real import LIMIT
 from refusals import refused
 
 from ddp_helpers.jobs import Job, Site, render, submit, write
-from ddp_helpers.jobs.run import seconds
+from ddp_helpers.jobs.job import seconds
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
 

@@ -13,8 +13,8 @@ from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, Site, cancel, collect, look, queue, said, submit, watch, write
+from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
-from ddp_helpers.jobs.run import log_of
 from ddp_helpers.launch import scripts
 from ddp_helpers.records import runs
 

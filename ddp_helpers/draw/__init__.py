@@ -1,1 +1,4 @@
-"""Draw figures, diagrams and code on a page."""
+"""Draw figures and diagrams with alt text, and show code on a page.
+
+Lessons, notebooks and `upkeep` call it, in the process of a notebook; it needs matplotlib.
+"""

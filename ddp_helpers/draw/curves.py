@@ -1,4 +1,9 @@
-"""Loss, accuracy and any other metric by epoch, for every number of ranks and of CPUs per task."""
+"""Draw loss, accuracy and any other metric by epoch, a panel each, for all sizes of runs.
+
+Notebook 09, job.ipynb and the command `curve` call it, in one process, on a table of `runs.table`.
+"""
+
+from collections.abc import Hashable
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,86 +16,136 @@ from ddp_helpers.draw.labels import LABEL, at_the_right, caption, colours, findi
 from ddp_helpers.draw.style import GREY, WIDTH
 from ddp_helpers.records.scaling import finished, left_out, many, metrics, unit, where
 
-PASSES = {"test": "test", "val": "validation", "train": "training"}
-KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}
-LINES = ("-", "--", ":")  # for the numbers of CPUs per task, in ascending order
+# How a title calls the data that a metric was measured on, and the kinds of scaling.
+_DATA = {"test": "test", "val": "validation", "train": "training"}
+_KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}
+# Of the numbers of CPUs per task, in ascending order.
+_LINES = ("-", "--", ":")
+_LINE_NAMES = ("solid", "dashed", "dotted")
+
+_Colours = dict[Hashable, str]
 
 
 def curves(table: pd.DataFrame) -> Picture:
-    """A panel for each metric, a colour for each number of ranks, a column for strong and for weak.
+    """Draw a panel for each metric, a colour for each number of ranks, a column for each scaling.
 
-    Each run is thin, the median thick. Every metric of the records has a panel, whatever its name (scaling.metrics).
+    Each run is thin, the median thick. Where runs differ in a setting, such as lr, each of its
+    values has a colour. Every metric of the records has a panel (`scaling.metrics`).
     """
-    epochs = finished(table).replace([np.inf, -np.inf], np.nan)  # where a run diverged its line has a gap
-    kinds, names = sorted(epochs["scaling"].unique()) or ["strong"], metrics(epochs) or ["test_loss"]
-    shape = {"figsize": (WIDTH, max(4, 3 * len(names))), "sharex": True, "sharey": "row", "squeeze": False}
-    figure, axes = plt.subplots(len(names), len(kinds), layout="constrained", **shape)
-    # A colour for each number of ranks; where runs were asked for different things, as in lr, for each of those.
-    by = "asked" if epochs["asked"].nunique() > 1 else "world_size"
-    hues, name = colours(sorted(epochs[by].unique())), unit(epochs)
+    # Where a run diverged its line has a gap.
+    epochs = finished(table).replace([np.inf, -np.inf], np.nan)
+    scalings = sorted(epochs["scaling"].unique()) or ["strong"]
+    names = metrics(epochs) or ["test_loss"]
+    figure, axes = plt.subplots(
+        len(names),
+        len(scalings),
+        layout="constrained",
+        figsize=(WIDTH, max(4, 3 * len(names))),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+    )
+    coloured = "asked" if epochs["asked"].nunique() > 1 else "world_size"
+    by_key: _Colours = colours(sorted(epochs[coloured].unique()))
+    rank_unit = unit(epochs)
     labels: list[tuple[Axes, list[LABEL]]] = []
-    for column, kind in enumerate(kinds):
-        here = epochs[epochs["scaling"] == kind]
-        axes[0, column].set_title(f"{KINDS[kind]} ({kind})" if len(kinds) > 1 else "", loc="left")
-        labels += [(ax, lines(ax, here, what, hues, name)) for ax, what in zip(axes[:, column], names, strict=True)]
+    for column, scaling in enumerate(scalings):
+        runs = epochs[epochs["scaling"] == scaling]
+        heading = f"{_KINDS[scaling]} ({scaling})" if len(scalings) > 1 else ""
+        axes[0, column].set_title(heading, loc="left")
         axes[-1, column].set_xlabel("epoch")
+        for ax, metric in zip(axes[:, column], names, strict=True):
+            labels.append((ax, _draw_panel(ax, runs, metric, by_key, rank_unit)))
     for ax, ends in labels:  # now that all panels have their limits
         if not ends:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
         at_the_right(ax, ends, gap=0.09)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for ax, what in zip(axes[:, 0], names, strict=True):
-        ax.set_ylabel(words(what))
-    title = found(epochs, names)
+    for ax, metric in zip(axes[:, 0], names, strict=True):
+        ax.set_ylabel(_name_of(metric))
+    title = _title(epochs, names)
     finding(figure, title)
-    caption(figure, where(epochs), key(epochs, name), left_out(table))
-    shown = f"{', '.join(map(words, names))} by epoch, {where(epochs)}"
-    return described(figure, f"{title}. {shown[0].upper()}{shown[1:]}.")
+    caption(figure, where(epochs), _line_styles(epochs, rank_unit), left_out(table))
+    contents = f"{', '.join(map(_name_of, names))} by epoch, {where(epochs)}"
+    return described(figure, f"{title}. {contents[0].upper()}{contents[1:]}.")
 
 
-def words(metric: str) -> str:
-    """A column's name in words, as in test accuracy."""
-    first, _, rest = metric.partition("_")
-    return f"{PASSES.get(first, first)} {rest.replace('_', ' ')}".strip()
+def _name_of(metric: str) -> str:
+    """Return a column's name as a page writes it: test accuracy for test_accuracy."""
+    data, _, name = metric.partition("_")
+    return f"{_DATA.get(data, data)} {name.replace('_', ' ')}".strip()
 
 
-def lines(ax: Axes, epochs: pd.DataFrame, what: str, hues: dict, name: str) -> list[LABEL]:
-    """The runs of one panel, and a label for each colour."""
-    labels, cpus = {}, sorted(epochs["cpus_per_task"].dropna().unique())
-    keys = epochs["world_size"], epochs["asked"], epochs["cpus_per_task"].fillna(cpus[0] if cpus else 0)
-    for (ranks, asked, count), rows in epochs.dropna(subset=[what]).groupby(list(keys)):
-        hue, own = hues.get(asked) or hues[ranks], f", {asked}" if asked in hues and asked else ""
-        line = LINES[min(cpus.index(count), 2)] if cpus else "-"
-        runs = [run[["epoch", what]] for _, run in rows.groupby("number")]
-        gap = pd.DataFrame({"epoch": [np.nan], what: [np.nan]})  # one line with gaps is drawn faster than many
-        thin = np.concatenate([part.to_numpy() for run in runs for part in (run, gap)])
-        ax.plot(*thin.T, line, color=hue, linewidth=0.7, alpha=0.35 if len(runs) > 1 else 0)
-        median = rows.groupby("epoch")[what].median()
-        ax.plot(median, line, color=hue, linewidth=2, marker="o", markersize=4)
-        labels.setdefault((ranks, asked), (median.index[-1], median.iloc[-1], f"{many(ranks, name)}{own}", hue))
+def _draw_panel(
+    ax: Axes,
+    epochs: pd.DataFrame,
+    metric: str,
+    by_key: _Colours,
+    rank_unit: str,
+) -> list[LABEL]:
+    """Draw the runs of one panel, and return a label for each colour.
+
+    by_key: the colour of each setting, or else of each number of ranks.
+    """
+    labels: dict[tuple[Hashable, Hashable], LABEL] = {}
+    cpus = sorted(epochs["cpus_per_task"].dropna().unique())
+    cpus_or_fewest = epochs["cpus_per_task"].fillna(cpus[0] if cpus else 0)
+    keys = [epochs["world_size"], epochs["asked"], cpus_or_fewest]
+    for (ranks, setting, count), rows in epochs.dropna(subset=[metric]).groupby(keys):
+        colour = by_key.get(setting) or by_key[ranks]
+        line = _LINES[min(cpus.index(count), 2)] if cpus else "-"
+        _draw_runs(ax, rows, metric, line, colour)
+        median = rows.groupby("epoch")[metric].median()
+        ax.plot(median, line, color=colour, linewidth=2, marker="o", markersize=4)
+        text = many(ranks, rank_unit)
+        if setting in by_key and setting:
+            text += f", {setting}"
+        labels.setdefault((ranks, setting), (median.index[-1], median.iloc[-1], text, colour))
     return list(labels.values())
 
 
-def found(epochs: pd.DataFrame, names: list[str]) -> str:
-    """The title: how far apart the runs end, in accuracy or else in the first metric, for each kind of scaling."""
-    what = next((name for name in names if name.endswith("accuracy")), names[0])
-    last = epochs.dropna(subset=[what]).sort_values("epoch").groupby("number").last()
+def _draw_runs(ax: Axes, rows: pd.DataFrame, metric: str, line: str, colour: str) -> None:
+    """Draw the repeats of one setting, thin; a single run is not seen behind its median."""
+    runs = [run[["epoch", metric]] for _, run in rows.groupby("number")]
+    # One line with gaps is drawn faster than many.
+    gap = pd.DataFrame({"epoch": [np.nan], metric: [np.nan]})
+    points = np.concatenate([part.to_numpy() for run in runs for part in (run, gap)])
+    alpha = 0.35 if len(runs) > 1 else 0
+    ax.plot(points[:, 0], points[:, 1], line, color=colour, linewidth=0.7, alpha=alpha)
+
+
+def _title(epochs: pd.DataFrame, names: list[str]) -> str:
+    """Say how far apart the runs end, for each kind of scaling.
+
+    In accuracy, or else in the first metric.
+    """
+    metric = next((name for name in names if name.endswith("accuracy")), names[0])
+    rows = epochs.dropna(subset=[metric]).sort_values("epoch")
+    last = rows.groupby("number").last()
     if last.empty:
-        return f"{words(what).capitalize()} by epoch"
-    ends, several = last.groupby("scaling")[what].agg(["min", "max"]), last["scaling"].nunique() > 1
-    share = what.endswith("accuracy") and ends.max().max() <= 1  # some record 97 for 97 %
-    told = []
-    for kind, row in ends.iterrows():
-        low, high = (f"{value:.1%}" if share else f"{value:.3g}" for value in row)
-        reach = low if low == high else f"{low} to {high}"
-        told.append(f"{reach} with {KINDS[kind]}" if several else reach)
-    begin, end = ("", "" if several else " accuracy") if share else (f"{words(what)} ", "")
-    return f"After {many(int(last['epoch'].max()), 'epoch')}: {begin}{', '.join(told)}{end}"
+        return f"{_name_of(metric).capitalize()} by epoch"
+    ends = last.groupby("scaling")[metric].agg(["min", "max"])
+    # Some record 97 for 97 %.
+    is_share = metric.endswith("accuracy") and ends.max().max() <= 1
+    form = ".1%" if is_share else ".3g"
+    ranges = []
+    for scaling, (low, high) in ends.iterrows():
+        first, second = f"{low:{form}}", f"{high:{form}}"
+        text = first if first == second else f"{first} to {second}"
+        ranges.append(f"{text} with {_KINDS[str(scaling)]}" if len(ends) > 1 else text)
+    after = f"After {many(int(last['epoch'].max()), 'epoch')}"
+    if not is_share:
+        return f"{after}: {_name_of(metric)} {', '.join(ranges)}"
+    return f"{after}: {', '.join(ranges)}{'' if len(ends) > 1 else ' accuracy'}"
 
 
-def key(epochs: pd.DataFrame, name: str) -> str:
-    """Describe the lines of the figure."""
+def _line_styles(epochs: pd.DataFrame, rank_unit: str) -> str:
+    """Describe the lines of the figure; '' if they are all alike."""
     cpus = sorted(epochs["cpus_per_task"].dropna().unique())
-    styles = zip(("solid", "dashed", "dotted"), cpus, strict=False)
-    said = [f"{style}: {many(int(count), 'CPU')} per {name}" for style, count in styles if len(cpus) > 1]
-    return "; ".join([*said, *(["thin: each run, thick: their median"] if epochs["number"].nunique() > 1 else [])])
+    styles = []
+    if len(cpus) > 1:
+        for style, count in zip(_LINE_NAMES, cpus, strict=False):
+            styles.append(f"{style}: {many(int(count), 'CPU')} per {rank_unit}")
+    if epochs["number"].nunique() > 1:
+        styles.append("thin: each run, thick: their median")
+    return "; ".join(styles)

@@ -1,21 +1,26 @@
-"""Draw: figures with alt text, and the primitives of diagrams, in inches, y downwards."""
+"""Give a figure its alt text, and draw diagrams from boxes, arrows and texts.
+
+Lessons call it for their figures, in a notebook's process. Diagrams are in inches, y downwards.
+"""
 
 import base64
 import io
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from matplotlib.patheffects import withStroke
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import ArrowStyle, FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patheffects import AbstractPathEffect, withStroke
 from PIL import Image
 
-from ddp_helpers.draw.style import GREY, INK, LEFT, WIDTH, WRONG
+from ddp_helpers.draw.style import GREY, INK, LEFT, WIDTH, WRONG, Colour, TextOptions
 
-DPI = 130  # sharp on most screens, and half the bytes of 160; the page shows it at the figure's size in inches
-CSS_PIXELS_PER_INCH = 96
+# Sharp on most screens, and half the bytes of 160; a page shows it at the figure's size in inches.
+DPI = 130
+_CSS_PIXELS_PER_INCH = 96
 
 
 class Picture:
@@ -25,27 +30,44 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a file (the suffix says the format), and give its path."""
+        """Write the figure to a file, whose suffix says the format, and return its path."""
         self.figure.savefig(path, dpi=DPI)
         return Path(path)
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
-        buffer, small = io.BytesIO(), io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI)
-        # At most 256 colours: a third of the bytes, and no eye sees it in a figure of the course.
-        colours = Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-        colours.save(small, "png", optimize=True)
-        png = small.getvalue()
+    def _repr_mimebundle_(
+        self,
+        include: object = None,
+        exclude: object = None,
+    ) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+        png = self._png()
         pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
-        shown = {"alt": self.alt, "width": pixels * CSS_PIXELS_PER_INCH // DPI}
-        return {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}, {"image/png": shown}
+        size = {"alt": self.alt, "width": pixels * _CSS_PIXELS_PER_INCH // DPI}
+        data = {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}
+        return data, {"image/png": size}
+
+    def _png(self) -> bytes:
+        """Draw the figure in at most 256 colours.
+
+        That is a third of the bytes, and no eye sees it in a figure of the course.
+        """
+        full, small = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(full, format="png", dpi=DPI)
+        image = Image.open(full).convert("RGB")
+        image = image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        image.save(small, "png", optimize=True)
+        return small.getvalue()
 
     def __repr__(self) -> str:
         return self.alt
 
 
-def described(figure: Figure, alt: str) -> Picture:
-    """Attach the alt text to a finished figure; every plotting function ends with this."""
+def described(figure: Figure | SubFigure, alt: str) -> Picture:
+    """Attach the alt text to a finished figure; every plotting function ends with this.
+
+    Raises TypeError for a part of a figure.
+    """
+    if not isinstance(figure, Figure):
+        raise TypeError("a part of a figure cannot be shown alone: give the whole figure")
     figure.set_label(alt)
     plt.close(figure)  # or the notebook would show it a second time, without the alt text
     return Picture(figure, alt)
@@ -55,7 +77,7 @@ Point = tuple[float, float]
 
 
 def canvas(height: float, title: str) -> Axes:
-    """An empty page with a title at its top; its figure is `canvas(...).figure`."""
+    """Make an empty page with a title at its top; its figure is `canvas(...).figure`."""
     figure = plt.figure(figsize=(WIDTH, height))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
     ax.axis("off")
@@ -64,32 +86,49 @@ def canvas(height: float, title: str) -> Axes:
 
 
 def pieces(left: float, right: float, count: int, gap: float = 0.12) -> list[Point]:
-    """Left edge and width of equal pieces between two edges."""
+    """Return left edge and width of each of `count` equal pieces between two edges."""
     width = (right - left + gap) / count - gap
     return [(left + piece * (width + gap), width) for piece in range(count)]
 
 
 def tint(colour: str, share: float) -> tuple[float, ...]:
-    """The colour mixed with white, pale enough for dark text to be read on it."""
+    """Mix a share of the colour (0 to 1) with white, pale enough for dark text on it."""
     return tuple(1 - share * (1 - part) for part in to_rgb(colour))
 
 
-def write(ax: Axes, x: float, y: float, text: object, *, size: float = 11.5, **options) -> None:
-    """Text around a point; options go to matplotlib's `Axes.text`."""
-    look = {"ha": "center", "va": "center", "color": INK, "linespacing": 1.35}
-    if "\n" not in str(text):  # so that texts side by side share a baseline, with or without a "g" in them
-        look["va"], y = "center_baseline", y - 0.002 * size
-    ax.text(x, y, str(text), fontsize=size, **(look | options))
+def write(ax: Axes, x: float, y: float, text: object, **options: Unpack[TextOptions]) -> None:
+    """Write a text around a point, at 11.5 points and centred if the options say nothing else."""
+    look: TextOptions = {
+        "size": 11.5,
+        "ha": "center",
+        "va": "center",
+        "color": INK,
+        "linespacing": 1.35,
+    }
+    if "\n" not in str(text):
+        # So that texts side by side share a baseline, with or without a "g" in them.
+        look["va"] = "center_baseline"
+        y -= 0.002 * options.get("size", 11.5)
+    ax.text(x, y, str(text), **(look | options))
 
 
 def fitting(width: float, *texts: str) -> str:
-    """The first of the texts that fits into a width, at the small size; nothing, where none does."""
-    lengths = {text: max(map(len, text.split("\n"))) for text in texts}
-    return next((text for text, length in lengths.items() if length * 0.085 < width), "")
+    """Return the first of the texts that fits into a width at the small size; '' if none does."""
+    for text in texts:
+        letters = max(len(line) for line in text.split("\n"))
+        if letters * 0.085 < width:
+            return text
+    return ""
 
 
-def halo(colour: str | tuple[float, ...]) -> dict:
-    """Text options that keep a text readable on stripes and lines."""
+class Halo(TypedDict):
+    """The text option of a halo."""
+
+    path_effects: list[AbstractPathEffect]
+
+
+def halo(colour: Colour) -> Halo:
+    """Return the text option that keeps a text readable on stripes and lines."""
     return {"path_effects": [withStroke(linewidth=5, foreground=colour)]}
 
 
@@ -103,43 +142,106 @@ def box(
     fill: float = 0.25,
     hatch: str = "",
     line: str = "-",
-    **text_options,
+    **text_options: Unpack[TextOptions],
 ) -> FancyBboxPatch:
-    """A box with its text in the middle; the corner is its upper left one."""
+    """Draw a box with its text in the middle; the corner is its upper left one.
+
+    fill: the share of the colour in the box, 0 to 1; line: matplotlib's style of its edge.
+    """
     (x, y), (width, height) = corner, extent
-    shape = f"round,pad=0,rounding_size={min(0.07, height / 5)}"
-    look = {"facecolor": tint(colour, fill), "edgecolor": colour, "linewidth": 1.6, "linestyle": line}
-    patch = FancyBboxPatch((x, y), width, height, boxstyle=shape, hatch=hatch, **look)
+    face = tint(colour, fill)
+    patch = FancyBboxPatch(
+        (x, y),
+        width,
+        height,
+        boxstyle=f"round,pad=0,rounding_size={min(0.07, height / 5)}",
+        hatch=hatch,
+        facecolor=face,
+        edgecolor=colour,
+        linewidth=1.6,
+        linestyle=line,
+    )
     ax.add_patch(patch)
     if hatch:
-        text_options |= halo(look["facecolor"])
+        text_options["path_effects"] = halo(face)["path_effects"]
     write(ax, x + width / 2, y + height / 2, text, **text_options)
     return patch
 
 
-def arrow(ax: Axes, start: Point, end: Point, **options) -> None:
-    """An arrow from one point to another; options go to matplotlib's `FancyArrowPatch`."""
-    look = {"arrowstyle": "-|>", "mutation_scale": 13, "linewidth": 1.6, "color": INK}
-    ax.add_patch(FancyArrowPatch(start, end, **({"shrinkA": 0, "shrinkB": 0} | look | options)))
+class ArrowOptions(TypedDict, total=False):
+    """How an arrow looks: the options of matplotlib's `FancyArrowPatch` of these names."""
+
+    arrowstyle: str | ArrowStyle
+    connectionstyle: str
+    mutation_scale: float
+    linewidth: float
+    linestyle: str
+    color: Colour
+    alpha: float
+    zorder: float
+    patchA: Patch
+    patchB: Patch
+    shrinkA: float
+    shrinkB: float
 
 
-def link(ax: Axes, source: FancyBboxPatch, target: FancyBboxPatch, *, bend: float = 0, line: str = "-") -> None:
-    """An arrow from box to box, cut off at their edges; a bend makes it an arc."""
-    start, end = ((b.get_x() + b.get_width() / 2, b.get_y() + b.get_height() / 2) for b in (source, target))
-    clip = {"patchA": source, "patchB": target, "shrinkA": 2, "shrinkB": 2}
-    arrow(ax, start, end, connectionstyle=f"arc3,rad={bend}", linestyle=line, **clip)
+def arrow(ax: Axes, start: Point, end: Point, **options: Unpack[ArrowOptions]) -> None:
+    """Draw an arrow from one point to another."""
+    look: ArrowOptions = {
+        "arrowstyle": "-|>",
+        "mutation_scale": 13,
+        "linewidth": 1.6,
+        "color": INK,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    ax.add_patch(FancyArrowPatch(start, end, **(look | options)))
 
 
-def span(ax: Axes, left: float, right: float, y: float, text: str, **text_options) -> None:
-    """A measure with its text below it: |----|."""
-    ends = {"color": INK, "linewidth": 1.6, "solid_capstyle": "butt"}
-    ax.plot([left, right], [y, y], **ends)
+def link(
+    ax: Axes,
+    source: FancyBboxPatch,
+    target: FancyBboxPatch,
+    *,
+    bend: float = 0,
+    line: str = "-",
+) -> None:
+    """Draw an arrow from box to box, cut off at their edges; a bend makes it an arc."""
+    arrow(
+        ax,
+        _centre(source),
+        _centre(target),
+        connectionstyle=f"arc3,rad={bend}",
+        linestyle=line,
+        patchA=source,
+        patchB=target,
+        shrinkA=2,
+        shrinkB=2,
+    )
+
+
+def _centre(patch: FancyBboxPatch) -> Point:
+    """Return the point in the middle of a box."""
+    return patch.get_x() + patch.get_width() / 2, patch.get_y() + patch.get_height() / 2
+
+
+def span(
+    ax: Axes,
+    left: float,
+    right: float,
+    y: float,
+    text: str,
+    **text_options: Unpack[TextOptions],
+) -> None:
+    """Draw a measure with its text below it: |----|."""
+    ax.plot([left, right], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
     ax.vlines([left, right], y - 0.08, y + 0.08, color=INK, linewidth=1.6)
-    write(ax, (left + right) / 2, y + 0.22, text, weight="bold", **text_options)
+    text_options.setdefault("weight", "bold")
+    write(ax, (left + right) / 2, y + 0.22, text, **text_options)
 
 
 def cross_out(ax: Axes, corner: Point, extent: Point) -> None:
-    """Two red lines through a box: this does not work."""
+    """Draw two red lines through a box: this does not work."""
     (x, y), (width, height) = corner, extent
-    for ends in ([y, y + height], [y + height, y]):
-        ax.plot([x, x + width], ends, color=WRONG, linewidth=2, alpha=0.5)
+    for heights in ([y, y + height], [y + height, y]):
+        ax.plot([x, x + width], heights, color=WRONG, linewidth=2, alpha=0.5)

@@ -1,23 +1,74 @@
-"""The one look of the course's figures: colours, sizes, signs."""
+"""The one look of the course's figures: colours, sizes, signs.
+
+Whatever draws imports it; importing it sets matplotlib's defaults in this process.
+"""
+
+from typing import TypedDict
 
 import matplotlib.pyplot as plt
+from matplotlib.patheffects import AbstractPathEffect
 
-# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), minus its yellow, which fades on white.
-BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), but its yellow, which fades on white.
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+)
 RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
 INK, GREY = "#222222", "#5A5A5A"
-
-LOOK = {"figure.dpi": 110, "figure.facecolor": "white", "font.size": 11, "savefig.bbox": "tight"}
-LOOK |= {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False}
-LOOK |= {"axes.prop_cycle": plt.cycler(color=RANK_COLOURS), "legend.frameon": False}
-LOOK["hatch.linewidth"] = 0.7  # thin enough to read a number on it
-plt.rcParams.update(LOOK)
-WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # the page, and where its contents begin and end
 WRONG = "#C00000"  # no rank's colour: a thing that fails
-SMALL, CODE = {"size": 10}, {"size": 10, "family": "monospace"}
+
+WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # inches: the page, and where its contents begin and end
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
+
+Colour = str | tuple[float, ...]
+
+
+class TextOptions(TypedDict, total=False):
+    """How a text of a diagram looks: the options of matplotlib's `Axes.text` of these names."""
+
+    size: float  # points
+    weight: str
+    family: str
+    style: str
+    color: Colour
+    alpha: float
+    ha: str
+    va: str
+    linespacing: float
+    rotation: float
+    path_effects: list[AbstractPathEffect]
+
+
+class _Small(TypedDict):
+    size: float
+
+
+class _Code(TypedDict):
+    size: float
+    family: str
+
+
+# Text options to be given besides others, as in write(…, ha="left", **SMALL).
+SMALL: _Small = {"size": 10}
+CODE: _Code = {"size": 10, "family": "monospace"}
+
+plt.rcParams["figure.dpi"] = 110
+plt.rcParams["figure.facecolor"] = "white"
+plt.rcParams["font.size"] = 11
+plt.rcParams["savefig.bbox"] = "tight"
+plt.rcParams["axes.titlesize"] = 12
+plt.rcParams["axes.titleweight"] = "bold"
+plt.rcParams["axes.spines.top"] = False
+plt.rcParams["axes.spines.right"] = False
+plt.rcParams["axes.prop_cycle"] = plt.cycler(color=RANK_COLOURS)
+plt.rcParams["legend.frameon"] = False
+plt.rcParams["hatch.linewidth"] = 0.7  # thin enough to read a number on it
 
 
 def rank_colour(rank: int) -> str:
-    """The colour that stands for a rank in every figure of the course."""
+    """Return the colour that stands for a rank in every figure of the course."""
     return RANK_COLOURS[rank % len(RANK_COLOURS)]

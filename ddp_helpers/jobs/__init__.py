@@ -1,15 +1,18 @@
-"""Jobs for Slurm: a job and a site make an sbatch file; it is submitted, watched, and collected.
+"""Jobs for Slurm: a job and a site make an sbatch file; it is submitted, watched and collected.
 
-job (what is asked) and site (where) make the file; own checks a script and writes both; queue has Slurm's commands;
-run sees a run folder through.
+The command line, notebooks and `upkeep` call it, on a login node. `job` says what to run, `site`
+where, and `sbatch` makes the file; `script_jobs` checks a script first. `run` submits, `monitor`
+watches and collects, `local` runs a job without Slurm; `queue` has Slurm's commands.
 """
 
 from ddp_helpers.jobs.job import Job, JobError
-from ddp_helpers.jobs.own import keeps_no_record, prepare, ready, run_folder, words_of
+from ddp_helpers.jobs.monitor import collect, said, watch
 from ddp_helpers.jobs.queue import available, cancel, look, start_now
-from ddp_helpers.jobs.run import again, collect, said, submit, watch, write
-from ddp_helpers.jobs.site import Site, render
+from ddp_helpers.jobs.run import again, submit, write
+from ddp_helpers.jobs.sbatch import render
+from ddp_helpers.jobs.script_jobs import keeps_no_record, prepare, ready, run_folder, words_of
+from ddp_helpers.jobs.site import Site
 
-__all__ = ["Job", "JobError", "Site", "available", "cancel", "collect", "look", "prepare", "ready", "render"]
-__all__ += ["run_folder", "said", "start_now", "submit", "watch", "write"]
-__all__ += ["again", "keeps_no_record", "words_of"]
+__all__ = ["Job", "JobError", "Site", "again", "available", "cancel", "collect", "keeps_no_record"]
+__all__ += ["look", "prepare", "ready", "render", "run_folder", "said", "start_now", "submit"]
+__all__ += ["watch", "words_of", "write"]

@@ -1,4 +1,7 @@
-"""Run a notebook with parameters: papermill, which only warns where a name is wrong, with that made an error."""
+"""Execute a notebook with values for its parameters, of which papermill checks no name.
+
+job.ipynb checks names with it, and notebook 08 executes job.ipynb, in the learner's process.
+"""
 
 import ast
 import json
@@ -9,31 +12,42 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import JobError
 
-KERNELS_OWN = {"In", "Out", "exit", "quit", "open", "get_ipython"}
+# Names that every kernel has.
+_KERNEL_NAMES = {"In", "Out", "exit", "quit", "open", "get_ipython"}
 
 
 def check_names(notebook: str | Path, names: Iterable[str]) -> None:
-    """Raise JobError at a name that is no parameter of the notebook, whose path is relative to the checkout."""
-    known = names_of(ROOT / notebook)
+    """Raise JobError at a name that is no parameter of the notebook.
+
+    notebook: its path, relative to the checkout. Names of the kernel, and those that begin with an
+    underscore, may be anybody's. papermill would run a name that is none as code.
+    """
+    known = _parameter_names(ROOT / notebook)
     for name in names:
-        own = name in KERNELS_OWN or (name.startswith("_") and name.isidentifier())  # papermill would run what is not
-        if name not in known and not own:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-            raise JobError(f"{Path(notebook).name} has no parameter {name!r}: {hint}")
+        is_private = name.startswith("_") and name.isidentifier()
+        if name in known or name in _KERNEL_NAMES or is_private:
+            continue
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise JobError(f"{Path(notebook).name} has no parameter {name!r}: {hint}")
 
 
-def names_of(notebook: Path) -> list[str]:
+def _parameter_names(notebook: Path) -> list[str]:
     """The names that the cell tagged `parameters` gives a value."""
     cells = json.loads(notebook.read_text())["cells"]
-    tagged = next((cell["source"] for cell in cells if "parameters" in cell["metadata"].get("tags", [])), "")
-    return [node.targets[0].id for node in ast.parse("".join(tagged)).body if isinstance(node, ast.Assign)]
+    for cell in cells:
+        if "parameters" in cell["metadata"].get("tags", []):
+            statements = ast.parse("".join(cell["source"])).body
+            assignments = [node for node in statements if isinstance(node, ast.Assign)]
+            return [ast.unparse(node.targets[0]) for node in assignments]
+    return []
 
 
 def execute(notebook: str | Path, output: str | Path, **parameters: object) -> None:
-    """Execute a notebook with these values for its parameters, and keep the executed copy at `output`.
+    """Execute a notebook with these parameters, whatever it calls them; keep the copy at `output`.
 
-    Raises JobError, with nothing executed, if it has no such parameter; and where one of its cells fails.
+    notebook: its path, relative to the checkout. Raises JobError, with nothing executed, if it has
+    no such parameter; and where one of its cells fails.
     """
     import papermill  # here, since it takes a second, and the job's own kernel only checks names
     from papermill.exceptions import PapermillExecutionError
@@ -42,14 +56,21 @@ def execute(notebook: str | Path, output: str | Path, **parameters: object) -> N
 
     check_names(notebook, parameters)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    options = {"kernel_name": "python3", "progress_bar": False, "log_output": False}
-    options["kernel_manager_class"] = KernelOnFiles
     try:
-        papermill.execute_notebook(braced(ROOT / notebook), braced(output), parameters, **options)
+        papermill.execute_notebook(
+            _braced(ROOT / notebook),
+            _braced(output),
+            parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=False,
+            kernel_manager_class=KernelOnFiles,
+        )
     except PapermillExecutionError as error:
-        raise JobError(f"{Path(notebook).name} failed: {error.ename}: {error.evalue}") from None
+        name = Path(notebook).name
+        raise JobError(f"{name} failed: {error.ename}: {error.evalue}") from None
 
 
-def braced(path: str | Path) -> str:
-    """A path as papermill takes it: it would fill in what stands in braces."""
+def _braced(path: str | Path) -> str:
+    """Double the braces of a path: papermill would fill in what stands in them."""
     return str(path).replace("{", "{{").replace("}", "}}")

@@ -1,32 +1,36 @@
-"""Where a job runs, from a TOML file in slurm/sites checked key by key, and the sbatch file that it becomes there."""
+"""A cluster on which jobs run, read from a site file that is checked key by key.
+
+Whoever makes a job loads its site, in one process; `sbatch.render` makes the job file from both.
+"""
 
 import getpass
 import os
 import re
-import shlex
-import sys
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from reprlib import repr as short
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import Any
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.allowed import set_up, shell, wrong
-from ddp_helpers.jobs.job import ARRAY, NAME, RUN_DIR, Job, JobError, seconds
+from ddp_helpers.jobs.allowed import wrong
+from ddp_helpers.jobs.job import NAME, JobError, seconds
 
 SITES = ROOT / "slurm" / "sites"
-USER = re.compile(r"(?<!\$)\{user\}")  # ${user} is a variable
+_USER = re.compile(r"(?<!\$)\{user\}")  # ${user} is a variable
+
+_Value = str | bool | int | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, as slurm/sites/TEMPLATE.toml explains it key by key. Raises JobError at what it cannot be."""
+    """A cluster, as slurm/sites/TEMPLATE.toml explains it key by key.
+
+    Raises JobError at a value that a key cannot have.
+    """
 
     name: str
     description: str = ""
@@ -56,162 +60,168 @@ class Site:
 
     @property
     def flags(self) -> list[str]:
-        """The flags that srun and sbatch need to be let onto the cluster: account, partition, QOS, reservation."""
-        keys = ("account", "partition", "qos", "reservation")
-        return [f"--{key}={getattr(self, key)}" for key in keys if getattr(self, key)]
+        """The flags by which srun and sbatch are let onto the cluster, such as --account=NAME."""
+        values = {
+            "account": self.account,
+            "partition": self.partition,
+            "qos": self.qos,
+            "reservation": self.reservation,
+        }
+        return [f"--{key}={value}" for key, value in values.items() if value]
 
     @property
     def in_container(self) -> bool:
         """Whether the ranks run in an image, in which the Python of this machine is not."""
-        return bool(self.prefix) or any(word.startswith("--container-image") for word in self.srun)
+        return bool(self.prefix) or any(flag.startswith("--container-image") for flag in self.srun)
 
     @property
     def has_data(self) -> bool:
-        """Whether the site itself says where MNIST lies: in an image, say, where this machine's folders are not."""
-        return any(word.partition("=")[0] == "--data" for word in self.script_args)
+        """Whether the site itself says where MNIST lies, as in an image."""
+        return any(argument.partition("=")[0] == "--data" for argument in self.script_args)
 
     def __post_init__(self) -> None:
-        check_keys(f"site {self.name!r}", vars(self))
+        _check_keys(f"site {self.name!r}", vars(self))
 
     @classmethod
     def load(cls, name: str | Path) -> "Site":
-        """A site by its name in slurm/sites, or by the path of its file; what own_file() says counts more."""
+        """Read a site by its name in slurm/sites, or by the path of its file.
+
+        The keys of the learner's own file (`_learners_file`) count more, but not at `local`.
+        Raises JobError where there is no such site, or a key of it cannot be used.
+        """
         path = Path(name) if str(name).endswith(".toml") else SITES / f"{name}.toml"
-        found = False
+        is_file = False
         with suppress(OSError):  # a name that no file can have
-            found = path.is_file()
-        if not found:
-            known = ", ".join(sorted(found.stem for found in SITES.glob("[a-z]*.toml")))
-            raise JobError(f"site {str(name)!r} is not known: choose one of {known}, or give the path of a .toml file")
-        values = keys_of(path)
+            is_file = path.is_file()
+        if not is_file:
+            known = ", ".join(sorted(site.stem for site in SITES.glob("[a-z]*.toml")))
+            cure = f"choose one of {known}, or give the path of a .toml file"
+            raise JobError(f"site {str(name)!r} is not known: {cure}")
+        values: dict[str, Any] = _read_keys(path)  # each of its key's type
         with suppress(FileNotFoundError):
-            values |= keys_of(own_file()) if path.stem != "local" else {}  # an account there is not known here
+            if path.stem != "local":  # there an account of another cluster is not known
+                values |= _read_keys(_learners_file())
         return cls(path.stem, **values)
 
-    def but(self, **values: str) -> "Site":
-        """The same site with these values instead, where they are not empty: the account of one learner, say."""
-        return replace(self, **{key: value for key, value in values.items() if value})
+    def but(
+        self,
+        *,
+        account: str = "",
+        partition: str = "",
+        qos: str = "",
+        reservation: str = "",
+        nodelist: str = "",
+        exclude: str = "",
+        constraint: str = "",
+        memory: str = "",
+        memory_per_cpu: str = "",
+        time: str = "",
+    ) -> "Site":
+        """Return the same site with these values, where they are not empty: a learner's account."""
+        return replace(
+            self,
+            account=account or self.account,
+            partition=partition or self.partition,
+            qos=qos or self.qos,
+            reservation=reservation or self.reservation,
+            nodelist=nodelist or self.nodelist,
+            exclude=exclude or self.exclude,
+            constraint=constraint or self.constraint,
+            memory=memory or self.memory,
+            memory_per_cpu=memory_per_cpu or self.memory_per_cpu,
+            time=time or self.time,
+        )
 
 
-def own_file() -> Path:
-    """The learner's own keys for every site but the local one: account, reservation, mail; not shared with others."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ddp-course" / "site.toml"
+def _learners_file() -> Path:
+    """The file of a learner's own keys for every site but `local`: account, reservation, mail."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(config) / "ddp-course" / "site.toml"
 
 
-def check_keys(where: str, values: Mapping[str, object]) -> None:
-    """Raise JobError, which says where they stand, unless these keys may hold these values."""
+def _check_keys(source: str, values: Mapping[str, object]) -> None:
+    """Raise JobError, which names the source of the values, unless each key may hold its value."""
     if values.get("memory") and values.get("memory_per_cpu"):
-        raise JobError(f"{where}: memory and memory_per_cpu exclude each other: give one")
+        raise JobError(f"{source}: memory and memory_per_cpu exclude each other: give one")
     for key, value in values.items():
-        if key == "exclusive":
-            continue
-        if key == "cpus_per_rank":
-            if type(value) is not int or not 0 <= value < 10_000:
-                raise JobError(f"{where}: {key} = {value!r} cannot be used: give a whole number, 1 or more")
-            continue
-        for word in value if isinstance(value, tuple) else [value] if value or key == "name" else []:
-            if why := wrong(key, word):
-                raise JobError(f"{where}: {key} = {word!r} cannot be used: {why}")
+        if key != "exclusive":
+            _check_key(source, key, value)
     usual, longest = values.get("time"), values.get("longest")
-    if usual and longest and seconds(usual) > seconds(longest):
-        raise JobError(f"{where}: time = {usual!r} is more than longest = {longest!r}: give less, or more")
+    if not (usual and longest):
+        return
+    if seconds(str(usual)) > seconds(str(longest)):
+        pair = f"time = {usual!r} is more than longest = {longest!r}"
+        raise JobError(f"{source}: {pair}: give less, or more")
 
 
-def keys_of(path: Path) -> dict[str, str | bool | int | tuple[str, ...]]:
-    """The keys of a site file, each of its type. Raises JobError, with its path, where one of them cannot be used."""
-    where = f"site file {str(path)!r}"
+def _check_key(source: str, key: str, value: object) -> None:
+    """Raise JobError, which names the source of the value, unless the key may hold it."""
+    if key == "cpus_per_rank":
+        if type(value) is not int or not 0 <= value < 10_000:
+            cure = "give a whole number, 1 or more"
+            raise JobError(f"{source}: {key} = {value!r} cannot be used: {cure}")
+        return
+    if not value and key != "name":
+        return  # the key is not given
+    for text in value if isinstance(value, tuple) else (value,):
+        if reason := wrong(key, text):
+            raise JobError(f"{source}: {key} = {text!r} cannot be used: {reason}")
+
+
+def _read_keys(path: Path) -> dict[str, _Value]:
+    """Read the keys of a site file, each of its type.
+
+    Raises FileNotFoundError, or JobError with the path where a key cannot be used.
+    """
+    source = f"site file {str(path)!r}"
     try:
-        values = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise JobError(f"{where} cannot be read: {error.strerror}") from None
+        raise JobError(f"{source} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
-        raise JobError(f"{where} is not TOML: {error}") from None
-    values = {key: typed(str(path), key, value) for key, value in values.items()}
-    check_keys(where, {"name": path.stem} | values)
+        raise JobError(f"{source} is not TOML: {error}") from None
+    values = {key: _typed(path, key, value) for key, value in content.items()}
+    _check_keys(source, {"name": path.stem, **values})
     return values
 
 
-def typed(file: str, key: str, value: object) -> str | bool | int | tuple[str, ...]:
-    """A value of the file in its place, of the key's type, with the learner's name for {user}."""
-    kinds = {one.name: str(one.type) for one in fields(Site) if one.name != "name"}
-    if key not in kinds:
-        near = get_close_matches(key, kinds, 1)
-        hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(kinds)}"
-        raise JobError(f"site file {file!r}: the key {key!r} is not known: {hint}")
-    if "bool" in kinds[key]:
+def _typed(path: Path, key: str, value: object) -> _Value:
+    """Return a value of a site file in its key's type, with the learner's name for {user}."""
+    defaults = {field.name: field.default for field in fields(Site) if field.name != "name"}
+    if key not in defaults:
+        near = get_close_matches(key, defaults, 1)
+        hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(defaults)}"
+        raise JobError(f"site file {str(path)!r}: the key {key!r} is not known: {hint}")
+    default = defaults[key]
+    seen = f"site file {str(path)!r}: {key} = {short(value)}"
+    if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise JobError(f"site file {file!r}: {key} = {short(value)}: give true or false, without quotes")
+            raise JobError(f"{seen}: give true or false, without quotes")
         return value
-    if "int" in kinds[key]:
+    if isinstance(default, int):
         if type(value) is not int or value < 1:
-            raise JobError(f"site file {file!r}: {key} = {short(value)}: give a whole number, 1 or more")
+            raise JobError(f"{seen}: give a whole number, 1 or more")
         return value
-    many = "tuple" in kinds[key]
-    words = value if many else [value]
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        kind = "a list of texts" if many else "a text"
-        raise JobError(f"site file {file!r}: {key} = {short(value)}: give {kind} in quotes")
-    words = [USER.sub(lambda _: user(), word) for word in words]
-    return tuple(words) if many else words[0]
+    if isinstance(default, tuple):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise JobError(f"{seen}: give a list of texts in quotes")
+        return tuple(_with_user(text) for text in value)
+    if not isinstance(value, str):
+        raise JobError(f"{seen}: give a text in quotes")
+    return _with_user(value)
 
 
-def user() -> str:
+def _with_user(text: str) -> str:
+    """Fill in {user}. Raises JobError at a user name that may not stand in a job file."""
+    return _USER.sub(lambda _: _user(), text)
+
+
+def _user() -> str:
     """The learner's name on this machine, if it may stand in a file that a shell reads."""
     name = getpass.getuser()
     if not NAME.fullmatch(name):
-        raise JobError(f"your user name {name!r} cannot stand in a job file for {{user}}: write it into the site file")
+        cure = "write it into the site file"
+        raise JobError(f"your user name {name!r} cannot stand in a job file for {{user}}: {cure}")
     return name
-
-
-SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
-UNSEEN = "the run folder $0 is not in the container: mount {runs} there, in the site file"
-HOLES = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
-
-
-def render(job: Job, site: Site, folder: Path) -> str:
-    """The text of the file for this job, whose script and record are in `folder`. Raises JobError at an odd path."""
-    folder = Path(folder).absolute()
-    if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
-        raise JobError(f"the run folder {str(folder)!r} cannot be used: choose a path without quotes and backslashes")
-    if site.longest and seconds(job.time) > seconds(site.longest):
-        raise JobError(f"time={job.time!r} is more than {site.longest}, the longest at site {site.name}: ask for less")
-    python = shell(site.python) if site.python else "python" if site.in_container else shlex.quote(sys.executable)
-    values = {"job": job, "site": site, "folder": str(folder), "python": python, "wrapper": wrapper}
-    places = {"{folder}": str(folder), "{runs}": str(folder.parent), "{course}": str(ROOT)}
-    values |= {key: " ".join(shell(word, places) for word in vars(site)[key]) for key in ("srun", "prefix")}
-    text = environment().get_template("job.sbatch.jinja").render(values)
-    # The comments in a column; not behind the log's path, which is the learner's.
-    return re.sub(r"^(#SBATCH (?!--output).*?)  (# .*)$", lambda line: f"{line[1]:<39} {line[2]}", text, flags=re.M)
-
-
-@cache
-def environment() -> Environment:
-    """Make the jinja environment of the template, with filters that quote values for the shell."""
-    found = Environment(loader=FileSystemLoader(ROOT / "slurm"), undefined=StrictUndefined, autoescape=False)
-    found.trim_blocks = found.lstrip_blocks = found.keep_trailing_newline = True
-    found.filters |= {"quote": shlex.quote, "word": word, "directive": directive, "set_up": set_up}
-    return found
-
-
-def word(text: str) -> str:
-    """Quote a word of the program for the shell, but for the variables that stand in it."""
-    parts = [part for part in HOLES.split(text) if part]
-    return "".join(SHELL.get(part) or shlex.quote(part) for part in parts) or "''"
-
-
-def wrapper(job: Job, site: Site) -> str:
-    """Return the bash line that runs on each node, in the container if there is one, before the program.
-
-    In a container $0 is the run folder: what is written where nothing is mounted would be gone with the container.
-    """
-    steps = ['export PET_NODE_RANK="$SLURM_NODEID"'] if job.launcher == "torchrun" else []
-    steps += [f"source {shell(site.source)}"] if site.source else []
-    seen = f'[ -d "$0" ] || {{ echo "{UNSEEN}" >&2; exit 1; }}; ' if site.in_container else ""
-    return seen + " && ".join([*steps, 'exec "$@"'])
-
-
-def directive(value: str) -> str:
-    """A value as sbatch reads it behind #SBATCH, where a space would end it and # begin a comment."""
-    return value if set(value).isdisjoint(" #") else f'"{value}"'

@@ -1,1 +1,1 @@
-"""Read run folders: tables of runs, and models of how they scale."""
+"""Read the records that runs leave in their folders: tables of runs, and how runs scale."""

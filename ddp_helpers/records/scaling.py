@@ -1,18 +1,61 @@
-"""What a scaling study says, from the table of runs.table: speed-up with its spread, where the time goes, the cost."""
+"""Compute from a table of runs how they scale: speed-up and its spread, where time goes, cost.
+
+Notebooks 08, 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
+returns; `per_run` makes one row of each run, and `speedup` one of each setting.
+"""
 
 import numpy as np
 import pandas as pd
 
 from ddp_helpers import PlainError
 
-DONE = "done"
-SETTING = ["run", "dataset", "train_set", "machine", "site", "job_id", "launcher", "world_size", "nodes"]
-SETTING += ["cpus_per_task", "batch_per_rank", "global_batch", "scaling", "asked", "seed", "job_seconds"]
-MEASURED = ["epoch", "images_per_second", "seconds", "data_seconds", "test_seconds", "test_loss", "test_accuracy"]
+_DONE = "done"
+_SETTING = [
+    "run",
+    "dataset",
+    "train_set",
+    "machine",
+    "site",
+    "job_id",
+    "launcher",
+    "world_size",
+    "nodes",
+    "cpus_per_task",
+    "batch_per_rank",
+    "global_batch",
+    "scaling",
+    "asked",
+    "seed",
+    "job_seconds",
+]
+_MEASURED = [
+    "images_per_second",
+    "seconds",
+    "data_seconds",
+    "test_seconds",
+    "test_loss",
+    "test_accuracy",
+]
 # What the course's records count and time; any other number of an epoch is a metric.
-COUNTED = {"state", "number", "train_samples", "test_samples", "exposed_seconds", *SETTING, *MEASURED}
-COUNTED -= {"test_loss", "test_accuracy"}
-STILL = {"running": "running or killed", "unknown": "of unknown end"}
+_NO_METRICS = {
+    "state",
+    "number",
+    "train_samples",
+    "test_samples",
+    "exposed_seconds",
+    "epoch",
+    "images_per_second",
+    "seconds",
+    "data_seconds",
+    "test_seconds",
+    *_SETTING,
+}
+# How a caption calls the states in which a run is left out, if not by their names.
+_LEFT_OUT = {
+    "running": "running or killed",
+    "unknown": "of unknown end",
+    _DONE: "without an epoch",
+}
 
 
 class ScalingError(PlainError, ValueError):
@@ -20,135 +63,188 @@ class ScalingError(PlainError, ValueError):
 
 
 def finished(table: pd.DataFrame) -> pd.DataFrame:
-    """The epochs of the runs that ended well, with `number`, which counts the runs of the table from 0."""
-    table = numbered(table)
-    table = table[(table["state"] == DONE) & table[["epoch", "world_size"]].notna().all(axis=1)]
-    return table.astype({"epoch": int, "world_size": int, **dict.fromkeys(MEASURED[1:], float)})
+    """Return the epochs of the runs that ended well.
+
+    The column `number` counts the runs of the table from 0.
+    """
+    table = _numbered(table)
+    is_done = table["state"] == _DONE
+    is_whole = table[["epoch", "world_size"]].notna().all(axis=1)
+    types = {"epoch": int, "world_size": int, **dict.fromkeys(_MEASURED, float)}
+    return table[is_done & is_whole].astype(types)
 
 
-def numbered(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with all columns that are used here, and the number of each run; a name may stand in two folders."""
-    columns = dict.fromkeys(["state", *SETTING, *MEASURED, *table.columns])
+def _numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with all columns that are used here, and with the number of each run.
+
+    A run's name does not tell it: a name may stand in two folders.
+    """
+    columns = dict.fromkeys(["state", *_SETTING, "epoch", *_MEASURED, *table.columns])
     table = table.reindex(columns=list(columns)).fillna({"asked": ""})
-    return table.assign(number=table.groupby(SETTING, dropna=False, sort=False).ngroup())
+    numbers = table.groupby(_SETTING, dropna=False, sort=False).ngroup()
+    return table.assign(number=numbers)
 
 
 def metrics(table: pd.DataFrame) -> list[str]:
-    """The columns that say how well a run learns, loss and accuracy first.
+    """List the columns that say how well a run learns: losses first, then accuracies.
 
-    These are the numbers of its epochs, but for what COUNTED names, and for a training metric that the test has, too.
+    These are all numbers of its epochs, but what _NO_METRICS and the runs' settings name, and a
+    training metric that was measured on the test set, too.
     """
-    flags = {flag.partition("=")[0] for asked in table["asked"].dropna().unique() for flag in asked.split(", ")}
+    settings = set()
+    for assignments in table["asked"].dropna().unique():
+        settings |= {text.partition("=")[0] for text in assignments.split(", ")}
     numbers = table.select_dtypes("number").dropna(axis=1, how="all").columns
-    names = [name for name in numbers if name not in COUNTED | flags]
-    tested = {name.removeprefix(start) for name in names for start in ("test_", "val_") if name.startswith(start)}
-    names = [name for name in names if not (name.startswith("train_") and name.removeprefix("train_") in tested)]
-    return sorted(names, key=lambda name: (not name.endswith("loss"), not name.endswith("accuracy"), name))
+    names = [name for name in numbers if name not in _NO_METRICS | settings]
+    tested = set()
+    for name in names:
+        if name.startswith(("test_", "val_")):
+            tested.add(name.partition("_")[2])
+    kept = []
+    for name in names:
+        data, _, metric = name.partition("_")
+        if not (data == "train" and metric in tested):
+            kept.append(name)
+    kept.sort()
+    kept.sort(key=lambda name: (not name.endswith("loss"), not name.endswith("accuracy")))
+    return kept
 
 
 def left_out(table: pd.DataFrame) -> str:
-    """For a caption: how many runs are in no fit and no median, and why; '' if none."""
-    table, used = numbered(table).drop_duplicates("number"), finished(table)["number"]
-    states = table.loc[~table["number"].isin(used), "state"].replace(STILL | {DONE: "without an epoch"})
-    told = ", ".join(f"{count} {state}" for state, count in states.value_counts().items())
-    return f"{many(len(states), 'run')} left out: {told}" if told else ""
+    """Describe for a caption how many runs are in no fit and no median, and why; '' if none."""
+    runs = _numbered(table).drop_duplicates("number")
+    is_used = runs["number"].isin(finished(table)["number"])
+    states = runs.loc[~is_used, "state"].replace(_LEFT_OUT)
+    counts = ", ".join(f"{count} {state}" for state, count in states.value_counts().items())
+    return f"{many(len(states), 'run')} left out: {counts}" if counts else ""
 
 
 def lacks(table: pd.DataFrame) -> str:
-    """Say in a line what keeps runs from being a scaling study of three sizes or more; '' if nothing does."""
+    """Say in a line what keeps runs from being a scaling study of three sizes; '' if nothing."""
     done = finished(table)
     if done.empty:
         return "no run there has finished"
-    if len(asked := sorted(done["asked"].unique())) > 1:
-        return f"they were asked for different things ({' and '.join(asked)}); give each a folder of its own"
+    settings = sorted(done["asked"].unique())
+    if len(settings) > 1:
+        different = f"they were asked for different things ({' and '.join(settings)})"
+        return f"{different}; give each a folder of its own"
     for name in ("images_per_second", "seconds"):
         if done[name].isna().any():
             return f"there are epochs without {name}"
     cpus = done["cpus_per_task"].fillna(0)
     strong = done[(done["scaling"] == "strong") & (cpus == cpus.min())]
     if strong["global_batch"].isna().any():
-        return "there are runs without a global batch: batch_size in spec.json, or global_batch_size in env.json"
-    if (sizes := strong["world_size"].nunique()) < 3:
-        return f"{many(sizes, 'number')} of ranks with the same global batch and CPUs for each: three are needed"
+        names = "batch_size in spec.json, or global_batch_size in env.json"
+        return f"there are runs without a global batch: {names}"
+    sizes = strong["world_size"].nunique()
+    if sizes < 3:
+        same = "with the same global batch and CPUs for each"
+        return f"{many(sizes, 'number')} of ranks {same}: three are needed"
     return ""
 
 
 def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
-    """Seconds of training and test until one run first reached a test accuracy (0 to 1); None if it never did.
+    """Return the seconds until one run first reached a test accuracy; None if it never did.
 
-    table: the rows of that run alone. Its start-up is not in it.
+    table: the rows of that run alone. target: 0 to 1. Counts training and test, and no start-up.
     """
     reached = np.flatnonzero(table["test_accuracy"].to_numpy() >= target)
-    took = np.cumsum(np.nan_to_num(table["seconds"].to_numpy() + np.nan_to_num(table["test_seconds"].to_numpy())))
-    return float(took[reached[0]]) if len(reached) else None
+    test_seconds = np.nan_to_num(table["test_seconds"].to_numpy())
+    epoch_seconds = np.nan_to_num(table["seconds"].to_numpy() + test_seconds)
+    return float(np.cumsum(epoch_seconds)[reached[0]]) if len(reached) else None
 
 
 def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
-    """One row a finished run: its setting, its speed, where its time went, and its cost.
+    """Return one row a finished run: its setting, its speed, where its time went, and its cost.
 
-    images_per_second and seconds are those of the median epoch. The first epoch is not in it if there are others:
-    it also pays for what is done once, such as choosing kernels and making buffers. data: the share of the
-    training time that waited for data, 0 to 1. accuracy: the best of the test, if recorded. to_target: seconds to
-    the target accuracy. device_hours: GPUs (or ranks) held, times the hours of the job, or of its epochs where no
-    job is recorded.
+    images_per_second, seconds: those of the median epoch. The first epoch is not in it if there
+    are others: it also pays for what is done once, such as choosing kernels and making buffers.
+    data: the share of the training time that waited for data, 0 to 1. accuracy: the best of the
+    test, 0 to 1, if recorded. to_target: seconds to the target accuracy. device_hours: GPUs (or
+    ranks) held, times the hours of the job, or of its epochs where no job is recorded.
     """
     epochs = finished(table).dropna(subset="images_per_second")
-    once = epochs.groupby("number").cumcount().eq(0) & epochs.groupby("number")["epoch"].transform("size").gt(1)
-    steady, runs = epochs[~once].groupby("number"), epochs.groupby("number")
-    found = runs[SETTING].first().assign(epochs=runs.size(), **steady[["images_per_second", "seconds"]].median())
+    runs = epochs.groupby("number")
+    is_first, has_others = runs.cumcount().eq(0), runs["epoch"].transform("size").gt(1)
+    steady = epochs[~(is_first & has_others)].groupby("number")
+    medians = steady[["images_per_second", "seconds"]].median()
+    rows = runs[_SETTING].first().assign(epochs=runs.size(), **medians)
     sums = steady[["seconds", "data_seconds"]].sum(min_count=1)
-    found["data"] = sums["data_seconds"] / sums["seconds"]
-    found["accuracy"] = runs["test_accuracy"].max()
-    found["to_target"] = pd.Series({number: time_to_accuracy(rows, target) for number, rows in runs}, dtype=float)
-    took = epochs["seconds"] + epochs["test_seconds"].fillna(0)
-    held = pd.to_numeric(found["job_seconds"]).fillna(took.groupby(epochs["number"]).sum())
-    return found.assign(device_hours=found["world_size"] * held / 3600).reset_index(drop=True)
+    rows["data"] = sums["data_seconds"] / sums["seconds"]
+    rows["accuracy"] = runs["test_accuracy"].max()
+    times = {number: time_to_accuracy(run, target) for number, run in runs}
+    rows["to_target"] = pd.Series(times, dtype=float)
+    epoch_seconds = epochs["seconds"] + epochs["test_seconds"].fillna(0)
+    run_seconds = epoch_seconds.groupby(epochs["number"]).sum()
+    held_seconds = pd.to_numeric(rows["job_seconds"]).fillna(run_seconds)
+    rows["device_hours"] = rows["world_size"] * held_seconds / 3600
+    return rows.reset_index(drop=True)
 
 
-def check_comparable(runs: pd.DataFrame) -> None:
-    """Stop unless these runs differ in the number of ranks, CPUs and repeats alone. Raises ScalingError."""
+def _check_comparable(runs: pd.DataFrame) -> None:
+    """Raise ScalingError unless these runs differ in ranks, CPUs and repeats alone."""
     if runs.empty:
-        raise ScalingError("no finished run to compare: run some first, or look at the column `state` of the table")
-    strong = runs["scaling"] == "strong"
-    same = [("machine", runs), ("site", runs.dropna(subset=["site"])), ("dataset", runs), ("asked", runs)]
-    same.append(("train_set", runs.dropna(subset=["train_set"])))
-    same += [("global_batch", runs[strong]), ("batch_per_rank", runs[~strong])]
-    for what, rows in same:
-        if len(found := sorted({str(one).removesuffix(".0") for one in rows[what]})) > 1:
-            raise ScalingError(f"runs of more than one {what} compared ({' and '.join(found)}): keep one of them")
+        cure = "run some first, or look at the column `state` of the table"
+        raise ScalingError(f"no finished run to compare: {cure}")
+    is_strong = runs["scaling"] == "strong"
+    _check_same("machine", runs)
+    _check_same("site", runs.dropna(subset=["site"]))
+    _check_same("dataset", runs)
+    _check_same("asked", runs)
+    _check_same("train_set", runs.dropna(subset=["train_set"]))
+    _check_same("global_batch", runs[is_strong])
+    _check_same("batch_per_rank", runs[~is_strong])
 
 
-def speedup(per_run: pd.DataFrame) -> pd.DataFrame:
-    """Speed-up and efficiency against the fewest ranks of the same scaling and CPUs per task, a row a setting.
+def _check_same(column: str, runs: pd.DataFrame) -> None:
+    """Raise ScalingError where a column has two values."""
+    values = sorted({str(value).removesuffix(".0") for value in runs[column]})
+    if len(values) > 1:
+        compared = f"runs of more than one {column} compared ({' and '.join(values)})"
+        raise ScalingError(f"{compared}: keep one of them")
 
-    strong: the same global batch; weak: the same batch per rank. Over the repeats, images_per_second is the median,
-    lowest and highest the extremes; the columns ending in _low and _high carry them on. Raises ScalingError if the
-    runs are of two machines, sites, datasets or batch sizes, or were asked for something else with two values.
+
+def speedup(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a setting: speed-up and efficiency against the fewest ranks.
+
+    runs: a row each, of `per_run`. Compared are those of the same scaling and CPUs per task.
+    strong: the same global batch; weak: the same batch per rank. Over the repeats,
+    images_per_second is the median, lowest and highest the extremes; the columns ending in _low and
+    _high carry them on. Raises ScalingError if the runs are of two machines, sites, datasets or
+    batch sizes, or have two values of a setting.
     """
-    check_comparable(per_run)
+    _check_comparable(runs)
     keys = ["scaling", "cpus_per_task"]
-    rates = per_run.groupby([*keys, "world_size"], dropna=False)  # sorted, so the fewest ranks come first
-    found = rates["images_per_second"].agg(repeats="size", images_per_second="median", lowest="min", highest="max")
-    found = found.join(rates[["seconds", "data", "device_hours"]].median()).reset_index()
-    base = found.groupby(keys, dropna=False)[["world_size", "images_per_second"]].transform("first")
-    found["base"] = base["world_size"]
-    for end, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
-        found[f"speedup{end}"] = found[rate] / base["images_per_second"]
-        found[f"efficiency{end}"] = found[f"speedup{end}"] * found["base"] / found["world_size"]
-    return found.assign(unit=unit(per_run), where=where(per_run))
+    # Sorted, so the fewest ranks come first.
+    repeats = runs.groupby([*keys, "world_size"], dropna=False)
+    rates = repeats["images_per_second"].agg(
+        repeats="size",
+        images_per_second="median",
+        lowest="min",
+        highest="max",
+    )
+    rows = rates.join(repeats[["seconds", "data", "device_hours"]].median()).reset_index()
+    base = rows.groupby(keys, dropna=False)[["world_size", "images_per_second"]].transform("first")
+    rows["base"] = base["world_size"]
+    for suffix, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
+        rows[f"speedup{suffix}"] = rows[rate] / base["images_per_second"]
+        rows[f"efficiency{suffix}"] = rows[f"speedup{suffix}"] * rows["base"] / rows["world_size"]
+    return rows.assign(unit=unit(runs), where=where(runs))
 
 
 def unit(runs: pd.DataFrame) -> str:
-    """Name the unit of these runs: GPU, or rank on CPUs and where no machine is recorded."""
-    return "rank" if runs["machine"].fillna("CPU").astype(str).str.startswith("CPU").any() else "GPU"
+    """Name what ranks of these runs use: GPU; rank on CPUs, or where no machine is recorded."""
+    machines = runs["machine"].fillna("CPU").astype(str)
+    return "rank" if machines.str.startswith("CPU").any() else "GPU"
 
 
 def where(runs: pd.DataFrame) -> str:
-    """The dataset and the machine, for a title."""
-    data, machine = (" and ".join(map(str, runs[name].dropna().unique())) for name in ("dataset", "machine"))
+    """Name the dataset and the machine of these runs, for a title."""
+    data = " and ".join(map(str, runs["dataset"].dropna().unique()))
+    machine = " and ".join(map(str, runs["machine"].dropna().unique()))
     return f"{data or 'unnamed data'} on {machine or 'an unnamed machine'}"
 
 
 def many(count: int, unit: str) -> str:
-    """A count with its unit, as in 1 GPU, 4 GPUs."""
+    """Write a count with its unit, as in 1 GPU, 4 GPUs."""
     return f"{count} {unit}{'' if count == 1 else 's'}"

@@ -1,6 +1,7 @@
-"""Measure the speed goals of the course; what is compared takes turns, so that a busy machine slows both alike.
+"""Measure the speed goals of the course, on one quiet machine; the command `bench` calls it.
 
-The ladder of one device is notebook 01.
+What is compared takes turns, so that a busy machine slows both alike. It runs in one process, which
+starts the ranks, and jobs where a Slurm answers. The ladder of one device is notebook 01.
 """
 
 import io
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
@@ -36,144 +39,206 @@ begin = time.perf_counter()
 import ddp_helpers, ddp_helpers.rank.scripts.mnist_ddp
 print(time.perf_counter() - begin)
 """
-# Runs the script that follows on the command line, then says the most memory that this process has had (on Linux;
-# not with getrusage, which also counts what the launcher held before it became this process).
-PEAK = """
+# Runs the script that follows on the command line, then says the most memory that this process has
+# had (on Linux; not with getrusage, which also counts what the launcher held before it became this
+# process).
+_PEAK = """
 import re, runpy, sys
 from pathlib import Path
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
 """
+_Measure = Callable[[], float]
 
 
-def ratios(a: Callable[[], float], b: Callable[[], float], times: int = 3) -> list[float]:
-    """Measure a as a multiple of b, in turns: A B, B A."""
-    found = []
+def ratios(a: _Measure, b: _Measure, times: int = 3) -> list[float]:
+    """Measure a as a multiple of b, `times` times, in turns: A B, B A."""
+    multiples = []
     for turn in range(times):
-        measured = {measure: measure() for measure in ((a, b) if turn % 2 == 0 else (b, a))}
-        found.append(measured[a] / measured[b])
-    return found
+        order = (a, b) if turn % 2 == 0 else (b, a)
+        measured = {measure: measure() for measure in order}
+        multiples.append(measured[a] / measured[b])
+    return multiples
 
 
-def digits(folder: Path) -> Path:
+def _digits(folder: Path) -> Path:
     """Make the images that all these runs train on, once."""
     return write_digits(folder / "digits", train=3072, test=256)
 
 
-def printed(*words: object) -> float:
-    """Run Python with these words, and return the number that it prints."""
-    return float(subprocess.run([sys.executable, *map(str, words)], capture_output=True, check=True).stdout)
+def printed(*arguments: object) -> float:
+    """Run Python with these arguments, and return the number that it prints."""
+    command = [sys.executable, *map(str, arguments)]
+    return float(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
-    """Images per second of a script in the second of two epochs: by itself, or on ranks of one thread each."""
-    script, run = scripts.write(name, folder / f"{name}.py"), runs.fresh(folder, name)
-    args = ["--data", digits(folder), "--epochs", 2, "--log-interval", 10**9, "--run-dir", run, *flags]
-    args += ["--no-cuda"] if torch.cuda.device_count() < ranks else []
-    how = {"ranks": ranks, "env": {"OMP_NUM_THREADS": "1"}} if ranks else {"launcher": "python"}
+    """Measure a script's images per second in the second of two epochs.
+
+    ranks: how many, of one thread each; with 0 it runs by itself.
+    """
+    script = scripts.write(name, folder / f"{name}.py")
+    record = runs.fresh(folder, name)
+    arguments = ["--data", _digits(folder), "--epochs", 2, "--log-interval", 10**9]
+    arguments += ["--run-dir", record, *flags]
+    if torch.cuda.device_count() < ranks:
+        arguments.append("--no-cuda")
     with redirect_stdout(io.StringIO()):
-        launch.run(script, *args, **how)
-    return runs.read(run).epochs[-1]["images_per_second"]
+        if ranks:
+            launch.run(script, *arguments, ranks=ranks, env={"OMP_NUM_THREADS": "1"})
+        else:
+            launch.run(script, *arguments, launcher="python")
+    return runs.read(record).epochs[-1]["images_per_second"]
 
 
-def cost_of_ddp(device: torch.device, times: int = 100) -> list[float]:
-    """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
+def _trainer(model: nn.Module, device: torch.device) -> _Measure:
+    """Return what measures a model's training, in passes over a few batches a second."""
     flags = Namespace(precision="bf16" if has_bf16(device) else "float32", dry_run=False)
     images = torch.rand(64, 1, 28, 28, device=device).to(memory_format=torch.channels_last)
-    batches = [(images, torch.randint(10, (64,), device=device))] * (200 if device.type == "cuda" else 3)
+    labels = torch.randint(10, (64,), device=device)
+    batches = [(images, labels)] * (200 if device.type == "cuda" else 3)
+    optimizer = Adadelta(model.parameters())
 
-    def trainer(wrap: Callable[[Net], torch.nn.Module]) -> Callable[[], float]:
-        model = wrap(Net().to(device, memory_format=torch.channels_last))
-        optimizer = Adadelta(model.parameters())
+    def passes_per_second() -> float:
+        begin = time.perf_counter()
+        one_pass(model, batches, flags, optimizer)
+        return 1 / (time.perf_counter() - begin)
 
-        def passes_per_second() -> float:
-            begin = time.perf_counter()
-            one_pass(model, batches, flags, optimizer)
-            return 1 / (time.perf_counter() - begin)
+    passes_per_second()  # warms up
+    return passes_per_second
 
-        passes_per_second()  # warms up
-        return passes_per_second
 
+def _net(device: torch.device) -> nn.Module:
+    """Make the course's network on a device, in the order of memory that is fastest there."""
+    net = Net().to(device)
+    # torch's stubs know no memory_format of a module.
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _cost_of_ddp(device: torch.device, times: int = 100) -> list[float]:
+    """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
     backend, claimed = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=claimed)
+    store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=claimed)
     try:
-        bare, wrapped = trainer(lambda net: net), trainer(lambda net: DDP(net, gradient_as_bucket_view=True))
+        bare = _trainer(_net(device), device)
+        wrapped = _trainer(DDP(_net(device), gradient_as_bucket_view=True), device)
         return [100 * (ratio - 1) for ratio in ratios(bare, wrapped, times)]
     finally:
         dist.destroy_process_group()
 
 
 def memory(folder: Path) -> list[float]:
-    """Measure the most MB that each of two ranks of mnist_ddp holds: a training step, the whole test."""
+    """Measure the most MB that each of two ranks of mnist_ddp holds: a step, the whole test."""
     script = scripts.write("mnist_ddp", folder / "mnist_ddp.py")
-    (folder / "peak.py").write_text(PEAK)
+    witness = folder / "peak.py"
+    witness.write_text(_PEAK)
+    arguments = ("--data", _digits(folder), "--epochs", 1, "--dry-run")
     with redirect_stdout(io.StringIO()):
-        said = launch.run(folder / "peak.py", script, "--data", digits(folder), "--epochs", 1, "--dry-run", ranks=2)
-    return [float(text.split()[1]) for _, text in said.lines if text.startswith("peak")]
+        ran = launch.run(witness, script, *arguments, ranks=2)
+    return [float(text.split()[1]) for _, text in ran.lines if text.startswith("peak")]
+
+
+_FIRST_STEP = "] 1/"  # of rank 0's line of progress
+_WAIT_SECONDS = 120
 
 
 def submit_to_step(folder: Path) -> list[float]:
-    """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first step; none without Slurm."""
-    words = ("--data", str(digits(folder)), "--epochs", "1", "--log-interval", "1", "--run-dir", "{run_dir}")
+    """Measure the seconds from submitting a job of 4 ranks on 2 nodes to its first step.
+
+    Three times; none without Slurm.
+    """
+    arguments = ["--data", str(_digits(folder)), "--epochs", "1", "--log-interval", "1"]
+    arguments += ["--run-dir", "{run_dir}"]
     site, waited = jobs.Site.load("local"), []
     for number in range(3 if jobs.available() else 0):
         run = folder / f"job{number}"
-        jobs.prepare("mnist_ddp", words, site, run, nodes=2, tasks_per_node=2, gpus_per_node=2)
+        jobs.prepare(
+            "mnist_ddp",
+            arguments,
+            site,
+            run,
+            nodes=2,
+            tasks_per_node=2,
+            gpus_per_node=2,
+        )
         begin = time.monotonic()
         with redirect_stdout(io.StringIO()):
             jobs.submit(run)
-            while not any("] 1/" in line for line in jobs.said(run, 0)) and time.monotonic() < begin + 120:
+            while time.monotonic() < begin + _WAIT_SECONDS:
+                if any(_FIRST_STEP in line for line in jobs.said(run, 0)):
+                    break
                 time.sleep(0.05)
             waited.append(time.monotonic() - begin)
             jobs.watch(run)
     return waited
 
 
-def goals(folder: Path, device: torch.device) -> list[dict]:
-    """Measure what has a goal, and print a row for each."""
+def goals(folder: Path, device: torch.device) -> list[dict[str, Any]]:
+    """Measure what has a goal, and print and return a row for each."""
+    least = 50 if device.type == "cuda" else 4  # times as fast
 
-    def ddp(ranks: int, batch: int) -> Callable[[], float]:
+    def ddp(ranks: int, batch: int) -> _Measure:
         return lambda: speed(folder, "mnist_ddp", "--batch-size", batch, ranks=ranks)
 
     def saving() -> float:
-        flags = "--batch-size", 64, "--checkpoint-every", 50
+        flags = ("--batch-size", 64, "--checkpoint-every", 50)
         return speed(folder, "mnist_ddp_resumable", *flags, ranks=2)
 
     def plain() -> float:
-        return speed(folder, "mnist_single", "--precision", "float32", "--num-workers", 0)
+        flags = ("--precision", "float32", "--num-workers", 0)
+        return speed(folder, "mnist_single", *flags)
 
-    fast = ratios(lambda: speed(folder, "mnist_fast"), plain)
-    return [
-        row("import the helpers after torch and torchvision: s", [printed("-c", IMPORTS) for _ in range(3)], "<=", 0.3),
-        row("mnist_fast / mnist_single, no workers: images/s", fast, ">=", 50 if device.type == "cuda" else 4),
-        row("DDP with one rank, slower than without: %", cost_of_ddp(device), "<=", 3),
-        row("2 ranks / 1 rank, batch 64: images/s", ratios(ddp(2, 64), ddp(1, 64)), ">=", 1.5),
-        row("2 ranks / 1 rank, batch 256: images/s", ratios(ddp(2, 256), ddp(1, 256)), ">=", 1.9),
-        row("votes, a checkpoint each 50 steps / none: images/s", ratios(saving, ddp(2, 64)), ">=", 0.9),
-        row("from submit to the first step, 4 ranks on 2 nodes: s", submit_to_step(folder), "<=", 20),
-        row("peak memory of a rank: MB", memory(folder), "<=", 1500),
+    def fast() -> float:
+        return speed(folder, "mnist_fast")
+
+    fast_to_plain = ratios(fast, plain)
+    imports = [printed("-c", IMPORTS) for _ in range(3)]
+    rows = [
+        row("import the helpers after torch and torchvision: s", imports, "<=", 0.3),
+        row("mnist_fast / mnist_single, no workers: images/s", fast_to_plain, ">=", least),
+        row("DDP with one rank, slower than without: %", _cost_of_ddp(device), "<=", 3),
     ]
+    two_ranks = ratios(ddp(2, 64), ddp(1, 64))
+    rows.append(row("2 ranks / 1 rank, batch 64: images/s", two_ranks, ">=", 1.5))
+    two_ranks = ratios(ddp(2, 256), ddp(1, 256))
+    rows.append(row("2 ranks / 1 rank, batch 256: images/s", two_ranks, ">=", 1.9))
+    with_votes = ratios(saving, ddp(2, 64))
+    name = "votes, a checkpoint each 50 steps / none: images/s"
+    rows.append(row(name, with_votes, ">=", 0.9))
+    seconds = submit_to_step(folder)
+    rows.append(row("from submit to the first step, 4 ranks on 2 nodes: s", seconds, "<=", 20))
+    rows.append(row("peak memory of a rank: MB", memory(folder), "<=", 1500))
+    return rows
 
 
-def row(name: str, values: list[float], sign: str, goal: float) -> dict:
-    """Print a row of the table: the median, the middle half of the values, and the goal; return the row."""
+def row(name: str, values: list[float], sign: str, goal: float) -> dict[str, Any]:
+    """Print a row of the table: median, the middle half of the values, goal; return it for JSON.
+
+    sign: "<=" or ">=", by which the median is compared with the goal.
+    """
+    record: dict[str, Any] = {"name": name, "median": None, "values": values}
+    record |= {"goal": f"{sign} {goal}", "met": None}
     if not values:
         print(f"{name:<55} not measured: it needs Slurm", flush=True)
-        return {"name": name, "median": None, "values": [], "goal": f"{sign} {goal}", "met": None}
+        return record
     low, middle, high = quantiles(values * 2, n=4, method="inclusive")
     met = middle <= goal if sign == "<=" else middle >= goal
-    digits = 0 if middle > 100 else 3
-    spread, verdict = f"{low:.{digits}f} to {high:.{digits}f}", f"{sign} {goal:<5g} {'met' if met else 'MISSED'}"
-    print(f"{name:<55} {middle:8.{digits}f}  {spread:<16} {len(values):3}  {verdict}", flush=True)
-    return {"name": name, "median": middle, "values": values, "goal": f"{sign} {goal}", "met": met}
+    places = 0 if middle > 100 else 3
+    spread = f"{low:.{places}f} to {high:.{places}f}"
+    verdict = f"{sign} {goal:<5g} {'met' if met else 'MISSED'}"
+    measured = f"{middle:8.{places}f}  {spread:<16} {len(values):3}"
+    print(f"{name:<55} {measured}  {verdict}", flush=True)
+    return record | {"median": middle, "met": met}
 
 
 def bench() -> None:
-    """Measure every goal, print the table, write build/bench.json; one process, on a quiet machine."""
+    """Measure every goal, print the table, write build/bench.json; one process, a quiet machine."""
     device, load = claim_device(0), os.getloadavg()[0]
-    record = provenance() | {"device": str(device), "load_before": load}
-    print(f"{record['machine']}; load {load:.1f} before the start: a machine that others use misses goals")
+    record: dict[str, Any] = provenance() | {"device": str(device), "load_before": load}
+    advice = "a machine that others use misses goals"
+    print(f"{record['machine']}; load {load:.1f} before the start: {advice}")
     print(f"\n{'':<55} {'median':>8}  {'middle half':<16}   n  goal", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         record["rows"] = goals(Path(folder), device)

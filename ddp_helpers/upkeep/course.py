@@ -1,4 +1,8 @@
-"""Execute the notebooks of the course: into build/, two at a time, or in place, which makes the committed outputs."""
+"""Execute the notebooks of the course: into build/, two at a time, or in place.
+
+The command `run` calls it, in one process that starts a kernel for each notebook. In place it makes
+the outputs that are committed.
+"""
 
 import asyncio
 import base64
@@ -6,6 +10,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,11 +28,12 @@ from ddp_helpers.upkeep.stale import made_from, noting, sources
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
+_CELL_SECONDS = 900  # that one cell may take
 
 
 @dataclass
 class Outcome:
-    """The outcome of executing one notebook."""
+    """The outcome of executing one notebook; `error` is '' if all its cells ran."""
 
     name: str
     seconds: float
@@ -35,71 +41,107 @@ class Outcome:
     error: str = ""
 
 
-def progress(name: str, done: int, cells: int, seconds: float, last: bool) -> None:
-    """One line a notebook: it grows in a terminal, and is written once in a log."""
-    bar = "#" * (20 * done // max(1, cells))
-    if last or sys.stdout.isatty():
-        print(f"\r{name:<28} [{bar:.<20}] {done}/{cells} cells {seconds:5.0f} s", end="\n" if last else "", flush=True)
+class _Progress:
+    """A line that shows how far a notebook is.
+
+    It grows in a terminal, and is written once in a log.
+    """
+
+    def __init__(self, name: str, cells: int) -> None:
+        self.name, self.cells = name, cells
+        self.done, self.begin = 0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.begin
+
+    def step(self, cell: NotebookNode, cell_index: int, execute_reply: object) -> None:
+        """Count a cell; nbclient calls it behind each."""
+        self.done += 1
+        if sys.stdout.isatty():
+            self._print(end="")
+
+    def finish(self) -> None:
+        """Write the line a last time."""
+        self._print(end="\n")
+
+    def _print(self, end: str) -> None:
+        bar = "#" * (20 * self.done // max(1, self.cells))
+        count = f"{self.done}/{self.cells} cells {self.seconds:5.0f} s"
+        print(f"\r{self.name:<28} [{bar:.<20}] {count}", end=end, flush=True)
 
 
 def execute(path: Path, target: Path) -> Outcome:
-    """Run every cell of the notebook at `path` in a new kernel, and write it with its outputs to `target`."""
-    notebook, begin = nbformat.read(path, as_version=4), time.monotonic()
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    done = [0]
+    """Run every cell of the notebook at `path` in a new kernel, and write it to `target`.
 
-    def step(**_: object) -> None:
-        done[0] += 1
-        progress(path.stem, done[0], len(code), time.monotonic() - begin, last=False)
-
-    options = {"kernel_name": "python3", "kernel_manager_class": KernelOnFiles, "timeout": 900, "record_timing": False}
-    client = NotebookClient(notebook, on_cell_executed=step, **options)
+    An error ends the run, and stands in the outcome.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    progress = _Progress(path.stem, sum(cell.cell_type == "code" for cell in notebook.cells))
+    client = NotebookClient(
+        notebook,
+        on_cell_executed=progress.step,
+        kernel_name="python3",
+        kernel_manager_class=KernelOnFiles,
+        timeout=_CELL_SECONDS,
+        record_timing=False,
+    )
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
     with TemporaryDirectory() as folder:
         notes = Path(folder) / "opened"
         try:
-            asyncio.run(client.async_execute(env=noting(notes)))  # in any thread, and its event loop is closed
+            # In any thread, and its event loop is closed.
+            asyncio.run(client.async_execute(env=noting(notes)))
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
-            error = next((line for line in reversed(str(problem).splitlines()) if line.strip()), "the kernel died")
+            lines = [line for line in str(problem).splitlines() if line.strip()]
+            error = lines[-1] if lines else "the kernel died"
         paths = sources(notes)
-    progress(path.stem, done[0], len(code), time.monotonic() - begin, last=True)
+    progress.finish()
     notebook.metadata["made_from"] = made_from(notebook, paths)
     notebook.metadata.pop("widgets", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
-    return Outcome(path.stem, time.monotonic() - begin, figures(notebook, path.stem), error)
+    figures = _write_figures(notebook, path.stem)
+    return Outcome(path.stem, progress.seconds, figures, error)
 
 
-def figures(notebook: NotebookNode, stem: str) -> list[Path]:
+def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:
     """Write the figures of an executed notebook to build/figures, and return where they are."""
-    folder, found = BUILD / "figures", []
+    folder = BUILD / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{stem}_*.png"):
-        old.unlink()
+    for figure in folder.glob(f"{stem}_*.png"):
+        figure.unlink()
+    paths: list[Path] = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if image := output.get("data", {}).get("image/png"):
-                found.append(folder / f"{stem}_{len(found) + 1}.png")
-                found[-1].write_bytes(base64.b64decode(image))
-    return found
+                paths.append(folder / f"{stem}_{len(paths) + 1}.png")
+                paths[-1].write_bytes(base64.b64decode(image))
+    return paths
 
 
-def sends_jobs(path: Path) -> bool:
-    """Say whether a notebook sends jobs and watches them: such notebooks share the queue and runs/, and go one by one.
+def _sends_jobs(path: Path) -> bool:
+    """Whether a notebook sends jobs and watches them.
 
-    One that only waits for a single job of its own may wait behind theirs.
+    Such notebooks share the queue and runs/, and go one by one. One that only waits for a single
+    job of its own may wait behind theirs.
     """
-    code = (cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
-    return bool(re.search(r"%%slurm|jobs\.(submit|watch|cancel)", "\n".join(code)))
+    cells = nbformat.read(path, as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    return bool(re.search(r"%%slurm|jobs\.(submit|watch|cancel)", code))
 
 
-def in_lanes(lanes: list[list[Path]], folder: Path) -> list[Outcome]:
-    """Execute each lane's notebooks one after the other, the lanes side by side; Ctrl-C ends all kernels."""
+def _execute_lanes(lanes: Sequence[Sequence[Path]], folder: Path) -> list[Outcome]:
+    """Execute each lane's notebooks one after the other, the lanes side by side, into a folder.
+
+    Ctrl-C ends all kernels.
+    """
     outcomes: list[Outcome] = []
     stopped = threading.Event()
 
-    def drive(lane: list[Path]) -> None:
+    def drive(lane: Sequence[Path]) -> None:
         for path in lane:
             if not stopped.is_set():
                 outcomes.append(execute(path, folder / path.name))
@@ -115,28 +157,46 @@ def in_lanes(lanes: list[list[Path]], folder: Path) -> list[Outcome]:
         for kernel in psutil.Process().children():
             kernel.terminate()
         raise
-    return sorted(outcomes, key=lambda one: one.name)
+    return sorted(outcomes, key=lambda outcome: outcome.name)
 
 
 def run(only: list[str], in_place: bool) -> int:
-    """Execute the notebooks whose names start with one of `only` (all if it is empty). Returns the exit status."""
-    paths = [p for p in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")) if not only or p.stem.startswith(tuple(only))]
+    """Execute the notebooks whose names begin with one of `only`, or all; return the exit status.
+
+    in_place: one after the other, since beside committed outputs nothing ran; else two lanes, into
+    build/notebooks. The status is 1 if one fails. Stops if there is no such notebook.
+    """
+    paths = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+    if only:
+        paths = [path for path in paths if path.stem.startswith(tuple(only))]
     if not paths:
         stop(f"no notebook begins with {' or '.join(only)}: give numbers, such as 03")
     folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
-    lanes = [[p for p in paths if sends_jobs(p) is jobs] for jobs in (True, False)]
+    lanes = [paths]
+    if not in_place:
+        sending = [path for path in paths if _sends_jobs(path)]
+        lanes = [sending, [path for path in paths if path not in sending]]
     try:
-        outcomes = in_lanes([paths] if in_place else lanes, folder)  # committed outputs: nothing ran beside them
+        outcomes = _execute_lanes(lanes, folder)
     except KeyboardInterrupt:
         sys.exit(f"stopped by Ctrl-C: what was executed until then is in {folder}")
-    print(f"\n{'notebook':<28} {'result':<8} {'seconds':>7}  figures")
-    for one in outcomes:
-        where = f"build/figures/{one.name}_1..{len(one.figures)}.png" if one.figures else "none"
-        print(f"{one.name:<28} {'FAILED' if one.error else 'ok':<8} {one.seconds:7.0f}  {where}")
-    slowest = sorted(outcomes, key=lambda each: -each.seconds)[:3]
-    print("slowest:", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in slowest))
+    _print_table(outcomes)
     print(f"executed copies: {folder.relative_to(ROOT)}/, {time.monotonic() - begin:.0f} s in all")
-    for one in outcomes:
-        if one.error:
-            print(f"{one.name}: {one.error}", file=sys.stderr)
-    return int(len(outcomes) < len(paths) or any(one.error for one in outcomes))
+    errors = [f"{outcome.name}: {outcome.error}" for outcome in outcomes if outcome.error]
+    for error in errors:
+        print(error, file=sys.stderr)
+    return int(len(outcomes) < len(paths) or bool(errors))
+
+
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    """Print how each notebook ended, and which took longest."""
+    print(f"\n{'notebook':<28} {'result':<8} {'seconds':>7}  figures")
+    for outcome in outcomes:
+        figures = "none"
+        if outcome.figures:
+            figures = f"build/figures/{outcome.name}_1..{len(outcome.figures)}.png"
+        result = "FAILED" if outcome.error else "ok"
+        print(f"{outcome.name:<28} {result:<8} {outcome.seconds:7.0f}  {figures}")
+    slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:3]
+    times = [f"{outcome.name} {outcome.seconds:.0f} s" for outcome in slowest]
+    print("slowest:", ", ".join(times))

@@ -1,12 +1,18 @@
-"""Write what the front pages show of the notebooks and the records: tables, the map, and the headline figure."""
+"""Write README's map and headline from the notebooks and notebooks/results.
+
+`make notebooks` runs it, in one process. It also counts the tracks' minutes in docs/scripts.md.
+"""
 
 import json
 import re
 from functools import cache
 from textwrap import fill
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import nbformat
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddp_helpers import ROOT
@@ -15,118 +21,185 @@ from ddp_helpers.draw.labels import at_the_right, caption, finding
 from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.records import runs, scaling
 
-README = ROOT / "README.md"
+_README, _TRACKS = ROOT / "README.md", ROOT / "docs" / "scripts.md"
+_HEADLINE, _MAP = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
+_RESULTS = ROOT / "notebooks" / "results"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
-TRACKS, RESULTS = ROOT / "docs" / "scripts.md", ROOT / "notebooks" / "results"
-PICTURE, COURSE = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
-MAP = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)  # a notebook's row: its number, and what one needs
-TRACK = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)  # a track's row, with its notebooks
+# A notebook's row in the map: its number, and what one needs.
+_MAP_ROW = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)
+# A track's row, with its notebooks.
+_TRACK_ROW = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)
 
 
 @cache
-def opening(number: str) -> str:
-    """The first cell of a notebook: its title, its question, its time."""
+def _opening(number: str) -> str:
+    """Return the first cell of a notebook: its title, its question, its time."""
     return nbformat.read(NOTEBOOKS[number], as_version=4).cells[0].source
 
 
-def title(number: str) -> str:
-    """The title of a notebook."""
-    return re.search(r"^# (.+)$", opening(number), re.M)[1]
+def _part_of_opening(number: str, pattern: str) -> str:
+    """Return what the group of a pattern matches in a notebook's first cell.
+
+    Raises ValueError, which names the notebook, where the cell has no such part.
+    """
+    part = re.search(pattern, _opening(number), re.M)
+    if not part:
+        raise ValueError(f"{NOTEBOOKS[number].name}: its first cell has nothing like {pattern}")
+    return part[1]
+
+
+def _title(number: str) -> str:
+    """Return the title of a notebook."""
+    return _part_of_opening(number, r"^# (.+)$")
 
 
 def minutes(number: str) -> int:
-    """Add up the minutes in a notebook's own Time line: reading, and waiting if it says so."""
-    return sum(map(int, re.findall(r"\d+", re.search(r"\*\*Time\*\* ([^.]*)", opening(number))[1])))
+    """Add up the minutes in a notebook's Time line: reading, and waiting if it says so."""
+    time = _part_of_opening(number, r"\*\*Time\*\* ([^.]*)")
+    return sum(int(count) for count in re.findall(r"\d+", time))
 
 
-def map_row(number: str, needs: str) -> str:
-    """The row of a notebook in the map of the course."""
-    question = re.search(r"^\*(\w.+)\*$", opening(number), re.M)[1]
-    link = f"[{number} {title(number)}](notebooks/{NOTEBOOKS[number].name})"
+def _map_row(number: str, needs: str) -> str:
+    """Return the row of a notebook in the map of the course."""
+    question = _part_of_opening(number, r"^\*(\w.+)\*$")
+    link = f"[{number} {_title(number)}](notebooks/{NOTEBOOKS[number].name})"
     return f"| {link} | {question} | {minutes(number)} | {needs} |"
 
 
-def track_row(row: re.Match) -> str:
-    """The row of a track, with the minutes of its notebooks added up."""
+def _track_row(row: re.Match[str]) -> str:
+    """Return the row of a track, with the minutes of its notebooks added up."""
     numbers = re.findall(r"\d\d", row[2])
     if " to " in row[2]:
         numbers = [number for number in NOTEBOOKS if numbers[0] <= number <= numbers[1]]
-    return f"{row[1]}{row[2]}{row[3]}{sum(map(minutes, numbers))}{row[4]}"
+    total = sum(minutes(number) for number in numbers)
+    return f"{row[1]}{row[2]}{row[3]}{total}{row[4]}"
 
 
 def front(text: str) -> str:
-    """README's text with a row for each notebook, in order, and the finding of its figure; what one needs stays."""
-    needs = dict(MAP.findall(text))
-    rows = "\n".join(map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
-    first, *_, last = MAP.finditer(text)
+    """Return README's text with a row for each notebook, in order, and the headline's finding.
+
+    What one needs for a notebook stays as it is there.
+    """
+    needs = dict(_MAP_ROW.findall(text))
+    rows = "\n".join(_map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
+    first, *_, last = _MAP_ROW.finditer(text)
     text = text[: first.start()] + rows + text[last.end() :]
-    return re.sub(r"!\[.*\]\(docs/headline.png\)", f"![{headline().alt}](docs/headline.png)", text)
+    image = f"![{headline().alt}](docs/headline.png)"
+    return re.sub(r"!\[.*\]\(docs/headline.png\)", image, text)
 
 
 def tracks(text: str) -> str:
-    """The text of docs/scripts.md with the minutes of its tracks counted anew."""
-    return TRACK.sub(track_row, text)
+    """Return the text of docs/scripts.md with the minutes of its tracks counted anew."""
+    return _TRACK_ROW.sub(_track_row, text)
 
 
-def needed(needs: str) -> list[str]:
-    """The numbers of the notebooks in a row's last column: "05 to 07" are three."""
+def _needed(needs: str) -> list[str]:
+    """List the numbers of the notebooks in a row's last column: "05 to 07" are three."""
     ranges = re.findall(r"(\d\d)(?: to (\d\d))?", needs)
-    return [number for first, last in ranges for number in NOTEBOOKS if first <= number <= (last or first)]
+    numbers = []
+    for first, last in ranges:
+        numbers += [number for number in NOTEBOOKS if first <= number <= (last or first)]
+    return numbers
+
+
+class _Place(NamedTuple):
+    """The place of a notebook in the map."""
+
+    column: int
+    row: int
+
+
+def _places(needs: dict[str, list[str]]) -> dict[str, _Place]:
+    """Place each notebook to the right of all that it needs, below those of the same column."""
+    places: dict[str, _Place] = {}
+    for number in NOTEBOOKS:
+        column = max((places[need].column + 1 for need in needs[number]), default=0)
+        row = sum(place.column == column for place in places.values())
+        places[number] = _Place(column, row)
+    return places
+
+
+_FIRST_TOP, _ROW_HEIGHT, _BOX_HEIGHT = 0.6, 1.15, 0.95  # inches
 
 
 def course(text: str) -> Picture:
-    """Draw README's rows as a map: each notebook to the right of all that it builds on, arrows from the nearest."""
-    needs = {number: needed(row) for number, row in MAP.findall(text)}
-    place, taken = {}, {}
-    for number in NOTEBOOKS:
-        column = max((place[one][0] + 1 for one in needs[number]), default=0)
-        place[number] = (column, taken.get(column, 0))
-        taken[column] = taken.get(column, 0) + 1
-    across = pieces(0.1, 9.4, 1 + max(column for column, _ in place.values()), gap=0.16)
-    tops = {number: 0.6 + 1.15 * row for number, (_, row) in place.items()}
-    finding = f"{len(taken)} notebooks lead from one GPU to a cluster; {len(place) - len(taken)} branch off"
-    ax = canvas(0.6 + 1.15 * max(taken.values()), finding)
-    for number, (column, row) in place.items():
+    """Draw README's rows as a map, with arrows to each notebook from those just left of it."""
+    needs = {number: _needed(cell) for number, cell in _MAP_ROW.findall(text)}
+    places = _places(needs)
+    columns = 1 + max(place.column for place in places.values())
+    rows = 1 + max(place.row for place in places.values())
+    branches = len(places) - columns
+    title = f"{columns} notebooks lead from one GPU to a cluster; {branches} branch off"
+    ax = canvas(_FIRST_TOP + _ROW_HEIGHT * rows, title)
+    across = pieces(0.1, 9.4, columns, gap=0.16)
+    tops = {number: _FIRST_TOP + _ROW_HEIGHT * place.row for number, place in places.items()}
+    for number, (column, row) in places.items():
         (left, width), top = across[column], tops[number]
-        words = f"{number}\n{fill(title(number), 11)}\n{minutes(number)} min"
-        box(ax, (left, top), (width, 0.95), words, ORANGE if row else BLUE, size=8.5)
-        for one in needs[number]:
-            if place[one][0] == column - 1:
-                arrow(ax, (sum(across[column - 1]), tops[one] + 0.475), (left, top + 0.475))
-    return described(ax.figure, "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs))
+        label = f"{number}\n{fill(_title(number), 11)}\n{minutes(number)} min"
+        colour = ORANGE if row else BLUE
+        box(ax, (left, top), (width, _BOX_HEIGHT), label, colour, size=8.5)
+        for need in needs[number]:
+            if places[need].column == column - 1:
+                start = (sum(across[column - 1]), tops[need] + _BOX_HEIGHT / 2)
+                arrow(ax, start, (left, top + _BOX_HEIGHT / 2))
+    alt = "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs)
+    return described(ax.figure, alt)
 
 
 @cache  # its finding is also README's text
 def headline() -> Picture:
-    """Draw how many times as fast several processes train as one: published on GPUs, and recorded on two CPU cores."""
-    published = json.loads((RESULTS / "published.json").read_text())["tables"][0]
-    rows = scaling.speedup(scaling.per_run(runs.table(RESULTS / "two_cpu_cores")))
-    ours = rows[(rows["scaling"] == "strong") & (rows["cpus_per_task"] == 1)]
-    gpus, times = published["ranks"], [published["seconds"][0] / seconds for seconds in published["seconds"]]
+    """Draw how many times as fast several processes train as one.
+
+    Published on GPUs, and recorded on two CPU cores.
+    """
+    published = json.loads((_RESULTS / "published.json").read_text())["tables"][0]
+    gpus, seconds = published["ranks"], published["seconds"]
+    speedups = [seconds[0] / number for number in seconds]
+    recorded = _recorded_speedups()
     figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
-    ax.plot(gpus, times, "o-", color=BLUE, linewidth=2.5)
-    ax.plot(ours["world_size"], ours["speedup"], "o-", color=ORANGE, linewidth=2.5)
+    ax.plot(gpus, speedups, "o-", color=BLUE, linewidth=2.5)
+    ax.plot(recorded["world_size"], recorded["speedup"], "o-", color=ORANGE, linewidth=2.5)
     ax.plot([1, gpus[-1]], [1, gpus[-1]], ":", color=GREY)
-    ax.set(xscale="log", yscale="log", xlabel="processes, each with a GPU or a CPU core", ylabel="times as fast as one")
+    _scale_axes(ax)
+    last = recorded.iloc[-1]
+    cores = f"here, on two CPU cores: {last['world_size']} processes, {last['speedup']:.1f}"
+    labels = [
+        (gpus[-1], speedups[-1], f"published: {speedups[-1]:.0f}", BLUE),
+        (gpus[-1], gpus[-1], "ideal", GREY),
+        (last["world_size"], last["speedup"], f"{cores}, since they share the cores", ORANGE),
+    ]
+    at_the_right(ax, labels, gap=0.08)
+    best = recorded["speedup"].max()
+    title = f"{gpus[-1]} GPUs trained {speedups[-1]:.0f} times as fast as one"
+    title += f"; two CPU cores, {best:.1f} times"
+    finding(figure, title)
+    source = f"blue: {published['name']}, {published['author']}"
+    caption(figure, source, "orange: recorded by this course, on MNIST")
+    return described(figure, title)
+
+
+def _recorded_speedups() -> pd.DataFrame:
+    """Return the rows of the recorded study with the same global batch, on one CPU a rank."""
+    table = runs.table(_RESULTS / "two_cpu_cores")
+    rows = scaling.speedup(scaling.per_run(table))
+    return rows[(rows["scaling"] == "strong") & (rows["cpus_per_task"] == 1)]
+
+
+def _scale_axes(ax: Axes) -> None:
+    """Give both axes a logarithmic scale, with ticks at the powers of two up to 32."""
+    ax.set(xscale="log", yscale="log")
+    ax.set(xlabel="processes, each with a GPU or a CPU core", ylabel="times as fast as one")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(FixedLocator([2**power for power in range(6)]))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_locator(NullLocator())
-    best, last = ours.loc[ours["speedup"].idxmax()], ours.iloc[-1]
-    here = f"here, on two CPU cores: {last['world_size']} processes, {last['speedup']:.1f}, since they share the cores"
-    labels = [(gpus[-1], times[-1], f"published: {times[-1]:.0f}", BLUE), (gpus[-1], gpus[-1], "ideal", GREY)]
-    at_the_right(ax, [*labels, (last["world_size"], last["speedup"], here, ORANGE)], gap=0.08)
-    title = f"{gpus[-1]} GPUs trained {times[-1]:.0f} times as fast as one; two CPU cores, {best['speedup']:.1f} times"
-    finding(figure, title)
-    caption(figure, f"blue: {published['name']}, {published['author']}", "orange: recorded by this course, on MNIST")
-    return described(figure, title)
 
 
 if __name__ == "__main__":
-    README.write_text(text := front(README.read_text()))
-    TRACKS.write_text(tracks(TRACKS.read_text()))
-    headline().save(PICTURE)
-    course(text).save(COURSE)
-    print(
-        f"wrote {PICTURE.relative_to(ROOT)}, {COURSE.relative_to(ROOT)}, and the tables of README.md and {TRACKS.name}"
-    )
+    readme = front(_README.read_text())
+    _README.write_text(readme)
+    _TRACKS.write_text(tracks(_TRACKS.read_text()))
+    headline().save(_HEADLINE)
+    course(readme).save(_MAP)
+    pictures = f"{_HEADLINE.relative_to(ROOT)}, {_MAP.relative_to(ROOT)}"
+    print(f"wrote {pictures}, and the tables of README.md and {_TRACKS.name}")

@@ -1,4 +1,8 @@
-"""Make the records that notebook 09 draws for who has no runs; keep records for good, small enough to be committed."""
+"""Keep records of runs for good, small enough to be committed, in notebooks/results.
+
+The command `keep` calls it; run as a module it makes those that notebook 09 draws for who has no
+runs. One process, beside a Slurm or alone.
+"""
 
 import json
 import shutil
@@ -16,69 +20,103 @@ from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 
 RESULTS = ROOT / "notebooks" / "results"
-TRAIN, TEST, EPOCHS, BATCH = 4000, 1000, 3, 64
-SHAPES, CPUS, SEEDS = ((1, 1), (1, 2), (2, 2)), (1, 2), (1, 2)  # nodes and ranks on each; CPUs of a rank; repeats
+# The sweep: images, epochs and samples in a step; nodes and ranks on each; CPUs of a rank; repeats.
+_TRAIN_IMAGES, _TEST_IMAGES = 4000, 1000
+_EPOCHS, _BATCH = 3, 64
+_SHAPES = ((1, 1), (1, 2), (2, 2))
+_CPUS, _SEEDS = (1, 2), (1, 2)
 
 
 def keep(folder: Path, name: str) -> Path:
-    """Copy the finished runs below a folder to notebooks/results/NAME; the learner's process calls it.
+    """Copy the finished runs below a folder to notebooks/results/NAME, and return that folder.
 
-    Weights, logs and scripts stay behind; so do the names of hosts. Says which runs could not be read, or not whole.
-    Stops where there is no run, or the name is taken.
+    Weights, logs and scripts stay behind; so do the names of hosts. Prints to stderr which runs
+    could not be read, or not whole. Stops where there is no run, or the name is taken.
     """
-    read = [runs.read(each) for each in sorted(runs.run_folders(Path(folder)))]
-    found, target = [run for run in read if run.epochs and run.state == "done"], RESULTS / name
+    recorded = [runs.read(path) for path in sorted(runs.run_folders(Path(folder)))]
+    kept = [run for run in recorded if run.epochs and run.state == "done"]
+    target = RESULTS / name
     if not NAME.fullmatch(name):
-        stop(f"the name {name!r} cannot be used: give letters, digits, dot, dash and underscore")
-    for run in (run for run in read if run.damage):
-        what = "is kept without what cannot be read" if run in found else "is left out"
-        print(f"{run.folder.name!r} {what}: {', '.join(run.damage)}", file=sys.stderr)
-    if not found or target.exists():
-        stop(f"{folder} holds {len(found)} finished runs for {target.relative_to(ROOT)}: give others, and a new name")
-    for run in found:
-        (target / run.folder.name).mkdir(parents=True)
-        for part in ("spec", "env", "status", "job"):
-            if content := getattr(run, part):
-                text = json.dumps(without_paths(content), indent=1)
-                (target / run.folder.name / f"{part}.json").write_text(text + "\n")
-        shutil.copy(run.folder / "metrics.jsonl", target / run.folder.name)
+        cure = "give letters, digits, dot, dash and underscore"
+        stop(f"the name {name!r} cannot be used: {cure}")
+    for run in recorded:
+        if run.damage:
+            outcome = "is kept without what cannot be read" if run in kept else "is left out"
+            problems = ", ".join(run.damage)
+            print(f"{run.folder.name!r} {outcome}: {problems}", file=sys.stderr)
+    if not kept or target.exists():
+        count = f"{len(kept)} finished runs for {target.relative_to(ROOT)}"
+        stop(f"{folder} holds {count}: give others, and a new name")
+    for run in kept:
+        _copy(run, target / run.folder.name)
     return target
 
 
-def without_paths(content: object) -> object:
-    """The same record, without paths and host names of this machine."""
+def _copy(run: runs.Run, target: Path) -> None:
+    """Write the record of a run into a new folder, without paths and hosts."""
+    target.mkdir(parents=True)
+    parts = {"spec": run.spec, "env": run.env, "status": run.status, "job": run.job}
+    for part, content in parts.items():
+        if content:
+            text = json.dumps(_without_paths(content), indent=1)
+            (target / f"{part}.json").write_text(text + "\n")
+    shutil.copy(run.folder / "metrics.jsonl", target)
+
+
+def _without_paths(content: object) -> object:
+    """Return the same record, without paths and host names of this machine."""
     if isinstance(content, dict):
-        hosts = {"host": "a host"} if "host" in content else {}
-        return {key: without_paths(value) for key, value in (content | hosts).items()}
+        cleaned = {key: _without_paths(value) for key, value in content.items()}
+        if "host" in content:
+            cleaned["host"] = "a host"
+        return cleaned
     if isinstance(content, list):
-        return [without_paths(value) for value in content]
+        return [_without_paths(value) for value in content]
     if isinstance(content, str) and content.startswith("/"):
-        return tidy(content) if not tidy(content).startswith("/") else f"…/{Path(content).name}"
+        short = tidy(content)
+        return f"…/{Path(content).name}" if short.startswith("/") else short
     return content
 
 
-def cut(mnist: Path, target: Path) -> Path:
-    """Write the first TRAIN and TEST images of the MNIST below a folder, with their labels, as a dataset of its own."""
+def _first_images(mnist: Path, target: Path) -> Path:
+    """Write the first images of the MNIST below a folder, with their labels, as a dataset."""
     raw = target / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         content = (mnist / "MNIST" / "raw" / name).read_bytes()
-        header, size = (16, 28 * 28) if "images" in name else (8, 1)
-        count = TRAIN if name.startswith("train") else TEST
-        (raw / name).write_bytes(
-            content[:4] + struct.pack(">I", count) + content[8:header] + content[header : header + count * size]
-        )
+        header, size = (16, 28 * 28) if "images" in name else (8, 1)  # bytes; of a sample
+        count = _TRAIN_IMAGES if name.startswith("train") else _TEST_IMAGES
+        start = content[:4] + struct.pack(">I", count) + content[8:header]
+        (raw / name).write_bytes(start + content[header : header + count * size])
     return target
 
 
-def configuration(kind: str, shape: tuple[int, int], cpus: int, seed: int, data: Path) -> dict[str, object]:
-    """Return the parameters of slurm/job.ipynb for one run; BATCH is that of all ranks (strong), or of each (weak)."""
+def _configuration(
+    scaling: str,
+    shape: tuple[int, int],
+    cpus: int,
+    seed: int,
+    data: Path,
+) -> dict[str, object]:
+    """Return the parameters of slurm/job.ipynb for one run.
+
+    The batch is that of all ranks ("strong"), or of each ("weak").
+    """
     nodes, gpus = shape
-    asked = {"nodes": nodes, "gpus_per_node": gpus, "cpus_per_task": cpus, "seed": seed, "epochs": EPOCHS}
-    asked |= {"data": str(data), "batch_size" if kind == "strong" else "batch_size_per_rank": BATCH}
-    return asked | {"run": f"records/{kind}-{nodes}x{gpus}-cpus{cpus}-seed{seed}"}
+    batch = "batch_size" if scaling == "strong" else "batch_size_per_rank"
+    return {
+        "nodes": nodes,
+        "gpus_per_node": gpus,
+        "cpus_per_task": cpus,
+        "seed": seed,
+        "epochs": _EPOCHS,
+        "data": str(data),
+        batch: _BATCH,
+        "run": f"records/{scaling}-{nodes}x{gpus}-cpus{cpus}-seed{seed}",
+    }
 
 
 if __name__ == "__main__":
-    images = cut(Path(sys.argv[1]), ROOT / "build" / "records")
-    sweep([configuration(*each, images) for each in product(("strong", "weak"), SHAPES, CPUS, SEEDS)])
+    images = _first_images(Path(sys.argv[1]), ROOT / "build" / "records")
+    settings = product(("strong", "weak"), _SHAPES, _CPUS, _SEEDS)
+    sweep([_configuration(*setting, images) for setting in settings])

@@ -1,4 +1,7 @@
-"""Write the JSON Schema by which editors complete a site file: keys and types of Site, words of TEMPLATE.toml."""
+"""Write the JSON Schema by which editors complete a site file: keys and types of `Site`.
+
+A maintainer runs it after a change of `Site`, in one process. Keys are described by TEMPLATE.toml.
+"""
 
 import json
 import re
@@ -8,32 +11,51 @@ from ddp_helpers import ROOT
 from ddp_helpers.jobs.site import SITES, Site
 
 SCHEMA = SITES / "site.schema.json"
-KEY = re.compile(r"^(?:# (?:or )?)?([a-z_]+) = ", re.M)
-TEXTS = {"type": "array", "items": {"type": "string"}}
-TYPES = {str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer", "minimum": 1}}
+_KEY = re.compile(r"^(?:# (?:or )?)?([a-z_]+) = ", re.M)
+_Type = dict[str, object]
 
 
 def words() -> dict[str, str]:
-    """What TEMPLATE.toml says of each key: the comment in front of it, which several keys may share."""
-    said = {}
+    """Return by key what TEMPLATE.toml says in the comment above it; keys may share a comment."""
+    descriptions: dict[str, str] = {}
     for block in (SITES / "TEMPLATE.toml").read_text().split("\n\n"):
-        comment = block[: KEY.search(block).start()] if KEY.search(block) else ""
-        lines = [line.removeprefix("# ") for line in comment.splitlines()]
-        said |= {key: " ".join(lines) for key in KEY.findall(block)}
-    return said
+        first_key = _KEY.search(block)
+        if not first_key:
+            continue
+        comment = block[: first_key.start()].splitlines()
+        description = " ".join(line.removeprefix("# ") for line in comment)
+        for key in _KEY.findall(block):
+            descriptions[key] = description
+    return descriptions
+
+
+def _type_of(default: object) -> _Type:
+    """Return the JSON type of a key that has this value where it is not given."""
+    if isinstance(default, bool):
+        return {"type": "boolean"}
+    if isinstance(default, int):
+        return {"type": "integer", "minimum": 1}
+    if isinstance(default, tuple):
+        return {"type": "array", "items": {"type": "string"}}
+    return {"type": "string"}
 
 
 def schema() -> str:
-    """The text of the schema. Draft 4 is the one that every editor's TOML checker knows."""
-    said = words()
-    keys = {one.name: TYPES.get(one.type, TEXTS) | {"description": said[one.name]} for one in fields(Site)[1:]}
-    top = {"$schema": "http://json-schema.org/draft-04/schema#", "title": "A site: slurm/sites/NAME.toml"}
-    return (
-        json.dumps(
-            top | {"type": "object", "properties": keys, "additionalProperties": False}, indent=1, ensure_ascii=False
-        )
-        + "\n"
-    )
+    """Return the text of the schema, in draft 4, which every editor's TOML checker knows."""
+    descriptions = words()
+    keys: dict[str, _Type] = {}
+    for field in fields(Site):
+        if field.name != "name":
+            description = descriptions[field.name]
+            keys[field.name] = _type_of(field.default) | {"description": description}
+    content = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "title": "A site: slurm/sites/NAME.toml",
+        "type": "object",
+        "properties": keys,
+        "additionalProperties": False,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Write all scripts to slurm/scripts, where they are read without the course; any Python does: make scripts."""
+"""Write all scripts to slurm/scripts, where they are read without the course.
+
+`make scripts` runs it, with any Python, in one process.
+"""
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.scripts import NAMES, write
@@ -6,9 +9,9 @@ from ddp_helpers.launch.scripts import NAMES, write
 FOLDER = ROOT / "slurm" / "scripts"
 
 if __name__ == "__main__":
-    for old in FOLDER.glob("*.py"):
-        if old.stem not in NAMES:
-            old.unlink()
+    for script in FOLDER.glob("*.py"):
+        if script.stem not in NAMES:
+            script.unlink()
     for name in NAMES:
         write(name, FOLDER / f"{name}.py", force=True)
     print(f"wrote {FOLDER.relative_to(ROOT)}: {', '.join(NAMES)}")

@@ -14,7 +14,8 @@ from faults.matrix import Matrix
 from real import python
 
 from ddp_helpers.jobs.job import Job
-from ddp_helpers.jobs.site import Site, render
+from ddp_helpers.jobs.sbatch import render
+from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch import launchers, scripts
 from ddp_helpers.rank import group
 from ddp_helpers.rank.training import set_precision

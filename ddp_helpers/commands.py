@@ -1,0 +1,227 @@
+"""What each command of `python -m ddp_helpers` does, given what the command line asks for.
+
+`__main__` calls them, in one process, with the namespace that its parser fills in; each returns the
+exit status. What a command needs is imported when it is called, so that writing a script needs no
+Jupyter. All raise PlainError, or stop, at input that cannot be used.
+"""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_helpers import ROOT, PlainError
+
+if TYPE_CHECKING:
+    from ddp_helpers.jobs import Site
+
+
+def stage_data(args: Namespace) -> int:
+    """Put MNIST, or the offline digits, into a folder."""
+    from ddp_helpers.rank.staging import stage
+
+    print(f"use it with: --data {stage(args.folder)}")
+    return 0
+
+
+def write_script(args: Namespace) -> int:
+    """Write a standalone script."""
+    from ddp_helpers.launch.scripts import is_output, write
+
+    if not is_output(write(args.name, args.path, force=args.force)):
+        print(f"wrote {args.path}")
+    return 0
+
+
+def run_notebooks(args: Namespace) -> int:
+    """Execute the notebooks in order; the status is 1 if one fails."""
+    from ddp_helpers.upkeep.course import run
+
+    return run(args.only, args.in_place)
+
+
+def keep_runs(args: Namespace) -> int:
+    """Copy finished runs to notebooks/results."""
+    from ddp_helpers.upkeep.records import keep
+
+    print(f"kept in {keep(args.folder, args.name)}")
+    return 0
+
+
+def check_site(args: Namespace) -> int:
+    """Check a site file, and print the file of a small job there."""
+    from ddp_helpers import jobs
+
+    site = jobs.Site.load(args.name)
+    job = jobs.Job(
+        name="try-site",
+        program=("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}"),
+        nodes=2,
+        tasks_per_node=2,
+        gpus_per_node=2,
+        time=site.time or jobs.Job.time,
+        cpus_per_task=site.cpus_per_rank or 4,
+    )
+    print(jobs.render(job, site, Path("runs/try-site")))
+    advice = "Try the lines above there, in a file: sbatch --test-only FILE"
+    print(f"# {args.name} is sound. {advice}", file=sys.stderr)
+    return 0
+
+
+def make_job(args: Namespace) -> int:
+    """Make a job of a script, print its file, and submit it if that is asked for."""
+    from ddp_helpers import jobs
+
+    if args.again:
+        if args.name or args.arguments:
+            raise jobs.JobError("--again FOLDER takes nothing else: the job stands in the folder")
+        jobs.again(args.again)
+        return 0
+    if not (args.name and args.script):
+        raise jobs.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
+    site = jobs.Site.load(args.name)
+    gpus, ranks = _gpus_and_ranks(args, site)
+    usual_name = f"{args.script.stem}-{args.nodes}x{ranks}"
+    folder = jobs.run_folder(ROOT / "runs", args.run, usual_name)
+    jobs.prepare(
+        args.script,
+        args.arguments,
+        site,
+        folder,
+        nodes=args.nodes,
+        tasks_per_node=ranks,
+        gpus_per_node=gpus,
+        cpus_per_task=args.cpus,
+        time=args.time,
+        launcher=args.launcher,
+        array=args.array,
+        requeue=args.requeue,
+    )
+    if jobs.keeps_no_record(args.script, args.arguments):
+        cure = "give --run-dir '{run_dir}' behind --"
+        print(f"# the run leaves no record, and collect finds none: {cure}", file=sys.stderr)
+    batch = folder / "job.sbatch"
+    print(batch.read_text())
+    if not args.submit:
+        print(f"# it is not submitted. Read it, then: sbatch '{batch}'", file=sys.stderr)
+    elif jobs.submit(folder):
+        record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
+        print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
+        collect = f"python -m ddp_helpers collect '{folder}'"
+        print(f"# when it has ended: {collect}", file=sys.stderr)
+    return 0
+
+
+def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:
+    """Return how many GPUs and ranks a node has. Raises JobError where they do not fit together."""
+    from ddp_helpers.jobs import JobError
+
+    gpus = int(bool(site.gpus)) if args.gpus is None else args.gpus
+    ranks = (gpus or 1) if args.ranks is None else args.ranks
+    if gpus and not site.gpus:
+        cure = f"give --gpus 0 --ranks {ranks}"
+        raise JobError(f"--gpus {gpus}: site {site.name} has no GPUs: {cure}")
+    if gpus not in (0, ranks) or (args.gpus == 0 and args.ranks is None):
+        rule = "a rank has a GPU of its own, or all use CPUs"
+        raise JobError(f"--gpus {gpus}: {rule}: --gpus 0 --ranks {ranks}")
+    return gpus, ranks
+
+
+def collect_jobs(args: Namespace) -> int:
+    """Note in the records of these run folders how Slurm saw their jobs end; list the runs."""
+    from ddp_helpers import jobs
+
+    runs = [run for folder in args.folder for run in jobs.collect(folder)]
+    for run in runs:
+        print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
+    return 0
+
+
+def draw_curves(args: Namespace) -> int:
+    """Draw loss, accuracy and any other metric of runs by epoch, into a file."""
+    import matplotlib
+
+    from ddp_helpers.records import runs, scaling
+
+    matplotlib.use("agg")  # no window, whatever the terminal's MPLBACKEND and DISPLAY say
+    from ddp_helpers.draw.curves import curves
+
+    if args.out.suffix not in (".png", ".pdf", ".svg"):
+        raise PlainError(f"--out {args.out}: give a name that ends in .png, .pdf or .svg")
+    for folder in args.folder:
+        if not runs.run_folders(folder):
+            lack = "holds no record of a run (no spec.json, no job.json)"
+            raise PlainError(f"{folder} {lack}: give a run's folder")
+    table = runs.table(*args.folder)
+    if scaling.finished(table).empty:
+        cure = "wait until one is done, with an epoch"
+        raise PlainError(f"no run to draw, {scaling.left_out(table)}: {cure}")
+    picture = curves(table)
+    print(f"{picture.alt} Drawn in: {picture.save(args.out)}")
+    return 0
+
+
+def run_doctor_job(args: Namespace) -> int:
+    """Run the doctor as a job at a site; the status is 1 unless each of its rows is green."""
+    from ddp_helpers import jobs
+
+    return int(not jobs.ready(args.name, args.nodes, args.gpus))
+
+
+def measure_goals(args: Namespace) -> int:
+    """Measure one device, DDP against none, two ranks against one."""
+    from ddp_helpers.upkeep.bench import bench
+
+    bench()
+    return 0
+
+
+def run_doctor(args: Namespace) -> int:
+    """Check what a job needs; under any launcher, on each rank."""
+    from ddp_helpers.rank.scripts.doctor import main
+
+    main(args.arguments, "python -m ddp_helpers doctor")
+    return 0
+
+
+def play_hang_lab(args: Namespace) -> int:
+    """Run a script with a fault that the seed chose, show the evidence, or judge the answer."""
+    from ddp_helpers.lessons.break_it_and_fix_it.hang import play
+
+    return play(args.seed, args.look, args.answer)
+
+
+def audit_script(args: Namespace) -> int:
+    """Audit a DDP script on two CPU ranks; the status is 1 if a row is red."""
+    from ddp_helpers.tools.audit import command
+
+    rows = command.audit(
+        args.script,
+        args.arguments,
+        folder=args.folder,
+        cwd=args.cwd,
+        limit=args.limit,
+        on_cpu=args.on_cpu,
+        batch_size_flag=args.batch_size_flag,
+        resume_with=args.resume_with,
+    )
+    return command.report(rows, args.json)
+
+
+def predict_fit(args: Namespace) -> int:
+    """Print whether training a model fits a GPU, with DDP, ZeRO or FSDP2."""
+    import torch
+
+    from ddp_helpers.tools.fits import predict, show
+    from ddp_helpers.tools.model_file import load, sample_of
+
+    make = load(args.model)
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in types}
+    shape, dtype, notice = sample_of(make, args.input, by_name.get(args.type))
+    if notice:
+        print(notice)
+    batch = args.batch_size_per_rank
+    prediction = predict(make, shape, dtype, batch, args.optimizer, args.bf16)
+    print(show(prediction, args.gpu))
+    return 0

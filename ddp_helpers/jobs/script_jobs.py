@@ -1,0 +1,225 @@
+"""Make a job of a script, the course's or anybody's, checked before it waits in a queue.
+
+The command `job`, job.ipynb and notebook 14 call it, in one process on the login node.
+"""
+
+import ast
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+from ddp_helpers import ROOT
+from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
+from ddp_helpers.jobs.monitor import watch
+from ddp_helpers.jobs.queue import available, look
+from ddp_helpers.jobs.run import submit, write
+from ddp_helpers.jobs.site import Site
+from ddp_helpers.launch import scripts
+from ddp_helpers.rank.arguments import DDP_FLAGS, RESUME_FLAGS, damage, read_flags, share_batch
+from ddp_helpers.rank.launchers import stop
+from ddp_helpers.records import runs
+
+# The flags that each of the MNIST scripts has besides those of all.
+_FLAGS: dict[str, dict[str, tuple]] = {
+    "mnist_single": {},
+    "mnist_fast": {},
+    "mnist_ddp": DDP_FLAGS,
+    "mnist_ddp_resumable": RESUME_FLAGS,
+}
+
+
+def _source_of(script: str | Path) -> str:
+    """Return the text of a script: a name of the course's, or the path of a file.
+
+    Raises JobError if it cannot be read, or is not Python.
+    """
+    if str(script) in scripts.NAMES:
+        return scripts.Script(str(script)).text()
+    try:
+        path = Path(str(script)).expanduser()
+        if path.suffix != ".py" or (path.exists() and not path.is_file()):
+            raise OSError(0, "no file with a name that ends with .py")
+        text = path.read_text()
+        ast.parse(text)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", error)
+        cure = f"give a file, or {', '.join(scripts.NAMES)}"
+        raise JobError(f"script {str(script)!r} cannot be read ({reason}): {cure}") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        reason = str(error).partition(" (")[0] or "nested too deeply"
+        raise JobError(f"script {str(script)!r}{line}: {reason}: mend it first") from None
+    return text
+
+
+def _check_arguments(flags: dict[str, tuple], job: Job, site: Site, folder: Path) -> None:
+    """Read the arguments of an MNIST script as it will itself. Raises JobError where it would stop.
+
+    flags: those that the script has besides those of all.
+    """
+    for value in job.array or ("",):
+        arguments = job.filled_in(folder, value)[1:]
+        try:
+            with redirect_stderr(StringIO()) as message:
+                args = read_flags(flags, arguments)
+                if "resume" in args and not args.run_dir:
+                    cure = "give --run-dir '{run_dir}' for the record and the checkpoints"
+                    stop(f"--run-dir is missing: {cure}")
+                if "batch_size_per_rank" in args:
+                    share_batch(args, job.ranks)
+        except SystemExit:
+            raise JobError(message.getvalue().strip()) from None
+    if not site.in_container:
+        _check_data(folder / args.data)
+    elif not args.data.is_absolute() and "--data" in arguments:
+        cure = "give the whole path that it has in the container"
+        raise JobError(f"--data {args.data} counts from the run folder: {cure}")
+
+
+def _check_data(folder: Path) -> None:
+    """Raise JobError unless MNIST lies in a folder, each file as long as its first bytes say."""
+    if reason := damage(folder):
+        cure = "get it once, before the run"
+        raise JobError(f"--data {folder} holds no whole MNIST ({reason}): {cure}")
+
+
+def prepare(
+    script: str | Path,
+    arguments: Sequence[object],
+    site: Site,
+    folder: Path,
+    *,
+    nodes: int = 1,
+    tasks_per_node: int = 1,
+    gpus_per_node: int = 0,
+    cpus_per_task: int | None = None,
+    time: str | None = None,
+    memory: str = "",
+    launcher: Literal["srun", "torchrun"] = "srun",
+    array: Sequence[str] = (),
+    requeue: bool = False,
+    grace: int = 120,
+) -> Job:
+    """Write a job's file, and the script that it starts, into a new run folder; return the job.
+
+    script: one of the course's by its name, or the path of a file. The file's own folder is not
+    copied: what it imports from there must be installed, or on the PYTHONPATH. arguments: what the
+    script is given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual
+    ones where they are None. The rest is as in `Job`.
+
+    Raises JobError, with nothing written, where the job would fail. Nothing stays either where
+    this process submits the job, and Slurm refuses it.
+    """
+    arguments = words_of(arguments)
+    text = _source_of(script)
+    file_name = Path(str(script)).name.removesuffix(".py") + ".py"
+    allowed = "a file name of letters, digits, dot, dash and underscore"
+    check_text("script", file_name, NAME, allowed)
+    # The site's arguments first, since of two equal flags the last one counts. Another script than
+    # the course's knows no --no-cuda.
+    site_arguments = site.script_args if str(script) in scripts.NAMES else ()
+    usual_cpus = site.cpus_per_rank or Job.cpus_per_task
+    usual_time = site.time or Job.time
+    job = Job(
+        name=folder.name,
+        program=(file_name, *site_arguments, *arguments),
+        nodes=nodes,
+        tasks_per_node=tasks_per_node,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=usual_cpus if cpus_per_task is None else cpus_per_task,
+        time=usual_time if time is None else time,
+        memory=memory,
+        launcher=launcher,
+        array=array,
+        requeue=requeue,
+        grace=grace,
+    )
+    flags = _FLAGS.get(str(script))
+    if flags is not None:
+        if job.requeue and "resume" not in flags:
+            cure = "take mnist_ddp_resumable"
+            raise JobError(f"requeue: {script} cannot go on where it stopped: {cure}")
+        _check_arguments(flags, job, site, folder)
+    job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
+    write(job, site, folder, text)
+    return job
+
+
+def _fit_warning(job: Job, file_name: str, handles_warning: bool) -> Job:
+    """Return the job without a warning where its script handles none; say what the script could do.
+
+    handles_warning: whether the script's text names SIGUSR2, by which Slurm warns it.
+    """
+    if handles_warning and not job.requeue:
+        cure = "give --requeue to have it warned, and started again"
+        print(f"{file_name} can save when it is warned: {cure}", file=sys.stderr)
+    if handles_warning or not job.requeue:
+        return job
+    outcome = "it is not warned, only started again"
+    print(f"{file_name} handles no SIGUSR2, which would end it: {outcome}", file=sys.stderr)
+    return replace(job, grace=0)
+
+
+def run_folder(root: Path, name: str, otherwise: str) -> Path:
+    """The run folder of this name below a root, or, without a name, the next free `otherwise-N`.
+
+    Raises JobError at a name that leads out of the root.
+    """
+    if not name:
+        return runs.fresh(root, otherwise)
+    if not all(NAME.fullmatch(part) for part in name.split("/")):
+        letters = "letters, digits, dot, dash and underscore"
+        cure = f"give a name below runs/, not a path: {letters}"
+        several = "or several such names with / between them"
+        raise JobError(f"run={name!r} cannot be used: {cure}, {several}")
+    return root / name
+
+
+def words_of(arguments: Sequence[object]) -> list[str]:
+    """Turn a script's arguments into texts.
+
+    Raises JobError at a single text, each letter of which would become an argument.
+    """
+    if isinstance(arguments, list | tuple):
+        return [str(argument) for argument in arguments]
+    cure = "give a list of words, such as ['--lr', '0.1']"
+    raise JobError(f"arguments={arguments!r} cannot be used: {cure}")
+
+
+def keeps_no_record(script: str | Path, arguments: Sequence[str]) -> bool:
+    """Whether it is an MNIST script that is not given --run-dir, so that it keeps no record."""
+    has_folder = any(argument.startswith("--run-dir") for argument in arguments)
+    return str(script) in _FLAGS and not has_folder
+
+
+def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
+    """Run the doctor as a job at a site; return whether each of its rows is green.
+
+    A person on the login node calls it. The job is made from the site file, as a learner's jobs
+    are. Prints the doctor's table, as the ranks do. Raises JobError where no Slurm answers, or
+    where it refuses the job.
+    """
+    from ddp_helpers.rank.staging import stage  # here: it imports torch, which no other job needs
+
+    if not available():
+        cure = "go to the login node, or start one with slurm/cluster up"
+        raise JobError(f"no Slurm answers here: {cure}")
+    loaded, folder = Site.load(site), runs.fresh(ROOT / "runs", "ready")
+    data = () if loaded.has_data else ("--data", stage(ROOT / "data").absolute())
+    prepare(
+        "doctor",
+        (*data, "--run-dir", "{run_dir}"),
+        loaded,
+        folder,
+        nodes=nodes,
+        tasks_per_node=gpus_per_node,
+        gpus_per_node=gpus_per_node,
+        time="00:05:00",
+    )
+    job_id = submit(folder)
+    watch(folder)
+    return look(job_id)[0].state == "COMPLETED"
