@@ -101,7 +101,8 @@ def main() -> None:
         dist.all_reduce(right)
         if rank == 0:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            state = {"model": model.state_dict(), "epoch": epoch}
+            state["optimizer"] = optimizer.state_dict()
             torch.save(state, part := Path("checkpoint.part"))
             part.replace(CHECKPOINT)  # whole or not at all
     if args.save and rank == 0:
