@@ -13,7 +13,7 @@ run: .venv/installed system staged  ## execute the notebooks in order into build
 	@$(SLURM) $(BIN)/python -m ddp_helpers run
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
 	@$(SLURM) $(BIN)/python -m pytest
 
 LAB_IP ?= 127.0.0.1

@@ -1,6 +1,9 @@
-"""Guess the next letter with a small transformer. Plain PyTorch on one device: python letters.py --epochs 2
+"""Guess the next letter with a small transformer; plain PyTorch on one device.
 
-On many devices, with all that a cluster asks for: scripts.write("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
+python letters.py --epochs 2
+
+On many devices, with all that a cluster asks for:
+scripts.write("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
 """
 
 from argparse import ArgumentParser
@@ -13,30 +16,37 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def sentences(count: int, seed: int, length: int = 64) -> TensorDataset:
-    """Make sums in words, and cut them into texts [count, length] and, at each place, the next letter [count, length].
+    """Make sums in words, and cut them into texts [count, length].
 
-    A text begins anywhere in a sentence: "ee plus four is seven. nine minus two is seven. six plus". A letter's number
-    is its ASCII code.
+    The targets are each text's next letters [count, length]. A letter's number is its
+    ASCII code. A text begins anywhere in a sentence:
+    "ee plus four is seven. nine minus two is seven. six plus".
     """
-    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    random, text = torch.Generator().manual_seed(seed), ""
+    words = ["zero", "one", "two", "three", "four", "five", "six"]
+    words += ["seven", "eight", "nine", "ten", "eleven", "twelve"]
+    random = torch.Generator().manual_seed(seed)
+    text = ""
     while len(text) <= count * length:
         a, b = sorted(torch.randint(0, 7, (2,), generator=random).tolist())
         text += f"{words[a]} plus {words[b]} is {words[a + b]}. "
         text += f"{words[b]} minus {words[a]} is {words[b - a]}. "
     letters = torch.tensor(list(text[: count * length + 1].encode()))
-    return TensorDataset(letters[:-1].view(count, length), letters[1:].view(count, length))
+    texts, following = letters[:-1], letters[1:]
+    return TensorDataset(texts.view(count, length), following.view(count, length))
 
 
 def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
-    """Make texts to train on, and others to test with; nothing is read from the folder."""
+    """Make texts to train on, and others to test with; the folder is not read."""
     train_set, test_set = sentences(2048, seed=1), sentences(256, seed=2)
     train_set.name = "letters"
     return train_set, test_set
 
 
 class Block(nn.Module):
-    """One layer of a transformer: attention to the letters before, and two linear layers; [n, length, width] each."""
+    """One layer of a transformer: attention to the letters before, two linear layers.
+
+    It takes and returns [n, length, width].
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -47,39 +57,48 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add to each letter what it takes from those before it, and what the linear layers make of that."""
+        """Add what a letter takes from those before it, and the linear layers' output."""
         y = self.norm1(x)
-        layers = self.query, self.key, self.value
-        q, k, v = (layer(y).unflatten(2, (-1, self.head)).transpose(1, 2) for layer in layers)  # [n, heads, …]
+        projected = (layer(y) for layer in (self.query, self.key, self.value))
+        # [n, heads, length, head] each
+        q, k, v = (z.unflatten(2, (-1, self.head)).transpose(1, 2) for z in projected)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Net(nn.Module):
-    """A small transformer; takes texts [n, length], returns the scores of each next letter [n, length, 128]."""
+    """A transformer: texts [n, length] to scores of the next letters [n, length, 128]."""
 
-    def __init__(self, width: int = 128, depth: int = 4, heads: int = 4, length: int = 64) -> None:
+    def __init__(
+        self, width: int = 128, depth: int = 4, heads: int = 4, length: int = 64
+    ) -> None:
         super().__init__()
-        self.letter, self.place = nn.Embedding(128, width), nn.Embedding(length, width)
+        self.letter = nn.Embedding(128, width)
+        self.position = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm, self.score = nn.LayerNorm(width), nn.Linear(width, 128)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Score the next letter at each place of each text."""
-        x = self.letter(text) + self.place(torch.arange(text.shape[1], device=text.device))
+        """Score the next letter at each position of each text."""
+        positions = torch.arange(text.shape[1], device=text.device)
+        x = self.letter(text) + self.position(positions)
         for block in self.blocks:
             x = block(x)
         return self.score(self.norm(x))
 
 
 def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The cross entropy of the scores, and the accuracy, summed over texts: of each the share of right letters."""
+    """Compute the cross entropy of the scores, and the accuracy, summed over texts.
+
+    The accuracy of a text is its share of right letters.
+    """
     right = (output.argmax(dim=2) == target).double().mean(dim=1).sum()
     return F.cross_entropy(output.flatten(0, 1), target.flatten()), {"accuracy": right}
 
 
-PARTS = [Net, Block, datasets, sentences, loss_and_metrics]  # what goes into a script in the place of its own parts
+# what goes into a script instead of its network, data and loss
+PARTS = [Net, Block, datasets, sentences, loss_and_metrics]
 
 
 def main() -> None:
@@ -109,8 +128,11 @@ def main() -> None:
         right = 0.0
         with torch.no_grad():
             for text, following in test_batches:
-                right += loss_and_metrics(model(text.to(device)), following.to(device))[1]["accuracy"].item()
-        print(f"epoch {epoch}: {right / len(test_set):.1%} of the letters right", flush=True)
+                scores = model(text.to(device))
+                _, metrics = loss_and_metrics(scores, following.to(device))
+                right += metrics["accuracy"].item()
+        share = right / len(test_set)
+        print(f"epoch {epoch}: {share:.1%} of the letters right", flush=True)
     torch.save(model.state_dict(), "letters.pt")
 
 

@@ -11,6 +11,9 @@ from ddp_helpers import ROOT
 from ddp_helpers.upkeep.stale import changed
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+WITH_CELLS = [*PATHS, *SOLUTIONS, ROOT / "slurm" / "job.ipynb"]
+WIDTH = 90  # characters of a cell's line, which JupyterLab shows beside a list of files
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 OUTDATED = re.compile(r"\b(?:Future|Deprecation)Warning: (.*)")
 HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}")
@@ -59,6 +62,24 @@ def test_a_notebook_is_fit_to_be_read(path: Path) -> None:
     nbformat.validate(notebook)
     assert problems(notebook, path.parent) == []
     assert path.stat().st_size < 1_500_000
+
+
+def too_wide(notebook: nbformat.NotebookNode) -> list[str]:
+    """The lines of code cells that are wider than WIDTH; ruff sees none of those in cells with a magic."""
+    return [
+        f"cell {number}: {len(line)} characters: {line}"
+        for number, cell in enumerate(notebook.cells)
+        for line in cell.source.splitlines()
+        if cell.cell_type == "code" and len(line) > WIDTH
+    ]
+
+
+@pytest.mark.parametrize("path", WITH_CELLS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_line_of_a_code_cell_is_too_wide(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert too_wide(notebook) == []
+    notebook.cells.append(nbformat.v4.new_code_cell(f"%%ranks 2\n{'x' * (WIDTH + 1)}"))
+    assert len(too_wide(notebook)) == 1, "a cell with a magic is measured, too"
 
 
 def test_the_course_is_a_chain_and_each_notebook_has_a_lesson_of_its_name() -> None:

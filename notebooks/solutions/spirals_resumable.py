@@ -101,9 +101,10 @@ def main() -> None:
         dist.all_reduce(right)
         if rank == 0:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = {"model": model.state_dict(), "epoch": epoch}
+            state["optimizer"] = optimizer.state_dict()
             part = Path("checkpoint.part")
-            torch.save({**state, "epoch": epoch}, part)
+            torch.save(state, part)
             part.replace(CHECKPOINT)  # whole or not at all
     if args.save and rank == 0:
         torch.save(model.state_dict(), args.save)
