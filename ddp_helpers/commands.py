@@ -26,9 +26,9 @@ def stage_data(args: Namespace) -> int:
 
 def write_script(args: Namespace) -> int:
     """Write a standalone script."""
-    from ddp_helpers.launch.scripts import is_output, write
+    from ddp_helpers.launch.scripts import is_output, write_script
 
-    if not is_output(write(args.name, args.path, force=args.force)):
+    if not is_output(write_script(args.name, args.path, force=args.force)):
         print(f"wrote {args.path}")
     return 0
 
@@ -75,7 +75,7 @@ def make_job(args: Namespace) -> int:
     if args.again:
         if args.name or args.arguments:
             raise jobs.JobError("--again FOLDER takes nothing else: the job stands in the folder")
-        jobs.again(args.again)
+        jobs.resubmit(args.again)
         return 0
     if not (args.name and args.script):
         raise jobs.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
@@ -212,7 +212,7 @@ def predict_fit(args: Namespace) -> int:
     """Print whether training a model fits a GPU, with DDP, ZeRO or FSDP2."""
     import torch
 
-    from ddp_helpers.tools.fits import predict, show
+    from ddp_helpers.tools.fits import predict, show_table
     from ddp_helpers.tools.model_file import load, sample_of
 
     make = load(args.model)
@@ -223,5 +223,5 @@ def predict_fit(args: Namespace) -> int:
         print(notice)
     batch = args.batch_size_per_rank
     prediction = predict(make, shape, dtype, batch, args.optimizer, args.bf16)
-    print(show(prediction, args.gpu))
+    print(show_table(prediction, args.gpu))
     return 0

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from real import THOROUGH
 
 from ddp_helpers.jobs import available
-from ddp_helpers.jobs.queue import ask
+from ddp_helpers.jobs.queue import run_slurm
 from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.launch.launchers import INHERITED
 from ddp_helpers.rank.digits import write_digits
@@ -73,7 +73,7 @@ def mpirun():
 @pytest.fixture(scope="session")
 def cluster():
     """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
-    if not available() or not ask("sinfo", "--noheader", "--partition=course").stdout.strip():
+    if not available() or not run_slurm("sinfo", "--noheader", "--partition=course").stdout.strip():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Slurm answers: slurm/cluster with pytest")
 
 

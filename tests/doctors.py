@@ -14,7 +14,7 @@ from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case
 from ddp_helpers.rank.doctor.checks import CHECKS
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.scripts.doctor import judge, visit
+from ddp_helpers.rank.scripts.doctor import judge_check, run_check
 
 GREEN = f"all {len(CHECKS)} checks green"
 
@@ -81,8 +81,8 @@ def seen_by(name, *ranks, **common):
                 if doing == "arrive":
                     arrive(case)
                 else:
-                    told[case.rank] = visit(case, name)
-    return judge(name, told)
+                    told[case.rank] = run_check(case, name)
+    return judge_check(name, told)
 
 
 def resolve(address):

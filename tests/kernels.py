@@ -6,7 +6,7 @@ import psutil
 from jupyter_client.manager import KernelManager
 from real import LIMIT
 
-from ddp_helpers.launch.kernels import on_files
+from ddp_helpers.launch.kernels import file_transport
 
 LOAD = "%load_ext ddp_helpers.launch.ranks\nfrom ddp_helpers.launch.ranks import pull, start"
 
@@ -16,7 +16,7 @@ class Kernel:
 
     def __init__(self, folder):
         self.folder = folder
-        self.manager = KernelManager(kernel_name="python3", **on_files())
+        self.manager = KernelManager(kernel_name="python3", **file_transport())
         self.manager.start_kernel(cwd=str(folder))
         self.client = self.manager.client()
         self.client.start_channels()

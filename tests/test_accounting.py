@@ -9,7 +9,7 @@ import pytest
 from clusters import SBIN, fail_in_ci, make_cluster, need_slurm, our_python, remove
 from real import LIMIT, until, weekly
 
-from ddp_helpers.jobs import Job, Site, write
+from ddp_helpers.jobs import Job, Site, write_job
 from ddp_helpers.launch.launchers import free_port
 
 GRANT = """CREATE DATABASE accounts;
@@ -109,7 +109,7 @@ def asks(university, tmp_path, monkeypatch):
     monkeypatch.setenv("SCRATCH", str(tmp_path))
 
     def submit(site, folder):
-        write(Job("hello", ("hello.py",), 2, 2, 2, time="00:05:00"), site, folder)
+        write_job(Job("hello", ("hello.py",), 2, 2, 2, time="00:05:00"), site, folder)
         (folder / "hello.py").write_text("print('hello')")
         settings = str(university.state / "slurm.conf")
         return university.run("sbatch", "--parsable", folder / "job.sbatch", SLURM_CONF=settings)

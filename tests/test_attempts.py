@@ -23,7 +23,7 @@ AGAIN = [line(120.0, "started", 8), line(121.0, "epoch", 16), line(121.5, "saved
 def story(tmp_path):
     def write(*lines):
         (tmp_path / "attempts.jsonl").write_text("\n".join(lines))
-        return attempts.events(tmp_path)
+        return attempts.read_events(tmp_path)
 
     return write
 
@@ -43,13 +43,13 @@ def test_events_are_counted_into_attempts_and_timed_from_the_first(story):
     ],
 )
 def test_each_attempt_has_a_row_that_says_how_it_ended_and_what_was_lost(story, end, ended, to_step, lost):
-    first, second = attempts.attempts(story(*KILLED, *end, *AGAIN)).to_dict("records")
+    first, second = attempts.attempts_table(story(*KILLED, *end, *AGAIN)).to_dict("records")
     assert (first["ended"], first["to_step"], first["lost_steps"]) == (ended, to_step, lost)
     assert (second["ended"], second["from_step"], second["to_step"]) == ("done", 8, 16)
 
 
 def test_without_a_checkpoint_every_step_of_the_attempt_is_lost(story):
-    [row] = attempts.attempts(story(START, line(101.0, "failed", 4))).to_dict("records")
+    [row] = attempts.attempts_table(story(START, line(101.0, "failed", 4))).to_dict("records")
     assert row["lost_steps"] == 4 and row["saves"] == 0
 
 

@@ -12,9 +12,9 @@ from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import Script
-from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.tools.audit.command import RANKS, WITNESS, AuditError, check_started, show
+from ddp_helpers.tools.audit.command import RANKS, WITNESS, AuditError, check_started, show_table
 from ddp_helpers.tools.audit.judge import CHECKS, judge
 from ddp_helpers.tools.audit.notes import (
     OK,
@@ -92,7 +92,7 @@ def start(script, *words, limit=LIMIT, ranks=RANKS, **env):
     for name in ("notes", "work"):
         (script.parent / name).mkdir(exist_ok=True)
     words = (script.parent / "notes", limit, script, *words)
-    return Run(WITNESS, *words, ranks=ranks, folder=script.parent / "work", limit=limit + 30, env=env)
+    return LearnerRun(WITNESS, *words, ranks=ranks, folder=script.parent / "work", limit=limit + 30, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def tables(tmp_path_factory):
     scripts = {name: planted(PLANTED[name], tmp_path_factory.mktemp("planted") / "it") for name in names}
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
-        attend(*(start(scripts[name], *FLAGS, limit=limits[name]) for name in some))
+        wait_for_runs(*(start(scripts[name], *FLAGS, limit=limits[name]) for name in some))
     return {name: judge(read_notes(script.parent / "notes", RANKS)) for name, script in scripts.items()}
 
 
@@ -115,7 +115,7 @@ def line(name, table):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_says_what_is_found_of_each_planted_fault(name, tables):
-    assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show(tables[name])}"
+    assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show_table(tables[name])}"
 
 
 @pytest.mark.parametrize(("name", "unseen"), [(SOUND, {"dice", "metrics"}), (WITH_DROPOUT, {"metrics"})])
@@ -203,7 +203,7 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
         cuda = "set_device" in text
         words = ["--epochs=2", "--save=it.pt"] if text in (scripts["cuda"], other) else []
         runs.append(start(folder / "it.py", *words, DDP_AUDIT_ON_CPU="1" if cuda else ""))
-    attend(*runs)
+    wait_for_runs(*runs)
     notes = [read_notes(tmp_path / str(n) / "notes", RANKS) for n in range(len(runs))]
     tables = [{row.name: row for row in judge(ranks)} for ranks in notes]
     for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
@@ -273,7 +273,7 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
         (folder := tmp_path / str(ranks)).mkdir()
         (folder / "it.py").write_text(text.replace(right, wrong) if right else text)
         runs.append(start(folder / "it.py", *words, ranks=ranks))
-    attend(*runs)
+    wait_for_runs(*runs)
     [single], both = (read_notes(tmp_path / str(ranks) / "notes", ranks) for ranks in (1, RANKS))
     row = compare_with_one_rank(single, both)
     assert row.verdict == verdict and told in row.seen, row
@@ -317,7 +317,7 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
                 shutil.copytree(tmp_path / "stopped" / "work", folder / "work")
             env = {"DDP_AUDIT_STOP": "0" if name == "stopped" else "", "DDP_AUDIT_ON_CPU": on_cpu}
             runs.append(start(folder / "it.py", *words, **env))
-        attend(*runs)
+        wait_for_runs(*runs)
         notes |= {name: read_notes(tmp_path / name / "notes", RANKS) for name in several}
     whole, stopped = notes["whole"][0], notes["stopped"][0]
     rows = {name: compare_restarted(whole, stopped, notes[name]) for name in attempts}

@@ -34,9 +34,9 @@ def test_every_goal_has_a_row(tmp_path, monkeypatch):
     asked, real = [], bench.ratios
     monkeypatch.setattr(bench, "ratios", lambda a, b, times=3: real(a, b, 3))
     monkeypatch.setattr(bench, "speed", lambda folder, name, *_, ranks=0: asked.append((name, ranks)) or 1 + ranks)
-    monkeypatch.setattr(bench, "printed", lambda *words: asked.append((words[1], 0)) or 0.5)
+    monkeypatch.setattr(bench, "printed_number", lambda *words: asked.append((words[1], 0)) or 0.5)
     monkeypatch.setattr(bench, "submit_to_step", lambda folder: [])  # as where there is no Slurm
-    monkeypatch.setattr(bench, "memory", lambda folder: [1000.0, 1100.0])
+    monkeypatch.setattr(bench, "peak_memory", lambda folder: [1000.0, 1100.0])
     rows = bench.goals(tmp_path, torch.device("cpu"))
     assert [row["median"] for row in rows[3:]] == [1.5, 1.5, 1.0, None, 1050.0] and len(rows[2]["values"]) == 3
     assert {*asked} >= {
@@ -54,12 +54,12 @@ def test_the_speed_of_a_script_is_that_of_its_record(tmp_path, monkeypatch):
     [run] = tmp_path.glob("mnist_fast*/metrics.jsonl")
     first, second = map(json.loads, run.read_text().splitlines())
     assert speed == second["images_per_second"] != first["images_per_second"]
-    assert bench.printed("-c", bench.IMPORTS) > 0
+    assert bench.printed_number("-c", bench.IMPORTS) > 0
 
 
 def test_the_memory_of_two_ranks_and_a_jobs_first_step(tmp_path, monkeypatch, cluster):
     real = bench.write_digits
     monkeypatch.setattr(bench, "write_digits", lambda root, **_: real(root, train=768, test=50))
-    assert len(both := bench.memory(tmp_path)) == 2 and all(100 < peak < 4000 for peak in both)
+    assert len(both := bench.peak_memory(tmp_path)) == 2 and all(100 < peak < 4000 for peak in both)
     monkeypatch.setattr(bench, "range", lambda _: [0], raising=False)  # one job of three
     assert bench.submit_to_step(tmp_path)[0] > 0

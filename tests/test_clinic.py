@@ -82,7 +82,9 @@ def test_a_line_that_cannot_be_read_says_what_to_give(line):
 
 
 def test_a_script_keeps_the_line_numbers_of_its_cell_and_runs_bare_where_that_is_said():
-    framed, bare = (clinic.written("one = 1\ntwo = 2", frame, True).read_text().splitlines() for frame in (1, 0))
+    framed, bare = (
+        clinic.write_cell_script("one = 1\ntwo = 2", frame, True).read_text().splitlines() for frame in (1, 0)
+    )
     assert bare == ["; ".join(["CURED = True", *clinic.IMPORTS]), "one = 1", "two = 2"]
     first = "; ".join(["CURED = True", *clinic.IMPORTS, *clinic.JOIN])
     assert framed == [first, "one = 1", "two = 2", *clinic.LEAVE]
@@ -111,8 +113,8 @@ def test_frames_are_left_out_and_messages_are_kept():
         "RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error",
     ]
     kept += ["what():  no match", "in line 12 of the cell"]
-    assert run_script.telling(lines) == [*kept, "x" * run_script.WIDTH + " …"]
-    assert len(run_script.telling([f"line {number}" for number in range(99)])) == run_script.MOST
+    assert run_script.telling_lines(lines) == [*kept, "x" * run_script.LINE_WIDTH + " …"]
+    assert len(run_script.telling_lines([f"line {number}" for number in range(99)])) == run_script.MOST_LINES
 
 
 # ---- the notebook

@@ -9,7 +9,7 @@ from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, sent_when, who_holds
-from ddp_helpers.lessons.shard_the_data.figures import deals_by_epoch, global_batch, picture_of_shards
+from ddp_helpers.lessons.shard_the_data.figures import global_batch, picture_of_shards, shards_by_epoch
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
 
@@ -28,7 +28,7 @@ CASES = [  # function, arguments, and what its alt text must name
     (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
     (ddp_buckets, {}, ["17 ms long instead of 23", "2 ms a layer"]),
     (
-        deals_by_epoch,
+        shards_by_epoch,
         {"without_set_epoch": [DEALT, DEALT], "with_set_epoch": [DEALT, MOVED]},
         ["0 of 4", "2 do"],
     ),

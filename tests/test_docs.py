@@ -20,7 +20,7 @@ from real import python
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import make_parser
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, course, front, minutes, tracks
+from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, minutes, tracks_text
 
 LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
 
@@ -49,13 +49,15 @@ def section(text: str, heading: str) -> str:
 
 
 def test_the_map_of_the_course_has_each_notebook_with_what_it_needs() -> None:
-    boxes = dict(part.split(" needs ") for part in course((ROOT / "README.md").read_text()).alt.split("; "))
+    boxes = dict(part.split(" needs ") for part in course_map((ROOT / "README.md").read_text()).alt.split("; "))
     assert list(boxes) == list(NOTEBOOKS)
     assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["14"] == "06, 07, 10"
 
 
 def test_the_front_pages_say_what_the_notebooks_and_the_records_say() -> None:
-    assert (front(README), tracks(SCRIPTS)) == (README, SCRIPTS), "run: python -m ddp_helpers.upkeep.front_page"
+    assert (front_page_text(README), tracks_text(SCRIPTS)) == (README, SCRIPTS), (
+        "run: python -m ddp_helpers.upkeep.front_page"
+    )
 
 
 def test_readmes_diff_is_of_the_two_spirals() -> None:

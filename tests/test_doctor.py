@@ -19,18 +19,18 @@ from refusals import ended, refused
 
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch import launch, scripts
-from ddp_helpers.launch.launchers import clean
+from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.doctor.arrival import runs_on
-from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.scripts.doctor import show
+from ddp_helpers.rank.scripts.doctor import print_table
 
 
 @pytest.fixture
 def script(tmp_path):
-    return scripts.write("doctor", tmp_path / "doctor.py")
+    return scripts.write_script("doctor", tmp_path / "doctor.py")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     # Slurm 22.05 and 23.02 leave a task one CPU where the job asked for more.
     command = ["srun", "--nodes=1", "--cpus-per-task=2", "taskset", "-c", "0", sys.executable, "-m", "ddp_helpers"]
     command += ["doctor", "--data", str(digits), "--run-dir", str(tmp_path)]
-    done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
     found = red(done.stdout)
     assert done.returncode == 1 and list(found) == ["cpus"]
     assert found["cpus"] == ("rank 0: CPUs: 1, but --cpus-per-task=2", 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"')
@@ -431,7 +431,10 @@ def test_a_torch_runs_on_what_it_was_built_for(its, built, fine):
 
 
 def test_a_table_says_nothing_that_a_terminal_obeys(capsys):
-    assert show([("one", "ü µ", ""), ("two", "a\x1b[2J\nb", "do\x07 it")]) == 1 and show([("one", "", "")]) == 0
+    assert (
+        print_table([("one", "ü µ", ""), ("two", "a\x1b[2J\nb", "do\x07 it")]) == 1
+        and print_table([("one", "", "")]) == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:5] == [
         "one         ok  ü µ",
@@ -443,11 +446,11 @@ def test_a_table_says_nothing_that_a_terminal_obeys(capsys):
 
 def test_a_line_with_which_a_call_stops_is_kept_and_ends_nothing(capsys):
     def fails():
-        raise Red("seen", "cure")
+        raise CheckFailed("seen", "cure")
 
-    assert overhear(lambda: stop("the line")) == (None, ["the line"]) and capsys.readouterr().err == ""
-    assert overhear(lambda: 1 / 0) == (None, ["division by zero"]) and overhear(lambda: 3) == (3, [])
-    assert overhear(fails) == (None, ["seen", "cure"])
+    assert capture_trouble(lambda: stop("the line")) == (None, ["the line"]) and capsys.readouterr().err == ""
+    assert capture_trouble(lambda: 1 / 0) == (None, ["division by zero"]) and capture_trouble(lambda: 3) == (3, [])
+    assert capture_trouble(fails) == (None, ["seen", "cure"])
 
 
 def lone(folder):
@@ -458,11 +461,11 @@ def lone(folder):
 def test_a_file_where_a_folder_should_be_is_said_and_nothing_is_left(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
-        _, (seen,) = overhear(lambda folder=folder: checks.check_folder(lone(folder)))
+        _, (seen,) = capture_trouble(lambda folder=folder: checks.check_folder(lone(folder)))
         assert str(folder) in seen and "Not a directory" in seen
     assert str(tmp_path / "new" / "runs") in checks.check_folder(lone(tmp_path / "new" / "runs"))
     lost = replace(lone(tmp_path / "new"), size=2)
-    _, (seen,) = overhear(lambda: checks.check_folder(lost))
+    _, (seen,) = capture_trouble(lambda: checks.check_folder(lost))
     assert re.fullmatch(r"rank 1 of 2 \w+ after 1 s", seen)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -473,5 +476,5 @@ def test_a_folder_that_each_node_has_for_itself_is_red(tmp_path):
     first.first("file", str(tmp_path / ".doctor-elsewhere"))
     first.store.set("file of 0", "")
     second = replace(first, rank=1)
-    _, (seen,) = overhear(lambda: checks.check_folder(second))
+    _, (seen,) = capture_trouble(lambda: checks.check_folder(second))
     assert str(tmp_path) in seen and "rank 0" in seen

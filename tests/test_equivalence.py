@@ -13,7 +13,7 @@ from real import LIMIT, THOROUGH
 from torch import nn
 
 from ddp_helpers.launch import launch
-from ddp_helpers.launch.scripts import write
+from ddp_helpers.launch.scripts import write_script
 
 SIZES = (2, 4) if THOROUGH else (2,)  # notebook 06 compares 1, 2 and 4 ranks each time
 
@@ -39,7 +39,7 @@ def trained(tmp_path_factory, digits):
     runs |= {f"{ranks} ranks": ("mnist_ddp", ranks, []) for ranks in SIZES}  # name: script, ranks, its own arguments
     weights = {}
     for name, (script, ranks, own) in runs.items():
-        path, to = write(script, folder / f"{script}.py", replace=[Net]), folder / name
+        path, to = write_script(script, folder / f"{script}.py", replace=[Net]), folder / name
         args = ["--data", digits, "--epochs=1", "--batch-size=64", "--no-cuda", "--save-model"]
         args += ["--run-dir", to, "--precision", "float32"]  # bfloat16 rounds more than the order of a sum does
         if ranks > 1:

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.optim import Adadelta
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.train_on_one_gpu.figures import table
+from ddp_helpers.lessons.train_on_one_gpu.figures import accuracy_by_recipe
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import Dropout, FastNet
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.scripts import mnist_fast
-from ddp_helpers.rank.scripts.mnist_fast import as_graph, counted, held
+from ddp_helpers.rank.scripts.mnist_fast import as_graph, hold_on_device, measure_batch
 
 
 def nets(p=0.0):
@@ -76,7 +76,7 @@ def test_the_same_seed_drops_the_same():
 
 
 def test_recipes_are_compared_from_their_records():
-    scores = table(ROOT / "notebooks" / "results" / "recipes")
+    scores = accuracy_by_recipe(ROOT / "notebooks" / "results" / "recipes")
     assert list(scores.index) == [1, 3, 14] and set(scores["difference"]) == {"fast", "large"}
     assert scores["difference", "large"][14] == scores["mean", "large"][14] - scores["mean", "plain"][14] != 0
     assert (scores["error"] > 0).all(axis=None)
@@ -85,7 +85,9 @@ def test_recipes_are_compared_from_their_records():
 def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_saves(tmp_path, digits, monkeypatch):
     steps = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mnist_fast, "counted", lambda *args: steps.append(args[0].training) or counted(*args))
+    monkeypatch.setattr(
+        mnist_fast, "measure_batch", lambda *args: steps.append(args[0].training) or measure_batch(*args)
+    )
     for flags in (["--batch-size", "1000000"], ["--dry-run", "--save-model"]):
         monkeypatch.setattr("sys.argv", ["mnist_fast.py", "--data", str(digits), "--epochs", "1", "--no-cuda", *flags])
         mnist_fast.main()
@@ -97,14 +99,14 @@ def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_sa
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 def test_a_graph_plays_back_the_step(digits):
     device, weights = torch.device("cuda"), []
-    images, labels = held(datasets(digits)[0], device)
+    images, labels = hold_on_device(datasets(digits)[0], device)
     for graph in (False, True):
         torch.manual_seed(1)
         net = Net().eval().to(device)  # no dropout: the two draw their numbers in another order
         optimizer = Adadelta(net.parameters(), lr=torch.tensor(1.0, device=device), capturable=True, foreach=True)
 
         def step(index, net=net, optimizer=optimizer):
-            loss, sums = counted(net, images[index], labels[index], Namespace(precision="float32"))
+            loss, sums = measure_batch(net, images[index], labels[index], Namespace(precision="float32"))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

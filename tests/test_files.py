@@ -26,11 +26,11 @@ def shared(tmp_path: Path) -> Path:
 
 
 def test_a_record_and_a_job_follow_no_link(shared: Path) -> None:
-    record.write(shared, {"status.json": {"state": "done"}})
+    record.write_files(shared, {"status.json": {"state": "done"}})
     assert not (shared / "status.json").is_symlink() and "done" in (shared / "status.json").read_text()
     (shared / "job.sbatch").unlink()
     (shared / "job.sbatch").symlink_to(shared / "nowhere")
-    jobs.write(jobs.Job("try", ("x.py",)), jobs.Site("here"), shared)
+    jobs.write_job(jobs.Job("try", ("x.py",)), jobs.Site("here"), shared)
     assert {path.name for path in shared.iterdir() if not path.is_symlink()} == {
         "status.json",
         "job.json",

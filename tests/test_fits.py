@@ -72,7 +72,7 @@ def by_tensors(name: str, way: str) -> int:
         resize(storage, size)
         live.count(storage)
 
-    with patch.object(UntypedStorage, "resize_", counted), memory.Live() as live:
+    with patch.object(UntypedStorage, "resize_", counted), memory.LiveMemory() as live:
         taken = steps(name, way)
         next(taken)
         live.most = live.now

@@ -14,7 +14,7 @@ from refusals import outcome, refused
 
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
-from ddp_helpers.rank.resume import newest, read, save, unpack
+from ddp_helpers.rank.resume import load_checkpoint, read_checkpoint, read_newest_checkpoint, save_checkpoint
 from ddp_helpers.rank.staging import check_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -111,7 +111,7 @@ def named(folder, content, step=1):
 def real(tmp_path_factory):
     """The bytes of a real checkpoint."""
     state = {"model": {"weight": torch.ones(2)}, "step": 3, "order": [1, 2]}
-    return save(tmp_path_factory.mktemp("checkpoint"), 3, state).read_bytes()
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), 3, state).read_bytes()
 
 
 def test_bytes_under_a_wrong_digest_are_refused_by_name(real, tmp_path):
@@ -119,7 +119,7 @@ def test_bytes_under_a_wrong_digest_are_refused_by_name(real, tmp_path):
 
     def check(content):
         put(path, content)
-        found, line = outcome(read, path, error=ValueError)
+        found, line = outcome(read_checkpoint, path, error=ValueError)
         assert (found == real) if content == real else (path.name in line)
 
     fuzz(lambda choices: choices.damaged(real), check)
@@ -144,9 +144,11 @@ def test_a_checkpoint_that_would_run_a_command_is_refused_and_does_not_run_it(wr
         write(around(Runs(marker)), file)
     evil = (tmp_path / "evil").read_bytes()
     path = named(folder, evil)
-    assert read(path) == newest(folder) == evil, "its digest is right: only the load can tell"
+    assert read_checkpoint(path) == read_newest_checkpoint(folder) == evil, (
+        "its digest is right: only the load can tell"
+    )
     with pytest.raises(pickle.UnpicklingError):
-        unpack(evil)
+        load_checkpoint(evil)
     assert not marker.exists()
     if write is pickle.dump:  # the control: it would have run
         pickle.loads(evil)
@@ -164,11 +166,11 @@ def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(real, tmp_path
         damage = tmp_path / f"step-{step:08}-{'0' * 16}.pt"
         damage.write_bytes(content)
         with redirect_stdout(StringIO()) as said:
-            found = newest(tmp_path)
+            found = read_newest_checkpoint(tmp_path)
         lines = said.getvalue().splitlines()
         assert found == real and older.exists() and len(lines) == (step > 5) == (not damage.exists())
         assert all(damage.name in line and "set aside" in line for line in lines)
 
     fuzz(lambda choices: (choices.below(10), choices.damaged(real)), check, least=1000)
-    assert read(named(tmp_path, real)) == real
-    assert refused(read, named(tmp_path, real).rename(tmp_path / "mnist.pt"), error=ValueError)
+    assert read_checkpoint(named(tmp_path, real)) == real
+    assert refused(read_checkpoint, named(tmp_path, real).rename(tmp_path / "mnist.pt"), error=ValueError)

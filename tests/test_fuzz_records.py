@@ -9,10 +9,10 @@ from fuzzing import INPUTS, fuzz, put
 from refusals import outcome
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.files import RANK, job_of, known
+from ddp_helpers.jobs.files import RANK, job_from_record, read_job_record
 from ddp_helpers.jobs.job import Job
-from ddp_helpers.launch.launch import Launch, take
-from ddp_helpers.launch.launchers import MARKS
+from ddp_helpers.launch.launch import Launch, add_line
+from ddp_helpers.launch.launchers import LINE_PATTERNS
 from ddp_helpers.launch.screen import Screen
 from ddp_helpers.records import runs, scaling
 
@@ -75,7 +75,7 @@ def test_every_record_is_read_and_gives_a_row(folder_with):
     named, silent = [], []
 
     def check(files):
-        run = runs.read(folder_with(files))
+        run = runs.read_run(folder_with(files))
         row = run.row()
         assert all(isinstance(value, SCALAR) for value in row.values()) and isinstance(run.state, str)
         assert row["machine"] == run.machine and row["nodes"] == run.nodes
@@ -89,7 +89,7 @@ def test_every_record_is_read_and_gives_a_row(folder_with):
 
     fuzz(record, check)
     assert set(named) == set(silent) == set(WHOLE), "each file is found wrong, and is not where it can be used"
-    assert runs.read(REAL).problems == []
+    assert runs.read_run(REAL).problems == []
 
 
 NAMES = {name.partition(".")[0] for name in WHOLE}
@@ -112,7 +112,7 @@ def test_every_record_goes_into_the_table_and_the_study(folder_with):
         folder = folder_with(files)
         with redirect_stderr(StringIO()) as err:
             table = runs.table(folder)
-        assert len(err.getvalue().splitlines()) == len(runs.read(folder).problems) or not len(table)
+        assert len(err.getvalue().splitlines()) == len(runs.read_run(folder).problems) or not len(table)
         if len(table):
             scaling.left_out(table)
             outcome(lambda: scaling.speedup(scaling.per_run(table)))
@@ -124,13 +124,13 @@ def test_job_json_is_a_job_or_is_refused(folder_with):
     taken, left = [], []
 
     def check(content):
-        said, line = outcome(known, folder_with({"job.json": content}))
+        said, line = outcome(read_job_record, folder_with({"job.json": content}))
         (left if line else taken).append(content)
         if line:
             assert "job" in line
         else:
             assert isinstance(said["state"], str) and (said["job_id"] is None or said["job_id"].isprintable())
-            assert said["job_id"] or isinstance(job_of(said), Job)
+            assert said["job_id"] or isinstance(job_from_record(said), Job)
 
     waiting = json.dumps(json.loads(WHOLE["job.json"]) | {"job_id": None}).encode()
     fuzz(lambda choices: spoiled(choices, choices.one([waiting, WHOLE["job.json"]])), check)
@@ -142,7 +142,7 @@ WORDS += ["\x1b[31m", "\\1", "\\g<0>", "Traceback (most recent call last):"]
 
 
 def test_any_line_of_a_rank_is_kept_and_shown():
-    marks = [*MARKS, "log"]
+    marks = [*LINE_PATTERNS, "log"]
 
     def line(choices):
         words = [choices.one(WORDS) if choices.below(2) else choices.text() for _ in range(choices.below(6))]
@@ -156,7 +156,7 @@ def test_any_line_of_a_rank_is_kept_and_shown():
                 found = RANK.match(text)
                 screen.add(f"rank {found[1]}" if found else "", text)
                 return
-            take(text, launcher, launch, screen)
+            add_line(text, launcher, launch, screen)
         [(rank, said)] = launch.lines
         assert rank == "" or rank.isdecimal()
         assert said in shown.getvalue() or not screen.shown

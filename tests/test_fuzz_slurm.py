@@ -199,7 +199,7 @@ def test_a_site_file_is_refused_or_what_it_says_is_allowed(tmp_path, monkeypatch
         for key in KEYS:
             value = getattr(site, key)
             held = value if isinstance(value, tuple) else [value] if value else []
-            assert key in OTHERS or not any(allowed.wrong(key, word) for word in held)
+            assert key in OTHERS or not any(allowed.complaint(key, word) for word in held)
             keys.update([key] if held else [])
         text, line = outcome(render, job[len(files) % 2], site, Path("/run"))
         if not text:
@@ -291,17 +291,17 @@ def test_a_shell_finds_in_a_sites_words_what_they_stand_for_and_nothing_to_execu
         nonlocal refusals
         begin, rest = made
         key = "setup" if begin else "srun" if rest.startswith("--") else "prefix"
-        if not rest or allowed.wrong(key, begin + rest):
+        if not rest or allowed.complaint(key, begin + rest):
             refusals += 1
         elif {*re.findall(r"\$\{?(\w+)", rest)} - {*HELD}:
             pass  # a variable that is not set: a test of test_sites
         elif begin:
-            lines.append(allowed.set_up(begin + rest))
+            lines.append(allowed.quoted_setup(begin + rest))
             first, *words = (begin + rest).split()
             head, value = words[0].split("=", 1) if first == "export" else ("", "")
             means.append([first, *([f"{head}={filled(value)}"] if head else map(filled, words))])
         else:
-            lines.append(f"words {allowed.shell(rest, PLACES)}")
+            lines.append(f"words {allowed.quoted(rest, PLACES)}")
             means.append(["words", filled(rest)])
 
     fuzz(words, check)

@@ -17,7 +17,7 @@ from refusals import refused
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
 from ddp_helpers.jobs import queue
-from ddp_helpers.rank.record import claim
+from ddp_helpers.rank.record import claim_folder
 
 LOCAL = partial(jobs.Site.load, "local")
 
@@ -92,16 +92,16 @@ def by_hand(folder):
 
 def end_of(number):
     """Wait for the end of a job, and give its state."""
-    until(lambda: not any(state.active for state in jobs.look(number)), f"the end of job {number}")
-    return jobs.look(number)[0].state
+    until(lambda: not any(state.active for state in jobs.states_of_job(number)), f"the end of job {number}")
+    return jobs.states_of_job(number)[0].state
 
 
 def warned_and_freed(folder, number):
     """Warn a job that trains, wait until it is in the queue again, free it from there, and give its log at its end."""
     until((folder / "trains").exists, "a step")
-    assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
-    until(lambda: jobs.look(number)[0].state == "PENDING", "the job in the queue again")
-    assert "Restarts=1" in queue.ask("scontrol", "show", "job", number).stdout
+    assert queue.run_slurm("scancel", "--signal=USR2", number).returncode == 0
+    until(lambda: jobs.states_of_job(number)[0].state == "PENDING", "the job in the queue again")
+    assert "Restarts=1" in queue.run_slurm("scontrol", "show", "job", number).stdout
     time.sleep(2)  # a node refuses a job that it has ended within the same second
     jobs.start_now(number)
     assert end_of(number) == "COMPLETED"
@@ -141,7 +141,7 @@ def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):
     folder = job(SAVES.replace("MARK", "pass"), nodes=2, requeue=True)
     number = jobs.submit(folder)
     until((folder / "trains").exists, "a step")
-    assert queue.ask("scancel", "--signal=USR2", number).returncode == 0
+    assert queue.run_slurm("scancel", "--signal=USR2", number).returncode == 0
     assert end_of(number) == "FAILED"
     log = (folder / f"slurm-{number}.log").read_text()
     assert "is requeued" not in log and f"sbatch '{folder}/job.sbatch'" in log.splitlines()[-1]
@@ -179,11 +179,11 @@ def test_a_run_goes_on_by_a_command_and_by_no_other_folder(cluster, job, capsys)
 def test_what_runs_does_not_go_on_a_second_time_and_what_cannot_go_on_never(cluster, job, tmp_path):
     folder = job(SAVES, requeue=True)
     number = jobs.submit(folder)
-    refused(jobs.again, folder, named=[number])
+    refused(jobs.resubmit, folder, named=[number])
     jobs.cancel(number)
     other = tmp_path / "other"
     jobs.prepare(tmp_path / "mine.py", ["{run_dir}"], LOCAL(), other)
-    refused(jobs.again, other, named=[str(other)])
+    refused(jobs.resubmit, other, named=[str(other)])
 
 
 def test_a_job_that_was_submitted_by_hand_is_collected(cluster, job):
@@ -205,7 +205,7 @@ def test_two_submissions_of_one_file_write_two_records(cluster, job):
 def _claims(folder, barrier, won):
     """Claim the folder at the same moment as others; the exit status tells."""
     barrier.wait(LIMIT)
-    claim(folder)
+    claim_folder(folder)
     won.value += 1
 
 

@@ -12,7 +12,7 @@ from refusals import one_line, refused
 
 from ddp_helpers.__main__ import main
 from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
-from ddp_helpers.lessons.run_script import attend
+from ddp_helpers.lessons.run_script import wait_for_runs
 from ddp_helpers.tools import watched, who_hangs
 
 SEEDS = [*range(100), 135, 145] if THOROUGH else [0, 1, 5, 6, 17, 19]
@@ -25,15 +25,17 @@ def work(plants, folder):
     """Run these plants, several at once, each in a folder of its name; the runs."""
     runs, names = {}, [*plants]
     for first in range(0, len(names), AT_ONCE):
-        some = {name: hang.Work(plants[name], folder / str(name)) for name in names[first : first + AT_ONCE]}
-        attend(*some.values())
+        some = {name: hang.PlantedRun(plants[name], folder / str(name)) for name in names[first : first + AT_ONCE]}
+        wait_for_runs(*some.values())
         runs |= some
     return runs
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return work({seed: mutations.plant(seed) for seed in SEEDS} | {"sound": SOUND}, tmp_path_factory.mktemp("hang"))
+    return work(
+        {seed: mutations.choose_plant(seed) for seed in SEEDS} | {"sound": SOUND}, tmp_path_factory.mktemp("hang")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,11 @@ def labs(runs):
 
 
 def test_there_are_enough_faults_of_enough_kinds():
-    plants = {(plant.mutation, plant.rank, plant.step) for plant in map(mutations.plant, range(5000))}
+    plants = {(plant.mutation, plant.rank, plant.step) for plant in map(mutations.choose_plant, range(5000))}
     assert len(mutations.MUTATIONS) >= 40 and len({fault.kind for fault in mutations.MUTATIONS}) >= 10
     assert {fault.kind for fault in mutations.MUTATIONS} == mutations.KINDS.keys()
     assert {cure for _, cure in mutations.KINDS.values()} == mutations.CURES.keys()
-    assert not THOROUGH or {mutations.plant(seed).mutation for seed in SEEDS} == {*mutations.MUTATIONS}
+    assert not THOROUGH or {mutations.choose_plant(seed).mutation for seed in SEEDS} == {*mutations.MUTATIONS}
     assert len(plants) > 300 and {rank for _, rank, _ in plants} == {*range(mutations.RANKS)}
 
 
@@ -62,7 +64,7 @@ def test_a_fault_is_one_small_change_in_one_place(fault):
 
 
 def test_a_seed_plants_the_same_fault_every_time():
-    assert [mutations.plant(seed) for seed in range(50)] == [mutations.plant(seed) for seed in range(50)]
+    assert [mutations.choose_plant(seed) for seed in range(50)] == [mutations.choose_plant(seed) for seed in range(50)]
     assert SOUND.mutation.text() == mutations.SOUND and not SOUND.mutation.lines()
 
 
@@ -70,13 +72,13 @@ def test_a_seed_plants_the_same_fault_every_time():
 
 
 def test_the_sound_script_runs_to_its_end(runs):
-    assert runs["sound"].ends == [0, 0, 0]
-    found = who_hangs.who_hangs(who_hangs.read(runs["sound"].folder.glob("recorder_*.json")))
+    assert runs["sound"].exit_statuses == [0, 0, 0]
+    found = who_hangs.who_hangs(who_hangs.read_dumps(runs["sound"].folder.glob("recorder_*.json")))
     assert found == [who_hangs.SAME]
 
 
 def test_each_run_fails(runs):
-    assert not [seed for seed in SEEDS if not any(runs[seed].ends)]
+    assert not [seed for seed in SEEDS if not any(runs[seed].exit_statuses)]
 
 
 # ---- the evidence: a solver that has nothing else
@@ -165,7 +167,7 @@ def wrong_answers(lab):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_checker_knows_and_a_wrong_answer_costs(seed, tmp_path):
-    mutations.plant(seed).write(tmp_path)
+    mutations.choose_plant(seed).write(tmp_path)
     (tmp_path / "exits.json").write_text("[1, 1, 1]")
     lab = hang.Lab(seed, tmp_path, go_on=True)
     assert lab.look("exits").endswith("[1 minutes so far]") and lab.look(" exits").endswith("[1 minutes so far]")
@@ -217,7 +219,7 @@ BAD = {
 def test_a_bad_word_is_told_in_one_line(words, tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "ROOT", tmp_path)
     folder = tmp_path / "build" / "hang" / "seed1"
-    mutations.plant(1).write(folder)
+    mutations.choose_plant(1).write(folder)
     (folder / "exits.json").write_text("[1, 1, 1]")
     refused(main, ["hang", "--seed", "1", *words.split()], named=[BAD[words]])
     assert not (folder / "minutes.json").exists()
@@ -234,7 +236,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     refused(hang.Lab, 1, tmp_path, named=["another folder"])
     with pytest.raises(hang.LabError, match="''"):
-        mutations.plant(1).write(tmp_path)
+        mutations.choose_plant(1).write(tmp_path)
         (tmp_path / "exits.json").write_text("[1, 1, 1]")
         hang.Lab(1, tmp_path, go_on=True).look("")
     assert (tmp_path / "mine.txt").read_text() == "mine"
@@ -318,5 +320,5 @@ def test_a_script_is_watched_under_torchrun(tmp_path):
     SOUND.write(tmp_path)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", watched.__file__, "train.py"]
     assert python(*launch, cwd=tmp_path).returncode == 0
-    found = who_hangs.who_hangs(who_hangs.read(tmp_path.glob("recorder_*.json")))
+    found = who_hangs.who_hangs(who_hangs.read_dumps(tmp_path.glob("recorder_*.json")))
     assert found == [who_hangs.SAME]

@@ -14,7 +14,7 @@ from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch import launch, screen
-from ddp_helpers.launch.screen import Screen, tidy
+from ddp_helpers.launch.screen import Screen, shorten_paths
 
 TAG = "DDP_TEST_TAG"  # an environment variable by which a test finds all processes of its launch
 
@@ -134,8 +134,8 @@ LAST_WORDS = {
 def test_the_failing_rank_is_read_in_the_words_of_each_open_mpi(gap, last):
     done = launch.Launch([], 0.0)
     for line in (f"[1,1]<stderr>:{gap}why", f"[1,0]<stdout>:{gap}the last line of all ranks", last):
-        launch.take(line, "mpirun", done, Screen())
-    first, *rest = launch.report(done, "it failed").splitlines()
+        launch.add_line(line, "mpirun", done, Screen())
+    first, *rest = launch.failure_report(done, "it failed").splitlines()
     assert first.startswith("it failed; ") and "rank 1" in first and rest == ["why"]
 
 
@@ -257,4 +257,4 @@ def test_tidy_takes_this_machines_paths_out(line, tidied, monkeypatch):
     paths = {"/home/me/course": ".", "/opt/python": "<python>", "/home/me": "~"}
     assert screen.PATHS.keys() == {str(ROOT), sys.prefix, sys.base_prefix, str(Path.home())}
     monkeypatch.setattr(screen, "PATHS", paths)
-    assert tidy(line) == tidied
+    assert shorten_paths(line) == tidied

@@ -15,7 +15,7 @@ from refusals import refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launchers
-from ddp_helpers.launch.launchers import clean
+from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank, who_am_i
 
@@ -84,8 +84,8 @@ def test_a_job_that_a_rank_starts_is_not_taken_for_that_rank(name, monkeypatch):
     kept = {"SLURM_ACCOUNT": "physics", "I_MPI_FABRICS": "shm", "MPI_HOME": "/opt/mpi"}
     for variable, value in (RECORDED[name][0] | kept).items():
         monkeypatch.setenv(variable, value)
-    assert who_am_i(clean()) == ("single", 0, 0, 1)
-    assert kept.items() <= clean().items(), "the control: what people set stays"
+    assert who_am_i(clean_environment()) == ("single", 0, 0, 1)
+    assert kept.items() <= clean_environment().items(), "the control: what people set stays"
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
@@ -102,7 +102,11 @@ def test_what_is_no_number_stops_with_one_line(env, variable):
 
 def say(*command):
     """What the ranks that a command starts say, sorted; each runs SAY."""
-    env = clean() | {"PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env = clean_environment() | {
+        "PYTHONPATH": str(ROOT),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     words = [*command, sys.executable, "-c", SAY]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
@@ -134,10 +138,15 @@ mpirun --oversubscribe --mca ras ^slurm --mca plm isolated -n 2 {python} {tmp_pa
 srun --ntasks=1 {torchrun} {python} {tmp_path}/say.py
 echo end
 """)
-    done = subprocess.run(["sbatch", "--parsable", job], env=clean(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sbatch", "--parsable", job], env=clean_environment(), capture_output=True, text=True, check=True
+    )
     log = tmp_path / "log"
     number = done.stdout.strip()
-    until(lambda: log.exists() and "end\n" in log.read_text() and not jobs.look(number)[0].active, f"{number} ends")
+    until(
+        lambda: log.exists() and "end\n" in log.read_text() and not jobs.states_of_job(number)[0].active,
+        f"{number} ends",
+    )
     lines = sorted(line[5:] for line in log.read_text().splitlines() if line.startswith("I am"))
     ranks = [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in range(2)]
     assert lines == sorted(["single 0 0 1", *ranks]), log.read_text()

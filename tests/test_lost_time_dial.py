@@ -19,7 +19,7 @@ def allowed():
     path = os.environ["PATH"] + dial.SBIN
     if missing := [name for name in ("unshare", "ip", "tc") if not shutil.which(name, path=path)]:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no {missing[0]} on this machine: install iproute2")
-    if why := dial.lacking():
+    if why := dial.why_no_network():
         pytest.skip(why)
 
 
@@ -48,7 +48,7 @@ def test_the_network_is_turned_down_and_no_process_stays(allowed):
     def undisturbed(found):
         return max(found[0]["DDP"], found[25]["PowerSGD"]) < slow
 
-    found = measured(lambda: dial.turned((0, 25), steps=2), undisturbed)
+    found = measured(lambda: dial.time_at_rates((0, 25), steps=2), undisturbed)
     assert undisturbed(found), "the controls: the open network, and few bytes"
     assert found[25]["DDP"] > slow
     until(lambda: not started(dial.RANKS.name), "no process is left")
@@ -60,7 +60,7 @@ def test_two_nodes_have_a_slow_cable_between_them(allowed):
     def undisturbed(found):
         return found["one node, 2 ranks"] < slow
 
-    found = measured(lambda: dial.two_nodes(mbit=200), undisturbed)
+    found = measured(lambda: dial.time_two_nodes(mbit=200), undisturbed)
     assert undisturbed(found), "the control: within a node"
     assert found["two nodes, 1 rank each"] > slow
     until(lambda: not started(dial.NODES.name), "no process is left")
@@ -90,9 +90,9 @@ print(json.dumps(found | {"100": seconds()}))
 def test_an_ordinary_user_may_turn_it(allowed, monkeypatch):
     """With a Python that everybody may run, which need not be the one that has torch."""
     monkeypatch.setattr(dial, "OWN", ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *dial.OWN])
-    assert dial.lacking() == ""
+    assert dial.why_no_network() == ""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    found = dial.own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
+    found = dial.run_in_own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
     assert found["user"] == "65534" and found["100"] > least(4e6, 100) > found["open"]
 
 
@@ -101,14 +101,14 @@ def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_
         (tmp_path / name).symlink_to(shutil.which(name))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(dial, "SBIN", "")
-    why = dial.lacking()
+    why = dial.why_no_network()
     assert "tc" in why and "recorded" in why and "\n" not in why
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert "unshare" in dial.lacking()
+    assert "unshare" in dial.why_no_network()
 
 
 def test_the_recorded_run_is_drawn_with_its_crossing():
-    record = dial.recorded()
+    record = dial.read_record()
     found, sends = record["turned"], {"DDP": 3.5e6, "bf16 hook": 1.8e6, "PowerSGD": 8e4, "no_sync": 9e5}
     assert tuple(found) == dial.RATES and record["machine"]
     wire = 2 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH) / (100e6 / 8)
@@ -121,25 +121,25 @@ def test_the_recorded_run_is_drawn_with_its_crossing():
     equal = dial.crossing("PowerSGD", "DDP", predict)
     assert predict("PowerSGD", equal) == pytest.approx(predict("DDP", equal), rel=0.02)
     assert dial.crossing("DDP", "PowerSGD", predict) is None, "the other way round"
-    picture = dial.lines(found, predict, record["machine"])
+    picture = dial.draw_by_rate(found, predict, record["machine"])
     picture.figure.draw_without_rendering()
     assert picture.alt.startswith("At 100 Mbit/s ") and f"above {equal / 1e3:.1f} Gbit/s" in picture.alt
 
 
 def test_latency_and_bandwidth_are_found_again():
     made = {2**power: 2e-4 + 1.5 * 2**power / 7e8 for power in range(10, 25, 2)}  # four ranks: 2(n-1)/n is 1.5
-    latency, bandwidth = dial.fit(made, ranks=4)
+    latency, bandwidth = dial.fit_line(made, ranks=4)
     assert latency == pytest.approx(2e-4) and bandwidth == pytest.approx(7e8)
-    picture = dial.by_size(made, 4, "nowhere")
+    picture = dial.draw_by_size(made, 4, "nowhere")
     picture.figure.draw_without_rendering()
     assert re.findall(r"[\d.]+ [kmG]\S*[sB]\b", picture.alt)[:3] == ["93 kB", "0.2 ms", "0.7 GB/s"], picture.alt
 
 
 def test_ranks_that_fail_end_in_one_line(allowed):
     with pytest.raises(dial.DialError, match="no-such-file"):
-        dial.own_network("-c", "cat no-such-file")
+        dial.run_in_own_network("-c", "cat no-such-file")
     with pytest.raises(dial.DialError, match="after 1 s"):
-        dial.own_network("-c", "sleep 98765", timeout=1)
+        dial.run_in_own_network("-c", "sleep 98765", timeout=1)
     until(lambda: not started("sleep 98765"), "no process is left")
 
 

@@ -10,7 +10,7 @@ from real import LIMIT
 
 from ddp_helpers.launch import launch
 from ddp_helpers.lessons.on_ranks import on_ranks
-from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.meeting import TCPStore
 from ddp_helpers.tools.audit.command import audit
 
@@ -77,8 +77,8 @@ def test_an_audit_listens_on_this_machine_alone(script, tmp_path):
 
 def test_a_script_that_an_exercise_runs_listens_on_this_machine_alone(script):
     path, note = script
-    run = Run(path, note, ranks=2)
-    attend(run)
+    run = LearnerRun(path, note, ranks=2)
+    wait_for_runs(run)
     assert not run.complaint() and json.loads(note.read_text()) == HERE
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_helpers.launch import launch
-from ddp_helpers.launch.scripts import write
+from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.rank import training
 from ddp_helpers.rank.launchers import cpus_of_rank
 from ddp_helpers.rank.model import Net
@@ -236,7 +236,7 @@ SMALL = ("--epochs=1", "--batch-size=64", "--no-cuda")
 
 def check_record(folder, launcher, world_size, epochs=1):
     """The record of a run that went well."""
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     assert (run.state, run.problems, len(run.epochs)) == ("done", [], epochs)
     files = ["env.json", "metrics.jsonl", "mnist_cnn.pt", "spec.json", "status.json"]
     assert sorted(path.name for path in folder.iterdir()) == files
@@ -272,7 +272,7 @@ def test_a_run_of_mnist_single_leaves_a_complete_record(single, here):
 
 
 def test_mnist_ddp_needs_no_helpers_leaves_a_complete_record_and_says_where_each_rank_is(here, digits, tmp_path):
-    script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    script = write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
     args = (*SMALL, "--data", digits, "--run-dir", "run", "--save-model", "--test-batch-size=30", "--log-interval=2")
     done = launch.run(script, *args, ranks=2, timeout=LIMIT, env=without_helpers(tmp_path))
     assert re.fullmatch(r"epoch 1: \d+/200 right, [\d,]+ images/s", done.of(0)[-2])
@@ -296,7 +296,7 @@ def test_any_number_of_workers_trains_alike(single, here):
     for workers in (0, 2):
         status, *_ = single(*SMALL, f"--run-dir={workers}", f"--num-workers={workers}")
         assert status == 0
-    none, two = (runs.read(here / name).epochs[0] for name in ("0", "2"))
+    none, two = (runs.read_run(here / name).epochs[0] for name in ("0", "2"))
     assert none["train_loss"] == pytest.approx(two["train_loss"], abs=1e-4)
     assert none["test_loss"] == pytest.approx(two["test_loss"], abs=1e-4)
 
@@ -309,7 +309,7 @@ def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mnist_single.py", "--data", str(digits), *SMALL, "--dry-run", "--run-dir=run"])
     with pytest.raises(FloatingPointError):
         mnist_single.main()
-    run = runs.read(here / "run")
+    run = runs.read_run(here / "run")
     assert run.status == {"state": "failed", "why": "FloatingPointError: the loss is nan"}
     assert run.epochs == [] and run.problems == []
 
@@ -331,7 +331,7 @@ def counted_and_recounted(folder):
     model.load_state_dict(torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True))
     with torch.no_grad():
         loss, metrics = coloured.loss_and_metrics(model(test_set.tensors[0]), test_set.tensors[1])
-    [epoch] = runs.read(folder / "run").epochs
+    [epoch] = runs.read_run(folder / "run").epochs
     assert epoch["test_samples"] == len(test_set) == 201 and epoch["train_samples"] == 512
     recorded = epoch["test_accuracy"] * 201, epoch["test_top2"] * 201, epoch["test_max_score"], epoch["test_loss"]
     return recorded, [*(metrics[name].item() for name in ("accuracy", "top2", "max_score")), loss.item()]
@@ -339,12 +339,12 @@ def counted_and_recounted(folder):
 
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
 def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
-    script = write(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
+    script = write_script(name, tmp_path / f"{name}.py", replace=coloured.PARTS)
     ran = trained(script, tmp_path, ranks, "--batch-size", 32)
     assert ran.statuses == [0] * ranks, ran.said
     recorded, expected = counted_and_recounted(tmp_path)  # right, right among the best two, largest score, loss
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
-    assert runs.read(tmp_path / "run").env["dataset"] == "TensorDataset"
+    assert runs.read_run(tmp_path / "run").env["dataset"] == "TensorDataset"
     if ranks > 1:  # the control
         assert script.read_text().count(BUFFERS) == 1
         script.write_text(script.read_text().replace(BUFFERS, "pass"))
@@ -354,7 +354,7 @@ def test_what_was_counted_is_what_the_saved_model_counts(name, ranks, tmp_path):
 
 
 def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
-    script = write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    script = write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     ran = trained(script, tmp_path, 2, "--data", digits)
@@ -363,26 +363,26 @@ def test_a_second_run_into_the_same_folder_stops_all_ranks(digits, tmp_path):
 
 
 def test_a_picture_that_is_missing_is_not_taken_for_the_run_folder(digits, tmp_path):
-    script = write("mnist_single", tmp_path / "mnist_single.py")
+    script = write_script("mnist_single", tmp_path / "mnist_single.py")
     line = "        wait_begin = time.perf_counter()\n"
     assert script.read_text().count(line) == 1
     script.write_text(script.read_text().replace(line, f'        open("7.png")\n{line}'))
     ran = trained(script, tmp_path, 1, "--data", digits)
     assert ran.statuses == [1] and "Traceback" in ran.said[0] and "--run-dir" not in ran.said[0], ran.said
-    run = runs.read(tmp_path / "run")
+    run = runs.read_run(tmp_path / "run")
     assert run.state == "failed" and "7.png" in run.status["why"]
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("mnist_single", 1), ("mnist_ddp", 2)])
 def test_a_disk_without_room_for_the_model_is_named(name, ranks, digits, tmp_path):
-    script = write(name, tmp_path / f"{name}.py")
+    script = write_script(name, tmp_path / f"{name}.py")
     ran = trained(script, tmp_path, ranks, "--data", digits, fault=(0, "disk full", "step", 1))  # 1 MB for a file
     assert ran.statuses == [2, 1][:ranks], ran.said  # the other waits for it, and loses it
     own = re.compile(r"(harm|left|rank \d of \d|a step takes|epoch \d):? ")  # what is printed anyway
     lines = [line for line in ran.said[0].splitlines() if line and not own.match(line)]
     one_line("\n".join(lines), "--run-dir", "File too large")
     assert not ran.said[1:] or "Errno" not in ran.said[1]
-    run = runs.read(tmp_path / "run")
+    run = runs.read_run(tmp_path / "run")
     assert run.state == "failed" and "File too large" in run.status["why"] and len(run.epochs) == 1
     assert sorted(path.name for path in run.folder.iterdir()) == [
         "env.json",
@@ -414,7 +414,7 @@ def test_a_half_written_line_is_skipped_and_named(single, here):
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text(lines[0] + lines[1][: len(lines[1]) // 2])
     (here / "runs" / "killed" / "status.json").write_text(json.dumps({"state": "running"}))
-    run = runs.read(here / "runs" / "killed")
+    run = runs.read_run(here / "runs" / "killed")
     assert [epoch["epoch"] for epoch in run.epochs] == [1]
     [problem] = run.problems
     assert problem.startswith("metrics.jsonl line 2: ")
@@ -426,7 +426,7 @@ def test_a_half_written_line_is_skipped_and_named(single, here):
 )
 def test_a_line_that_is_no_epoch_is_skipped_and_named(line, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
-    run = runs.read(tmp_path)
+    run = runs.read_run(tmp_path)
     assert [epoch["epoch"] for epoch in run.epochs] == [1, 3]
     assert any(problem.startswith("metrics.jsonl line 2: ") for problem in run.problems)
 
@@ -436,7 +436,7 @@ def test_what_is_missing_or_unreadable_is_named(tmp_path, capsys):
     (tmp_path / "runs" / "a" / "spec.json").write_text('{"batch_size": 64}')
     (tmp_path / "runs" / "a" / "env.json").write_text('{"world_')
     (tmp_path / "runs" / "a" / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n\xff\xfe')
-    run = runs.read(tmp_path / "runs" / "a")
+    run = runs.read_run(tmp_path / "runs" / "a")
     assert run.state == "unknown" and run.spec == {"batch_size": 64} and run.env == {}
     assert [problem.split(":")[0] for problem in run.problems] == ["env.json", "status.json", "metrics.jsonl line 2"]
     rows = runs.table(tmp_path / "runs")

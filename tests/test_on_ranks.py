@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.on_ranks import on_ranks
-from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 
 
 def test_an_answer_may_be_larger_than_a_pipe():
@@ -68,7 +68,7 @@ dist.barrier()
 
 def test_of_a_script_the_rank_that_failed_first_is_named(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS)
-    run = Run(tmp_path / "fails.py", ranks=2)
-    attend(run)
-    assert run.ends == [1, 1], "the control: rank 0 failed, too, since rank 1 had left"
+    run = LearnerRun(tmp_path / "fails.py", ranks=2)
+    wait_for_runs(run)
+    assert run.exit_statuses == [1, 1], "the control: rank 0 failed, too, since rank 1 had left"
     assert run.complaint().startswith("rank 1 exit status 1:\nValueError: mine")

@@ -291,10 +291,10 @@ def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(ca
         (folder / "env.json").write_text(json.dumps(env))
     (folder / file).write_text((folder / file).read_text().replace(old, new))
     found = runs.table(tmp_path)
-    assert scaling.lacks(found)[: len(line) or None] == line
+    assert scaling.reason_for_no_study(found)[: len(line) or None] == line
     assert "nan" not in curves(found).alt
     plt.close("all")
 
 
 def test_without_a_finished_run_there_is_nothing_to_study(tmp_path):
-    assert "finished" in scaling.lacks(runs.table(tmp_path))
+    assert "finished" in scaling.reason_for_no_study(runs.table(tmp_path))

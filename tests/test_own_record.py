@@ -152,7 +152,7 @@ def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(kind,
     script = own(('"test_loss": loss,', '"test_loss": loss, "test_hardest": 2 * loss,'))
     done = start(script, "--run-dir", "record", *["--stream"] * (kind == "a stream"))
     assert done.returncode == 0, done.stderr[-3000:]
-    run, table = runs.read(script.parent / "record"), runs.table(script.parent / "record")
+    run, table = runs.read_run(script.parent / "record"), runs.table(script.parent / "record")
     row = table.iloc[-1]
     assert not run.problems and row["state"] == "done" and len(table) == 6
     assert (row["world_size"], row["nodes"], row["batch_per_rank"], row["global_batch"]) == (2, 1, 8, 16)

@@ -48,5 +48,7 @@ def test_a_stub_no_script_and_the_plain_one_are_refused_at_once(tmp_path):
         raise NotImplementedError
 
     assert EXERCISE.verdict(stub) == NOT_ATTEMPTED
-    verdicts = [EXERCISE.verdict(lambda path=path: path) for path in (tmp_path / "none.py", train_mnist_with_ddp.PLAIN)]
+    verdicts = [
+        EXERCISE.verdict(lambda path=path: path) for path in (tmp_path / "none.py", train_mnist_with_ddp.PLAIN_SCRIPT)
+    ]
     assert all(verdict.startswith("not yet: ") for verdict in verdicts) and verdicts[0] != verdicts[1], verdicts

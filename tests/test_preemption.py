@@ -9,7 +9,7 @@ from faults.slurm_rows import Submitted
 from real import THOROUGH, until
 
 from ddp_helpers import jobs
-from ddp_helpers.jobs.queue import ask
+from ddp_helpers.jobs.queue import run_slurm
 
 PARTITIONS = """
 PreemptType=preempt/partition_prio
@@ -50,7 +50,7 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
         urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=sleep 3")
         until(lambda: job.state().state == "PENDING", "requeued")
         assert "stopped by SIGTERM" in job.log() and "is requeued" in job.log()
-        until(lambda: not jobs.look(str(urgent))[0].active, "the urgent job's end")
+        until(lambda: not jobs.states_of_job(str(urgent))[0].active, "the urgent job's end")
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the preempted run differs"
 
@@ -60,7 +60,7 @@ def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
         cancelled.reaches(5)
         jobs.cancel(cancelled.number)
         told.reaches(5)
-        assert ask("scancel", "--signal=TERM", told.number).returncode == 0
+        assert run_slurm("scancel", "--signal=TERM", told.number).returncode == 0
         until(lambda: not told.state().active, "the end")
         assert "stopped by SIGTERM" in told.log() and "is requeued" not in told.log()
         until(lambda: not cancelled.processes(), "no process of the job left")
@@ -77,6 +77,6 @@ def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_pa
     site.write_text(f'prefix = ["env", "PATH=/nowhere"]\npython = "{tmp_path}/python"\n')
     with Submitted(matrix, "container", site=site) as job:
         job.reaches(5)
-        assert ask("scancel", "--signal=USR2", job.number).returncode == 0
+        assert run_slurm("scancel", "--signal=USR2", job.number).returncode == 0
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the requeued run differs"

@@ -14,7 +14,7 @@ from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
-from ddp_helpers.lessons.do_it_yourself.own_net import missing
+from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
@@ -45,7 +45,7 @@ def test_the_worked_solutions_are_right(solved):
 
 
 def test_the_record_of_a_right_run_lacks_nothing(solved):
-    assert missing(solved[1], 2, 2) == []
+    assert list_missing(solved[1], 2, 2) == []
 
 
 def change(name, **values):
@@ -86,7 +86,7 @@ def test_what_a_record_lacks_is_told_in_one_line(what, solved, tmp_path):
     doctor, told = DOCTORED[what]
     folder = shutil.copytree(solved[1], tmp_path / "run")
     doctor(folder)
-    [line] = missing(folder, 2, 2)
+    [line] = list_missing(folder, 2, 2)
     assert told in line and "\n" not in line
 
 
@@ -94,11 +94,11 @@ def test_several_things_are_told_at_once(solved, tmp_path):
     folder = shutil.copytree(solved[1], tmp_path / "run")
     for what in ("the course's net", "padded test", "guesses"):
         DOCTORED[what][0](folder)
-    assert len(missing(folder, 2, 2)) == 3
+    assert len(list_missing(folder, 2, 2)) == 3
 
 
 def test_a_run_is_asked_for_the_shape_of_the_notebooks_parameters(solved):
-    [line] = missing(solved[1], 1, 3)
+    [line] = list_missing(solved[1], 1, 3)
     assert re.findall(r"\d+", line)[:5] == ["4", "2", "1", "3", "3"], line  # its ranks and nodes; those asked for
 
 
@@ -121,8 +121,8 @@ def test_a_stub_is_not_attempted(project):
 def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
     text = Script("mnist_ddp").text()
     assert all(text.count(fault.right) == 1 for fault in mending.FAULTS)
-    assert mending.planted() != text == right_mend(mending.planted())
-    compile(mending.planted(), "faulty", "exec")
+    assert mending.faulty_script() != text == right_mend(mending.faulty_script())
+    compile(mending.faulty_script(), "faulty", "exec")
 
 
 @pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.mended.__name__)
@@ -148,7 +148,7 @@ WRONG = {  # plausible mistakes in mending: what they make of the right script, 
     ),
     "the weights of the end are averaged": (
         [(mending.FAULTS[2].right, mending.FAULTS[2].wrong), (END, f"\n{LATE}{END[1:]}")],
-        [mending.OTHER],
+        [mending.NOT_AS_ONE_PROCESS],
     ),
 }
 

@@ -18,12 +18,12 @@ def test_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_imported(launch
         request.getfixturevalue("mpirun")
     if launcher == "srun":
         request.getfixturevalue("cluster")
-    script = scripts.write("mnist_ddp", tmp_path / "mnist_ddp.py")
+    script = scripts.write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
     env = without_helpers(tmp_path)
     flags = ["--data", MNIST_ROOT, "--epochs", 1, "--no-cuda", "--run-dir", tmp_path / "run"]
     result = launch.run(script, *flags, ranks=2, launcher=launcher, env=env)
 
-    run = runs.read(tmp_path / "run")
+    run = runs.read_run(tmp_path / "run")
     assert (run.state, run.problems, run.env["dataset"]) == ("done", [], "MNIST")
     assert run.epochs[0]["test_samples"] == 10_000
     assert run.epochs[0]["test_accuracy"] >= 0.98

@@ -19,7 +19,7 @@ PATH = re.compile(r'"(/|[A-Z]:\\)[\w./-]+"')
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 def test_a_recorded_run_is_whole_and_says_who_made_it(folder):
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     assert run.state == "done" and run.problems == [] and len(run.epochs) == run.spec["epochs"]
     assert run.machine and run.env["dataset"] in ("MNIST", "digits") and (run.env.get("started") or run.job["started"])
     assert re.fullmatch(r"ddp_helpers \d+\.\d+\.\d+( \([0-9a-f]{7,}\))?", run.env["made_from"]), "nothing was changed"
@@ -52,7 +52,7 @@ def test_keep_copies_the_record_and_neither_paths_nor_hosts_nor_weights(made):
     target = keeping.keep(made, "here")
     try:
         text = "".join(path.read_text() for path in target.rglob("*.json"))
-        assert runs.read(target / "one").epochs == [{"epoch": 1}] and "secret" not in text and "a chip" in text
+        assert runs.read_run(target / "one").epochs == [{"epoch": 1}] and "secret" not in text and "a chip" in text
         assert "secret-host" in (made / "one" / "env.json").read_text(), "the control: it was there"
         assert not list(target.rglob("*.pt"))
     finally:

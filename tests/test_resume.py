@@ -15,7 +15,14 @@ from refusals import one_line
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.launch import scripts
-from ddp_helpers.rank.resume import Rest, checkpoints, newest, read, save, unpack
+from ddp_helpers.rank.resume import (
+    RemainingSampler,
+    list_checkpoints,
+    load_checkpoint,
+    read_checkpoint,
+    read_newest_checkpoint,
+    save_checkpoint,
+)
 from ddp_helpers.records import runs
 
 
@@ -52,7 +59,7 @@ def refuses(matrix, folder, *flags, size=2, says, script=None):
 
 
 def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
-    path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("named and killed")
+    path, folder = list_checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("named and killed")
     # Killed before its own first checkpoint, it starts from the named one again, and not from nothing.
     matrix.train(folder, "--resume", path, fault=(1, "SIGKILL", "step", 3))
     ended = matrix.train(folder, "--resume", path)
@@ -67,7 +74,7 @@ def test_a_checkpoint_that_is_named_starts_a_new_run_folder(matrix, told):
 
 
 def test_a_named_checkpoint_that_is_damaged_is_refused_and_stays(matrix, told):
-    path = checkpoints(told / "run" / "checkpoints")[0]
+    path = list_checkpoints(told / "run" / "checkpoints")[0]
     copy = matrix.fresh("damaged") / path.name
     copy.parent.mkdir()
     copy.write_bytes(path.read_bytes()[:-1])
@@ -98,7 +105,7 @@ def test_another_model_and_another_kind_of_run_are_refused(matrix, told):
     )
     refuses(matrix, told, script=smaller, says="of another script or model")
     folder = matrix.fresh("plain")
-    plain = scripts.write("mnist_ddp", matrix.folder / "mnist_ddp.py")
+    plain = scripts.write_script("mnist_ddp", matrix.folder / "mnist_ddp.py")
     flags = ["--data", matrix.data, "--run-dir", folder / "run", "--epochs", 1, "--no-cuda"]
     assert run(plain, *flags, folder=folder).statuses == [0, 0]
     refuses(matrix, folder, says="cannot take a run")
@@ -108,7 +115,7 @@ def test_of_an_epoch_that_is_done_again_the_first_line_goes(matrix):
     first = matrix.fresh("first")
     matrix.train(first, "--epochs", 1)
     folder, metrics = matrix.fresh("again"), matrix.folder / "again" / "run" / "metrics.jsonl"
-    path = checkpoints(first / "run" / "checkpoints")[0]
+    path = list_checkpoints(first / "run" / "checkpoints")[0]
     matrix.train(folder, "--resume", path, fault=(1, "SIGUSR2", "step", 5))
     assert metrics.read_text() == (first / "run" / "metrics.jsonl").read_text()
     with metrics.open("a") as file:
@@ -124,7 +131,7 @@ def test_a_dry_run_leaves_nothing_to_go_on_from(matrix):
 
 
 def test_what_was_inexact_once_is_never_called_exact_again(matrix, told):
-    path, folder = checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("inexact")
+    path, folder = list_checkpoints(told / "run" / "checkpoints")[1], matrix.fresh("inexact")
     matrix.train(folder, "--resume", path, size=1, fault=(0, "SIGUSR2", "step", 4))
     again = matrix.train(folder, "--resume", path, size=1)
     assert re.search(r"not equal\b.*\{'world_size': 1, 'batch_size': 32", again.said[0]), again.said[0]
@@ -143,10 +150,10 @@ def test_two_attempts_at_once_are_refused(matrix):
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(tmp_path, monkeypatch):
-    path = save(tmp_path, 5, {"step": 5})
+    path = save_checkpoint(tmp_path, 5, {"step": 5})
     monkeypatch.setattr(Path, "read_bytes", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
-        newest(tmp_path)
+        read_newest_checkpoint(tmp_path)
     assert path.exists()
 
 
@@ -174,7 +181,7 @@ def final(matrix, name, script, fault):
 
 
 def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_own_parts(matrix):
-    script = scripts.write("mnist_ddp_resumable", matrix.folder / "coloured.py", replace=coloured.PARTS)
+    script = scripts.write_script("mnist_ddp_resumable", matrix.folder / "coloured.py", replace=coloured.PARTS)
     told = (1, "SIGUSR2", "step", 13)
     golden, resumed = (final(matrix, name, script, fault) for name, fault in (("golden", None), ("resumed", told)))
     assert golden.keys() == coloured.Net().state_dict().keys() == resumed.keys()
@@ -194,7 +201,7 @@ def test_the_rest_of_an_epoch_is_the_same_samples_on_another_number_of_ranks(bef
     data, done = range(600), 240
 
     def seen(size, start):
-        samplers = [Rest(DistributedSampler(data, size, rank, seed=1)) for rank in range(size)]
+        samplers = [RemainingSampler(DistributedSampler(data, size, rank, seed=1)) for rank in range(size)]
         for sampler in samplers:
             sampler.set_epoch(3, start)
         shards = [list(sampler) for sampler in samplers]
@@ -207,30 +214,30 @@ def test_the_rest_of_an_epoch_is_the_same_samples_on_another_number_of_ranks(bef
 
 
 def test_the_last_two_are_kept_and_what_is_damaged_does_not_count(tmp_path, capsys):
-    paths = [save(tmp_path, step, {"step": step}) for step in (5, 10, 15)]
-    assert checkpoints(tmp_path) == [paths[2], paths[1]]
+    paths = [save_checkpoint(tmp_path, step, {"step": step}) for step in (5, 10, 15)]
+    assert list_checkpoints(tmp_path) == [paths[2], paths[1]]
     paths[2].write_bytes(b"")
-    assert unpack(newest(tmp_path)) == {"step": 10}
+    assert load_checkpoint(read_newest_checkpoint(tmp_path)) == {"step": 10}
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and paths[2].name in said and f"{paths[2].stem}.damaged" in said
     assert not paths[2].exists() and paths[2].with_suffix(".damaged").exists()
-    save(tmp_path, 12, {"step": 12})
-    assert [unpack(read(path))["step"] for path in checkpoints(tmp_path)] == [12, 10]
-    assert newest(tmp_path / "nothing") == b""
+    save_checkpoint(tmp_path, 12, {"step": 12})
+    assert [load_checkpoint(read_checkpoint(path))["step"] for path in list_checkpoints(tmp_path)] == [12, 10]
+    assert read_newest_checkpoint(tmp_path / "nothing") == b""
 
 
 def test_a_sound_file_that_is_no_checkpoint_is_an_error_and_not_set_aside(matrix, tmp_path):
-    path = save(tmp_path, 5, {"step": 5})
+    path = save_checkpoint(tmp_path, 5, {"step": 5})
     ended = matrix.train(matrix.fresh("no checkpoint"), "--resume", path)
     assert ended.statuses == [2, 2] and "'model'" in ended.said[1], ended.said
     assert path.exists()
     with pytest.raises(pickle.UnpicklingError):
-        unpack(read(save(tmp_path, 6, {"step": Path("more than data")})))
+        load_checkpoint(read_checkpoint(save_checkpoint(tmp_path, 6, {"step": Path("more than data")})))
 
 
 def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):
     for name, content in {"job": {"state": "FAILED"}, "status": {"state": "preempted"}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert runs.read(tmp_path).state == "preempted"
+    assert runs.read_run(tmp_path).state == "preempted"
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    assert runs.read(tmp_path).state == "failed"
+    assert runs.read_run(tmp_path).state == "failed"

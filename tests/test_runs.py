@@ -50,7 +50,7 @@ def record(folder, spec, env, job=None, lines=({"epoch": 1},)):
 @pytest.mark.parametrize("case", ROWS)
 def test_nodes_and_batch_are_right_or_empty(case, tmp_path):
     *files, expected = ROWS[case]
-    row = runs.read(record(tmp_path / "a", *files)).row()
+    row = runs.read_run(record(tmp_path / "a", *files)).row()
     assert tuple(row[name] for name in ("world_size", "nodes", "batch_per_rank", "global_batch", "scaling")) == expected
 
 

@@ -288,7 +288,7 @@ def all_figures(folder):
         rest = each[each["world_size"] == sizes[-1]]
         model = predict.fit(fitted["world_size"], fitted["seconds"])
         held_out = rest["world_size"].tolist(), rest["seconds"].tolist()
-        figures.append(prediction(model, held_out, "here", scaling.unit(each), out))
+        figures.append(prediction(model, held_out, "here", scaling.unit_of_ranks(each), out))
     return figures
 
 
@@ -324,7 +324,7 @@ def test_the_titles_say_what_was_found(study):
 def test_a_regression_has_every_figure_and_its_cost_asks_for_no_accuracy(tmp_path, tmp_path_factory):
     for ranks in (1, 2, 4):
         write(tmp_path / f"n{ranks}", ranks, 1000 * ranks**0.8, without=("test_accuracy",))
-    assert scaling.lacks(runs.table(tmp_path)) == "" and numbers(advice(tmp_path))[:2] == [2, 1.7]
+    assert scaling.reason_for_no_study(runs.table(tmp_path)) == "" and numbers(advice(tmp_path))[:2] == [2, 1.7]
     pictures = all_figures(tmp_path)
     for number, picture in enumerate(pictures):
         picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")

@@ -24,7 +24,7 @@ from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import main
 from ddp_helpers.draw.show import functions
 from ddp_helpers.launch import scripts
-from ddp_helpers.launch.scripts import FOLDER, NAMES, write
+from ddp_helpers.launch.scripts import FOLDER, NAMES, write_script
 from ddp_helpers.upkeep.written import FOLDER as COMMITTED
 
 WIDEST = 100  # characters of a line that people read on a code host
@@ -61,7 +61,7 @@ def ruff(*args):
 
 
 def test_scripts_run_where_the_helpers_are_not(tmp_path):
-    paths = {name: write(name, tmp_path / f"{name}.py") for name in NAMES}
+    paths = {name: write_script(name, tmp_path / f"{name}.py") for name in NAMES}
     for path in paths.values():
         tree = ast.walk(ast.parse(path.read_text()))
         assert not [n for n in tree if isinstance(n, ast.Import | ast.ImportFrom) and "ddp_helpers" in ast.dump(n)]
@@ -80,7 +80,7 @@ def test_scripts_run_where_the_helpers_are_not(tmp_path):
 
 def test_scripts_are_clean_and_narrow(tmp_path):
     for name in NAMES:
-        text = write(name, tmp_path / f"{name}.py").read_text()
+        text = write_script(name, tmp_path / f"{name}.py").read_text()
         assert max(map(len, text.splitlines())) <= WIDEST, name
     assert ruff("check", tmp_path) == ""
     assert ruff("format", "--check", tmp_path) == ""
@@ -89,7 +89,7 @@ def test_scripts_are_clean_and_narrow(tmp_path):
 def test_the_committed_scripts_are_what_is_written_now(tmp_path):
     assert sorted(path.name for path in COMMITTED.glob("*.py")) == [f"{name}.py" for name in NAMES], "run: make scripts"
     for name in NAMES:
-        written = write(name, tmp_path / f"{name}.py").read_bytes()
+        written = write_script(name, tmp_path / f"{name}.py").read_bytes()
         assert (COMMITTED / f"{name}.py").read_bytes() == written, f"slurm/scripts/{name}.py is old: run: make scripts"
 
 
@@ -98,7 +98,7 @@ BLOCKS = (ast.FunctionDef, ast.ClassDef)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_begins_with_its_own_functions_then_what_one_replaces_then_the_rest(name, tmp_path):
-    text = write(name, tmp_path / f"{name}.py").read_text()
+    text = write_script(name, tmp_path / f"{name}.py").read_text()
     body, lines = ast.parse(text).body, text.splitlines()
     own = [node.name for node in ast.parse((FOLDER / f"{name}.py").read_text()).body if isinstance(node, BLOCKS)]
     blocks = [node for node in body if isinstance(node, BLOCKS)]
@@ -113,7 +113,7 @@ def test_a_script_begins_with_its_own_functions_then_what_one_replaces_then_the_
 
 
 def test_a_script_says_what_it_was_made_from_and_how_to_launch_it(tmp_path):
-    text = write("mnist_ddp", tmp_path / "mnist_ddp.py").read_text()
+    text = write_script("mnist_ddp", tmp_path / "mnist_ddp.py").read_text()
     top = ast.get_docstring(ast.parse(text))
     assert f"ddp_helpers {__version__}" in top and "torchrun --standalone" in top
     assert re.search(r'env\["made_from"\] = "(.*)"', text)[1] == f"ddp_helpers {__version__}"
@@ -130,7 +130,7 @@ def names_in(text):
 
 
 def test_mnist_single_knows_of_no_ranks(tmp_path):
-    single, ddp = (write(name, tmp_path / name).read_text() for name in ("mnist_single", "mnist_ddp"))
+    single, ddp = (write_script(name, tmp_path / name).read_text() for name in ("mnist_single", "mnist_ddp"))
     shown, names = ([of(text) for text in (single, ddp)] for of in (first_screen, names_in))  # helpers' comments may
     assert "distributed" not in single and not re.search(r"\branks?\b", shown[0]) and "rank" not in names[0]
     assert "distributed" in ddp and re.search(r"\branks?\b", shown[1]) and "rank" in names[1], "the control"
@@ -289,7 +289,7 @@ def learner(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mnist_single", "mnist_ddp"])
 def test_the_learners_net_is_in_the_script_with_its_imports(name, learner, tmp_path):
-    path = write(name, tmp_path / "script.py", replace=[learner().Net])
+    path = write_script(name, tmp_path / "script.py", replace=[learner().Net])
     text = path.read_text()
     assert "One layer of my own." in text and "nn.Dropout" not in text
     assert text.count("class Net(") == 1
@@ -323,14 +323,14 @@ def test_an_import_is_taken_as_the_source_says_it_not_from_where_a_library_keeps
     module = learner(NEEDS_PART.format(line))
     for name in ("library", "library._parts"):
         monkeypatch.setitem(sys.modules, name, sys.modules[name])  # taken out again at the end
-    text = write("mnist_single", tmp_path / "script.py", replace=[module.Net]).read_text()
+    text = write_script("mnist_single", tmp_path / "script.py", replace=[module.Net]).read_text()
     assert "\nfrom library import Part\n" in text and "_parts" not in text
 
 
 @pytest.mark.parametrize("name", ["mnist_single", "mnist_ddp", "mnist_ddp_resumable"])
 def test_two_classes_and_the_learners_data_and_loss_are_in_the_script_once(name, tmp_path):
-    path = write(name, tmp_path / "script.py", replace=coloured.PARTS)
-    text, course = path.read_text(), write(name, tmp_path / "course.py").read_text()
+    path = write_script(name, tmp_path / "script.py", replace=coloured.PARTS)
+    text, course = path.read_text(), write_script(name, tmp_path / "course.py").read_text()
     for gone in ("MNIST(", "Normalize", "F.nll_loss", "nn.Dropout"):
         assert gone not in text and gone in course
     for part in ("class Block(", "class Net(", "def datasets(", "def loss_and_metrics("):
@@ -393,7 +393,7 @@ def test_a_learners_classes_stand_before_those_that_are_made_of_them(learner, tm
     module = learner(RELATED)
     names = ["Net", "datasets", "loss_and_metrics", "Few", "scaled", "Points", "Base", "factor"]
     for order in (names, names[::-1], sorted(names)):
-        text = write("mnist_ddp", tmp_path / "mine.py", [getattr(module, name) for name in order]).read_text()
+        text = write_script("mnist_ddp", tmp_path / "mine.py", [getattr(module, name) for name in order]).read_text()
         assert [len(re.findall(rf"^(class|def) {name}\b", text, re.M)) for name in names] == [1] * len(names)
         assert ruff("check", "--select=E,F,I", tmp_path / "mine.py") == "" and "\ndef train(" in text
         theirs = runpy.run_path(str(tmp_path / "mine.py"))
@@ -404,9 +404,9 @@ def test_a_learners_classes_stand_before_those_that_are_made_of_them(learner, tm
 
 def test_a_class_that_the_net_needs_must_be_given_too(tmp_path):
     with pytest.raises(ValueError, match=r"^Net\b.*\bBlock\b.*\binside Net\b"):
-        write("mnist_single", tmp_path / "script.py", replace=[coloured.Net])
+        write_script("mnist_single", tmp_path / "script.py", replace=[coloured.Net])
     with pytest.raises(ValueError, match=r"replace=\['Block'\]: mnist_single "):
-        write("mnist_single", tmp_path / "script.py", replace=[coloured.Block])
+        write_script("mnist_single", tmp_path / "script.py", replace=[coloured.Block])
 
 
 NEEDED = {  # what stands for NEEDED in the learner's module
@@ -430,19 +430,19 @@ def test_a_net_that_needs_what_only_the_notebook_has_is_refused(what, learner, t
     exec(compile(text, module.__file__, "exec"), vars(module))
     Path(module.__file__).write_text(text)
     with pytest.raises(ValueError, match=r"^Net\b.*\bNEEDED\b.*\binside Net\b"):
-        write("mnist_single", tmp_path / "script.py", replace=[module.Net])
+        write_script("mnist_single", tmp_path / "script.py", replace=[module.Net])
     assert not (tmp_path / "script.py").exists()
 
 
 def test_a_class_without_a_place_or_a_source_is_refused(learner, tmp_path):
     module = learner()
     with pytest.raises(ValueError, match=r"replace=\['Other'\]: mnist_single "):
-        write("mnist_single", tmp_path / "script.py", replace=[module.Other])
+        write_script("mnist_single", tmp_path / "script.py", replace=[module.Other])
     with pytest.raises(ValueError, match=r"replace=\['Net'\]: download_data "):
-        write("download_data", tmp_path / "script.py", replace=[module.Net])
+        write_script("download_data", tmp_path / "script.py", replace=[module.Net])
     exec("class Net:\n    def forward(self): pass", space := {"__name__": module.__name__})
     with pytest.raises(ValueError, match=r"^Net "):
-        write("mnist_single", tmp_path / "script.py", replace=[space["Net"]])
+        write_script("mnist_single", tmp_path / "script.py", replace=[space["Net"]])
     assert not (tmp_path / "script.py").exists()
 
 
@@ -473,7 +473,7 @@ def test_a_path_that_cannot_be_written_stops_and_leaves_nothing(path, tmp_path, 
     Path("folder").mkdir()
     if path == "file/":  # a path that ends in / is that of a file all the same: pathlib drops it
         path = "file/below/script.py"
-    refused(write, "simple_ddp", path, named=[path])
+    refused(write_script, "simple_ddp", path, named=[path])
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "folder"]
     assert Path("file").read_text() == "mine"
 
@@ -497,7 +497,7 @@ def test_no_link_is_followed_and_none_is_replaced(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "x.py"
     victim.write_text("theirs")
     (tmp_path / "x.py.part").symlink_to(victim)  # the name that half a file once had
-    write("simple_ddp", path)
+    write_script("simple_ddp", path)
     assert victim.read_text() == "theirs" and path.is_file() and not path.is_symlink()
     for target in (victim, path, tmp_path / "nowhere"):
         (tmp_path / "link.py").symlink_to(target)
@@ -508,7 +508,7 @@ def test_no_link_is_followed_and_none_is_replaced(tmp_path):
 
 
 def test_an_output_gets_the_text_and_stays_what_it_is(tmp_path):
-    plain = write("simple_ddp", tmp_path / "plain.py").read_bytes()
+    plain = write_script("simple_ddp", tmp_path / "plain.py").read_bytes()
     command = [sys.executable, "-m", "ddp_helpers", "script", "simple_ddp"]
     how = {"cwd": tmp_path, "capture_output": True, "timeout": LIMIT, "check": False}
     done = subprocess.run([*command, "/dev/stdout"], **how)
@@ -543,13 +543,13 @@ ODD = [
 @pytest.mark.parametrize("name", ODD)
 def test_odd_paths_work_and_run_nothing(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plain = write("simple_ddp", "plain.py").read_bytes()
+    plain = write_script("simple_ddp", "plain.py").read_bytes()
     assert main(["script", "simple_ddp", f"./{name}/{name}.py"]) == 0
     assert capsys.readouterr().out == f"wrote {name}/{name}.py\n"
     assert Path(name, f"{name}.py").read_bytes() == plain
     assert {path.name for path in tmp_path.iterdir()} == {name, "plain.py"}
     Path("file").touch()
-    refused(write, "simple_ddp", f"file/{name}", named=["file"])
+    refused(write_script, "simple_ddp", f"file/{name}", named=["file"])
 
 
 def test_the_command_line_as_a_shell_runs_it(tmp_path):

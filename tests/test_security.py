@@ -100,7 +100,7 @@ def test_a_record_in_an_odd_folder_is_read_and_kept(name, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
     shutil.copytree(RECORD, Path("runs") / name)
-    run = runs.read(Path("runs") / name)
+    run = runs.read_run(Path("runs") / name)
     assert run.state == "done" and len(run.epochs) == 3 and not run.problems
     assert set(runs.table("runs")["run"]) == {name}
     with pytest.raises(SystemExit):
@@ -124,14 +124,14 @@ def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tm
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
     monkeypatch.setenv("COURSE_TOKEN", SECRET)
-    script = scripts.write("mnist_single", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
+    script = scripts.write_script("mnist_single", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
     arguments = ["--data", digits, "--dry-run", "--epochs", 1, "--run-dir", tmp_path / "runs" / ALL_ODD]
     launch.run(script, *arguments, launcher="python", timeout=LIMIT)
-    run = runs.read(tmp_path / "runs" / ALL_ODD)
+    run = runs.read_run(tmp_path / "runs" / ALL_ODD)
     assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
     keeping.keep(tmp_path / "runs", "here")
     job = jobs.Job("try", ("mnist_single.py", "a $(touch canary)"))
-    jobs.write(job, jobs.Site("here", setup=("module purge",)), tmp_path / "job")
+    jobs.write_job(job, jobs.Site("here", setup=("module purge",)), tmp_path / "job")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([ALL_ODD, "job", "kept", "runs"])
     assert not holding(tmp_path, SECRET), "nothing that is kept is the environment"
     says = tmp_path / "says.py"

@@ -19,9 +19,9 @@ from real import LIMIT
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.jobs import Job, Site, render
-from ddp_helpers.jobs.allowed import shell
+from ddp_helpers.jobs.allowed import quoted
 from ddp_helpers.jobs.site import SITES
-from ddp_helpers.upkeep.site_schema import SCHEMA, schema, words
+from ddp_helpers.upkeep.site_schema import SCHEMA, descriptions, schema
 
 PLAIN, ODD = "plain", "an odd (one); $(touch x) `y` & #1 %"
 SHIPPED = sorted(path.stem for path in SITES.glob("*.toml"))
@@ -319,16 +319,16 @@ FILLED_IN = {
 def test_a_path_may_hold_variables_and_begin_at_home(key, word, means, tmp_path):
     if key == "srun" and not word.startswith("--"):
         word, means = f"--chdir={word}", f"--chdir={means}"
-    command = ["bash", "-c", f"printf %s {shell(word)}"]
+    command = ["bash", "-c", f"printf %s {quoted(word)}"]
     done = subprocess.run(command, env=HELD, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=LIMIT)
     assert done.stdout == means and not list(tmp_path.iterdir())
     text = f'{key} = ["{word}"]' if key in ("prefix", "srun") else f'{key} = "{word}"'
     (tmp_path / "mine.toml").write_text(text)
-    assert shell(word) in render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
+    assert quoted(word) in render(Job("a", ("x.py",)), Site.load(tmp_path / "mine.toml"), "run")
 
 
 def test_a_variable_that_is_not_set_is_named_and_ends_the_job():
-    command = ["bash", "-c", f"echo {shell('/a/$SCRATCH/b')}; echo on"]
+    command = ["bash", "-c", f"echo {quoted('/a/$SCRATCH/b')}; echo on"]
     done = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode and not done.stdout and "SCRATCH: parameter null or not set" in done.stderr
 
@@ -490,7 +490,7 @@ def test_the_schema_is_made_from_the_keys_and_the_words_of_the_template():
     assert [*keys] == [key.name for key in fields(Site)][1:] and all(
         len(key["description"]) > 9 for key in keys.values()
     )
-    assert {*keys} == {*words()}, "TEMPLATE.toml explains a key that is none"
+    assert {*keys} == {*descriptions()}, "TEMPLATE.toml explains a key that is none"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -21,7 +21,7 @@ from clusters import fail_in_ci, our_python, program
 from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write
+from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.records import runs
@@ -45,7 +45,7 @@ def log(cluster, tmp_path, capsys):
     def run(site, **shape):
         folder = tmp_path / f"job at {site.name}"
         job = Job("hello", ("hello.py",), **{"nodes": 2, "tasks_per_node": 2} | shape)
-        write(job, site, folder)
+        write_job(job, site, folder)
         (folder / "hello.py").write_text(HELLO)
         number = submit(folder)
         watch(folder)
@@ -219,7 +219,7 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
         file.write(f'prefix = {json.dumps(prefix)}\nsource = "/ext3/env.sh"\n')
     try:
         execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values)
-        run = runs.read(folder)
+        run = runs.read_run(folder)
         assert (run.state, run.job["state"], run.problems) == ("done", "COMPLETED", [])
         assert (run.env["launcher"], run.env["world_size"], run.nodes) == ("slurm", 2, 2)
         assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
@@ -272,7 +272,7 @@ def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_moun
     site = Site("container", partition="course", source="/ext3/env.sh", python="python", prefix=prefix)
     job = Job("sweep", ("record.py", "{run_dir}", "{array}"), array=("a", "b"))
     try:
-        write(job, site, above / "sweep", RECORD)
+        write_job(job, site, above / "sweep", RECORD)
         number = submit(above / "sweep")
         watch(above / "sweep")
         states = [task.job["state"] for task in collect(above / "sweep")]

@@ -11,7 +11,7 @@ import pytest
 from real import LIMIT
 from refusals import refused
 
-from ddp_helpers.jobs import Job, Site, render, submit, write
+from ddp_helpers.jobs import Job, Site, render, submit, write_job
 from ddp_helpers.jobs.job import seconds
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
@@ -59,14 +59,14 @@ def test_an_array_without_its_word_is_refused_and_so_is_the_word_without_an_arra
 
 @pytest.mark.parametrize("folder", ["a'b", 'a"b', "a\\b", "a\nb", "a\tb", "a\x00b", "a\u00a0b", "a\u2028b", "a\udcffb"])
 def test_a_folder_that_no_job_file_can_name_is_refused_and_not_made(folder, tmp_path):
-    refused(write, Job(**GOOD), Site("here"), tmp_path / folder, named=["quotes", "backslashes"])
+    refused(write_job, Job(**GOOD), Site("here"), tmp_path / folder, named=["quotes", "backslashes"])
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        refused(write, Job(**GOOD), Site("here"), folder, named=[folder.name, "folder"])
+        refused(write_job, Job(**GOOD), Site("here"), folder, named=[folder.name, "folder"])
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and not (tmp_path / "file").read_text()
 
 
@@ -75,11 +75,11 @@ def test_a_folder_that_holds_another_run_is_left_alone(file, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "notes.txt").write_text("these do no harm")
-    write(Job(**GOOD), Site("here"), folder)
+    write_job(Job(**GOOD), Site("here"), folder)
     for path in folder.iterdir():
         path.unlink()
     (folder / file).write_text("theirs")
-    refused(write, Job(**GOOD), Site("here"), folder, named=[str(folder), file, "new folder"])
+    refused(write_job, Job(**GOOD), Site("here"), folder, named=[str(folder), file, "new folder"])
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(file, "theirs")]
 
 

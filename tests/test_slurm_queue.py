@@ -19,11 +19,11 @@ from ddp_helpers.jobs import (
     available,
     cancel,
     collect,
-    look,
     queue,
+    states_of_job,
     submit,
     watch,
-    write,
+    write_job,
 )
 from ddp_helpers.records import runs
 
@@ -38,7 +38,7 @@ def job(tmp_path):
     def make(code, *args, folder="run", site=None, **options):
         folders.append(tmp_path / folder)
         place = Site.load("local").but(**site or {})
-        write(Job("test", ("program.py", *args, "{run_dir}"), **options), place, folders[-1])
+        write_job(Job("test", ("program.py", *args, "{run_dir}"), **options), place, folders[-1])
         (folders[-1] / "program.py").write_text(code)
         return folders[-1]
 
@@ -55,24 +55,24 @@ def number_of(folder):
 
 def ended(folder):
     """Wait for the end of the job in this folder, and collect it."""
-    until(lambda: not any(state.active for state in look(number_of(folder))), f"{folder.name} ends")
+    until(lambda: not any(state.active for state in states_of_job(number_of(folder))), f"{folder.name} ends")
     return collect(folder)
 
 
 def here():
     """The jobs that are in the queue now."""
-    return queue.ask("squeue", "--noheader", "--format=%A").stdout.split()
+    return queue.run_slurm("squeue", "--noheader", "--format=%A").stdout.split()
 
 
 @pytest.fixture(scope="module")
 def late(cluster, tmp_path_factory):
     """A job whose time is up, as Slurm notices within half a minute: it is collected by the last test here."""
     folder = tmp_path_factory.mktemp("late") / "run"
-    write(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
+    write_job(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
     (folder / "program.py").write_text("import time\nprint('its last word', flush=True)\ntime.sleep(300)")
     number = submit(folder)
     until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs")
-    queue.ask("scontrol", "update", f"JobId={number}", "EndTime=now+1")  # a limit in Slurm is a minute at least
+    queue.run_slurm("scontrol", "update", f"JobId={number}", "EndTime=now+1")  # a limit in Slurm is a minute at least
     yield folder
     cancel(number)
 
@@ -135,7 +135,7 @@ def test_what_the_cluster_refuses_gets_slurms_own_words_and_a_cure(options, word
     folder, before = job("", **options), here()
     line = refused(submit, folder, named=[words])  # Slurm's own
     assert re.search(cure, line.rpartition(": ")[2] + line)
-    assert number_of(folder) is None and runs.read(folder).job["state"] == "WRITTEN" and set(here()) <= set(before)
+    assert number_of(folder) is None and runs.read_run(folder).job["state"] == "WRITTEN" and set(here()) <= set(before)
     refused(collect, folder, named=["submitted"])
 
 
@@ -170,7 +170,7 @@ def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsy
     number = submit(second)
     line = refused(collect, first, named=[number_of(first)])
     assert re.search("pending|running", line)
-    assert "seconds" not in runs.read(first).job
+    assert "seconds" not in runs.read_run(first).job
     capsys.readouterr()
     shown = Shown(**{": pending (": (first / "go").touch, ": running on ": (second / "go").touch})
     with redirect_stdout(shown):
@@ -186,7 +186,7 @@ def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsy
     assert re.fullmatch(rf"job {number}: COMPLETED after \d+ s, exit code 0:0, on node\[1-2\]", queued[-1])
     said = [line for line in lines if "it is there" in line]
     assert sorted(re.search(r"\[rank (\d)\]", line)[1] for line in said) == list("0123")
-    assert look(number_of(first))[0].nodes == "node[1-2]"
+    assert states_of_job(number_of(first))[0].nodes == "node[1-2]"
 
 
 def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job):
@@ -196,14 +196,14 @@ def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job):
     with redirect_stdout(shown), pytest.raises(KeyboardInterrupt):
         watch(folder)
     assert f"cancel('{number}')" in shown.getvalue(), "how to end it"
-    assert look(number)[0].state == "RUNNING"
+    assert states_of_job(number)[0].state == "RUNNING"
     cancel(number)
     [run] = ended(folder)
     assert run.state == "cancelled" and run.job["state"] == "CANCELLED"
     cancel(number)  # again, which changes nothing
     assert collect(folder) == [run]
     refused(cancel, "nowhere", named=["nowhere", "Invalid job id"])
-    refused(look, "999999999", named=["999999999"])
+    refused(states_of_job, "999999999", named=["999999999"])
 
 
 FAILS = """
@@ -265,7 +265,7 @@ def test_an_array_that_is_cancelled_before_it_starts_is_cancelled_task_by_task(j
     folder = job("", "{array}", array=("a", "b", "c"), tasks_per_node=1, gpus_per_node=1)
     submit(keeps)
     number = submit(folder)
-    states = look(number)
+    states = states_of_job(number)
     assert [state.task for state in states] == list("012") and {state.state for state in states} == {"PENDING"}
     cancel(number)
     assert [(run.folder.name, run.state) for run in ended(folder)] == [(f"run-{task}", "cancelled") for task in "012"]
@@ -294,7 +294,7 @@ def test_a_machine_without_slurm_is_told_from_one_with_it(monkeypatch, tmp_path)
         assert not available()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not available()
-    refused(look, "1", named=["scontrol"])
+    refused(states_of_job, "1", named=["scontrol"])
 
 
 def test_a_job_whose_time_is_up_is_timed_out(late, capsys):

@@ -12,7 +12,7 @@ from real import LIMIT, until
 from refusals import refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs import Job, Site, cancel, collect, look, queue, said, submit, watch, write
+from ddp_helpers.jobs import Job, Site, cancel, collect, queue, rank_lines, states_of_job, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch import scripts
@@ -41,8 +41,8 @@ def papermill(tmp_path, *args):
 def mnist(folder, digits, site="local", **shape):
     """A short training of the course's own script, written into a folder."""
     program = ("mnist_ddp.py", "--epochs", "1", "--data", str(digits), "--no-cuda", "--run-dir", "{run_dir}")
-    write(Job("mnist", program, time="5", **shape), Site.load(site), folder)
-    scripts.write("mnist_ddp", folder / "mnist_ddp.py")
+    write_job(Job("mnist", program, time="5", **shape), Site.load(site), folder)
+    scripts.write_script("mnist_ddp", folder / "mnist_ddp.py")
 
 
 def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tmp_path, digits, name, monkeypatch):
@@ -52,7 +52,7 @@ def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tm
     child = papermill(tmp_path, *(word for key, value in given.items() for word in ("-p", key, str(value))))
     out, _ = child.communicate(timeout=LIMIT)
     assert child.returncode == 0, out[-2000:]
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     assert run.state == "done" and run.job["state"] == "COMPLETED" and run.job["exit_code"] == "0:0"
     assert (run.env["launcher"], run.env["world_size"]) == ("slurm", 2)
     assert [rank["local_rank"] for rank in run.env["ranks"]] == [0, 0] and run.nodes == 2
@@ -64,9 +64,9 @@ def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tm
     assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]  # nothing where papermill was started
     # By hand, as it stands there.
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    number = queue.ask("sbatch", "--parsable", "job.sbatch", cwd=folder).stdout.strip()
+    number = queue.run_slurm("sbatch", "--parsable", "job.sbatch", cwd=folder).stdout.strip()
     wait(number)
-    again = runs.read(folder.with_name(f"{name}-{number}"))
+    again = runs.read_run(folder.with_name(f"{name}-{number}"))
     assert again.state == "done" and again.env["world_size"] == 2 and again.env["job_id"] == number
     assert {path: path.read_bytes() for path in folder.iterdir() if path in before} == before
     assert {path.name for path in folder.iterdir()} == {path.name for path in before} | {f"slurm-{number}.log"}
@@ -75,7 +75,7 @@ def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tm
 def wait(number):
     """Wait for a job's end."""
     try:
-        until(lambda: not any(state.active for state in look(number)), f"job {number} ends")
+        until(lambda: not any(state.active for state in states_of_job(number)), f"job {number} ends")
     finally:
         cancel(number)  # nothing, once it has ended
 
@@ -91,13 +91,13 @@ def test_torchrun_on_each_node_makes_one_world_of_four_ranks_in_a_folder_with_sp
     assert (run.env["launcher"], run.env["world_size"]) == ("torchrun", 4)
     assert [rank["local_rank"] for rank in run.env["ranks"]] == [0, 1, 0, 1] and run.nodes == 2
     assert [rank["rank"] for rank in run.env["ranks"]] == [0, 1, 2, 3]
-    [line] = [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
-    assert f"[rank 0]\x1b[0m {line}" in shown and not [line for line in said(folder, 3) if "epoch 1: " in line]
+    [line] = [line for line in rank_lines(folder, 0) if line.startswith("epoch 1: ")]
+    assert f"[rank 0]\x1b[0m {line}" in shown and not [line for line in rank_lines(folder, 3) if "epoch 1: " in line]
 
 
 def submitted_jobs():
     """Every job that the cluster knows."""
-    return queue.ask("squeue", "--noheader", "--states=all", "--format=%A").stdout.split()
+    return queue.run_slurm("squeue", "--noheader", "--states=all", "--format=%A").stdout.split()
 
 
 def test_a_parameter_that_the_job_does_not_have_gets_one_line_and_nothing_is_submitted(cluster, tmp_path, name):
@@ -138,13 +138,13 @@ def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(tmp_path, di
     assert run.state == "done" and (run.env["launcher"], run.env["world_size"]) == ("torchrun", 2)
     assert (run.job["state"], run.job["job_id"], run.job["source"]) == ("COMPLETED", None, "torchrun")
     assert run.job["seconds"] > 0 and collect(folder) == [run]
-    assert [line for line in said(folder, 0) if line.startswith("epoch 1: ")]
+    assert [line for line in rank_lines(folder, 0) if line.startswith("epoch 1: ")]
     refused(submit, folder, named=["already"])
 
 
 def test_without_slurm_more_ranks_than_a_machine_can_hold_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    write(Job("try", ("-m", "program"), nodes=50, tasks_per_node=99), Site.load("local"), folder)
+    write_job(Job("try", ("-m", "program"), nodes=50, tasks_per_node=99), Site.load("local"), folder)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     refused(submit, folder, named=["4950 ranks"])
 
@@ -152,11 +152,11 @@ def test_without_slurm_more_ranks_than_a_machine_can_hold_are_refused(tmp_path, 
 def test_without_slurm_the_tasks_of_an_array_run_one_after_the_other_each_with_its_own_end(tmp_path, monkeypatch):
     code = "import os, sys\nprint('value', sys.argv[2], os.getcwd())\nsys.exit(sys.argv[2] == 'bad')"
     folder = tmp_path / "run"
-    write(Job("try", ("-m", "program", "{array}"), array=("good", "bad")), Site.load("local"), folder)
+    write_job(Job("try", ("-m", "program", "{array}"), array=("good", "bad")), Site.load("local"), folder)
     (folder / "program.py").write_text(code.replace("argv[2]", "argv[1]"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     submit(folder)
     good, bad = collect(folder)
     assert (good.job["state"], bad.job["state"], bad.state) == ("COMPLETED", "FAILED", "failed")
-    assert said(good.folder, 0) == [f"value good {folder}"]  # in the job's folder, as under Slurm
+    assert rank_lines(good.folder, 0) == [f"value good {folder}"]  # in the job's folder, as under Slurm
     assert list(runs.table(tmp_path)["run"]) == ["run-0", "run-1"]

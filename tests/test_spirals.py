@@ -16,8 +16,8 @@ from refusals import ended, one_line
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.__main__ import main
-from ddp_helpers.launch.launchers import MARKS, commands, environment
-from ddp_helpers.lessons.run_script import far
+from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
+from ddp_helpers.lessons.run_script import weight_distance
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
@@ -49,12 +49,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def start(launcher, ranks, program, folder):
     """Run a program under a launcher to its end: exit status, the ranks' lines, and all that was said."""
-    [command] = commands(launcher, [str(word) for word in program], [ranks], str(folder / "logs"))
+    [command] = launch_commands(launcher, [str(word) for word in program], [ranks], str(folder / "logs"))
     command = [word for word in command if word != "--kill-on-bad-exit=1"]  # let every rank end by itself
-    env = environment([ranks], ON_CPU)
+    env = launch_environment([ranks], ON_CPU)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": env, "cwd": folder}
     done = subprocess.run(command, timeout=LIMIT, check=False, **options)
-    lines = [match[2].strip() for match in map(re.compile(MARKS[launcher]).match, done.stdout.splitlines()) if match]
+    lines = [
+        match[2].strip() for match in map(re.compile(LINE_PATTERNS[launcher]).match, done.stdout.splitlines()) if match
+    ]
     return done.returncode, [line for line in lines if line], done.stdout
 
 
@@ -98,8 +100,8 @@ def launcher(request):
 def test_any_launcher_and_number_of_ranks_reach_the_model_of_one_device(ranks, launcher, single, tmp_path):
     lines, saved, each = train(launcher, ranks, MANY, tmp_path)
     assert lines == single[0], "printed once, and every test sample counted once"
-    assert all(far(saved, weights) == 0 for weights in each)
-    assert far(saved, single[1]) < CLOSE
+    assert all(weight_distance(saved, weights) == 0 for weights in each)
+    assert weight_distance(saved, single[1]) < CLOSE
 
 
 def test_started_alone_it_reaches_that_model_too(single, tmp_path):
@@ -107,18 +109,18 @@ def test_started_alone_it_reaches_that_model_too(single, tmp_path):
     assert done.returncode == 0, done.stderr
     first, *lines = done.stdout.splitlines()
     assert first.startswith("rank 0 of 1 on ") and lines == single[0]
-    assert far(torch.load(tmp_path / "it.pt", weights_only=True), single[1]) < CLOSE
+    assert weight_distance(torch.load(tmp_path / "it.pt", weights_only=True), single[1]) < CLOSE
 
 
 def test_weights_that_differ_are_seen(single, tmp_path):
     """The control: past the wrapper the ranks drift apart; a batch for each rank is another training."""
     script = changed(tmp_path, "F.cross_entropy(ddp_model(", "F.cross_entropy(model(")
     _, _, each = train("torchrun", 2, script, tmp_path)
-    assert far(*each) > 100 * CLOSE
+    assert weight_distance(*each) > 100 * CLOSE
     (tmp_path / "spirals.pt").unlink()
     script = changed(tmp_path, "args.batch_size // world_size", "args.batch_size")
     lines, saved, each = train("torchrun", 2, script, tmp_path)
-    assert far(*each) == 0 and far(saved, single[1]) > 100 * CLOSE and lines != single[0]
+    assert weight_distance(*each) == 0 and weight_distance(saved, single[1]) > 100 * CLOSE and lines != single[0]
 
 
 def test_a_batch_that_the_ranks_do_not_divide_is_one_line(launcher, tmp_path):
@@ -214,7 +216,7 @@ def test_a_job_of_two_nodes_trains_it_under_srun(cluster, name, single, capsys):
     lines = log.read_text().splitlines()
     assert sorted(set(re.findall(r"^\d: rank (\d) of 4 on ", log.read_text(), re.M))) == [*"0123"], log.read_text()
     assert [line.removeprefix("0: ") for line in lines if "epoch" in line] == single[0], log.read_text()
-    assert far(torch.load(folder / "spirals.pt", weights_only=True), single[1]) < CLOSE
+    assert weight_distance(torch.load(folder / "spirals.pt", weights_only=True), single[1]) < CLOSE
 
 
 def test_the_twins_have_the_same_places_for_ones_own_parts():

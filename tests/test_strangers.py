@@ -10,8 +10,8 @@ from environments import SETS
 from faults.ranks import Ranks
 from real import LIMIT, THOROUGH
 
-from ddp_helpers.launch.launchers import clean, free_port
-from ddp_helpers.launch.scripts import write
+from ddp_helpers.launch.launchers import clean_environment, free_port
+from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS
 from ddp_helpers.records import runs
 
@@ -21,7 +21,7 @@ FLAGS = ("--epochs=1", "--dry-run", "--no-cuda", "--precision=float32", "--num-w
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     """The script that one takes home."""
-    return write("mnist_ddp", tmp_path_factory.mktemp("script") / "mnist_ddp.py")
+    return write_script("mnist_ddp", tmp_path_factory.mktemp("script") / "mnist_ddp.py")
 
 
 def environment(launcher, rank):
@@ -45,7 +45,7 @@ def meet(script, folder, *ranks):
             here = Ranks(script, words, 1, folder / str(rank), env=env | {"MASTER_PORT": port})
             started.append(stack.enter_context(here))
         ended = [here.wait() for here in started]
-    state = runs.read(folder / "run").state if (folder / "run").exists() else "no record"
+    state = runs.read_run(folder / "run").state if (folder / "run").exists() else "no record"
     return [here.statuses[0] for here in ended], [here.said[0] for here in ended], state
 
 
@@ -109,7 +109,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_two_real_mpiruns_at_one_port_do_not_train_together(mpirun, script, digits, tmp_path):
     (tmp_path / "late.py").write_text(LATE)
-    env = clean() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env = clean_environment() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     place = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
     command = ["mpirun", "--oversubscribe", "--bind-to", "none", *place, "-n", "2", sys.executable]
     jobs = []

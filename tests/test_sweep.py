@@ -35,7 +35,7 @@ def configurations(digits):
     common = {"gpus_per_node": 1, "epochs": 1, "batch_size": 256, "data": str(digits), "time": "5"}
     yield [common | {"run": f"{name}-{seed}", "seed": seed} for seed in (1, 2)]
     for folder in (ROOT / "runs").glob(f"{name}*"):
-        if number := runs.read(folder).job.get("job_id"):
+        if number := runs.read_run(folder).job.get("job_id"):
             jobs.cancel(number)
         shutil.rmtree(folder)
 
@@ -49,13 +49,13 @@ def start(configurations):
 
 def running(folder):
     """The id of the job in this folder, if it runs now."""
-    number = runs.read(folder).job.get("job_id")
-    return number if number and jobs.look(number)[0].state == "RUNNING" else None
+    number = runs.read_run(folder).job.get("job_id")
+    return number if number and jobs.states_of_job(number)[0].state == "RUNNING" else None
 
 
 def log_of_completed(run):
     """What Slurm knows of the jobs of this name, whatever came behind it, a line each."""
-    lines = queue.ask("scontrol", "show", "job", "--oneliner").stdout.splitlines()
+    lines = queue.run_slurm("scontrol", "show", "job", "--oneliner").stdout.splitlines()
     return [line for line in lines if re.search(rf" JobName={re.escape(run)}(-try\d+)? ", line)]
 
 
@@ -68,7 +68,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     child, kernels = start(configurations), []
     try:
         number = until(lambda: running(first), "the first job runs")
-        assert child.poll() is None and runs.read(first).state != "done"
+        assert child.poll() is None and runs.read_run(first).state != "done"
         kernels = psutil.Process(child.pid).children(recursive=True)
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -78,11 +78,11 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     assert again.returncode == 0, out[-2000:]
     repeated = second.with_name(f"{second.name}-try2")
     for folder in (first, repeated):
-        run = runs.read(folder)
+        run = runs.read_run(folder)
         assert (run.state, run.job["state"], run.env["world_size"]) == ("done", "COMPLETED", 1)
         assert run.job["job_id"] == run.env["job_id"] and run.job["seconds"] > 0 and not run.problems
         assert len(log_of_completed(folder.name)) == 1
-    assert runs.read(first).job["job_id"] == number
+    assert runs.read_run(first).job["job_id"] == number
     assert {path.name: path.read_bytes() for path in second.iterdir()} == failed
     mine = sorted((ROOT / "runs").glob(f"{first.name[:-2]}*"))
     assert mine == [first, second, repeated]
@@ -112,7 +112,7 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     record(tmp_path / "a-7", None, "failed")  # submitted by hand, or another's: no attempt of a
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
-    monkeypatch.setattr(jobs, "look", forget)
+    monkeypatch.setattr(jobs, "states_of_job", forget)
     sweep_the_cluster._run({"run": "a"})
     with pytest.raises(jobs.JobError, match="job 6 is not known"):
         sweep_the_cluster._run({"run": "b"})

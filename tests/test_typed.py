@@ -126,7 +126,7 @@ def desk(tmp_path: Path, digits: Path) -> Path:
     shutil.copytree(digits, tmp_path / "data")
     for name, text in MINE.items():
         (tmp_path / name).write_text(text)
-    scripts.write("mnist_ddp", tmp_path / "my_ddp.py")
+    scripts.write_script("mnist_ddp", tmp_path / "my_ddp.py")
     return tmp_path
 
 

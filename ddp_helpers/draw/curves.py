@@ -12,9 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ddp_helpers.draw.drawing import Picture, described
-from ddp_helpers.draw.labels import LABEL, at_the_right, caption, colours, finding
+from ddp_helpers.draw.labels import Label, at_the_right, colours, write_caption, write_title
 from ddp_helpers.draw.style import GREY, WIDTH
-from ddp_helpers.records.scaling import finished, left_out, many, metrics, unit, where
+from ddp_helpers.records.scaling import (
+    counted,
+    data_and_machine,
+    finished,
+    left_out,
+    metrics,
+    unit_of_ranks,
+)
 
 # How a title calls the data that a metric was measured on, and the kinds of scaling.
 _DATA = {"test": "test", "val": "validation", "train": "training"}
@@ -47,8 +54,8 @@ def curves(table: pd.DataFrame) -> Picture:
     )
     coloured = "asked" if epochs["asked"].nunique() > 1 else "world_size"
     by_key: _Colours = colours(sorted(epochs[coloured].unique()))
-    rank_unit = unit(epochs)
-    labels: list[tuple[Axes, list[LABEL]]] = []
+    rank_unit = unit_of_ranks(epochs)
+    labels: list[tuple[Axes, list[Label]]] = []
     for column, scaling in enumerate(scalings):
         runs = epochs[epochs["scaling"] == scaling]
         heading = f"{_KINDS[scaling]} ({scaling})" if len(scalings) > 1 else ""
@@ -64,9 +71,11 @@ def curves(table: pd.DataFrame) -> Picture:
     for ax, metric in zip(axes[:, 0], names, strict=True):
         ax.set_ylabel(_name_of(metric))
     title = _title(epochs, names)
-    finding(figure, title)
-    caption(figure, where(epochs), _line_styles(epochs, rank_unit), left_out(table))
-    contents = f"{', '.join(map(_name_of, names))} by epoch, {where(epochs)}"
+    write_title(figure, title)
+    write_caption(
+        figure, data_and_machine(epochs), _line_styles(epochs, rank_unit), left_out(table)
+    )
+    contents = f"{', '.join(map(_name_of, names))} by epoch, {data_and_machine(epochs)}"
     return described(figure, f"{title}. {contents[0].upper()}{contents[1:]}.")
 
 
@@ -82,12 +91,12 @@ def _draw_panel(
     metric: str,
     by_key: _Colours,
     rank_unit: str,
-) -> list[LABEL]:
+) -> list[Label]:
     """Draw the runs of one panel, and return a label for each colour.
 
     by_key: the colour of each setting, or else of each number of ranks.
     """
-    labels: dict[tuple[Hashable, Hashable], LABEL] = {}
+    labels: dict[tuple[Hashable, Hashable], Label] = {}
     cpus = sorted(epochs["cpus_per_task"].dropna().unique())
     cpus_or_fewest = epochs["cpus_per_task"].fillna(cpus[0] if cpus else 0)
     keys = [epochs["world_size"], epochs["asked"], cpus_or_fewest]
@@ -97,7 +106,7 @@ def _draw_panel(
         _draw_runs(ax, rows, metric, line, colour)
         median = rows.groupby("epoch")[metric].median()
         ax.plot(median, line, color=colour, linewidth=2, marker="o", markersize=4)
-        text = many(ranks, rank_unit)
+        text = counted(ranks, rank_unit)
         if setting in by_key and setting:
             text += f", {setting}"
         labels.setdefault((ranks, setting), (median.index[-1], median.iloc[-1], text, colour))
@@ -133,7 +142,7 @@ def _title(epochs: pd.DataFrame, names: list[str]) -> str:
         first, second = f"{low:{form}}", f"{high:{form}}"
         text = first if first == second else f"{first} to {second}"
         ranges.append(f"{text} with {_KINDS[str(scaling)]}" if len(ends) > 1 else text)
-    after = f"After {many(int(last['epoch'].max()), 'epoch')}"
+    after = f"After {counted(int(last['epoch'].max()), 'epoch')}"
     if not is_share:
         return f"{after}: {_name_of(metric)} {', '.join(ranges)}"
     return f"{after}: {', '.join(ranges)}{'' if len(ends) > 1 else ' accuracy'}"
@@ -145,7 +154,7 @@ def _line_styles(epochs: pd.DataFrame, rank_unit: str) -> str:
     styles = []
     if len(cpus) > 1:
         for style, count in zip(_LINE_NAMES, cpus, strict=False):
-            styles.append(f"{style}: {many(int(count), 'CPU')} per {rank_unit}")
+            styles.append(f"{style}: {counted(int(count), 'CPU')} per {rank_unit}")
     if epochs["number"].nunique() > 1:
         styles.append("thin: each run, thick: their median")
     return "; ".join(styles)

@@ -81,11 +81,11 @@ def canvas(height: float, title: str) -> Axes:
     figure = plt.figure(figsize=(WIDTH, height))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
     ax.axis("off")
-    write(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
+    write_text(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
     return ax
 
 
-def pieces(left: float, right: float, count: int, gap: float = 0.12) -> list[Point]:
+def equal_parts(left: float, right: float, count: int, gap: float = 0.12) -> list[Point]:
     """Return left edge and width of each of `count` equal pieces between two edges."""
     width = (right - left + gap) / count - gap
     return [(left + piece * (width + gap), width) for piece in range(count)]
@@ -96,7 +96,7 @@ def tint(colour: str, share: float) -> tuple[float, ...]:
     return tuple(1 - share * (1 - part) for part in to_rgb(colour))
 
 
-def write(ax: Axes, x: float, y: float, text: object, **options: Unpack[TextOptions]) -> None:
+def write_text(ax: Axes, x: float, y: float, text: object, **options: Unpack[TextOptions]) -> None:
     """Write a text around a point, at 11.5 points and centred if the options say nothing else."""
     look: TextOptions = {
         "size": 11.5,
@@ -164,7 +164,7 @@ def box(
     ax.add_patch(patch)
     if hatch:
         text_options["path_effects"] = halo(face)["path_effects"]
-    write(ax, x + width / 2, y + height / 2, text, **text_options)
+    write_text(ax, x + width / 2, y + height / 2, text, **text_options)
     return patch
 
 
@@ -237,7 +237,7 @@ def span(
     ax.plot([left, right], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
     ax.vlines([left, right], y - 0.08, y + 0.08, color=INK, linewidth=1.6)
     text_options.setdefault("weight", "bold")
-    write(ax, (left + right) / 2, y + 0.22, text, **text_options)
+    write_text(ax, (left + right) / 2, y + 0.22, text, **text_options)
 
 
 def cross_out(ax: Axes, corner: Point, extent: Point) -> None:

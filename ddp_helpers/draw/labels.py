@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.style import GREY, rank_colour
-from ddp_helpers.records.scaling import many
+from ddp_helpers.records.scaling import counted
 
-LABEL = tuple[float, float, str, str]  # the point in data units, text, colour
+Label = tuple[float, float, str, str]  # the point in data units, text, colour
 _Key = TypeVar("_Key", bound=Hashable)
 # Letters on an inch of a figure's width.
 _TITLE_LETTERS, _CAPTION_LETTERS = 8.9, 13
 
 
-def at_the_right(ax: Axes, labels: Sequence[LABEL], gap: float = 0.075) -> None:
+def at_the_right(ax: Axes, labels: Sequence[Label], gap: float = 0.075) -> None:
     """Write each label right of its point; those of one column are pushed apart.
 
     Call it when the limits and scales of the axes are final. gap: the least distance of two labels,
@@ -60,7 +60,7 @@ def _write_label(
         linewidth=0.9,
         zorder=0,
         transform=ax.transAxes,
-        color=dark(colour),
+        color=darkened(colour),
         clip_on=False,
     )
     ax.text(
@@ -69,12 +69,12 @@ def _write_label(
         text,
         va="center",
         transform=ax.transAxes,
-        color=dark(colour),
+        color=darkened(colour),
         clip_on=False,
     )
 
 
-def dark(colour: str) -> tuple[float, ...]:
+def darkened(colour: str) -> tuple[float, ...]:
     """Return the hue of a line, dark enough for text on white."""
     return tuple(0.58 * part for part in to_rgb(colour))
 
@@ -94,14 +94,14 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
     return [height - max(high - 1, 0) for height in moved]
 
 
-def finding(figure: Figure, text: str) -> None:
+def write_title(figure: Figure, text: str) -> None:
     """Write the figure's title, bold and left: what it shows, in its own numbers."""
     letters = int(figure.get_figwidth() * _TITLE_LETTERS)
     title = textwrap.fill(text, letters)
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
 
 
-def caption(figure: Figure, *parts: str) -> None:
+def write_caption(figure: Figure, *parts: str) -> None:
     """Write what the reader must know below the figure; empty parts are left out."""
     sentences = [part[0].upper() + part[1:] for part in parts if part]
     if sentences:
@@ -112,15 +112,15 @@ def caption(figure: Figure, *parts: str) -> None:
 
 def captioned(figure: Figure, title: str, *parts: str) -> Picture:
     """Finish a figure with its title, a finding, and its caption; the alt text says both."""
-    finding(figure, title)
-    caption(figure, *parts)
+    write_title(figure, title)
+    write_caption(figure, *parts)
     sentences = [part for part in (title, *parts) if part]
     return described(figure, ". ".join(sentences) + ".")
 
 
-def setting(scaling: str, cpus: float) -> str:
+def line_name(scaling: str, cpus: float) -> str:
     """Name a line: which batch was kept, and the CPUs that each rank had, if that is known."""
-    return scaling if pd.isna(cpus) else f"{scaling}, {many(int(cpus), 'CPU')} each"
+    return scaling if pd.isna(cpus) else f"{scaling}, {counted(int(cpus), 'CPU')} each"
 
 
 def colours(keys: Sequence[_Key]) -> dict[_Key, str]:
@@ -128,7 +128,7 @@ def colours(keys: Sequence[_Key]) -> dict[_Key, str]:
     return {key: rank_colour(index) for index, key in enumerate(keys)}
 
 
-def sizes(ax: Axes, counts: Sequence[int], unit: str) -> None:
+def scale_ranks_axis(ax: Axes, counts: Sequence[int], unit: str) -> None:
     """Make the x axis logarithmic, with a tick at each number of ranks.
 
     Ticks that would stand too close to the one before are left out. unit: what a rank uses.

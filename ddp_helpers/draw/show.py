@@ -14,7 +14,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from ddp_helpers.launch.screen import tidy
+from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.launch.sources import Source
 
 # Colours in the text itself: a code host and a static page have no style sheet of ours.
@@ -67,7 +67,7 @@ def source(thing: Path | Callable | type, first: Sequence[str] = ()) -> Code:
     if first:
         return _Opening(thing, first)
     languages = {".py": "python", ".toml": "toml"}
-    lines = [tidy(line) for line in thing.read_text().splitlines()]
+    lines = [shorten_paths(line) for line in thing.read_text().splitlines()]
     return Code("\n".join(lines), languages.get(thing.suffix, "bash"))
 
 

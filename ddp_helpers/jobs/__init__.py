@@ -6,13 +6,22 @@ watches and collects, `local` runs a job without Slurm; `queue` has Slurm's comm
 """
 
 from ddp_helpers.jobs.job import Job, JobError
-from ddp_helpers.jobs.monitor import collect, said, watch
-from ddp_helpers.jobs.queue import available, cancel, look, start_now
-from ddp_helpers.jobs.run import again, submit, write
+from ddp_helpers.jobs.monitor import collect, rank_lines, watch
+from ddp_helpers.jobs.queue import available, cancel, start_now, states_of_job
+from ddp_helpers.jobs.run import resubmit, submit, write_job
 from ddp_helpers.jobs.sbatch import render
-from ddp_helpers.jobs.script_jobs import keeps_no_record, prepare, ready, run_folder, words_of
+from ddp_helpers.jobs.script_jobs import as_arguments, keeps_no_record, prepare, ready, run_folder
 from ddp_helpers.jobs.site import Site
 
-__all__ = ["Job", "JobError", "Site", "again", "available", "cancel", "collect", "keeps_no_record"]
-__all__ += ["look", "prepare", "ready", "render", "run_folder", "said", "start_now", "submit"]
-__all__ += ["watch", "words_of", "write"]
+__all__ = [
+    "Job",
+    "JobError",
+    "Site",
+    "available",
+    "cancel",
+    "collect",
+    "keeps_no_record",
+    "resubmit",
+]
+__all__ += ["prepare", "rank_lines", "ready", "render", "run_folder", "start_now"]
+__all__ += ["as_arguments", "states_of_job", "submit", "watch", "write_job"]

@@ -157,7 +157,7 @@ FORMS = {
 }
 
 
-def wrong(key: str, value: object) -> str:
+def complaint(key: str, value: object) -> str:
     """Say in a line what is wrong with one text of a key, and what to give; '' if nothing is."""
     form = FORMS.get(key, _NAME)
     if not isinstance(value, str) or not value:
@@ -234,7 +234,7 @@ def _forbidden_letter(value: str, form: Form) -> str:
     return f"{letter[0]!r} may not stand in it" + (f" ({reason})" if reason else "")
 
 
-def shell(text: str, paths: Mapping[str, str] | None = None, optional: str = "") -> str:
+def quoted(text: str, paths: Mapping[str, str] | None = None, optional: str = "") -> str:
     """Quote a word for the shell, in which the variables of the text are filled in.
 
     paths: what stands for {folder}, {runs} and {course}. The shell ends the job at a variable that
@@ -259,12 +259,12 @@ def _is_variable(piece: str) -> bool:
     return piece.startswith(("$", "~"))
 
 
-def set_up(line: str) -> str:
+def quoted_setup(line: str) -> str:
     """Quote a line of set-up for the shell: a line that fails ends the job."""
     command, *arguments = line.split()
     if command == "export":  # it fails only where a name is not set, and that ends the job anyway
         name, _, value = arguments[0].partition("=")
-        return f"export {name}={shell(value, optional=name) if value else ''}"
-    quoted = " ".join([command, *map(shell, arguments)])
+        return f"export {name}={quoted(value, optional=name) if value else ''}"
+    text = " ".join([command, *map(quoted, arguments)])
     message = line.replace("$", "\\$")
-    return f'{quoted} || failed "{message}"'
+    return f'{text} || failed "{message}"'

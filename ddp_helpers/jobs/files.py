@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
-from ddp_helpers.launch.screen import tidy
+from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.rank.files import write_whole
 from ddp_helpers.records.values import parse_object
 
@@ -47,22 +47,24 @@ def discard(paths: Iterable[Path]) -> None:
             path.rmdir() if path.is_dir() else path.unlink()
 
 
-def known(folder: Path) -> JobRecord:
+def read_job_record(folder: Path) -> JobRecord:
     """Read job.json. Raises JobError where there is no job, or where it is damaged."""
     try:
         record = parse_object((Path(folder) / "job.json").read_text())
         if record["job_id"] is None:  # then it is still to be submitted, or ran here
-            job_of(record)
+            job_from_record(record)
         else:
             check_text("job_id", record["job_id"], NAME, "the number that sbatch said")
         check_text("state", record["state"], NAME, "a state of Slurm's")
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         kind = type(error).__name__
-        raise JobError(f"{tidy(str(folder))} holds no job ({kind}): write one first") from None
+        raise JobError(
+            f"{shorten_paths(str(folder))} holds no job ({kind}): write one first"
+        ) from None
 
 
-def job_of(record: JobRecord) -> Job:
+def job_from_record(record: JobRecord) -> Job:
     """Make the job again that job.json tells of. Raises JobError and the like if that is none."""
     fields: dict[str, Any] = {}
     for name, value in record["job"].items():

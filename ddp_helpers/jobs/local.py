@@ -8,7 +8,7 @@ from contextlib import chdir
 from datetime import datetime
 from pathlib import Path
 
-from ddp_helpers.jobs.files import JobRecord, folder_of, job_of, keep, log_path
+from ddp_helpers.jobs.files import JobRecord, folder_of, job_from_record, keep, log_path
 from ddp_helpers.jobs.job import Job, JobError, seconds
 from ddp_helpers.jobs.queue import State
 
@@ -21,7 +21,7 @@ def run_here(folder: Path, record: JobRecord) -> None:
 
     The tasks of an array run one after the other. Raises JobError for too many ranks.
     """
-    job = job_of(record)
+    job = job_from_record(record)
     if job.ranks > _RANKS_FOR_EACH_CPU * (os.cpu_count() or 1):
         ranks = f"{job.ranks} ranks are too many for one machine"
         raise JobError(f"no Slurm answers here, and {ranks}: go to the login node")

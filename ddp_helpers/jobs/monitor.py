@@ -15,13 +15,13 @@ from ddp_helpers.jobs.files import (
     folder_of,
     ids_of,
     keep,
-    known,
     log_of,
     log_path,
+    read_job_record,
 )
 from ddp_helpers.jobs.job import JobError
-from ddp_helpers.jobs.queue import State, look, moment
-from ddp_helpers.launch.screen import Screen, tidy
+from ddp_helpers.jobs.queue import State, moment, states_of_job
+from ddp_helpers.launch.screen import Screen, shorten_paths
 from ddp_helpers.records import runs
 
 # Why a job waits for ever, on a cluster that does not refuse it at once (EnforcePartLimits=NO).
@@ -42,7 +42,7 @@ def watch(folder: Path) -> None:
     Returns when the job has ended. Interrupted, it leaves the job alone.
     """
     folder = Path(folder)
-    ids = ids_of(folder, known(folder))
+    ids = ids_of(folder, read_job_record(folder))
     if not ids:
         return  # it ran here, and is over
     job_id = ids[-1]
@@ -54,7 +54,7 @@ def watch(folder: Path) -> None:
         while not states or any(state.active for state in states):
             time.sleep(_REFRESH_SECONDS)
             if time.monotonic() > next_look:
-                states = look(job_id)
+                states = states_of_job(job_id)
                 # Often at first, then at an interval that a busy controller does not mind.
                 interval = _REFRESH_SECONDS + (time.monotonic() - begin) / 50
                 next_look = time.monotonic() + min(_LONGEST_INTERVAL, interval)
@@ -105,33 +105,33 @@ def _rank_and_text(line: str) -> tuple[str, str]:
     return (marked[1], marked[2]) if marked else ("", line)
 
 
-def collect(folder: Path) -> list[runs.Run]:
+def collect(folder: Path) -> list[runs.RunRecord]:
     """Return the record of the job's run, or of each task of its array, with how Slurm saw it end.
 
     Of several submissions one that came to its end counts. Raises JobError if a job has not ended.
     """
-    folder, record = Path(folder).absolute(), known(folder)
+    folder, record = Path(folder).absolute(), read_job_record(folder)
     ids = ids_of(folder, record)
     if not ids:
         return _collect_local(folder, record)
     if (original := record.get("folder", str(folder))) != str(folder):
         # Here another job may have its number.
-        copied = f"copied from {tidy(original)}"
+        copied = f"copied from {shorten_paths(original)}"
         print(f"{copied}: this Slurm is not asked about job {record['job_id']}")
-        return [runs.read(path) for path in runs.run_folders(folder)]
+        return [runs.read_run(path) for path in runs.run_folders(folder)]
     states = _last_states(folder, record, ids[-1])
     return [_collect_task(folder, record, state) for state in states]
 
 
-def _collect_local(folder: Path, record: JobRecord) -> list[runs.Run]:
+def _collect_local(folder: Path, record: JobRecord) -> list[runs.RunRecord]:
     """The records of a job that ran on this machine. Raises JobError if it was not submitted."""
     if record["state"] == "WRITTEN":
         waits = "holds a job that was not submitted, or waits"
-        raise JobError(f"{tidy(str(folder))} {waits}: submit it first")
+        raise JobError(f"{shorten_paths(str(folder))} {waits}: submit it first")
     tasks = len(record["job"]["array"])
     if record.get("task") or not tasks:
-        return [runs.read(folder)]
-    return [runs.read(folder_of(folder, str(task))) for task in range(tasks)]
+        return [runs.read_run(folder)]
+    return [runs.read_run(folder_of(folder, str(task))) for task in range(tasks)]
 
 
 def _last_states(folder: Path, record: JobRecord, job_id: str) -> list[State]:
@@ -140,7 +140,7 @@ def _last_states(folder: Path, record: JobRecord, job_id: str) -> list[State]:
     Raises JobError if one is active, or if Slurm knows none of them.
     """
     ended: dict[str, State] = {}
-    for state in states_of(folder, record) or look(job_id):
+    for state in states_of(folder, record) or states_of_job(job_id):
         if state.active:
             activity = f"job {state.job_id} is {state.state.lower()}"
             raise JobError(f"{activity}: watch it until it ends")
@@ -149,15 +149,15 @@ def _last_states(folder: Path, record: JobRecord, job_id: str) -> list[State]:
     return list(ended.values())
 
 
-def _collect_task(folder: Path, record: JobRecord, state: State) -> runs.Run:
+def _collect_task(folder: Path, record: JobRecord, state: State) -> runs.RunRecord:
     """Note in job.json how one task ended, print it, and return the record of its run."""
     target = folder if record.get("task") else folder_of(folder, state.task)
     target.mkdir(exist_ok=True)
     keep(target, record | state.record() | {"folder": str(target)})
-    run = runs.read(target)
+    run = runs.read_run(target)
     print(f"{_status_line(state)} ({state.source})")
     if state.state != "COMPLETED":
-        print("\n".join(map(tidy, log_of(folder, state.job_id)[-_SHOWN_LINES:])))
+        print("\n".join(map(shorten_paths, log_of(folder, state.job_id)[-_SHOWN_LINES:])))
     return run
 
 
@@ -166,13 +166,13 @@ def states_of(folder: Path, record: JobRecord) -> list[State]:
     states = []
     for job_id in ids_of(folder, record):
         with suppress(JobError):
-            states += look(job_id)
+            states += states_of_job(job_id)
     return states
 
 
-def said(folder: Path, rank: int | str) -> list[str]:
+def rank_lines(folder: Path, rank: int | str) -> list[str]:
     """Read a rank's lines from the log of the job's last submission."""
-    ids = ids_of(Path(folder), known(folder))
+    ids = ids_of(Path(folder), read_job_record(folder))
     lines = log_of(folder, ids[-1] if ids else None)
     marked = [_rank_and_text(line) for line in lines]
-    return [tidy(text) for source, text in marked if source == str(rank)]
+    return [shorten_paths(text) for source, text in marked if source == str(rank)]

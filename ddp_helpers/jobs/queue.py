@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ddp_helpers.jobs.job import JobError
-from ddp_helpers.launch.launchers import clean
+from ddp_helpers.launch.launchers import clean_environment
 
 ACTIVE = {
     "PENDING",
@@ -84,7 +84,7 @@ def _seconds_between(begin: str, end: str) -> float | None:
     return (last - first).total_seconds() if first and last else None
 
 
-def ask(*command: str, cwd: Path | None = None, seconds: float = 60) -> Finished:
+def run_slurm(*command: str, cwd: Path | None = None, seconds: float = 60) -> Finished:
     """Run one of Slurm's commands to its end.
 
     seconds: how long it may take; one that waits in the queue, as srun does, needs more. Raises
@@ -93,7 +93,7 @@ def ask(*command: str, cwd: Path | None = None, seconds: float = 60) -> Finished
     try:
         return subprocess.run(
             command,
-            env=clean(),
+            env=clean_environment(),
             cwd=cwd,
             timeout=seconds,
             check=False,
@@ -113,10 +113,10 @@ def available() -> bool:
     """Whether a Slurm answers here: the site's, or the one that slurm/cluster starts."""
     if not shutil.which("sbatch"):
         return False
-    settings = clean().get("SLURM_CONF")
+    settings = clean_environment().get("SLURM_CONF")
     if settings and not Path(settings).is_file():  # sinfo would wait a minute for it
         return False
-    return ask("sinfo", "--noheader").returncode == 0
+    return run_slurm("sinfo", "--noheader").returncode == 0
 
 
 def send(batch: Path) -> str:
@@ -124,7 +124,7 @@ def send(batch: Path) -> str:
 
     Raises JobError with Slurm's complaint, and what to change.
     """
-    done = ask("sbatch", "--parsable", str(batch.absolute()), cwd=batch.parent)
+    done = run_slurm("sbatch", "--parsable", str(batch.absolute()), cwd=batch.parent)
     if done.returncode == 0:
         return done.stdout.strip().partition(";")[0]
     errors = done.stderr.replace("sbatch: error: ", "")
@@ -137,20 +137,20 @@ def send(batch: Path) -> str:
 
 def cancel(job_id: str) -> None:
     """End a job, or a whole array. One that has ended already stays as it is."""
-    done = ask("scancel", job_id)
+    done = run_slurm("scancel", job_id)
     if done.returncode:
         raise JobError(f"job {job_id} cannot be cancelled: {done.stderr.strip()}")
 
 
 def start_now(job_id: str) -> None:
     """Have a requeued job start as soon as there is room: Slurm holds it back for two minutes."""
-    done = ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    done = run_slurm("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     if done.returncode:
         complaint = (done.stderr or done.stdout).strip()
         raise JobError(f"job {job_id} cannot be started now: {complaint}")
 
 
-def look(job_id: str) -> list[State]:
+def states_of_job(job_id: str) -> list[State]:
     """Return the state of a job, or of each task of an array, from the first source that knows it.
 
     A site's controller forgets a job some minutes after its end; then accounting has it. Raises
@@ -183,7 +183,7 @@ def tasks_of(state: State) -> list[State]:
 def controller(job_id: str) -> list[State]:
     """Read the states that `scontrol show job` reports."""
     states = []
-    for line in ask("scontrol", "show", "job", job_id, "--oneliner").stdout.splitlines():
+    for line in run_slurm("scontrol", "show", "job", job_id, "--oneliner").stdout.splitlines():
         if not line.startswith("JobId="):
             continue
         # A folder of any name comes late in a line: of two fields of a name the first counts.
@@ -213,7 +213,7 @@ def accounting(job_id: str) -> list[State]:
         return []
     options = ("-X", "-P", "-n", "-j", job_id, f"--format={_ACCOUNTING_COLUMNS}")
     states = []
-    for line in ask("sacct", *options).stdout.splitlines():
+    for line in run_slurm("sacct", *options).stdout.splitlines():
         if line.count("|") != _ACCOUNTING_COLUMNS.count(","):
             continue
         raw_id, state, reason, exit_code, nodes, submit, start, end, array_id = line.split("|")

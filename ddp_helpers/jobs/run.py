@@ -13,8 +13,8 @@ from ddp_helpers.jobs.files import (
     discard,
     ids_of,
     keep,
-    known,
     missing,
+    read_job_record,
 )
 from ddp_helpers.jobs.job import Job, JobError
 from ddp_helpers.jobs.local import run_here
@@ -22,14 +22,14 @@ from ddp_helpers.jobs.monitor import states_of
 from ddp_helpers.jobs.queue import available, send
 from ddp_helpers.jobs.sbatch import render
 from ddp_helpers.jobs.site import Site
-from ddp_helpers.launch.screen import tidy
+from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.rank.files import write_whole
 
 # By run folder: what this process made there, and takes back if Slurm refuses the job.
 _MADE: dict[Path, list[Path]] = {}
 
 
-def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path:
+def write_job(job: Job, site: Site, folder: Path, script: str | None = None) -> Path:
     """Write the sbatch file into a run folder, beside the script that it starts; return its path.
 
     script: the text of that script, to be written too; then all is taken back if Slurm refuses the
@@ -51,7 +51,7 @@ def write(job: Job, site: Site, folder: Path, script: str | None = None) -> Path
     except OSError as error:
         discard(made)
         reason = f"cannot take the job ({error.strerror})"
-        raise JobError(f"{tidy(str(folder))} {reason}: choose another folder") from None
+        raise JobError(f"{shorten_paths(str(folder))} {reason}: choose another folder") from None
     return folder / BATCH
 
 
@@ -60,7 +60,7 @@ def _check_free(folder: Path) -> None:
     for name in ("job.json", "spec.json", "metrics.jsonl", BATCH):
         if (folder / name).exists():
             taken = f"holds another run already (its {name})"
-            raise JobError(f"{tidy(str(folder))} {taken}: choose a new folder")
+            raise JobError(f"{shorten_paths(str(folder))} {taken}: choose a new folder")
 
 
 def _write_script(path: Path, text: str) -> None:
@@ -78,14 +78,14 @@ def submit(folder: Path) -> str:
     JobError where Slurm refuses it: what prepare() wrote is gone then, and what was written by
     hand stays.
     """
-    folder, record = Path(folder).absolute(), known(folder)
+    folder, record = Path(folder).absolute(), read_job_record(folder)
     ids = ids_of(folder, record)
     if ids or record["state"] != "WRITTEN":
         before = f"as job {ids[-1]}" if ids else "and ran here, without Slurm"
         cure = "write a new job into a new folder"
         if record["job"].get("requeue"):
-            cure = f"to go on: python -m ddp_helpers job --again {tidy(str(folder))}"
-        raise JobError(f"{tidy(str(folder))} was submitted already, {before}: {cure}")
+            cure = f"to go on: python -m ddp_helpers job --again {shorten_paths(str(folder))}"
+        raise JobError(f"{shorten_paths(str(folder))} was submitted already, {before}: {cure}")
     try:
         return _start(folder, record)
     except JobError:
@@ -93,18 +93,20 @@ def submit(folder: Path) -> str:
         raise
 
 
-def again(folder: Path) -> str:
+def resubmit(folder: Path) -> str:
     """Submit a job once more, to go on where it stopped, and return its new id.
 
     Raises JobError where its script cannot go on, where it was copied from another folder, or
     while it still waits or runs.
     """
-    folder, record = Path(folder).absolute(), known(folder)
+    folder, record = Path(folder).absolute(), read_job_record(folder)
     if not record["job"].get("requeue"):
         cure = "write a new job"
-        raise JobError(f"{tidy(str(folder))}: its script cannot go on where it stopped: {cure}")
+        raise JobError(
+            f"{shorten_paths(str(folder))}: its script cannot go on where it stopped: {cure}"
+        )
     if (original := record.get("folder", str(folder))) != str(folder):
-        copied = f"{tidy(str(folder))} was copied from {tidy(original)}"
+        copied = f"{shorten_paths(str(folder))} was copied from {shorten_paths(original)}"
         raise JobError(f"{copied}: let it go on there")
     for state in states_of(folder, record):
         if state.active:

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.allowed import set_up, shell
+from ddp_helpers.jobs.allowed import quoted, quoted_setup
 from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError, seconds
 from ddp_helpers.jobs.site import Site
 
@@ -44,8 +44,8 @@ def render(job: Job, site: Site, folder: Path) -> str:
         folder=str(folder),
         python=_python(site),
         wrapper=_wrapper,
-        srun=" ".join(shell(flag, paths) for flag in site.srun),
-        prefix=" ".join(shell(word, paths) for word in site.prefix),
+        srun=" ".join(quoted(flag, paths) for flag in site.srun),
+        prefix=" ".join(quoted(word, paths) for word in site.prefix),
     )
     return _with_comments_in_a_column(text)
 
@@ -53,7 +53,7 @@ def render(job: Job, site: Site, folder: Path) -> str:
 def _python(site: Site) -> str:
     """The Python that runs the program, quoted for the shell."""
     if site.python:
-        return shell(site.python)
+        return quoted(site.python)
     return "python" if site.in_container else shlex.quote(sys.executable)
 
 
@@ -77,7 +77,7 @@ def _environment() -> Environment:
     environment.filters["quote"] = shlex.quote
     environment.filters["word"] = _argument
     environment.filters["directive"] = _directive
-    environment.filters["set_up"] = set_up
+    environment.filters["set_up"] = quoted_setup
     return environment
 
 
@@ -97,7 +97,7 @@ def _wrapper(job: Job, site: Site) -> str:
     if job.launcher == "torchrun":
         steps.append('export PET_NODE_RANK="$SLURM_NODEID"')
     if site.source:
-        steps.append(f"source {shell(site.source)}")
+        steps.append(f"source {quoted(site.source)}")
     steps.append('exec "$@"')
     check = ""
     if site.in_container:

@@ -15,16 +15,23 @@ from typing import Literal
 from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
-from ddp_helpers.jobs.queue import available, look
-from ddp_helpers.jobs.run import submit, write
+from ddp_helpers.jobs.queue import available, states_of_job
+from ddp_helpers.jobs.run import submit, write_job
 from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch import scripts
-from ddp_helpers.rank.arguments import DDP_FLAGS, RESUME_FLAGS, damage, read_flags, share_batch
+from ddp_helpers.rank.arguments import (
+    DDP_FLAGS,
+    RESUME_FLAGS,
+    Flag,
+    describe_damage,
+    read_flags,
+    share_batch,
+)
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 
 # The flags that each of the MNIST scripts has besides those of all.
-_FLAGS: dict[str, dict[str, tuple]] = {
+_FLAGS: dict[str, dict[str, Flag]] = {
     "mnist_single": {},
     "mnist_fast": {},
     "mnist_ddp": DDP_FLAGS,
@@ -56,7 +63,7 @@ def _source_of(script: str | Path) -> str:
     return text
 
 
-def _check_arguments(flags: dict[str, tuple], job: Job, site: Site, folder: Path) -> None:
+def _check_arguments(flags: dict[str, Flag], job: Job, site: Site, folder: Path) -> None:
     """Read the arguments of an MNIST script as it will itself. Raises JobError where it would stop.
 
     flags: those that the script has besides those of all.
@@ -82,7 +89,7 @@ def _check_arguments(flags: dict[str, tuple], job: Job, site: Site, folder: Path
 
 def _check_data(folder: Path) -> None:
     """Raise JobError unless MNIST lies in a folder, each file as long as its first bytes say."""
-    if reason := damage(folder):
+    if reason := describe_damage(folder):
         cure = "get it once, before the run"
         raise JobError(f"--data {folder} holds no whole MNIST ({reason}): {cure}")
 
@@ -114,7 +121,7 @@ def prepare(
     Raises JobError, with nothing written, where the job would fail. Nothing stays either where
     this process submits the job, and Slurm refuses it.
     """
-    arguments = words_of(arguments)
+    arguments = as_arguments(arguments)
     text = _source_of(script)
     file_name = Path(str(script)).name.removesuffix(".py") + ".py"
     allowed = "a file name of letters, digits, dot, dash and underscore"
@@ -145,7 +152,7 @@ def prepare(
             raise JobError(f"requeue: {script} cannot go on where it stopped: {cure}")
         _check_arguments(flags, job, site, folder)
     job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
-    write(job, site, folder, text)
+    write_job(job, site, folder, text)
     return job
 
 
@@ -170,7 +177,7 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
     Raises JobError at a name that leads out of the root.
     """
     if not name:
-        return runs.fresh(root, otherwise)
+        return runs.new_run_folder(root, otherwise)
     if not all(NAME.fullmatch(part) for part in name.split("/")):
         letters = "letters, digits, dot, dash and underscore"
         cure = f"give a name below runs/, not a path: {letters}"
@@ -179,7 +186,7 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
     return root / name
 
 
-def words_of(arguments: Sequence[object]) -> list[str]:
+def as_arguments(arguments: Sequence[object]) -> list[str]:
     """Turn a script's arguments into texts.
 
     Raises JobError at a single text, each letter of which would become an argument.
@@ -208,7 +215,7 @@ def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
     if not available():
         cure = "go to the login node, or start one with slurm/cluster up"
         raise JobError(f"no Slurm answers here: {cure}")
-    loaded, folder = Site.load(site), runs.fresh(ROOT / "runs", "ready")
+    loaded, folder = Site.load(site), runs.new_run_folder(ROOT / "runs", "ready")
     data = () if loaded.has_data else ("--data", stage(ROOT / "data").absolute())
     prepare(
         "doctor",
@@ -222,4 +229,4 @@ def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
     )
     job_id = submit(folder)
     watch(folder)
-    return look(job_id)[0].state == "COMPLETED"
+    return states_of_job(job_id)[0].state == "COMPLETED"

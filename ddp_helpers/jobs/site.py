@@ -16,7 +16,7 @@ from reprlib import repr as short
 from typing import Any
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.allowed import wrong
+from ddp_helpers.jobs.allowed import complaint
 from ddp_helpers.jobs.job import NAME, JobError, seconds
 
 SITES = ROOT / "slurm" / "sites"
@@ -164,7 +164,7 @@ def _check_key(source: str, key: str, value: object) -> None:
     if not value and key != "name":
         return  # the key is not given
     for text in value if isinstance(value, tuple) else (value,):
-        if reason := wrong(key, text):
+        if reason := complaint(key, text):
             raise JobError(f"{source}: {key} = {text!r} cannot be used: {reason}")
 
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.launch.forked import ForkedRanks, wait_for_an_end
-from ddp_helpers.launch.launchers import HERE
-from ddp_helpers.launch.processes import ended
+from ddp_helpers.launch.launchers import LOOPBACK_ONLY
+from ddp_helpers.launch.processes import exit_text
 
 START = 90.0  # seconds that ranks have to form their group, also on a busy machine
 PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds
@@ -79,7 +79,7 @@ def _values(
     """Return the value of each rank, or raise what on_ranks raises."""
     for rank in end_order:  # first: what the others say then follows from it
         if statuses[rank] is not None and rank not in answers:
-            raise ChildProcessError(f"rank {rank} gave no answer: {ended(statuses[rank])}")
+            raise ChildProcessError(f"rank {rank} gave no answer: {exit_text(statuses[rank])}")
     for answer in answers.values():
         if answer.error:
             raise answer.error
@@ -107,7 +107,7 @@ def _answer(
     met: Synchronized,
 ) -> None:
     """Join the group, and send what the function returns, or its error; each rank calls it."""
-    os.environ |= HERE
+    os.environ |= LOOPBACK_ONLY
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)

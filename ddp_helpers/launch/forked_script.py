@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from ddp_helpers.launch.forked import ForkedRanks, wait_for_an_end
 from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import MARK, no_interrupt
-from ddp_helpers.launch.screen import tidy
+from ddp_helpers.launch.screen import shorten_paths
 
 LIMIT = 90.0  # seconds until all ranks have begun, and then for a run that is not meant to hang
 # Seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun.
@@ -61,7 +61,7 @@ class ForkedScript(ForkedRanks):
         """
         super().__init__("forkserver")
         self.limit, self.seconds = limit, 0.0
-        self.ends: list[int | None] = [None] * ranks
+        self.exit_statuses: list[int | None] = [None] * ranks
         self.files = TemporaryDirectory()
         self.folder = folder or Path(self.files.name, "work")
         self.folder.mkdir(exist_ok=True)
@@ -91,22 +91,22 @@ class ForkedScript(ForkedRanks):
             environments.append({name: text for name, text in values.items() if text is not None})
         return environments
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Say whether all ranks have ended; those whose time is up are ended here.
 
         Their status in `ends` is None if none failed.
         """
-        now, self.ends = time.monotonic(), self.statuses()
-        failed = any(self.ends)
+        now, self.exit_statuses = time.monotonic(), self.statuses()
+        failed = any(self.exit_statuses)
         if failed:
             self.until = min(self.until, now + GRACE)
         elif all(log.stat().st_size for log in self.logs):
             self.until = min(self.until, now + self.limit)
-        if None in self.ends and now < self.until:
+        if None in self.exit_statuses and now < self.until:
             return False
         self.end(signal.SIGTERM if failed else signal.SIGKILL)
         if failed:
-            self.ends = self.statuses()
+            self.exit_statuses = self.statuses()
         self.seconds = time.monotonic() - self.begin
         return True
 
@@ -119,21 +119,23 @@ class ForkedScript(ForkedRanks):
 
         None if all ranks have ended well.
         """
-        late = [rank for rank in range(len(self.ends)) if rank not in self.end_order]
-        failed = [rank for rank in [*self.end_order, *late] if self.ends[rank] != 0]
-        by_themselves = [rank for rank in failed if self.ends[rank] not in (None, -signal.SIGTERM)]
+        late = [rank for rank in range(len(self.exit_statuses)) if rank not in self.end_order]
+        failed = [rank for rank in [*self.end_order, *late] if self.exit_statuses[rank] != 0]
+        by_themselves = [
+            rank for rank in failed if self.exit_statuses[rank] not in (None, -signal.SIGTERM)
+        ]
         return next(iter(by_themselves + failed), None)
 
-    def said(self, rank: int) -> list[str]:
+    def lines_of_rank(self, rank: int) -> list[str]:
         """Return the lines of a rank."""
-        return tidy(self.logs[rank].read_text(errors="replace")).splitlines()
+        return shorten_paths(self.logs[rank].read_text(errors="replace")).splitlines()
 
 
-def attend(*runs: ForkedScript) -> None:
+def wait_for_runs(*runs: ForkedScript) -> None:
     """Wait until these runs have ended; an interrupt ends them all."""
     waiting = list(runs)
     try:
-        while waiting := [run for run in waiting if not run.over()]:
+        while waiting := [run for run in waiting if not run.is_over()]:
             wait_for_an_end(*waiting, seconds=0.05)
     finally:
         with no_interrupt():

@@ -9,7 +9,7 @@ from uuid import uuid4
 from jupyter_client import AsyncKernelManager
 
 
-def on_files() -> dict[str, str]:
+def file_transport() -> dict[str, str]:
     """Return options of a KernelManager.
 
     The files have short paths: Linux takes no more than 107 letters.
@@ -23,4 +23,4 @@ class KernelOnFiles(AsyncKernelManager):
 
     def __init__(self, **options: object) -> None:
         """Take the options of AsyncKernelManager."""
-        super().__init__(**on_files(), **options)
+        super().__init__(**file_transport(), **options)

@@ -16,9 +16,15 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT, PlainError
-from ddp_helpers.launch.launchers import HERE, MARKS, commands, environment, free_port
+from ddp_helpers.launch.launchers import (
+    LINE_PATTERNS,
+    LOOPBACK_ONLY,
+    free_port,
+    launch_commands,
+    launch_environment,
+)
 from ddp_helpers.launch.processes import lines_of, one_interrupt
-from ddp_helpers.launch.screen import Screen, tidy
+from ddp_helpers.launch.screen import Screen, shorten_paths
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
@@ -70,25 +76,25 @@ def run(
     launch = Launch([], 0.0)
     screen = Screen()
     screen.wait(f"starting {count_of_ranks(sum(per_node))} with {launcher} …")
-    network = {} if launcher == "srun" else HERE  # srun's ranks may be on other machines
+    network = {} if launcher == "srun" else LOOPBACK_ONLY  # srun's ranks may be on other machines
     begin = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as logs:
-            start = commands(launcher, [str(script), *map(str, args)], per_node, logs)
-            variables = environment(per_node, {**network, **(env or {})})
+            start = launch_commands(launcher, [str(script), *map(str, args)], per_node, logs)
+            variables = launch_environment(per_node, {**network, **(env or {})})
             lines = lines_of(start, variables, timeout, screen.refresh)
             statuses = _follow(lines, launcher, launch, screen)
     except FileNotFoundError as missing:
         raise LaunchError(str(missing)) from None
     except TimeoutError:
         late = f"not done after {timeout:g} s, so all its ranks were ended"
-        raise LaunchError(report(launch, late)) from None
+        raise LaunchError(failure_report(launch, late)) from None
     finally:
         screen.draw()
         launch.seconds = time.monotonic() - begin
     if any(statuses):
         failed = f"{launcher} ended with exit status {max(statuses, key=abs)}"
-        raise LaunchError(report(launch, failed))
+        raise LaunchError(failure_report(launch, failed))
     return launch
 
 
@@ -108,21 +114,21 @@ def _follow(
         for line in lines:
             if isinstance(line, list):
                 return line
-            take(line, launcher, launch, screen)
+            add_line(line, launcher, launch, screen)
     return []
 
 
-def take(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
+def add_line(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
     """Keep a line of a launcher, and show it if a rank has printed it."""
-    match = re.fullmatch(MARKS[launcher], line)
+    match = re.fullmatch(LINE_PATTERNS[launcher], line)
     rank, text = match.groups() if match else ("", line)
     text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch's own mark on a traceback
-    launch.lines.append((rank, tidy(text)))
+    launch.lines.append((rank, shorten_paths(text)))
     if match:
         screen.add(f"rank {rank}" if rank else "", text)
 
 
-def report(launch: Launch, reason: str) -> str:
+def failure_report(launch: Launch, reason: str) -> str:
     """Describe a failed launch: the reason, and the last lines of the rank that failed first.
 
     Where the launcher does not name that rank, it is the one that printed the last line.

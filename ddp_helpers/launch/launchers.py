@@ -17,7 +17,7 @@ from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, STARTS, cpus_of_ra
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
-HERE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
 # torchrun, whose meeting place listens on this machine alone. By its path, since ddp_helpers need
 # not be installed; -P, so that the modules beside it are not taken for others of these names.
 MEETING = Path(__file__).parents[1] / "rank" / "meeting.py"
@@ -35,7 +35,7 @@ INHERITED = re.compile(
 )
 
 # How each launcher marks a rank's line; what bears no mark is the launcher's own talk.
-MARKS = {
+LINE_PATTERNS = {
     "torchrun": r"\[rank(\d+)\]:(.*)",
     "mpirun": r"\[\d+,(\d+)\]<\w+>: ?(.*)",  # Open MPI 5 has a space there, Open MPI 4 has none
     "srun": r" *(\d+): (.*)",
@@ -47,7 +47,7 @@ PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks
 # ---- environments
 
 
-def clean() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return this process's environment without any launcher's variables.
 
     If the course's own Slurm is up, and the machine has no other, SLURM_CONF leads to it.
@@ -64,13 +64,13 @@ def clean() -> dict[str, str]:
     return env
 
 
-def environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
+def launch_environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the ranks: nothing buffered, CPUs shared, GPUs where they suffice.
 
     per_node: how many ranks each node has; extra: more variables, which come before all others.
     """
     size = sum(per_node)
-    env = clean()
+    env = clean_environment()
     env["PYTHONUNBUFFERED"] = "1"
     env["OMP_NUM_THREADS"] = str(max(1, cpus_of_rank() // size))
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
@@ -89,7 +89,7 @@ def rank_environments(size: int, extra: Mapping[str, str]) -> list[dict[str, str
     """
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     group |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    shared = environment([size], {**HERE, **group, **extra})
+    shared = launch_environment([size], {**LOOPBACK_ONLY, **group, **extra})
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
@@ -120,7 +120,7 @@ def free_port() -> int:
 # ---- command lines
 
 
-def commands(
+def launch_commands(
     launcher: str,
     program: list[str],
     per_node: Sequence[int],

@@ -62,7 +62,7 @@ def one_interrupt() -> AbstractContextManager:
 # ---- endings
 
 
-def ended(code: int | None) -> str:
+def exit_text(code: int | None) -> str:
     """Say an exit status in words: None for a process that is still there, below 0 for a signal."""
     if code is None:
         return "still there at the time limit"
@@ -72,7 +72,9 @@ def ended(code: int | None) -> str:
     return f"ended by {names.get(-code, f'signal {-code}')}"
 
 
-def marked(mark: str, name: str = MARK, groups: Collection[int] = ()) -> list[psutil.Process]:
+def marked_processes(
+    mark: str, name: str = MARK, groups: Collection[int] = ()
+) -> list[psutil.Process]:
     """List the processes of a launch, also those whose parent is gone.
 
     They have this mark in their environment, or are in one of these process groups: a process that
@@ -98,7 +100,7 @@ def _is_alive(process: psutil.Process) -> bool:
 def end_all(mark: str, first: int = signal.SIGTERM, groups: Collection[int] = ()) -> None:
     """End what is left of a launch, as `marked` finds it: by the first signal, then by SIGKILL."""
     for number, patience in ((first, POLITE), (signal.SIGKILL, SURE)):
-        processes = marked(mark, groups=groups)
+        processes = marked_processes(mark, groups=groups)
         if not processes:
             return
         for process in processes:
@@ -148,7 +150,7 @@ class Guard:
 
 
 @contextmanager
-def guarded(mark: str, first: int = signal.SIGTERM) -> Iterator[None]:
+def guarded_launch(mark: str, first: int = signal.SIGTERM) -> Iterator[None]:
     """End all of a launch after the block, also when this process is killed in it.
 
     first: the signal that its processes get before SIGKILL.
@@ -166,7 +168,7 @@ def guarded(mark: str, first: int = signal.SIGTERM) -> Iterator[None]:
 
 
 @contextmanager
-def started(
+def started_processes(
     commands: Sequence[list[str]],
     environments: Sequence[Mapping[str, str]],
     stdin: int = subprocess.DEVNULL,
@@ -180,7 +182,7 @@ def started(
     mark = uuid.uuid4().hex
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        with guarded(mark, first):
+        with guarded_launch(mark, first):
             for command, environment in zip(commands, environments, strict=True):
                 process = subprocess.Popen(
                     command,
@@ -218,7 +220,7 @@ def lines_of(
     """
     limit = time.monotonic() + timeout
     lines: queue.Queue[str | None] = queue.Queue()
-    with started(commands, [env] * len(commands)) as processes:
+    with started_processes(commands, [env] * len(commands)) as processes:
         for process in processes:
             threading.Thread(target=_queue_lines, args=[process.stdout, lines], daemon=True).start()
         open_pipes = len(processes)

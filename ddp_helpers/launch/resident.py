@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from ddp_helpers.launch.launch import LaunchError, count_of_ranks
 from ddp_helpers.launch.launchers import rank_environments
-from ddp_helpers.launch.processes import ended, no_interrupt, one_interrupt, started
-from ddp_helpers.launch.screen import WIDEST, Screen, cut, tidy
+from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt, started_processes
+from ddp_helpers.launch.screen import WIDEST, Screen, cut, shorten_paths
 
 # Seconds that a start or a cell may take, if the cell's first line says nothing else.
 LIMIT = 120.0
@@ -78,7 +78,7 @@ class ResidentRanks:
         self._started = ExitStack()  # closed, it ends the processes
         # By SIGKILL at once: a cell may have SIGTERM do anything.
         self.processes = self._started.enter_context(
-            started([command] * size, environments, subprocess.PIPE, first=signal.SIGKILL)
+            started_processes([command] * size, environments, subprocess.PIPE, first=signal.SIGKILL)
         )
         try:
             for rank in range(size):
@@ -168,7 +168,7 @@ class ResidentRanks:
             status = self.processes[rank].wait(timeout=ANSWER)
         except subprocess.TimeoutExpired:
             return f"rank {rank} has closed its output"
-        return f"rank {rank} is gone: {ended(status)}"
+        return f"rank {rank} is gone: {exit_text(status)}"
 
     def _positions(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for each position.
@@ -258,6 +258,6 @@ def _shared_tracebacks(tracebacks: dict[int, str]) -> str:
     """Return the traceback of each rank that failed; one that several share only once."""
     ranks: dict[str, list[str]] = {}
     for rank, traceback in sorted(tracebacks.items()):
-        lines = [tidy(cut(line)) for line in traceback.rstrip().split("\n")]
+        lines = [shorten_paths(cut(line)) for line in traceback.rstrip().split("\n")]
         ranks.setdefault("\n".join(lines), []).append(str(rank))
     return "\n".join(f"rank {', '.join(at)}: {traceback}" for traceback, at in ranks.items())

@@ -24,7 +24,7 @@ PATHS = {
 }
 
 
-def tidy(line: str) -> str:
+def shorten_paths(line: str) -> str:
     """Return a line without the paths of this machine, which help nobody else."""
     for path, short in PATHS.items():
         if path != "/":  # a container's home
@@ -38,7 +38,7 @@ def cut(line: str) -> str:
     return f"{line[:WIDEST]} … and {rest:,} more characters" if rest > 0 else line
 
 
-def coloured(label: str, line: str) -> str:
+def coloured_line(label: str, line: str) -> str:
     """Return a line behind its label, in the colour of the rank that the label names."""
     number = re.search(r"\d+", label)
     if not number:
@@ -87,7 +87,7 @@ class Screen:
         is_bar = bool(PROGRESS.search(line))
         if not is_bar:
             self._keyed.pop(label, None)
-        self.put(label if is_bar else None, coloured(label, tidy(line)))
+        self.put(label if is_bar else None, coloured_line(label, shorten_paths(line)))
 
     def put(self, key: str | None, text: str) -> None:
         """Show a line in the place of the one with its key; without a key, below all others."""

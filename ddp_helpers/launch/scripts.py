@@ -21,7 +21,7 @@ PACKAGE = "ddp_helpers.rank.scripts"
 FOLDER = ROOT / PACKAGE.replace(".", "/")
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 MARK = "# As it was written out, the SHA-256 of the lines above begins with "
-MADE = f"ddp_helpers {__version__}"  # no revision of git: the same for everyone
+MADE_FROM = f"ddp_helpers {__version__}"  # no revision of git: the same for everyone
 
 
 class Part(NamedTuple):
@@ -151,7 +151,7 @@ class Script:
     def text(self) -> str:
         """Return the whole file, which says what it was made from."""
         title, _, launch = self._sources[self._main].doc.partition("\n")
-        about = f"Written out from {MADE}, MIT licence."
+        about = f"Written out from {MADE_FROM}, MIT licence."
         about += " Needs torch 2.10 or newer, and torchvision. Launch:"
         parts = self._ordered_parts()
         body = _spaced([self._source(part).parts[part.name] for part in parts])
@@ -161,7 +161,7 @@ class Script:
             imports = f"{later}\n\n{imports}"
         gap = "\n\n" if _is_block(body) else "\n"
         text = f'"""{title}\n\n{about}\n{launch.strip()}\n"""\n\n{imports}\n{gap}{body}\n'
-        return text.replace("ddp_helpers, imported", MADE)  # in the record, too
+        return text.replace("ddp_helpers, imported", MADE_FROM)  # in the record, too
 
     def _names_a_part_in_hints(self, part: Part) -> bool:
         """Say whether an annotation of this part names a part of the script."""
@@ -216,7 +216,7 @@ def _module_of(import_line: str) -> str:
 # ---- writing
 
 
-def write(
+def write_script(
     name: str,
     path: str | Path,
     replace: Sequence[type | Callable] = (),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.exercise import Exercise
 
-__all__ = ["OnRanks", "each_its_own", "on_ranks", "summed"]
+__all__ = ["OnRanks", "call_with_own_case", "on_ranks", "sum_over_ranks"]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class OnRanks(Exercise):
         return tried
 
 
-def summed(value: float) -> float:
+def sum_over_ranks(value: float) -> float:
     """Compute the sum of a number over the ranks; every rank calls it."""
     total = torch.tensor(float(value))
     dist.all_reduce(total)
     return total.item()
 
 
-def each_its_own(answer: Callable, *case: tuple) -> list:
+def call_with_own_case(answer: Callable, *case: tuple) -> list:
     """Call an answer on as many ranks as a case has members, each with its own: a trial.
 
     Returns what each rank returned. The learner's process calls it.

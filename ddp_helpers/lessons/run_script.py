@@ -9,16 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_helpers.launch.forked_script import LIMIT, ForkedScript, attend
-from ddp_helpers.launch.processes import ended
+from ddp_helpers.launch.forked_script import LIMIT, ForkedScript, wait_for_runs
+from ddp_helpers.launch.processes import exit_text
 
 if TYPE_CHECKING:
     from ddp_helpers.rank.watch import RankNotes
 
-__all__ = ["CLOSE", "LIMIT", "MOST", "WIDTH", "Run", "attend", "far", "telling"]
+__all__ = [
+    "LIMIT",
+    "LINE_WIDTH",
+    "MOST_LINES",
+    "WEIGHT_TOLERANCE",
+    "LearnerRun",
+    "telling_lines",
+    "wait_for_runs",
+    "weight_distance",
+]
 
-CLOSE = 1e-4  # weights that differ by less are equal, to the rounding of some steps in float32
-WIDTH, MOST = 240, 7  # characters of a line, and lines of a rank, that are shown
+WEIGHT_TOLERANCE = (
+    1e-4  # weights that differ by less are equal, to the rounding of some steps in float32
+)
+LINE_WIDTH, MOST_LINES = 240, 7  # characters of a line, and lines of a rank, that are shown
 
 # Lines that say nothing: the frames of Python and of C++, and what stands around them.
 NOISE = re.compile(
@@ -45,7 +56,7 @@ def _watched(rank: int) -> Iterator[None]:
     watcher.write(f"rank{rank}.notes")
 
 
-class Run(ForkedScript):
+class LearnerRun(ForkedScript):
     """Ranks that run one script of a learner's, each a process."""
 
     def __init__(
@@ -74,17 +85,22 @@ class Run(ForkedScript):
         rank = self.first_failed()
         if rank is None:
             return ""
-        return "\n".join([f"rank {rank} {ended(self.ends[rank])}:", *telling(self.said(rank))])
+        return "\n".join(
+            [
+                f"rank {rank} {exit_text(self.exit_statuses[rank])}:",
+                *telling_lines(self.lines_of_rank(rank)),
+            ]
+        )
 
     def notes(self) -> list["RankNotes"]:
         """Return what each rank of a watched run has done."""
         from ddp_helpers.rank.watch import read_rank_notes
 
-        paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.ends))]
+        paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.exit_statuses))]
         return [read_rank_notes(path) for path in paths]
 
 
-def telling(lines: Sequence[str]) -> list[str]:
+def telling_lines(lines: Sequence[str]) -> list[str]:
     """Return the lines of a rank that say what it did, or what went wrong; of several alike, one.
 
     They are the last MOST of them, and cut at WIDTH characters.
@@ -96,11 +112,11 @@ def telling(lines: Sequence[str]) -> list[str]:
                 kept.append(f"in line {frame['line']} of the cell")
         elif not NOISE.match(line):
             kept.append(SOURCE.sub(r"[\1gloo/\2]", STAMP.sub("", line)).strip())
-    shown = list(dict.fromkeys(kept))[-MOST:]
-    return [line if len(line) <= WIDTH else f"{line[:WIDTH]} …" for line in shown]
+    shown = list(dict.fromkeys(kept))[-MOST_LINES:]
+    return [line if len(line) <= LINE_WIDTH else f"{line[:LINE_WIDTH]} …" for line in shown]
 
 
-def far(weights: Mapping, others: Mapping) -> float:
+def weight_distance(weights: Mapping, others: Mapping) -> float:
     """Return the largest difference of two networks' weights, infinite where their names differ."""
     if weights.keys() != others.keys():
         return float("inf")

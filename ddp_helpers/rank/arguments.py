@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from ddp_helpers.rank.launchers import cpus_of_rank, stop
 
 
-def damage(folder: Path) -> str:
+def describe_damage(folder: Path) -> str:
     """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
 
     It looks at their first bytes and their lengths; any process calls it.

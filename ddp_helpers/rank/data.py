@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from ddp_helpers.rank.arguments import damage
+from ddp_helpers.rank.arguments import describe_damage
 from ddp_helpers.rank.launchers import stop
 
 
@@ -19,7 +19,7 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        if defect := damage(folder):
+        if defect := describe_damage(folder):
             raise ValueError(defect)
         train_set = MNIST(folder, train=True, transform=transform)
         test_set = MNIST(folder, train=False, transform=transform)

@@ -28,7 +28,7 @@ class RecordError(OSError):
     """
 
 
-def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
+def write_files(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
     """Write files, by their names, whole or not at all; without a folder, none.
 
     A dict is written as JSON. Raises RecordError.
@@ -44,7 +44,7 @@ def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]
             raise RecordError(str(error)) from error
 
 
-def claim(folder: Path) -> None:
+def claim_folder(folder: Path) -> None:
     """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,17 +79,17 @@ def recorded(
     env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
     env["made_from"] = "ddp_helpers, imported"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
-        claim(args.run_dir)
+        claim_folder(args.run_dir)
     try:
-        write(args.run_dir, {"spec.json": vars(args), "env.json": env})
-        write(args.run_dir, {"status.json": {"state": "running"}})
+        write_files(args.run_dir, {"spec.json": vars(args), "env.json": env})
+        write_files(args.run_dir, {"status.json": {"state": "running"}})
         yield
-        write(args.run_dir, {"status.json": {"state": "done"}})
+        write_files(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
         state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
         request = os.environ.get("REQUEUE_FILE")
         with suppress(OSError):
-            write(args.run_dir, {"status.json": {"state": state, "why": why}})
+            write_files(args.run_dir, {"status.json": {"state": state, "why": why}})
             if args.run_dir and state == "preempted" and request:
                 write_whole(Path(request), why.encode())  # the batch script puts the job back
         if isinstance(error, RecordError):
@@ -132,7 +132,7 @@ def report(
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         lines = path.read_bytes() if path.exists() else b""
-        write(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
+        write_files(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
 
 
 def save_model(model: nn.Module, folder: Path | None) -> None:
@@ -140,5 +140,5 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
     folder = folder or Path()
     content = BytesIO()
     torch.save(model.state_dict(), content)
-    write(folder, {"mnist_cnn.pt": content.getvalue()})
+    write_files(folder, {"mnist_cnn.pt": content.getvalue()})
     print(f"saved {folder}/mnist_cnn.pt", flush=True)

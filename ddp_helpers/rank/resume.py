@@ -25,12 +25,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DistributedSampler, Sampler
 
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.record import RecordError, write
+from ddp_helpers.rank.record import RecordError, write_files
 from ddp_helpers.rank.training import merge
 from ddp_helpers.rank.votes import StopAllRanks
 
 
-def save(folder: Path, step: int, state: dict[str, object]) -> Path:
+def save_checkpoint(folder: Path, step: int, state: dict[str, object]) -> Path:
     """Write step-STEP-DIGEST.pt, and remove all but the last two; one rank calls it.
 
     DIGEST is the SHA-256 of the content. Raises RecordError.
@@ -39,9 +39,9 @@ def save(folder: Path, step: int, state: dict[str, object]) -> Path:
     torch.save(state, buffer)
     content = buffer.getvalue()
     name = f"step-{step:08}-{_digest(content)}.pt"
-    write(folder, {name: content})
+    write_files(folder, {name: content})
     half_written = folder.glob(".part-*")  # by a killed attempt
-    for old in (*checkpoints(folder)[2:], *half_written):
+    for old in (*list_checkpoints(folder)[2:], *half_written):
         old.unlink()
     return folder / name
 
@@ -51,12 +51,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*-*.pt"), reverse=True)
 
 
-def read(path: Path) -> bytes:
+def read_checkpoint(path: Path) -> bytes:
     """Read a checkpoint's content.
 
     Raises ValueError if it is not what its name says, OSError if it cannot be read.
@@ -69,21 +69,21 @@ def read(path: Path) -> bytes:
     return content
 
 
-def newest(folder: Path) -> bytes:
+def read_newest_checkpoint(folder: Path) -> bytes:
     """Read the newest checkpoint that is whole; b"" if there is none.
 
     One that is not whole is set aside, and named in a line.
     """
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         try:
-            return read(path)
+            return read_checkpoint(path)
         except ValueError as error:
             print(f"{error}; set aside as {path.stem}.damaged", flush=True)
             path.replace(path.with_suffix(".damaged"))
     return b""
 
 
-def unpack(content: bytes) -> dict[str, Any]:
+def load_checkpoint(content: bytes) -> dict[str, Any]:
     """Load a checkpoint's content onto the CPU.
 
     Raises an error of pickle's if it holds more than data.
@@ -91,7 +91,7 @@ def unpack(content: bytes) -> dict[str, Any]:
     return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
 
 
-class Rest(Sampler[int]):
+class RemainingSampler(Sampler[int]):
     """Yield the rest of a sampler's epoch: its first `done` samples were trained on before."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
@@ -221,7 +221,7 @@ class ResumableRun:
         state |= {"setting": self.setting, "shape": self.shape}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
         try:
-            path = save(self.args.run_dir / "checkpoints", step, state)
+            path = save_checkpoint(self.args.run_dir / "checkpoints", step, state)
             self.log("saved", checkpoint=path.name)
         except OSError as error:
             cure = "the one before is whole; make room, start again"
@@ -243,9 +243,9 @@ class ResumableRun:
         try:
             content = b""
             if has_attempts or resume == "auto":
-                content = newest(folder / "checkpoints")
+                content = read_newest_checkpoint(folder / "checkpoints")
             if not content and is_path:
-                content = read(Path(resume))
+                content = read_checkpoint(Path(resume))
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = attempts.open("a")
             # Of this process alone: no worker inherits it.
@@ -272,7 +272,7 @@ class ResumableRun:
         if not content:
             return "starts from the beginning"
         try:
-            state = unpack(content)
+            state = load_checkpoint(content)
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
             self.progress = Progress(**state["progress"])

@@ -50,7 +50,7 @@ _IDLE_SETTINGS = {
 
 
 @dataclass
-class Run:
+class RunRecord:
     """The record of one run, as far as it was written. `problems` names what could not be read."""
 
     folder: Path
@@ -168,12 +168,12 @@ class Run:
         return seen or self._job_fields.get("nodes") or single
 
 
-def read(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> RunRecord:
     """Read the record in a run folder.
 
     A missing file or a half-written line is named in `problems`, never invented.
     """
-    run = Run(Path(folder))
+    run = RunRecord(Path(folder))
     run.spec = _read_object(run, "spec.json")
     run.env = _read_object(run, "env.json")
     run.status = _read_object(run, "status.json")
@@ -190,7 +190,7 @@ def read(folder: str | Path) -> Run:
     return run
 
 
-def _read_object(run: Run, file: str) -> dict[str, Any]:
+def _read_object(run: RunRecord, file: str) -> dict[str, Any]:
     """Read one of a run's JSON files; {} where that is not possible. Adds to the run's problems."""
     try:
         text = (run.folder / file).read_text()
@@ -204,7 +204,7 @@ def _read_object(run: Run, file: str) -> dict[str, Any]:
     return content
 
 
-def _metrics_lines(run: Run) -> list[str]:
+def _metrics_lines(run: RunRecord) -> list[str]:
     """Read the lines of a run's epochs; none where that is not possible. Adds to its problems."""
     try:
         return (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
@@ -225,7 +225,7 @@ def table(*folders: str | Path) -> "pd.DataFrame":
     import pandas as pd  # here: it takes half a second, and a command that makes a job has no table
 
     paths = sorted(path for folder in folders for path in run_folders(Path(folder)))
-    recorded = [read(path) for path in paths]
+    recorded = [read_run(path) for path in paths]
     for run in recorded:
         for problem in run.damage:
             print(f"{run.folder.name}: {problem}", file=sys.stderr)
@@ -243,7 +243,7 @@ def table(*folders: str | Path) -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def _different_settings(runs: Sequence[Run]) -> list[str]:
+def _different_settings(runs: Sequence[RunRecord]) -> list[str]:
     """List the names in spec.json whose values differ between runs.
 
     Without those that have a column anyway, those that change no result, and paths in a run's own
@@ -267,7 +267,7 @@ def run_folders(folder: Path) -> list[Path]:
     return [path for path in folders if any((path / file).exists() for file in files)]
 
 
-def fresh(folder: str | Path, name: str) -> Path:
+def new_run_folder(folder: str | Path, name: str) -> Path:
     """Return a run folder that does not exist yet: name-1, or the next number that is free.
 
     Raises FileExistsError where 99,999 exist.

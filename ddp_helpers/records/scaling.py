@@ -116,10 +116,10 @@ def left_out(table: pd.DataFrame) -> str:
     is_used = runs["number"].isin(finished(table)["number"])
     states = runs.loc[~is_used, "state"].replace(_LEFT_OUT)
     counts = ", ".join(f"{count} {state}" for state, count in states.value_counts().items())
-    return f"{many(len(states), 'run')} left out: {counts}" if counts else ""
+    return f"{counted(len(states), 'run')} left out: {counts}" if counts else ""
 
 
-def lacks(table: pd.DataFrame) -> str:
+def reason_for_no_study(table: pd.DataFrame) -> str:
     """Say in a line what keeps runs from being a scaling study of three sizes; '' if nothing."""
     done = finished(table)
     if done.empty:
@@ -139,7 +139,7 @@ def lacks(table: pd.DataFrame) -> str:
     sizes = strong["world_size"].nunique()
     if sizes < 3:
         same = "with the same global batch and CPUs for each"
-        return f"{many(sizes, 'number')} of ranks {same}: three are needed"
+        return f"{counted(sizes, 'number')} of ranks {same}: three are needed"
     return ""
 
 
@@ -229,22 +229,22 @@ def speedup(runs: pd.DataFrame) -> pd.DataFrame:
     for suffix, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
         rows[f"speedup{suffix}"] = rows[rate] / base["images_per_second"]
         rows[f"efficiency{suffix}"] = rows[f"speedup{suffix}"] * rows["base"] / rows["world_size"]
-    return rows.assign(unit=unit(runs), where=where(runs))
+    return rows.assign(unit=unit_of_ranks(runs), where=data_and_machine(runs))
 
 
-def unit(runs: pd.DataFrame) -> str:
+def unit_of_ranks(runs: pd.DataFrame) -> str:
     """Name what ranks of these runs use: GPU; rank on CPUs, or where no machine is recorded."""
     machines = runs["machine"].fillna("CPU").astype(str)
     return "rank" if machines.str.startswith("CPU").any() else "GPU"
 
 
-def where(runs: pd.DataFrame) -> str:
+def data_and_machine(runs: pd.DataFrame) -> str:
     """Name the dataset and the machine of these runs, for a title."""
     data = " and ".join(map(str, runs["dataset"].dropna().unique()))
     machine = " and ".join(map(str, runs["machine"].dropna().unique()))
     return f"{data or 'unnamed data'} on {machine or 'an unnamed machine'}"
 
 
-def many(count: int, unit: str) -> str:
+def counted(count: int, unit: str) -> str:
     """Write a count with its unit, as in 1 GPU, 4 GPUs."""
     return f"{count} {unit}{'' if count == 1 else 's'}"

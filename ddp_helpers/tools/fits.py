@@ -205,7 +205,7 @@ def _need_of_ddp(prediction: Prediction) -> float:
     return next(row["peak"] for row in prediction["rows"] if row["way"] == "DDP")
 
 
-def show(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
+def show_table(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
     """Make a table of a prediction, in GB, and the finding below it."""
     kinds = cards.gpus_named(gpus)
     table = [_columns("way", "GPUs", *KINDS, "peak", "fits")]

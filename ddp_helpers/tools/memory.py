@@ -40,7 +40,7 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
     return counter.now
 
 
-def held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+def held_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     """Bytes of what stays from step to step, by kind.
 
     Any rank calls it, after a step and before zero_grad().
@@ -79,7 +79,7 @@ class MemoryCounter:
         self.now -= self._sizes.pop(key, 0)
 
 
-class Live(TorchDispatchMode, MemoryCounter):
+class LiveMemory(TorchDispatchMode, MemoryCounter):
     """While active, counts the memory that operations have given to tensors, until it is freed."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Live(TorchDispatchMode, MemoryCounter):
         self.add(memory)
 
 
-class Saved(saved_tensors_hooks):
+class SavedTensors(saved_tensors_hooks):
     """While active, counts what autograd saves in forward; any rank, around a step or a forward.
 
     `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
@@ -281,7 +281,7 @@ def measure_step(
         live.count(memory)
 
     counts_resizing = patch.object(UntypedStorage, "resize_", counted)
-    with _pretended_group(ranks) as mesh, counts_resizing, mode(), Live() as live:
+    with _pretended_group(ranks) as mesh, counts_resizing, mode(), LiveMemory() as live:
         with movable():
             model = make().train()
         inputs = torch.zeros(shape, dtype=dtype)
@@ -318,4 +318,4 @@ def _take_first_step(
         part.grad = torch.zeros_like(part)
     optimizer.step()
     gradients = [part.grad for part in shards if part.grad is not None]
-    return {**held(model, optimizer), "gradients": nbytes(gradients)}
+    return {**held_bytes(model, optimizer), "gradients": nbytes(gradients)}

@@ -96,7 +96,7 @@ def _describe(called: Mapping[int, str]) -> str:
     return "; ".join(parts) + end
 
 
-def read(paths: Iterable[Path | str]) -> dict[int, dict]:
+def read_dumps(paths: Iterable[Path | str]) -> dict[int, dict]:
     """Read the dumps, by rank: the number in the name of a file. Raises ValueError."""
     dumps = {}
     for path in map(Path, paths):
@@ -115,6 +115,6 @@ def read(paths: Iterable[Path | str]) -> dict[int, dict]:
 
 if __name__ == "__main__":
     try:
-        print("\n".join(who_hangs(read(sys.argv[1:]))))
+        print("\n".join(who_hangs(read_dumps(sys.argv[1:]))))
     except ValueError as error:
         sys.exit(str(error))

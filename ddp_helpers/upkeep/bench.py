@@ -67,7 +67,7 @@ def _digits(folder: Path) -> Path:
     return write_digits(folder / "digits", train=3072, test=256)
 
 
-def printed(*arguments: object) -> float:
+def printed_number(*arguments: object) -> float:
     """Run Python with these arguments, and return the number that it prints."""
     command = [sys.executable, *map(str, arguments)]
     return float(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -78,8 +78,8 @@ def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
 
     ranks: how many, of one thread each; with 0 it runs by itself.
     """
-    script = scripts.write(name, folder / f"{name}.py")
-    record = runs.fresh(folder, name)
+    script = scripts.write_script(name, folder / f"{name}.py")
+    record = runs.new_run_folder(folder, name)
     arguments = ["--data", _digits(folder), "--epochs", 2, "--log-interval", 10**9]
     arguments += ["--run-dir", record, *flags]
     if torch.cuda.device_count() < ranks:
@@ -89,7 +89,7 @@ def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
             launch.run(script, *arguments, ranks=ranks, env={"OMP_NUM_THREADS": "1"})
         else:
             launch.run(script, *arguments, launcher="python")
-    return runs.read(record).epochs[-1]["images_per_second"]
+    return runs.read_run(record).epochs[-1]["images_per_second"]
 
 
 def _trainer(model: nn.Module, device: torch.device) -> _Measure:
@@ -129,9 +129,9 @@ def _cost_of_ddp(device: torch.device, times: int = 100) -> list[float]:
         dist.destroy_process_group()
 
 
-def memory(folder: Path) -> list[float]:
+def peak_memory(folder: Path) -> list[float]:
     """Measure the most MB that each of two ranks of mnist_ddp holds: a step, the whole test."""
-    script = scripts.write("mnist_ddp", folder / "mnist_ddp.py")
+    script = scripts.write_script("mnist_ddp", folder / "mnist_ddp.py")
     witness = folder / "peak.py"
     witness.write_text(_PEAK)
     arguments = ("--data", _digits(folder), "--epochs", 1, "--dry-run")
@@ -167,7 +167,7 @@ def submit_to_step(folder: Path) -> list[float]:
         with redirect_stdout(io.StringIO()):
             jobs.submit(run)
             while time.monotonic() < begin + _WAIT_SECONDS:
-                if any(_FIRST_STEP in line for line in jobs.said(run, 0)):
+                if any(_FIRST_STEP in line for line in jobs.rank_lines(run, 0)):
                     break
                 time.sleep(0.05)
             waited.append(time.monotonic() - begin)
@@ -194,7 +194,7 @@ def goals(folder: Path, device: torch.device) -> list[dict[str, Any]]:
         return speed(folder, "mnist_fast")
 
     fast_to_plain = ratios(fast, plain)
-    imports = [printed("-c", IMPORTS) for _ in range(3)]
+    imports = [printed_number("-c", IMPORTS) for _ in range(3)]
     rows = [
         row("import the helpers after torch and torchvision: s", imports, "<=", 0.3),
         row("mnist_fast / mnist_single, no workers: images/s", fast_to_plain, ">=", least),
@@ -209,7 +209,7 @@ def goals(folder: Path, device: torch.device) -> list[dict[str, Any]]:
     rows.append(row(name, with_votes, ">=", 0.9))
     seconds = submit_to_step(folder)
     rows.append(row("from submit to the first step, 4 ranks on 2 nodes: s", seconds, "<=", 20))
-    rows.append(row("peak memory of a rank: MB", memory(folder), "<=", 1500))
+    rows.append(row("peak memory of a rank: MB", peak_memory(folder), "<=", 1500))
     return rows
 
 

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddp_helpers import ROOT
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces
-from ddp_helpers.draw.labels import at_the_right, caption, finding
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts
+from ddp_helpers.draw.labels import at_the_right, write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.records import runs, scaling
 
@@ -75,7 +75,7 @@ def _track_row(row: re.Match[str]) -> str:
     return f"{row[1]}{row[2]}{row[3]}{total}{row[4]}"
 
 
-def front(text: str) -> str:
+def front_page_text(text: str) -> str:
     """Return README's text with a row for each notebook, in order, and the headline's finding.
 
     What one needs for a notebook stays as it is there.
@@ -88,7 +88,7 @@ def front(text: str) -> str:
     return re.sub(r"!\[.*\]\(docs/headline.png\)", image, text)
 
 
-def tracks(text: str) -> str:
+def tracks_text(text: str) -> str:
     """Return the text of docs/scripts.md with the minutes of its tracks counted anew."""
     return _TRACK_ROW.sub(_track_row, text)
 
@@ -122,7 +122,7 @@ def _places(needs: dict[str, list[str]]) -> dict[str, _Place]:
 _FIRST_TOP, _ROW_HEIGHT, _BOX_HEIGHT = 0.6, 1.15, 0.95  # inches
 
 
-def course(text: str) -> Picture:
+def course_map(text: str) -> Picture:
     """Draw README's rows as a map, with arrows to each notebook from those just left of it."""
     needs = {number: _needed(cell) for number, cell in _MAP_ROW.findall(text)}
     places = _places(needs)
@@ -131,7 +131,7 @@ def course(text: str) -> Picture:
     branches = len(places) - columns
     title = f"{columns} notebooks lead from one GPU to a cluster; {branches} branch off"
     ax = canvas(_FIRST_TOP + _ROW_HEIGHT * rows, title)
-    across = pieces(0.1, 9.4, columns, gap=0.16)
+    across = equal_parts(0.1, 9.4, columns, gap=0.16)
     tops = {number: _FIRST_TOP + _ROW_HEIGHT * place.row for number, place in places.items()}
     for number, (column, row) in places.items():
         (left, width), top = across[column], tops[number]
@@ -172,9 +172,9 @@ def headline() -> Picture:
     best = recorded["speedup"].max()
     title = f"{gpus[-1]} GPUs trained {speedups[-1]:.0f} times as fast as one"
     title += f"; two CPU cores, {best:.1f} times"
-    finding(figure, title)
+    write_title(figure, title)
     source = f"blue: {published['name']}, {published['author']}"
-    caption(figure, source, "orange: recorded by this course, on MNIST")
+    write_caption(figure, source, "orange: recorded by this course, on MNIST")
     return described(figure, title)
 
 
@@ -196,10 +196,10 @@ def _scale_axes(ax: Axes) -> None:
 
 
 if __name__ == "__main__":
-    readme = front(_README.read_text())
+    readme = front_page_text(_README.read_text())
     _README.write_text(readme)
-    _TRACKS.write_text(tracks(_TRACKS.read_text()))
+    _TRACKS.write_text(tracks_text(_TRACKS.read_text()))
     headline().save(_HEADLINE)
-    course(readme).save(_MAP)
+    course_map(readme).save(_MAP)
     pictures = f"{_HEADLINE.relative_to(ROOT)}, {_MAP.relative_to(ROOT)}"
     print(f"wrote {pictures}, and the tables of README.md and {_TRACKS.name}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import NAME
-from ddp_helpers.launch.screen import tidy
+from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
 from ddp_helpers.rank.digits import FILES
 from ddp_helpers.rank.launchers import stop
@@ -33,7 +33,7 @@ def keep(folder: Path, name: str) -> Path:
     Weights, logs and scripts stay behind; so do the names of hosts. Prints to stderr which runs
     could not be read, or not whole. Stops where there is no run, or the name is taken.
     """
-    recorded = [runs.read(path) for path in sorted(runs.run_folders(Path(folder)))]
+    recorded = [runs.read_run(path) for path in sorted(runs.run_folders(Path(folder)))]
     kept = [run for run in recorded if run.epochs and run.state == "done"]
     target = RESULTS / name
     if not NAME.fullmatch(name):
@@ -52,7 +52,7 @@ def keep(folder: Path, name: str) -> Path:
     return target
 
 
-def _copy(run: runs.Run, target: Path) -> None:
+def _copy(run: runs.RunRecord, target: Path) -> None:
     """Write the record of a run into a new folder, without paths and hosts."""
     target.mkdir(parents=True)
     parts = {"spec": run.spec, "env": run.env, "status": run.status, "job": run.job}
@@ -73,7 +73,7 @@ def _without_paths(content: object) -> object:
     if isinstance(content, list):
         return [_without_paths(value) for value in content]
     if isinstance(content, str) and content.startswith("/"):
-        short = tidy(content)
+        short = shorten_paths(content)
         return f"…/{Path(content).name}" if short.startswith("/") else short
     return content
 

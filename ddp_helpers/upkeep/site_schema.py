@@ -15,7 +15,7 @@ _KEY = re.compile(r"^(?:# (?:or )?)?([a-z_]+) = ", re.M)
 _Type = dict[str, object]
 
 
-def words() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Return by key what TEMPLATE.toml says in the comment above it; keys may share a comment."""
     descriptions: dict[str, str] = {}
     for block in (SITES / "TEMPLATE.toml").read_text().split("\n\n"):
@@ -42,11 +42,11 @@ def _type_of(default: object) -> _Type:
 
 def schema() -> str:
     """Return the text of the schema, in draft 4, which every editor's TOML checker knows."""
-    descriptions = words()
+    by_key = descriptions()
     keys: dict[str, _Type] = {}
     for field in fields(Site):
         if field.name != "name":
-            description = descriptions[field.name]
+            description = by_key[field.name]
             keys[field.name] = _type_of(field.default) | {"description": description}
     content = {
         "$schema": "http://json-schema.org/draft-04/schema#",

@@ -4,7 +4,7 @@
 """
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import NAMES, write
+from ddp_helpers.launch.scripts import NAMES, write_script
 
 FOLDER = ROOT / "slurm" / "scripts"
 
@@ -13,5 +13,5 @@ if __name__ == "__main__":
         if script.stem not in NAMES:
             script.unlink()
     for name in NAMES:
-        write(name, FOLDER / f"{name}.py", force=True)
+        write_script(name, FOLDER / f"{name}.py", force=True)
     print(f"wrote {FOLDER.relative_to(ROOT)}: {', '.join(NAMES)}")

@@ -22,8 +22,8 @@ from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launch import free_port
-from ddp_helpers.launch.launchers import clean
-from ddp_helpers.launch.processes import MARK, guarded
+from ddp_helpers.launch.launchers import clean_environment
+from ddp_helpers.launch.processes import MARK, guarded_launch
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
@@ -81,7 +81,7 @@ def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str
     own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share"}
     folders = {name: str(state / folder) for name, folder in own.items()} | {"JUPYTER_RUNTIME_DIR": runtime}
-    return clean() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)}
+    return clean_environment() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)}
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def jupyter(course: Path, state: Path) -> Iterator[Lab]:
     command.append(f"--port={lab.url.rpartition(':')[2]}")
     command.append("--KernelManager.transport=ipc")  # a free port could be a rank's before the kernel has it
     # The files that kernels listen on need a short path.
-    with TemporaryDirectory() as runtime, guarded(mark), (state / "jupyter.log").open("w") as log:
+    with TemporaryDirectory() as runtime, guarded_launch(mark), (state / "jupyter.log").open("w") as log:
         env = environment(course, state, runtime, token) | {MARK: mark}
         server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         end = time.monotonic() + LIMIT

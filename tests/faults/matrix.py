@@ -13,7 +13,7 @@ from torch import nn
 from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.resume import checkpoints, read, unpack
+from ddp_helpers.rank.resume import list_checkpoints, load_checkpoint, read_checkpoint
 from faults.ranks import run
 
 GIVES_UP = ["--timeout", 10]  # seconds that a rank waits for another that never comes: only where a row waits for it
@@ -36,7 +36,7 @@ class Matrix:
 
     @cached_property
     def script(self) -> Path:
-        return scripts.write(NAME, self.folder / f"{NAME}.py")
+        return scripts.write_script(NAME, self.folder / f"{NAME}.py")
 
     def changed(self, *changes: tuple[str, str]) -> Path:
         """The script with something in it changed, such as a part left out for a negative control."""
@@ -99,8 +99,8 @@ def weights(folder: Path) -> str:
 
 def saved_model(folder: Path) -> nn.Module:
     """The model in the newest checkpoint, which is whole, as are all others in the folder."""
-    found = checkpoints(folder / "run" / "checkpoints")
-    states = [unpack(read(path)) for path in found]
+    found = list_checkpoints(folder / "run" / "checkpoints")
+    states = [load_checkpoint(read_checkpoint(path)) for path in found]
     model = Net()
     model.load_state_dict(states[0]["model"])
     return model

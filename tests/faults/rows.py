@@ -14,7 +14,7 @@ from random import Random
 from real import LIMIT, THOROUGH
 from refusals import one_line
 
-from ddp_helpers.rank.resume import checkpoints, read, unpack, weight_digest
+from ddp_helpers.rank.resume import list_checkpoints, load_checkpoint, read_checkpoint, weight_digest
 from faults.matrix import GIVES_UP, saved_model
 from faults.ranks import run
 
@@ -90,7 +90,7 @@ def damaged(matrix, how):
     """The newest checkpoint is refused by name, the one before is used, and leads to the golden weights."""
     folder = matrix.fresh(f"damaged_{how}")
     matrix.train(folder, fault=(1, "SIGUSR2", *PHASES["step"]))
-    newest, before = checkpoints(folder / "run" / "checkpoints")
+    newest, before = list_checkpoints(folder / "run" / "checkpoints")
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "empty": b""}[how])
@@ -108,7 +108,7 @@ def disk_full(matrix):
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
     assert all("step 10" in said and "File too large" in said for said in ended.said), ended.said
     saved_model(folder)
-    assert [int(path.name[5:13]) for path in checkpoints(folder / "run" / "checkpoints")] == [5]
+    assert [int(path.name[5:13]) for path in list_checkpoints(folder / "run" / "checkpoints")] == [5]
     assert not list(folder.rglob(".part-*"))
     matrix.must_resume_equal(folder)
     return ended.seconds
@@ -181,8 +181,8 @@ def killed_anywhere(matrix, times):
         case = f"seed {seed}, kill {number}: ranks {ranks} after {moment:.3f} s"
         ended = matrix.train(folder, *GIVES_UP, kill=(moment, ranks))
         assert None not in ended.statuses, f"{case}: a rank is still there"
-        for path in checkpoints(folder / "run" / "checkpoints"):
-            unpack(read(path))
+        for path in list_checkpoints(folder / "run" / "checkpoints"):
+            load_checkpoint(read_checkpoint(path))
         assert matrix.resumes(folder) == golden, f"{case}: the resumed run differs"
         worst = max(worst, ended.seconds)
         shutil.rmtree(folder)

@@ -11,9 +11,9 @@ import psutil
 from real import LIMIT, until
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.jobs.queue import ask
+from ddp_helpers.jobs.queue import run_slurm
 from ddp_helpers.launch import scripts
-from ddp_helpers.launch.processes import marked
+from ddp_helpers.launch.processes import marked_processes
 from faults.matrix import NAME, TWO_EPOCHS, events, weights
 
 # A job's program that arms one of its ranks and becomes the script.
@@ -33,13 +33,13 @@ class Submitted:
     def __init__(self, matrix, name, nodes=2, program=NAME, site="local", **job):
         self.folder = matrix.fresh(f"job_{name}")
         self.run = self.folder / "run"
-        scripts.write(NAME, self.run / f"{NAME}.py")
+        scripts.write_script(NAME, self.run / f"{NAME}.py")
         text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
         (self.run / "armed.py").write_text(text)
         flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", str(LIMIT), *TWO_EPOCHS)
         shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
         job = jobs.Job(name, (f"{program}.py", *flags), **shape)
-        jobs.write(job, jobs.Site.load(site), self.run)
+        jobs.write_job(job, jobs.Site.load(site), self.run)
         self.number = jobs.submit(self.run)
 
     def __enter__(self):
@@ -50,11 +50,11 @@ class Submitted:
             jobs.cancel(self.number)
 
     def state(self):
-        return jobs.look(self.number)[0]
+        return jobs.states_of_job(self.number)[0]
 
     def processes(self):
         """All processes of the job on this machine, which is all its nodes."""
-        return marked(self.number, "SLURM_JOB_ID")
+        return marked_processes(self.number, "SLURM_JOB_ID")
 
     def reaches(self, step):
         """Wait until it has saved at this step."""
@@ -76,7 +76,7 @@ def told(matrix, launcher):
     """Requeued once; both attempts in one log; the weights are those of a run that nobody told."""
     with Submitted(matrix, f"told-{launcher}", launcher=launcher) as job:
         job.reaches(5)
-        done = ask("scancel", "-s", "USR2", job.number)
+        done = run_slurm("scancel", "-s", "USR2", job.number)
         assert done.returncode == 0, done.stderr
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the requeued run differs"

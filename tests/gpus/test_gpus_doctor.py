@@ -17,7 +17,7 @@ from faults.ranks import Ranks
 from real import python
 from torch._C import _distributed_c10d as c10d
 
-from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.checks import check_versions
 from ddp_helpers.rank.doctor.reduce import in_time
 from ddp_helpers.tools import cards, fits, watched, who_hangs
@@ -90,7 +90,7 @@ def test_where_nccl_blocks_its_interface_is_named(hosts, value, seen, cure, monk
     monkeypatch.setattr("torch.accelerator.device_index", lambda _: patch.dict({}))  # the GPU that is not here
     case, never = lone(), Event()
     case.store.add("hosts", hosts)
-    with pytest.raises(Red) as caught:
+    with pytest.raises(CheckFailed) as caught:
         in_time(case, torch.device("cuda", 0), "init", never.wait)
     never.set()
     assert seen in caught.value.args[0] and cure in caught.value.args[1] and case.blocked
@@ -150,7 +150,7 @@ def overheard(words):
     def fails():
         raise RuntimeError(words)
 
-    (seen,) = overhear(fails)[1]
+    (seen,) = capture_trouble(fails)[1]
     return seen
 
 
@@ -190,7 +190,7 @@ def test_the_row_names_the_class_and_ranks_that_take_another_are_red(monkeypatch
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
     assert re.search(r"by ProcessGroupNCCL2? \(TORCH_DIST_USE_NCCL2: 0\)$", check_versions(first))
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2")
-    with pytest.raises(Red, match="not set"):
+    with pytest.raises(CheckFailed, match="not set"):
         check_versions(lone(1, 2, store=first.store))
 
 
@@ -253,7 +253,7 @@ _distributed_c10d._dump_nccl_trace_json = lambda *_: DUMP
 def test_what_nccls_recorder_has_is_in_the_file(tmp_path):
     (tmp_path / "train.py").write_text(WATCHED.replace("DUMP", repr(json.dumps(dumped("nccl", "all_reduce")))))
     assert python(watched.__file__, "train.py", cwd=tmp_path).returncode == 0
-    found = who_hangs.read([tmp_path / "recorder_rank0.json"])
+    found = who_hangs.read_dumps([tmp_path / "recorder_rank0.json"])
     assert [entry["profiling_name"] for entry in found[0]["entries"]] == ["nccl:all_reduce"]
     assert who_hangs.who_hangs(found) == [who_hangs.SAME]
 

@@ -91,12 +91,12 @@ def test_ranks_take_the_older_class_unless_another_is_asked_for(env, answer):
 
 
 def test_launchers_and_job_files_hand_the_choice_of_the_class_on(monkeypatch):
-    assert launchers.environment([1], {})["TORCH_DIST_USE_NCCL2"] == "0"
+    assert launchers.launch_environment([1], {})["TORCH_DIST_USE_NCCL2"] == "0"
     assert 'export TORCH_DIST_USE_NCCL2="${TORCH_DIST_USE_NCCL2:-0}"' in render(
         Job("a", ("x.py",)), Site("here"), "run"
     )
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
-    assert launchers.environment([1], {})["TORCH_DIST_USE_NCCL2"] == "1"
+    assert launchers.launch_environment([1], {})["TORCH_DIST_USE_NCCL2"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_ranks_share_a_gpu_only_where_nccl_can_and_is_asked_to(gpus, ranks, vari
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", variable)
-    assert (launchers.environment(ranks, {}).get("CUDA_VISIBLE_DEVICES") == "") == hidden
+    assert (launchers.launch_environment(ranks, {}).get("CUDA_VISIBLE_DEVICES") == "") == hidden
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -202,7 +202,7 @@ def test_out_of_memory_keeps_its_name_and_traceback_and_others_say_they_lost_a_p
 
 @pytest.mark.parametrize("name", ["simple_ddp", "mnist_single", "mnist_ddp", "mnist_fast"])
 def test_scripts_warn_of_nothing(name, tmp_path, digits):
-    script = scripts.write(name, tmp_path / f"{name}.py")
+    script = scripts.write_script(name, tmp_path / f"{name}.py")
     flags = () if name == "simple_ddp" else ("--data", digits, "--dry-run", "--epochs", "1", "--num-workers", "0")
     done = python("-W", "error", script, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -15,9 +15,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launch import LaunchError
-from ddp_helpers.launch.processes import ended
-from ddp_helpers.launch.screen import coloured
-from ddp_helpers.lessons.run_script import LIMIT, Run, attend, telling
+from ddp_helpers.launch.processes import exit_text
+from ddp_helpers.launch.screen import coloured_line
+from ddp_helpers.lessons.run_script import LIMIT, LearnerRun, telling_lines, wait_for_runs
 
 # What stands around a cell: the same few lines in most scripts. They go before it as one line,
 # in the place of the magic's own, so that the line numbers of errors are those of the cell.
@@ -64,18 +64,18 @@ def clinic_magic(line: str, cell: str) -> None:
     """
     experiment = _parsed(line)
     ranks, env = experiment.ranks, experiment.env
-    broken_script = written(cell, experiment.framed, cured=False)
-    cured_script = written(cell, experiment.framed, cured=True)
-    broken = Run(broken_script, ranks=ranks, limit=experiment.limit, env=env)
-    cured = Run(cured_script, ranks=ranks, env=env)
-    attend(broken, cured)
+    broken_script = write_cell_script(cell, experiment.framed, cured=False)
+    cured_script = write_cell_script(cell, experiment.framed, cured=True)
+    broken = LearnerRun(broken_script, ranks=ranks, limit=experiment.limit, env=env)
+    cured = LearnerRun(cured_script, ranks=ranks, env=env)
+    wait_for_runs(broken, cured)
     _show("broken", broken)
     _show("cured", cured)
     if not _ended_as_meant(broken, experiment.outcome):
-        ends = ", ".join(map(ended, broken.ends))
+        ends = ", ".join(map(exit_text, broken.exit_statuses))
         raise LaunchError(f"the broken run was to be one that {experiment.outcome}, but: {ends}")
-    if cured.ends != [0] * ranks:
-        ends = ", ".join(map(ended, cured.ends))
+    if cured.exit_statuses != [0] * ranks:
+        ends = ", ".join(map(exit_text, cured.exit_statuses))
         raise LaunchError(f"the cured run is not cured: {ends}")
 
 
@@ -95,7 +95,7 @@ def _parsed(line: str) -> _Experiment:
     )
 
 
-def written(cell: str, framed: bool, cured: bool) -> Path:
+def write_cell_script(cell: str, framed: bool, cured: bool) -> Path:
     """Write a cell as a script in which CURED is known, with FRAME around it if framed."""
     join, leave = (JOIN, LEAVE) if framed else ([], [])
     first_line = "; ".join([f"CURED = {cured}", *IMPORTS, *join])
@@ -106,27 +106,31 @@ def written(cell: str, framed: bool, cured: bool) -> Path:
     return path
 
 
-def _show(label: str, run: Run) -> None:
+def _show(label: str, run: LearnerRun) -> None:
     """Print how each rank of a run ended, and its telling lines."""
-    ends = ", ".join(f"rank {rank} {ended(status)}" for rank, status in enumerate(run.ends))
+    ends = ", ".join(
+        f"rank {rank} {exit_text(status)}" for rank, status in enumerate(run.exit_statuses)
+    )
     print(f"{label}: {ends}; {run.seconds:.0f} s")
-    for rank in range(len(run.ends)):
-        for line in telling(run.said(rank)):
-            print(" ", coloured(f"rank {rank}", line))
+    for rank in range(len(run.exit_statuses)):
+        for line in telling_lines(run.lines_of_rank(rank)):
+            print(" ", coloured_line(f"rank {rank}", line))
 
 
-def _ended_as_meant(run: Run, outcome: str) -> bool:
+def _ended_as_meant(run: LearnerRun, outcome: str) -> bool:
     """Whether a run that has ended had this outcome: fails, aborts, lies or hangs."""
-    hung = None in run.ends
+    hung = None in run.exit_statuses
     match outcome:
         case "hangs":
             return hung
         case "lies":
-            return not hung and not any(run.ends)
+            return not hung and not any(run.exit_statuses)
         case "aborts":  # a signal ended a rank, other than the one that ends who is left
-            return any(status and status < 0 for status in run.ends if status != -signal.SIGTERM)
+            return any(
+                status and status < 0 for status in run.exit_statuses if status != -signal.SIGTERM
+            )
         case _:
-            return any(run.ends)
+            return any(run.exit_statuses)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

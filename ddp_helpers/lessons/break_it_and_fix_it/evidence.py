@@ -7,9 +7,9 @@ import json
 import re
 from pathlib import Path
 
-from ddp_helpers.launch.processes import ended
+from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import RANKS
-from ddp_helpers.lessons.run_script import WIDTH
+from ddp_helpers.lessons.run_script import LINE_WIDTH
 from ddp_helpers.tools import who_hangs
 
 _CALLS = 8  # of a recorder, that are shown: the last ones
@@ -29,7 +29,9 @@ class Evidence:
     def exits(self) -> str:
         """Return how each rank ended."""
         statuses = json.loads((self.folder / "exits.json").read_text())
-        return "\n".join(f"rank {rank}: {ended(status)}" for rank, status in enumerate(statuses))
+        return "\n".join(
+            f"rank {rank}: {exit_text(status)}" for rank, status in enumerate(statuses)
+        )
 
     def log(self, rank: int) -> str:
         """Return what a rank printed; of a traceback, the frames of the script."""
@@ -38,7 +40,7 @@ class Evidence:
         for before, line in zip(["", *lines], lines, strict=False):
             of_script = _SCRIPT_FRAME.match(line) or _SCRIPT_FRAME.match(before)
             if line and (not line[0].isspace() or of_script or "what():" in line):
-                kept.append(line if len(line) <= WIDTH else f"{line[:WIDTH]} …")
+                kept.append(line if len(line) <= LINE_WIDTH else f"{line[:LINE_WIDTH]} …")
         return "\n".join(f"rank {rank}: {line}" for line in kept)
 
     def logs(self) -> str:
@@ -50,7 +52,7 @@ class Evidence:
         paths = [*self.folder.glob("recorder_rank*.json")]
         if not paths:
             return "no rank left a dump"
-        return "\n".join(who_hangs.who_hangs(who_hangs.read(paths)))
+        return "\n".join(who_hangs.who_hangs(who_hangs.read_dumps(paths)))
 
     def recorder(self, rank: int) -> str:
         """Return the last calls in a rank's recorder."""

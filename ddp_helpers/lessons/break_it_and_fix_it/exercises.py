@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, on_ranks
+from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case, on_ranks
 
 # ---- what ended a process
 
@@ -200,5 +200,5 @@ EXERCISES = [
     Exercise(killed_by, [(137,), (-9,), (-11,), (134,), (1,), (0,)], _KILLED_TRAPS),
     Exercise(where_they_part, _PART_CASES, _PART_TRAPS),
     OnRanks(same_weights, _WEIGHTS_CASES, _WEIGHTS_TRAPS, _try_on_layers),
-    OnRanks(stop_step, _STOP_CASES, _STOP_TRAPS, each_its_own),
+    OnRanks(stop_step, _STOP_CASES, _STOP_TRAPS, call_with_own_case),
 ]

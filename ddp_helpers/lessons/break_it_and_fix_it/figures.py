@@ -5,7 +5,7 @@ The notebook draws them; they need no ranks.
 
 from typing import NamedTuple
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
 from ddp_helpers.draw.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
 
 
@@ -82,7 +82,7 @@ def find_the_fault() -> Picture:
     """Draw the questions to ask of a run that goes wrong, in order, and the faults behind each."""
     height = 0.7 + _PITCH * (len(_QUESTIONS) + 0.72)
     ax = canvas(height, "Ask in this order, and stop at the first no")
-    write(ax, RIGHT - 0.15, 0.42, "faults", ha="right", **SMALL)
+    write_text(ax, RIGHT - 0.15, 0.42, "faults", ha="right", **SMALL)
     for row, question in enumerate(_QUESTIONS):
         top = _FIRST_ROW + _PITCH * row
         middle = top + _BOX_HEIGHT / 2
@@ -92,14 +92,14 @@ def find_the_fault() -> Picture:
         size = (RIGHT - _ANSWER_LEFT, _BOX_HEIGHT)
         box(ax, (_ANSWER_LEFT, top), size, colour=WRONG, fill=0.05)
         arrow(ax, (2.42, middle), (3.28, middle))
-        write(ax, 2.8, middle - 0.15, "no", weight="bold", color=WRONG, size=11)
-        write(ax, 3.42, top + 0.2, question.meaning, ha="left", weight="bold", size=11)
-        write(ax, 3.42, top + 0.44, question.look_at, ha="left", **SMALL)
+        write_text(ax, 2.8, middle - 0.15, "no", weight="bold", color=WRONG, size=11)
+        write_text(ax, 3.42, top + 0.2, question.meaning, ha="left", weight="bold", size=11)
+        write_text(ax, 3.42, top + 0.44, question.look_at, ha="left", **SMALL)
         faults = _listed(question.faults)
-        write(ax, RIGHT - 0.15, middle, faults, ha="right", weight="bold", size=12)
+        write_text(ax, RIGHT - 0.15, middle, faults, ha="right", weight="bold", size=12)
         arrow(ax, (_QUESTION_CENTRE, bottom), (_QUESTION_CENTRE, top + _PITCH))
         between = top + (_BOX_HEIGHT + _PITCH) / 2
-        write(ax, _QUESTION_CENTRE + 0.1, between, "yes", ha="left", **SMALL)
+        write_text(ax, _QUESTION_CENTRE + 0.1, between, "yes", ha="left", **SMALL)
     end = (LEFT, _FIRST_ROW + _PITCH * len(_QUESTIONS))
     box(ax, end, (_QUESTION_WIDTH, 0.5), "a sound run", GREEN, fill=0.2)
     sentences = []
@@ -169,13 +169,13 @@ def where_they_stand() -> Picture:
     """Draw two lanes for each of four hangs of notebook 10: the line in which each rank stands."""
     height = 0.75 + _HANG_PITCH * len(_HANGS)
     ax = canvas(height, "In a hang, two ranks stand in different lines")
-    write(ax, RIGHT, 0.27, "hatched: it waits for the other", ha="right", **SMALL)
+    write_text(ax, RIGHT, 0.27, "hatched: it waits for the other", ha="right", **SMALL)
     for row, hang in enumerate(_HANGS):
         top = 0.62 + _HANG_PITCH * row
-        write(ax, LEFT, top + 0.42, hang.name, ha="left", weight="bold", size=11)
+        write_text(ax, LEFT, top + 0.42, hang.name, ha="left", weight="bold", size=11)
         for number, rank in enumerate(hang.ranks):
             lane = top + _LANE_PITCH * number
-            write(ax, 3.2, lane + 0.19, f"rank {number}", ha="left", size=11)
+            write_text(ax, 3.2, lane + 0.19, f"rank {number}", ha="left", size=11)
             box(ax, (3.95, lane), (1.6, _LANE_HEIGHT), rank.done, INK, fill=0.06, size=11)
             hatch = "///" if rank.waits else ""
             size = (RIGHT - 5.65, _LANE_HEIGHT)

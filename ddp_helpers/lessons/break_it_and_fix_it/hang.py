@@ -17,8 +17,14 @@ import psutil
 
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.lessons.break_it_and_fix_it.evidence import Evidence
-from ddp_helpers.lessons.break_it_and_fix_it.mutations import CURES, KINDS, RANKS, Plant, plant
-from ddp_helpers.lessons.run_script import Run, attend
+from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
+    CURES,
+    KINDS,
+    RANKS,
+    Plant,
+    choose_plant,
+)
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.files import write_whole
 from ddp_helpers.tools import watched
 
@@ -43,7 +49,7 @@ class LabError(PlainError, ValueError):
     """What cannot be looked at, or is no answer; its message is one line."""
 
 
-class Work(Run):
+class PlantedRun(LearnerRun):
     """The run of a planted script, whose ranks write stacks and recorders while it hangs."""
 
     def __init__(self, planted: Plant, folder: Path) -> None:
@@ -62,16 +68,16 @@ class Work(Run):
         script = Path(watched.__file__)
         super().__init__(script, "train.py", ranks=RANKS, limit=LIMIT, folder=folder)
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all ranks have ended, and their evidence is kept."""
         sizes = [log.stat().st_size for log in self.logs]
         if sizes != self._log_sizes:
             self._log_sizes = sizes
             self._last_output = time.monotonic()
-        if super().over():
+        if super().is_over():
             self._keep()
             return True
-        hangs = any(self.ends) or time.monotonic() > self._last_output + QUIET
+        hangs = any(self.exit_statuses) or time.monotonic() > self._last_output + QUIET
         if hangs and all(sizes) and not self._signalled:
             self._signalled = True
             self.ask()
@@ -79,9 +85,9 @@ class Work(Run):
 
     def _keep(self) -> None:
         """Write exit statuses and logs into the run's folder."""
-        (self.folder / "exits.json").write_text(json.dumps(self.ends))
+        (self.folder / "exits.json").write_text(json.dumps(self.exit_statuses))
         for rank in range(RANKS):
-            lines = "\n".join([*self.said(rank), ""])
+            lines = "\n".join([*self.lines_of_rank(rank), ""])
             (self.folder / f"log_rank{rank}.txt").write_text(lines)
 
     def ask(self) -> None:
@@ -106,10 +112,10 @@ class Lab:
         if not 0 <= seed < 2**31:
             raise LabError(f"the seed is {seed}: give a number from 0 to {2**31 - 1}")
         self.seed = seed
-        self.plant = plant(seed)
+        self.plant = choose_plant(seed)
         self.folder = folder or _folder_of(seed)
         if not go_on:
-            attend(Work(self.plant, self.folder))
+            wait_for_runs(PlantedRun(self.plant, self.folder))
         elif not (self.folder / "exits.json").exists():
             command = f"python -m ddp_helpers hang --seed {seed}"
             raise LabError(f"seed {seed} has not been run: {command}")
@@ -236,7 +242,7 @@ def _was_run(seed: int) -> bool:
     if not (folder / "exits.json").exists():
         return False
     try:
-        return (folder / "train.py").read_text() == plant(seed).mutation.text()
+        return (folder / "train.py").read_text() == choose_plant(seed).mutation.text()
     except OSError:
         return False
 

@@ -267,7 +267,7 @@ class Plant:
             torch.save((rows, targets), folder / "parts" / f"part{part}.pt")
 
 
-def plant(seed: int) -> Plant:
+def choose_plant(seed: int) -> Plant:
     """Choose a mutation, the rank at fault and the step by a seed."""
     dice = random.Random(seed)
     mutation = dice.choice(MUTATIONS)

@@ -13,7 +13,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.lessons.do_it_yourself import mending, own_net
 from ddp_helpers.lessons.do_it_yourself.mending import FAULTS
 from ddp_helpers.lessons.exercise import Exercise, Project
-from ddp_helpers.lessons.run_script import Run, far
+from ddp_helpers.lessons.run_script import LearnerRun, weight_distance
 
 # ---- how a test set was counted
 
@@ -87,10 +87,12 @@ def _run_epochs(script: Path, folder: Path, kill_after: int | None = None) -> li
     kill_after: the epoch after whose line all its processes get SIGKILL; None to run to the end.
     Raises RuntimeError if the script fails by itself.
     """
-    run = Run(script, f"--epochs={_EPOCHS}", "--save=spirals.pt", ranks=_RANKS, folder=folder)
+    run = LearnerRun(
+        script, f"--epochs={_EPOCHS}", "--save=spirals.pt", ranks=_RANKS, folder=folder
+    )
     try:
         while True:
-            ended = run.over()  # before the lines are read, so that none is missed
+            ended = run.is_over()  # before the lines are read, so that none is missed
             lines = _epoch_lines(run)
             if any(line.startswith(f"epoch {kill_after}:") for line in lines):
                 return lines
@@ -103,9 +105,9 @@ def _run_epochs(script: Path, folder: Path, kill_after: int | None = None) -> li
         run.end()
 
 
-def _epoch_lines(run: Run) -> list[str]:
+def _epoch_lines(run: LearnerRun) -> list[str]:
     """List what the ranks have printed on epochs so far, rank by rank."""
-    lines = [line for rank in range(_RANKS) for line in run.said(rank)]
+    lines = [line for rank in range(_RANKS) for line in run.lines_of_rank(rank)]
     return [line for line in lines if line.startswith("epoch ")]
 
 
@@ -143,7 +145,7 @@ def _weights_apart(folder: Path, other: Path) -> float:
     import torch  # here: other exercises do without
 
     weights = torch.load(folder / "spirals.pt", weights_only=True)
-    return far(weights, torch.load(other / "spirals.pt", weights_only=True))
+    return weight_distance(weights, torch.load(other / "spirals.pt", weights_only=True))
 
 
 EXERCISES = [

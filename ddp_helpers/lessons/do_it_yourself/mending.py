@@ -16,7 +16,12 @@ from torch import Tensor, nn
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.scripts import Script
-from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
+from ddp_helpers.lessons.run_script import (
+    WEIGHT_TOLERANCE,
+    LearnerRun,
+    wait_for_runs,
+    weight_distance,
+)
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.watch import RankNotes
 
@@ -30,7 +35,9 @@ _FLAGS = [
     "--num-workers=0",
     "--save-model",
 ]
-OTHER = "no fault is left, but the weights are not those of one process: what else did mend change?"
+NOT_AS_ONE_PROCESS = (
+    "no fault is left, but the weights are not those of one process: what else did mend change?"
+)
 
 
 class Net(nn.Module):
@@ -69,7 +76,9 @@ def _each_tested_once(ranks: list[RankNotes]) -> bool:
 
 def _weights_are_equal(ranks: list[RankNotes]) -> bool:
     """Whether the ranks ended with the same weights."""
-    return all(far(notes.weights, ranks[0].weights) < CLOSE for notes in ranks)
+    return all(
+        weight_distance(notes.weights, ranks[0].weights) < WEIGHT_TOLERANCE for notes in ranks
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ FAULTS = (
 )
 
 
-def planted() -> str:
+def faulty_script() -> str:
     """Return the faulty script."""
     text = Script("mnist_ddp").text()
     for fault in FAULTS:
@@ -133,7 +142,7 @@ def judge(mend: Callable[..., object]) -> list[str]:
 
     Prints what is mended.
     """
-    text = mend(planted())
+    text = mend(faulty_script())
     if not isinstance(text, str):
         return [f"mend gives {type(text).__name__}: return the whole text of the script"]
     if problem := _problem_of_text(text):
@@ -141,7 +150,7 @@ def judge(mend: Callable[..., object]) -> list[str]:
     with TemporaryDirectory() as folder:
         alone = _start(Script("mnist_single").text(), Path(folder, "alone.py"), ranks=1)
         mended = _start(text, Path(folder, "mended.py"), ranks=_RANKS)
-        attend(alone, mended)
+        wait_for_runs(alone, mended)
         if complaint := alone.complaint() or mended.complaint():
             return [f"the script does not run any more: {complaint}"]
         ranks = mended.notes()
@@ -154,15 +163,15 @@ def judge(mend: Callable[..., object]) -> list[str]:
             left.append(f"still there: {fault.hint}")
     if left:
         return left
-    if far(ranks[0].weights, weights_alone) < CLOSE:
+    if weight_distance(ranks[0].weights, weights_alone) < WEIGHT_TOLERANCE:
         print("found: the weights are those of one process with the same global batch")
         return []
-    return [OTHER]
+    return [NOT_AS_ONE_PROCESS]
 
 
 def _problem_of_text(text: str) -> str:
     """Say why a text is no mended script; empty, if it can be run."""
-    if text == planted():
+    if text == faulty_script():
         return "mend changes nothing: is each piece that it replaces in the text, to the space?"
     try:
         compile(text, "script", "exec")
@@ -171,10 +180,10 @@ def _problem_of_text(text: str) -> str:
     return ""
 
 
-def _start(text: str, path: Path, ranks: int) -> Run:
+def _start(text: str, path: Path, ranks: int) -> LearnerRun:
     """Write a script, with the small net in front of its last lines, and start its ranks."""
     end = "\n\nif __name__ =="
     path.write_text(text.replace(end, f"\n\n{inspect.getsource(Net)}\n{end}"))
     folder = ROOT / "build" / f"digits_{_TRAIN}_{_TEST}"
     data = write_digits(folder, train=_TRAIN, test=_TEST)
-    return Run(path, "--data", data, *_FLAGS, ranks=ranks, watched=True)
+    return LearnerRun(path, "--data", data, *_FLAGS, ranks=ranks, watched=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import JobError
 from ddp_helpers.jobs.queue import ACTIVE
-from ddp_helpers.jobs.run import known
+from ddp_helpers.jobs.run import read_job_record
 from ddp_helpers.launch.scripts import Script
 from ddp_helpers.records import runs
 
@@ -31,10 +31,10 @@ def judge(my_run: Callable[..., object]) -> list[str]:
 
     Prints what the record of a right run shows.
     """
-    folder = runs.fresh(ROOT / "runs", "14_my_net")
+    folder = runs.new_run_folder(ROOT / "runs", "14_my_net")
     my_run(folder)
     size = _size_in_notebook(my_run)
-    lines = missing(folder, size.nodes, size.gpus_per_node)
+    lines = list_missing(folder, size.nodes, size.gpus_per_node)
     if not lines:
         _print_result(folder, size)
     return lines
@@ -50,7 +50,7 @@ def _size_in_notebook(my_run: Callable[..., object]) -> _JobSize:
 
 def _print_result(folder: Path, size: _JobSize) -> None:
     """Print how many ranks a run had, and how well its network does."""
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     last = run.epochs[-1]
     ranks = f"world size {run.env['world_size']} on {size.nodes} nodes"
     print(f"found: {run.state}, {ranks}, your Net in the script")
@@ -58,10 +58,10 @@ def _print_result(folder: Path, size: _JobSize) -> None:
     print(f"found: {accuracy:.1%} right of {images} test images")
 
 
-def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
+def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     """List what a run folder lacks, a line each; of a job that has not ended, only that."""
     try:
-        job_record = known(folder)
+        job_record = read_job_record(folder)
     except JobError:
         cure = "describe one with jobs.Job, and jobs.write(job, place, folder)"
         return [f"the folder holds no job: {cure}"]
@@ -70,7 +70,7 @@ def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     if job_record["state"] in ACTIVE:
         cure = "jobs.watch(folder), then jobs.collect(folder)"
         return [f"the job was submitted but not collected: {cure}"]
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     if run.state in ("unknown", "done, no record"):
         cure = "give the script --run-dir {run_dir}"
         return [f"the job ended without a record in its folder: {cure}"]
@@ -87,7 +87,7 @@ def missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     return [line for line in lines if line]
 
 
-def _judge_size(run: runs.Run, nodes: int, gpus: int) -> str:
+def _judge_size(run: runs.RunRecord, nodes: int, gpus: int) -> str:
     """Say what is wrong with the number of ranks and nodes; empty, if nothing is."""
     ranks = run.env.get("world_size")
     if ranks == nodes * gpus and run.nodes == nodes:
@@ -114,7 +114,7 @@ def _net_in(text: str) -> str:
     return ""
 
 
-def _judge_test_set(run: runs.Run) -> str:
+def _judge_test_set(run: runs.RunRecord) -> str:
     """Say what is wrong with the number of test images; empty, if each was counted once."""
     path = run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number
@@ -125,7 +125,7 @@ def _judge_test_set(run: runs.Run) -> str:
     return f"{counted} test images were counted, and there are {images}: {cure}"
 
 
-def _judge_accuracy(run: runs.Run) -> str:
+def _judge_accuracy(run: runs.RunRecord) -> str:
     """Say what is wrong with the accuracy; empty, if enough of the test images are right."""
     accuracy = run.epochs[-1].get("test_accuracy") or 0
     if accuracy >= BAR:

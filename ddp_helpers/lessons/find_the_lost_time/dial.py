@@ -22,9 +22,9 @@ from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, WIDTH, rank_colour
-from ddp_helpers.launch.launchers import MARKS, commands, environment
+from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.launch.machine import provenance
-from ddp_helpers.launch.processes import ended, lines_of
+from ddp_helpers.launch.processes import exit_text, lines_of
 
 RANKS = Path(__file__).with_name("dial_ranks.py")
 NODES = Path(__file__).with_name("dial_nodes.py")
@@ -50,7 +50,7 @@ def _search_path() -> str:
     return os.environ["PATH"] + SBIN
 
 
-def lacking() -> str:
+def why_no_network() -> str:
     """Say in a line why no network can be turned down here; "" if one can."""
     env = os.environ | {"PATH": _search_path()}
     command = [*OWN, "-c", TRIAL]
@@ -61,25 +61,25 @@ def lacking() -> str:
     else:
         if trial.returncode == 0:
             return ""
-        reason = (trial.stderr.strip().splitlines() or [ended(trial.returncode)])[-1]
+        reason = (trial.stderr.strip().splitlines() or [exit_text(trial.returncode)])[-1]
     return f"no network can be turned down here ({reason}): recorded runs are drawn"
 
 
 # ---- runs
 
 
-def own_network(*arguments: object, timeout: float = 300) -> dict:
+def run_in_own_network(*arguments: object, timeout: float = 300) -> dict:
     """Run sh with these arguments in a network of its own; returns the JSON object of rank 0.
 
     timeout: seconds. Raises DialError where rank 0 prints none, or the time is up.
     """
     network = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": _search_path()}
-    env = environment([2], network)
+    env = launch_environment([2], network)
     lines: list[str] = []
     try:
         for line in lines_of([[*OWN, *map(str, arguments)]], env, timeout):
             if isinstance(line, str):
-                of_rank = re.fullmatch(MARKS["torchrun"], line)
+                of_rank = re.fullmatch(LINE_PATTERNS["torchrun"], line)
                 lines.append(of_rank[2] if of_rank else line)
     except TimeoutError:
         lines.append(f"not done after {timeout:g} s")
@@ -90,7 +90,7 @@ def own_network(*arguments: object, timeout: float = 300) -> dict:
     return json.loads(results[-1])
 
 
-def two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dict:
+def run_two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dict:
     """Run a script on two ranks in a network of their own; returns the JSON object of rank 0.
 
     timeout: seconds. Raises DialError.
@@ -98,29 +98,29 @@ def two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dict:
     program = [str(script), *map(str, arguments)]
     with_loopback = 'ip link set lo up && exec "$@"'
     with TemporaryDirectory() as logs:
-        [torchrun] = commands("torchrun", program, [2], logs)
-        return own_network("-c", with_loopback, "sh", *torchrun, timeout=timeout)
+        [torchrun] = launch_commands("torchrun", program, [2], logs)
+        return run_in_own_network("-c", with_loopback, "sh", *torchrun, timeout=timeout)
 
 
-def turned(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
+def time_at_rates(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
     """Start two ranks, once, and turn their network down to each rate.
 
     rates: Mbit/s, 0 for open; steps: of each way at each rate. Returns the seconds a batch, by rate
     and way. Raises DialError.
     """
-    by_rate = two_ranks(RANKS, ",".join(map(str, rates)), steps)
+    by_rate = run_two_ranks(RANKS, ",".join(map(str, rates)), steps)
     return {int(mbit): seconds for mbit, seconds in by_rate.items()}
 
 
-def two_nodes(mbit: int = LINK) -> dict[str, float]:
+def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
     """Start two nodes with two ranks each, and a cable of so many Mbit/s between them.
 
     Returns the seconds of an all-reduce, by group of ranks. Raises DialError.
     """
-    return own_network(TWO_NODES, f"{mbit}mbit", sys.executable, NODES)
+    return run_in_own_network(TWO_NODES, f"{mbit}mbit", sys.executable, NODES)
 
 
-def recorded() -> dict:
+def read_record() -> dict:
     """Read the recorded run: `turned` and `two_nodes` as they return them, and its provenance."""
     record = json.loads(RECORD.read_text())
     by_rate = {int(mbit): seconds for mbit, seconds in record["turned"].items()}
@@ -135,7 +135,7 @@ def _sent_share(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-def fit(took: Mapping[int, float], ranks: int) -> tuple[float, float]:
+def fit_line(took: Mapping[int, float], ranks: int) -> tuple[float, float]:
     """Fit latency (s) and bus bandwidth (bytes/s), by relative error.
 
     took: the seconds of an all-reduce by its bytes; ranks: how many took part.
@@ -147,12 +147,12 @@ def fit(took: Mapping[int, float], ranks: int) -> tuple[float, float]:
     return float(latency), float(1 / seconds_a_byte)
 
 
-def by_size(took: Mapping[int, float], ranks: int, where: str) -> Picture:
+def draw_by_size(took: Mapping[int, float], ranks: int, where: str) -> Picture:
     """Draw the time of an all-reduce and its bus bandwidth by bytes, with the fitted line.
 
     took, ranks: as in `fit`; where: the machine, for the caption.
     """
-    latency, bandwidth = fit(took, ranks)
+    latency, bandwidth = fit_line(took, ranks)
     share = _sent_share(ranks)
     size, seconds = np.array(list(took)), np.array(list(took.values()))
     fine = np.geomspace(size[0], size[-1], 200)
@@ -189,7 +189,7 @@ def crossing(
     return float(mbit[wins].max()) if wins[0] and not wins[-1] else None
 
 
-def lines(
+def draw_by_rate(
     measured: Mapping[int, Mapping[str, float]],
     predict: Callable[[str, float], float],
     where: str,
@@ -230,7 +230,7 @@ def lines(
 
 def _record() -> None:
     """Record this machine."""
-    record = provenance() | {"turned": turned(), "two_nodes": two_nodes()}
+    record = provenance() | {"turned": time_at_rates(), "two_nodes": time_two_nodes()}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

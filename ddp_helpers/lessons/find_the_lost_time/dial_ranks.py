@@ -61,7 +61,7 @@ def _make_step(
     return step
 
 
-def ways(group: Group) -> dict[str, Step]:
+def make_steps(group: Group) -> dict[str, Step]:
     """Make a step of each way, and take some: PowerSGD sends the first two in full.
 
     Every rank calls it.
@@ -79,7 +79,7 @@ def ways(group: Group) -> dict[str, Step]:
     return steps
 
 
-def seconds(steps: dict[str, Step], count: int) -> dict[str, float]:
+def time_steps(steps: dict[str, Step], count: int) -> dict[str, float]:
     """Take so many steps of each way, two or more, by turns; returns each one's seconds a batch.
 
     That is the lower quartile: what else the machine does only ever adds. Every rank calls it.
@@ -99,13 +99,13 @@ def main(rates: str, count: str) -> None:
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    steps = ways(dist.group.WORLD)
+    steps = make_steps(dist.group.WORLD)
     by_rate = {}
     for mbit in map(int, rates.split(",")):
         if mbit and dist.get_rank() == 0:
             subprocess.run([*LIMIT, f"{mbit}mbit"], check=True)
         # An open network is soon measured.
-        by_rate[mbit] = seconds(steps, int(count) if mbit else 3 * int(count))
+        by_rate[mbit] = time_steps(steps, int(count) if mbit else 3 * int(count))
     if dist.get_rank() == 0:
         print(json.dumps(by_rate))
     dist.destroy_process_group()

@@ -87,7 +87,7 @@ def side_by_side(found: Mapping) -> Picture:
 
 def record() -> None:
     """Measure the models on this machine, in minutes; a quiet one."""
-    models = dial.two_ranks(RANKS, timeout=900)
+    models = dial.run_two_ranks(RANKS, timeout=900)
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(provenance() | {"models": models}, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.find_the_lost_time.dial_ranks import LIMIT
 from ddp_helpers.rank import model as mnist
-from ddp_helpers.tools.memory import Saved
+from ddp_helpers.tools.memory import SavedTensors
 
 sys.path.append(str(ROOT / "notebooks"))
 import letters
@@ -29,7 +29,7 @@ RATES = 0, 1000, 300, 100  # Mbit/s, 0 for the open network
 
 def activations(model: nn.Module, inputs: Tensor) -> int:
     """Count the bytes that a forward pass keeps for backward, but for the parameters."""
-    saved = Saved(model)
+    saved = SavedTensors(model)
     with saved:
         output = model(inputs)  # while it is there, so is what it keeps
     del output

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own
+from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case
 from ddp_helpers.rank.launchers import LAUNCHERS
 
 # ---- the local rank, by host
@@ -149,7 +149,7 @@ EXERCISES = [
         local_rank_on,
         [(("a",), ("b",), ("b",)), (("a",), ("b",), ("a",)), (("a",), ("a",))],
         _LOCAL_RANK_TRAPS,
-        each_its_own,
+        call_with_own_case,
     ),
     Exercise(
         my_numbers,

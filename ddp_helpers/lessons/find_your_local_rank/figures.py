@@ -16,10 +16,10 @@ from ddp_helpers.draw.drawing import (
     canvas,
     cross_out,
     described,
+    equal_parts,
     halo,
     link,
-    pieces,
-    write,
+    write_text,
 )
 from ddp_helpers.draw.style import CODE, GREY, LEFT, WRONG, rank_colour
 
@@ -72,7 +72,7 @@ def _draw_node(
     gpus = len(ranks)
     box(ax, (LEFT, top), (0.99 + gpus * pitch, 1.5), fill=0.06)
     name = f"node {node}\n{gpus} GPU{'s' * (gpus > 1)}"
-    write(ax, 0.58, top + 0.75, name, weight="bold")
+    write_text(ax, 0.58, top + 0.75, name, weight="bold")
     for rank in ranks:
         corner = 1.05 + rank.local_rank * pitch, top + 0.12
         _draw_rank(ax, corner, (pitch - 0.08, 1.26), rank, exists=rank.device < gpus)
@@ -80,7 +80,7 @@ def _draw_node(
     if failing:
         devices = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
         fault = f"{_ranks_text(failing)}: no such device, node {node} has only {devices}"
-        write(ax, 0.15, top + 1.72, fault, ha="left", color=WRONG, weight="bold")
+        write_text(ax, 0.15, top + 1.72, fault, ha="left", color=WRONG, weight="bold")
     return failing
 
 
@@ -89,7 +89,7 @@ def _draw_rank(ax: Axes, corner: Point, extent: Point, rank: _RankOnNode, exists
     (x, y), (width, height) = corner, extent
     box(ax, corner, extent, colour=rank_colour(rank.rank))
     numbers = f"rank {rank.rank}\nlocal_rank {rank.local_rank}"
-    write(ax, x + width / 2, y + 0.4, numbers, size=11.5 if width > 1.2 else 10)
+    write_text(ax, x + width / 2, y + 0.4, numbers, size=11.5 if width > 1.2 else 10)
     chip, chip_size = (x + 0.08, y + height - 0.46), (width - 0.16, 0.38)
     colour = GREY if exists else WRONG
     box(ax, chip, chip_size, f"cuda:{rank.device}", colour, fill=0, **halo("white"), **CODE)
@@ -113,11 +113,11 @@ def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
     ax = canvas(bottom + 0.2, "How a process finds its GPU")
     headings = {"launcher": 0.65, "environment": 2.98, "script": 6.2, "node": 8.75}
     for heading, x in headings.items():
-        write(ax, x, 0.7, heading, weight="bold")
+        write_text(ax, x, 0.7, heading, weight="bold")
     calls = f"local_rank = {local_rank}\ntorch.cuda.set_device({local_rank})"
     script = box(ax, (4.95, middle - 0.4), (2.5, 0.8), calls, colour, **CODE)
     _draw_launchers(ax, middle, local_rank)
-    for gpu, (top, height) in enumerate(pieces(0.95, bottom, gpus, gap=0.1)):
+    for gpu, (top, height) in enumerate(equal_parts(0.95, bottom, gpus, gap=0.1)):
         corner, extent, name = (8.15, top), (1.2, height), f"cuda:{gpu}"
         if gpu == local_rank:
             device = box(ax, corner, extent, name, colour, weight="bold", **CODE)

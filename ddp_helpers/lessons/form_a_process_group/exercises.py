@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Answer, Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
+from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case, sum_over_ranks
 
 # ---- a mean over ranks
 
 
 def mean_over_ranks(mine: float) -> float:
     """Compute the mean of all ranks' numbers; every rank calls it with its own."""
-    return summed(mine) / dist.get_world_size()
+    return sum_over_ranks(mine) / dist.get_world_size()
 
 
 def _number_of_rank_0(number: float) -> float:
@@ -31,7 +31,7 @@ def _number_of_rank_0(number: float) -> float:
 
 def _mean_of_two(number: float) -> float:
     """A mistake: the sum is divided by 2, whatever the number of ranks."""
-    return summed(number) / 2
+    return sum_over_ranks(number) / 2
 
 
 def _unchanged(number: float) -> float:
@@ -40,7 +40,7 @@ def _unchanged(number: float) -> float:
 
 
 _MEAN_TRAPS = {
-    "The default of all_reduce is the sum: divide it by the world size.": summed,
+    "The default of all_reduce is the sum: divide it by the world size.": sum_over_ranks,
     "The group may have any size: ask for it with dist.get_world_size().": _mean_of_two,
     "That is rank 0's number on every rank: all ranks' numbers count.": _number_of_rank_0,
     "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": _unchanged,
@@ -125,7 +125,7 @@ EXERCISES = [
         mean_over_ranks,
         [((1.0,), (2.0,), (6.0,)), ((4.0,),), ((-1.0,), (4.0,))],
         _MEAN_TRAPS,
-        each_its_own,
+        call_with_own_case,
     ),
     Exercise(
         barrier_waits,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces, write
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
 from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
 from ddp_helpers.lessons.form_a_process_group.exercises import barrier_waits
 
@@ -25,11 +25,11 @@ def spmd(world_size: int = 4) -> Picture:
     terms = " + ".join(map(str, gradients))
     ax = canvas(6.35, "One program, many processes: different data, the same weights")
     box(ax, (_RANKS_LEFT, 0.5), (7.1, 0.42), f"one script, started {world_size} times")
-    for rank, (left, width) in enumerate(pieces(_RANKS_LEFT, RIGHT, world_size)):
+    for rank, (left, width) in enumerate(equal_parts(_RANKS_LEFT, RIGHT, world_size)):
         middle = left + width / 2
         arrow(ax, (middle, 0.95), (middle, 1.25))
         box(ax, (left, 1.27), (width, 4.95), colour=rank_colour(rank), fill=0.04)
-        write(ax, middle, 1.5, f"rank {rank}", weight="bold")
+        write_text(ax, middle, 1.5, f"rank {rank}", weight="bold")
         arrow(ax, (middle, 3.72), (middle, 3.99))
     shards = [f"shard {rank}" for rank in range(world_size)]
     _stage(ax, 1.75, "data", shards, by_rank=True, first=True)
@@ -60,10 +60,10 @@ def _stage(
 
     by_rank: each rank has a text of its own, and its colour; else all agree, in grey.
     """
-    write(ax, LEFT, y + 0.12, label, ha="left", weight="bold")
+    write_text(ax, LEFT, y + 0.12, label, ha="left", weight="bold")
     note = "each rank its own" if by_rank else "the same on all ranks"
-    write(ax, LEFT, y + 0.36, note, ha="left", **SMALL)
-    for rank, (left, width) in enumerate(pieces(_RANKS_LEFT, RIGHT, len(texts))):
+    write_text(ax, LEFT, y + 0.36, note, ha="left", **SMALL)
+    for rank, (left, width) in enumerate(equal_parts(_RANKS_LEFT, RIGHT, len(texts))):
         colour = rank_colour(rank) if by_rank else GREY
         size = 11.5 if width > 1 else 10
         box(ax, (left + 0.06, y), (width - 0.12, 0.46), texts[rank], colour, size=size)
@@ -100,13 +100,13 @@ def collectives(world_size: int = 4) -> Picture:
     height = 0.95 + 0.4 * world_size
     bottom = 0.5 + height * 4 / columns
     ax = canvas(bottom + 0.2, f"Four collectives on {world_size} ranks: before → after")
-    panels = pieces(LEFT, RIGHT, columns, gap=0.4)
+    panels = equal_parts(LEFT, RIGHT, columns, gap=0.4)
     for number, collective in enumerate(_four_collectives(world_size)):
         row, column = divmod(number, columns)
         left, width = panels[column]
         _draw_collective(ax, left, width, 0.5 + height * row, collective)
     key = "Colour: the rank that held the number. Grey: a sum over all ranks. Dotted: empty."
-    write(ax, LEFT, bottom, key, ha="left", **SMALL)
+    write_text(ax, LEFT, bottom, key, ha="left", **SMALL)
     sums = ", ".join(str(cell.number) for cell in _sums(_numbers(world_size)))
     return described(
         ax.figure,
@@ -179,12 +179,12 @@ def _draw_collective(
 ) -> None:
     """Draw a panel: the name, the effect, and each rank's cells before and after."""
     middle = left + 0.32 + width / 2
-    write(ax, left, top + 0.2, collective.name, ha="left", weight="bold", family="monospace")
-    write(ax, left, top + 0.46, collective.effect, ha="left")
+    write_text(ax, left, top + 0.2, collective.name, ha="left", weight="bold", family="monospace")
+    write_text(ax, left, top + 0.46, collective.effect, ha="left")
     both = zip(collective.before, collective.after, strict=True)
     for rank, (before, after) in enumerate(both):
         y = top + 0.85 + 0.4 * rank
-        write(ax, left, y, f"rank {rank}", ha="left", **SMALL)
+        write_text(ax, left, y, f"rank {rank}", ha="left", **SMALL)
         _draw_cells(ax, left + 0.65, middle - 0.2, y, before)
         arrow(ax, (middle - 0.15, y), (middle + 0.15, y))
         _draw_cells(ax, middle + 0.2, left + width, y, after)
@@ -192,7 +192,7 @@ def _draw_collective(
 
 def _draw_cells(ax: Axes, left: float, right: float, y: float, cells: _Cells) -> None:
     """Draw one rank's numbers in a row."""
-    for cell, (x, width) in zip(cells, pieces(left, right, len(cells), gap=0.04), strict=True):
+    for cell, (x, width) in zip(cells, equal_parts(left, right, len(cells), gap=0.04), strict=True):
         corner, extent = (x, y - 0.17), (width, 0.34)
         if cell is None:
             box(ax, corner, extent, "", GREY, fill=0.03, line=":", **SMALL)
@@ -222,7 +222,7 @@ def ring(world_size: int = 4) -> Picture:
     title += "each rank sends one piece a step"
     height = 0.75 + 0.42 * world_size
     ax = canvas(0.7 + 2 * height, title)
-    columns = pieces(LEFT, RIGHT, world_size, gap=0.3)
+    columns = equal_parts(LEFT, RIGHT, world_size, gap=0.3)
     for number, step in enumerate(_ring_steps(world_size)):
         row, column = divmod(number, world_size)
         left, width = columns[column]
@@ -235,7 +235,7 @@ def ring(world_size: int = 4) -> Picture:
         "red line: has just arrived",
     ]
     left, _ = columns[-1]
-    write(ax, left, 0.7 + height + 0.9, "\n".join(key), ha="left", **SMALL)
+    write_text(ax, left, 0.7 + height + 0.9, "\n".join(key), ha="left", **SMALL)
     alt = f"{title}. After {rounds} steps each rank has one whole sum, "
     return described(ax.figure, f"{alt}after {2 * rounds} all of them.")
 
@@ -255,11 +255,11 @@ def _ring_steps(world_size: int) -> Iterator[_RingStep]:
 
 def _draw_ring_step(ax: Axes, left: float, width: float, top: float, step: _RingStep) -> None:
     """Draw what each rank holds of each piece, and what has just arrived."""
-    write(ax, left, top, step.name, ha="left", weight="bold")
+    write_text(ax, left, top, step.name, ha="left", weight="bold")
     for rank, counts in enumerate(step.held):
         y = top + 0.25 + 0.42 * rank
-        write(ax, left, y + 0.16, rank, ha="left", **SMALL)
-        columns = pieces(left + 0.2, left + width, len(counts), gap=0.05)
+        write_text(ax, left, y + 0.16, rank, ha="left", **SMALL)
+        columns = equal_parts(left + 0.2, left + width, len(counts), gap=0.05)
         for piece, (x, piece_width) in enumerate(columns):
             count = counts[piece]
             corner, extent = (x, y), (piece_width, 0.32)
@@ -291,7 +291,7 @@ def barrier_lanes(arrival: Sequence[float]) -> Picture:
     ax = canvas(bottom + 0.45, title)
     for rank, (seconds, wait) in enumerate(zip(arrival, waits, strict=True)):
         y = 0.55 + 0.5 * rank
-        write(ax, LEFT, y + 0.2, f"rank {rank}", ha="left")
+        write_text(ax, LEFT, y + 0.2, f"rank {rank}", ha="left")
         if seconds:
             text = f"{seconds:g} s before it"
             box(ax, (_TIMES_LEFT, y), (scale * seconds, 0.4), text, rank_colour(rank))
@@ -300,6 +300,6 @@ def barrier_lanes(arrival: Sequence[float]) -> Picture:
             text = f"{wait:g} s in the barrier"
             box(ax, (enters, y), (scale * wait, 0.4), text, fill=0.05, hatch="//")
     ax.plot([RIGHT] * 2, [0.5, bottom + 0.1], color=INK, linewidth=2)
-    write(ax, RIGHT, bottom + 0.25, "all leave", ha="right", **SMALL)
+    write_text(ax, RIGHT, bottom + 0.25, "all leave", ha="right", **SMALL)
     texts = ", ".join(f"rank {rank} {wait:g}" for rank, wait in enumerate(waits))
     return described(ax.figure, f"Seconds in the barrier: {texts}.")

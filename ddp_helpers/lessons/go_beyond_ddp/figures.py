@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, pieces, write
-from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
+from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
 
 # ---- which to choose
@@ -38,23 +38,23 @@ def choose() -> Picture:
         y = 0.6 + STEP * place
         middle = y + HIGH / 2
         if place:
-            write(ax, MIDDLE + 0.1, y - (STEP - HIGH) / 2, "no", ha="left", **SMALL)
+            write_text(ax, MIDDLE + 0.1, y - (STEP - HIGH) / 2, "no", ha="left", **SMALL)
         if place and question:
             arrow(ax, (MIDDLE, y - STEP + HIGH), (MIDDLE, y))
         if question:
             box(ax, (LEFT, y), (WIDE, HIGH), question, INK, fill=0.06, size=11)
-            write(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
+            write_text(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
         else:
             ax.plot([MIDDLE, MIDDLE], [y - STEP + HIGH, middle], color=INK, linewidth=1.6)
         arrow(ax, (LEFT + WIDE + 0.02 if question else MIDDLE, middle), (3.48, middle))
         box(ax, (3.5, y), (RIGHT - 3.5, HIGH), colour=colour, fill=0.15)
-        write(ax, 3.65, y + 0.21, name, ha="left", weight="bold", size=11)
-        write(ax, 3.65, y + 0.46, price, ha="left", **SMALL)
-    write(ax, LEFT, foot + 0.02, "Beside that", ha="left", weight="bold")
+        write_text(ax, 3.65, y + 0.21, name, ha="left", weight="bold", size=11)
+        write_text(ax, 3.65, y + 0.46, price, ha="left", **SMALL)
+    write_text(ax, LEFT, foot + 0.02, "Beside that", ha="left", weight="bold")
     for place, (question, cure) in enumerate(BESIDE.items()):
         y = foot + 0.36 + 0.34 * place
-        write(ax, LEFT, y, question, ha="left", size=11)
-        write(ax, 3.65, y, cure, ha="left", weight="bold", size=11)
+        write_text(ax, LEFT, y, question, ha="left", size=11)
+        write_text(ax, 3.65, y, cure, ha="left", weight="bold", size=11)
     lines = [f"{question} {name}.".replace("\n", " ").lstrip() for question, name, *_ in WAYS]
     lines += [f"{question} {cure}." for question, cure in BESIDE.items()]
     return described(ax.figure, f"{title}. {' '.join(lines)}")
@@ -76,11 +76,11 @@ def who_holds(held: dict[str, float]) -> Picture:
     scale = 6.3 / sum(held.values())
     for row, (way, cut) in enumerate(CUTS.items()):
         top, x = 0.95 + 1.15 * row, 1.9
-        write(ax, LEFT, top + 0.42 - 0.21 * (way == "FSDP2"), way, ha="left", weight="bold")
+        write_text(ax, LEFT, top + 0.42 - 0.21 * (way == "FSDP2"), way, ha="left", weight="bold")
         for kind, size in held.items():
             wide, share = size * scale, 1 / (1 + (kind in cut))
             if not row:
-                write(ax, x + wide / 2, 0.72, kind, size=11)
+                write_text(ax, x + wide / 2, 0.72, kind, size=11)
             for rank in (0, 1):
                 y, own = top + 0.46 * rank, x + (1 - share) * wide * rank
                 box(ax, (x, y), (wide - 0.08, 0.38), line=":", fill=0)
@@ -88,11 +88,11 @@ def who_holds(held: dict[str, float]) -> Picture:
                 box(ax, (own, y), (share * wide - 0.08, 0.38), label, KINDS[kind], size=10)
             x += wide
         for rank, y in enumerate((top + 0.19, top + 0.65)):
-            write(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
-            write(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
-    write(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
+            write_text(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
+            write_text(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
+    write_text(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
     note = f"Computed, float32 with Adam. Dotted: on the other rank. {GATHER}"
-    write(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
+    write_text(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
     sizes = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
     return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds. {GATHER}")
 
@@ -133,27 +133,27 @@ def sent_when() -> Picture:
     left, unit = 1.6, 0.97
     for phase, (begin, places) in PHASES.items():
         x, wide = left + unit * begin, unit * sum(wide for _, wide in places)
-        write(ax, x + wide / 2, 0.71, phase, weight="bold", size=11, va="baseline")
+        write_text(ax, x + wide / 2, 0.71, phase, weight="bold", size=11, va="baseline")
         for name, wide in places:
-            write(ax, x + unit * wide / 2, 0.96, name, va="baseline", **SMALL)
+            write_text(ax, x + unit * wide / 2, 0.96, name, va="baseline", **SMALL)
             for lane, way in enumerate(SENT):
                 waits = 0.18 if way == "tensor parallel" and "block" in name else 0
-                for half, _ in pieces(x, x + unit * wide - 0.04 - waits, 1 + bool(waits), waits):
+                for half, _ in equal_parts(x, x + unit * wide - 0.04 - waits, 1 + bool(waits), waits):
                     box(ax, (half, 1.1 + 0.88 * lane), (unit * wide / (1 + bool(waits)) - 0.04 - waits, 0.26), fill=0.2)
             x += unit * wide
     for lane, (way, (what, messages)) in enumerate(SENT.items()):
         y = 1.1 + 0.88 * lane
-        write(ax, LEFT, y + 0.1, way, ha="left", weight="bold", size=11)
-        write(ax, LEFT, y + 0.45, what, ha="left", **SMALL)
+        write_text(ax, LEFT, y + 0.1, way, ha="left", weight="bold", size=11)
+        write_text(ax, LEFT, y + 0.45, what, ha="left", **SMALL)
         for kind, many, begin, wide in messages:
             place, text = (left + unit * begin, y + 0.32), many if many > 1 else ""
             box(ax, place, (unit * wide - 0.03, 0.3), text, COLLECTIVES[kind], fill=0.45, size=10)
     for x, (kind, colour) in zip((1.6, 3.2, 4.8, 6.4), COLLECTIVES.items(), strict=True):
         box(ax, (x, 4.62), (0.3, 0.2), colour=colour, fill=0.45)
-        write(ax, x + 0.38, 4.72, kind, ha="left", **SMALL)
-    write(ax, LEFT, 4.72, "grey: computes", ha="left", **SMALL)
+        write_text(ax, x + 0.38, 4.72, kind, ha="left", **SMALL)
+    write_text(ax, LEFT, 4.72, "grey: computes", ha="left", **SMALL)
     note = "A Net of 2 blocks on 2 ranks. A number: so many at once. Places are in order; widths are not times."
-    write(ax, LEFT, 5.03, note, ha="left", color=GREY, **SMALL)
+    write_text(ax, LEFT, 5.03, note, ha="left", color=GREY, **SMALL)
     lines = [
         f"{way}, {phase}: {', '.join(f'{many} {kind}' for kind, many in kinds.items())}."
         for way in SENT
@@ -186,8 +186,8 @@ def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     legend.set_in_layout(False)
     share = table["held"].min() / table["held"]["DDP"]
     title = f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds"
-    finding(figure, title)
-    caption(figure, where, MEANS, SPEED)
+    write_title(figure, title)
+    write_caption(figure, where, MEANS, SPEED)
     figure.set_layout_engine("constrained", wspace=0.05)
     rows = [f"{name} {row.held:.1f} MB, {row.speed:.2f} of DDP's speed" for name, row in table.iterrows()]
     return described(figure, f"{title}; {where}. {'; '.join(rows)}.")

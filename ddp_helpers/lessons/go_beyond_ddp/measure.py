@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from ddp_helpers.tools.memory import Saved, held, nbytes
+from ddp_helpers.tools.memory import SavedTensors, held_bytes, nbytes
 
 # With what the notebook needs of tools.memory.
-__all__ = ["Saved", "alike", "apart", "held", "nbytes", "race", "row", "sent", "tell", "whole"]
+__all__ = ["SavedTensors", "alike", "apart", "flat_vector", "held_bytes", "nbytes", "race", "row", "sent", "tell"]
 
 BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
 
@@ -44,7 +44,7 @@ def sent() -> float:
     return sum(counts) if counts else float("nan")
 
 
-def whole(tensors: Iterable[Tensor]) -> Tensor:
+def flat_vector(tensors: Iterable[Tensor]) -> Tensor:
     """All of them as one vector, shards put together; every rank must call it."""
     return parameters_to_vector([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]).detach()
 
@@ -69,7 +69,7 @@ def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
     for batch in batches[1:]:
         for name, (_, step) in ways.items():
             timed_step(results[name], step, *made[name], batch)
-    first, *_ = weights = [whole(model.parameters()) for model, _ in made.values()]
+    first, *_ = weights = [flat_vector(model.parameters()) for model, _ in made.values()]
     gradient = results[next(iter(ways))]["gradient"]
     for result, mine in zip(results.values(), weights, strict=True):
         result |= {"weights off": (mine - first).abs().max().item(), "apart": apart(mine)}
@@ -93,11 +93,11 @@ def counted_step(make: Callable, step: Callable, batch: Batch) -> tuple[dict, tu
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if gpu else 0
     model, optimizer = make()
-    saved = Saved(model)
+    saved = SavedTensors(model)
     with saved:
         loss = step(model, optimizer, *batch).item()
     result = {"allocated": torch.cuda.max_memory_allocated() - before if gpu else None, "loss": [loss]}
-    result |= {"memory": held(model, optimizer) | saved.most, "gradient": whole(p.grad for p in model.parameters())}
+    result |= {"memory": held_bytes(model, optimizer) | saved.most, "gradient": flat_vector(p.grad for p in model.parameters())}
     return result | {"ms": [], "sent": []}, (model, optimizer)
 
 
@@ -117,7 +117,7 @@ def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
     result = results[way]
     ratios = [base / other for base, other in zip(results["DDP"]["ms"], result["ms"], strict=True)]
     found = {kind: size / 1e6 for kind, size in result["memory"].items()}
-    found |= {"held": sum(found.values()), "sent": result["sent"] / 1e6}
+    found |= {"held_bytes": sum(found.values()), "sent": result["sent"] / 1e6}
     found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
     what = "gradient off" if result["gradient off"] else "weights off"  # or equal in the first step
     return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}

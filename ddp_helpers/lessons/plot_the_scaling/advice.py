@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ddp_helpers.records.scaling import many, unit
+from ddp_helpers.records.scaling import counted, unit_of_ranks
 
 
 def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8) -> str:
@@ -15,7 +15,7 @@ def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8)
     good = rows[(rows["efficiency"] >= least) | (rows["world_size"] == rows["base"])]
     best = good.loc[good["images_per_second"].idxmax()]
     larger = rows[rows["world_size"] > best["world_size"]]
-    told = [f"Ask for {many(best['world_size'], best['unit'])} ({gain(best)})."]
+    told = [f"Ask for {counted(best['world_size'], best['unit'])} ({gain(best)})."]
     told += [verdict(row, best, least) for _, row in larger.iterrows()]
     if larger.empty:
         told.append("No run like it used more, so measure the next size before you ask for it.")
@@ -34,7 +34,7 @@ def comparable(speedups: pd.DataFrame) -> pd.DataFrame:
 
 def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
     """Why not this larger setting: it was no faster, or it is not efficient enough."""
-    name = many(row["world_size"], row["unit"])
+    name = counted(row["world_size"], row["unit"])
     if row["images_per_second"] <= best["images_per_second"]:
         return f"{name} were no faster, for {cost(row['device_hours'], row['unit'])}."
     return f"{name} gave {gain(row)}: below your bar of {least:.0%}."
@@ -43,7 +43,7 @@ def verdict(row: pd.Series, best: pd.Series, least: float) -> str:
 def rests_on(rows: pd.DataFrame) -> str:
     """Name the runs that were compared, and the number of repeats of each size."""
     *fewer, most = rows["world_size"]
-    sizes = f"{', '.join(map(str, fewer))}{' and ' if fewer else ''}{many(most, rows['unit'].iloc[0])}"
+    sizes = f"{', '.join(map(str, fewer))}{' and ' if fewer else ''}{counted(most, rows['unit'].iloc[0])}"
     counts = " and ".join(map(str, sorted(set(rows["repeats"]))))
     noun = "run" if counts == "1" else "runs"
     return f"Compared: {rows['scaling'].iloc[0]} runs{cpus(rows.iloc[0])}, on {sizes}, {counts} {noun} of each."
@@ -62,8 +62,8 @@ def named(per_run: pd.DataFrame) -> str:
     said = []
     for what, row in zip(("fastest", "cheapest"), extremes(per_run), strict=True):
         took = "" if pd.isna(row["to_target"]) else f"{row['to_target']:.3g} s to the target, "
-        name = f"{row['scaling']} on {many(row['world_size'], unit(per_run))}{cpus(row)}"
-        said.append(f"the {what} was {name} ({took}{cost(row['device_hours'], unit(per_run))})")
+        name = f"{row['scaling']} on {counted(row['world_size'], unit_of_ranks(per_run))}{cpus(row)}"
+        said.append(f"the {what} was {name} ({took}{cost(row['device_hours'], unit_of_ranks(per_run))})")
     return f"Of all runs {', '.join(said)}."
 
 
@@ -72,13 +72,13 @@ def left_out(others: pd.DataFrame, best: pd.Series) -> str:
     told = []
     for (scaling, _), group in others.groupby(["scaling", "cpus_per_task"], dropna=False):
         why = "another base" if scaling == best["scaling"] else "more ranks train another model"
-        told.append(f"{many(int(group['repeats'].sum()), f'{scaling} run')}{cpus(group.iloc[0])} ({why})")
+        told.append(f"{counted(int(group['repeats'].sum()), f'{scaling} run')}{cpus(group.iloc[0])} ({why})")
     return ", ".join(told)
 
 
 def cpus(row: pd.Series) -> str:
     """The CPUs of each rank, as in ` with 2 CPUs a rank`; '' where no record says."""
-    return "" if pd.isna(row["cpus_per_task"]) else f" with {many(int(row['cpus_per_task']), 'CPU')} a rank"
+    return "" if pd.isna(row["cpus_per_task"]) else f" with {counted(int(row['cpus_per_task']), 'CPU')} a rank"
 
 
 def cost(hours: float, unit: str) -> str:
@@ -90,5 +90,5 @@ def gain(row: pd.Series) -> str:
     """Describe a setting's speed-up over the fewest ranks, its efficiency and its cost."""
     if row["world_size"] == row["base"]:
         return cost(row["device_hours"], row["unit"])
-    speed = f"{row['speedup']:.1f} times the speed of {many(row['base'], row['unit'])}"
+    speed = f"{row['speedup']:.1f} times the speed of {counted(row['base'], row['unit'])}"
     return f"{speed}, efficiency {row['efficiency']:.0%}, {cost(row['device_hours'], row['unit'])}"

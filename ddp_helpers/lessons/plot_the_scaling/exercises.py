@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, each_its_own, summed
+from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case, sum_over_ranks
 
 Runs = list[tuple[int, str, float]]
 
@@ -15,16 +15,16 @@ def job_rate(images: int, seconds: float) -> float:
     """Images per second of the whole job, on every rank, from the images and seconds of this one."""
     longest = torch.tensor(seconds)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return summed(images) / longest.item()
+    return sum_over_ranks(images) / longest.item()
 
 
 RATE_TRAPS = {
     "That is this rank's own speed; the job's images are those of all ranks.": lambda images, seconds: images / seconds,
     "The ranks work at the same time, and the job takes as long as the slowest: MAX, not a sum.": (
-        lambda images, seconds: summed(images) / summed(seconds)
+        lambda images, seconds: sum_over_ranks(images) / sum_over_ranks(seconds)
     ),
     "A rank that is done early waits: divide all images by the longest seconds, once.": (
-        lambda images, seconds: summed(images / seconds)
+        lambda images, seconds: sum_over_ranks(images / seconds)
     ),
 }
 
@@ -106,8 +106,8 @@ ASK_TRAPS = {
 }
 
 EXERCISES = [
-    OnRanks(job_rate, [((100, 2.0), (50, 2.5)), ((64, 1.0), (64, 2.0), (64, 1.5))], RATE_TRAPS, each_its_own),
-    OnRanks(late_rank, [((0.5,), (0.25,), (0.0,)), ((0.0,), (1.0,))], LATE_TRAPS, each_its_own),
+    OnRanks(job_rate, [((100, 2.0), (50, 2.5)), ((64, 1.0), (64, 2.0), (64, 1.5))], RATE_TRAPS, call_with_own_case),
+    OnRanks(late_rank, [((0.5,), (0.25,), (0.0,)), ((0.0,), (1.0,))], LATE_TRAPS, call_with_own_case),
     Exercise(
         gpus_to_ask_for,
         [(FAILED, 0.8), (PUBLISHED, 0.8), (SLOW, 0.9), (LUCKY, 0.6), (SLOWER, 0.2), (TWO, 0.5)],

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from ddp_helpers.draw.drawing import Picture
-from ddp_helpers.draw.labels import captioned, dark, sizes
+from ddp_helpers.draw.labels import captioned, darkened, scale_ranks_axis
 from ddp_helpers.draw.style import BLUE, GREY, RED, SKY, WIDTH
-from ddp_helpers.records.scaling import ScalingError, many
+from ddp_helpers.records.scaling import ScalingError, counted
 
 TERMS = {"work": "1/n", "transfer": "2(n-1)/n", "waiting": "n-1"}  # each in seconds an epoch
 DRAWS = 400
@@ -128,7 +128,7 @@ def prediction(
     ax.plot(model.ranks, model.measured, "o", color=BLUE, markersize=8, label="fitted")
     ax.plot(ranks, seconds, "o", color=RED, label="held out", markerfacecolor="white", markeredgewidth=2, markersize=8)
     ax.set_yscale("log")
-    sizes(ax, counts, unit)
+    scale_ranks_axis(ax, counts, unit)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_formatter(lambda *_: "")
@@ -165,10 +165,10 @@ def reach(model: Model, about: str, published: Sequence[Mapping] = (), up_to: in
         place, look = (one["ranks"], one["efficiency"]), {"ha": "right", "va": "center", "color": GREY}
         ax.plot(*place, "s", color=GREY, markersize=7)
         ax.annotate(f"{one['name']}: {place[1]:.0%}", place, (-6, -13), textcoords="offset points", **look)
-    sizes(ax, [base, *(count for count in (4, 16, 64, 256) if base < count < up_to), up_to], "GPU")
+    scale_ranks_axis(ax, [base, *(count for count in (4, 16, 64, 256) if base < count < up_to), up_to], "GPU")
     ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    ax.set_ylabel(f"efficiency against {many(int(base), 'GPU')}")
+    ax.set_ylabel(f"efficiency against {counted(int(base), 'GPU')}")
     low, high = (f"{float(end):.0%}" for end in model.efficiency_band(up_to))
     title = f"Fitted on {base} to {last} GPUs: on {up_to:,} anything from {low} to {high} of the ideal"
     band = f"{about}; band: 90% of fits to runs drawn again"
@@ -183,7 +183,7 @@ def assumptions(ends: Mapping[str, tuple[float, float]], few: int, many: int) ->
         ax.plot(near, place, "o", color="white", markeredgecolor=BLUE, markeredgewidth=2, markersize=8)
         square = np.isnan(near)
         ax.plot(far, place, "s" if square else "o", color=GREY if square else BLUE, markersize=8)
-        ax.text(far - 0.02, place, f"{far:.0%}", ha="right", va="center", color=dark(BLUE))
+        ax.text(far - 0.02, place, f"{far:.0%}", ha="right", va="center", color=darkened(BLUE))
     ax.set_yticks(range(len(ends)), list(ends))
     ax.set(ylim=(len(ends) - 0.5, -0.5), xlim=(-0.1, 1.05), xticks=np.arange(0, 1.01, 0.25))
     ax.set_xlabel("efficiency against one GPU")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from ddp_helpers.lessons.exercise import Answer, Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks, summed
+from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks, sum_over_ranks
 
 _RANKS = 2  # of the exercises that run on ranks
 _BATCH_TOO_LARGE = "A rank takes its part of the global batch, not all of it."
@@ -146,7 +146,7 @@ class _Answers:
 def exact_accuracy(right: Sequence[int]) -> float:
     """Compute the share of all samples that are right; every rank calls it, and reads its part."""
     share = _share(right)
-    return summed(sum(share)) / summed(len(share))
+    return sum_over_ranks(sum(share)) / sum_over_ranks(len(share))
 
 
 def _share(right: Sequence[int]) -> Sequence[int]:
@@ -168,7 +168,7 @@ def _not_summed(right: Sequence[int]) -> float:
 def _accuracy_of_padded(right: Sequence[int]) -> float:
     """A mistake: a sampler that repeats samples."""
     share = [right[sample] for sample in _sampler(len(right), shuffle=False)]
-    return summed(sum(share)) / summed(len(share))
+    return sum_over_ranks(sum(share)) / sum_over_ranks(len(share))
 
 
 def _evaluate_on_ranks(answer: Answer, right: list[int]) -> dict[str, object]:
@@ -189,7 +189,7 @@ _ACCURACY_TRAPS = {
     "Each rank looks at every sample: take a share of them.": _accuracy_of_all,
     "The ranks do not agree: each knows its own share alone. Add up over the ranks.": _not_summed,
     "An average of averages: add up both numbers over the ranks, and divide once.": (
-        lambda right: summed(_not_summed(right)) / _RANKS
+        lambda right: sum_over_ranks(_not_summed(right)) / _RANKS
     ),
     "A sample counts twice, for the sampler pads. Take every world_size-th sample, from rank on.": (
         _accuracy_of_padded

@@ -10,8 +10,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, pieces, span, tint, write
-from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.drawing import (
+    Picture,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    span,
+    tint,
+    write_text,
+)
+from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREY, INK, LEFT, RIGHT, SMALL, TIMES, WIDTH, rank_colour
 
 # ---- shards
@@ -37,10 +46,10 @@ def picture_of_shards(samples: int, world_size: int, drop_last: bool = False) ->
     _draw_order(ax, samples, world_size, in_shards, pitch)
     for rank, shard in enumerate(shards):
         y = 1.8 + 0.5 * rank
-        write(ax, LEFT, y, f"rank {rank}", ha="left", weight="bold")
-        write(ax, RIGHT, y, f"{len(shard)} samples", ha="right")
+        write_text(ax, LEFT, y, f"rank {rank}", ha="left", weight="bold")
+        write_text(ax, RIGHT, y, f"{len(shard)} samples", ha="right")
     middle_of_uneven = (in_shards + samples) / 2 - 0.05
-    write(ax, _ORDER_LEFT + pitch * middle_of_uneven, 0.65, fate, style="italic")
+    write_text(ax, _ORDER_LEFT + pitch * middle_of_uneven, 0.65, fate, style="italic")
     texts = [f"rank {rank} gets {', '.join(map(str, shard))}" for rank, shard in enumerate(shards)]
     return described(ax.figure, f"{title}: {'; '.join(texts)}.")
 
@@ -63,7 +72,7 @@ def _draw_order(ax: Axes, samples: int, world_size: int, in_shards: int, pitch: 
     in_shards: the samples of all shards, fewer where some are dropped, more where some are
     repeated; pitch: inches from sample to sample.
     """
-    write(ax, LEFT, 1.05, "this epoch's\norder", ha="left")
+    write_text(ax, LEFT, 1.05, "this epoch's\norder", ha="left")
     for index in range(max(in_shards, samples)):
         rank, sample = index % world_size, index % samples
         x, width = _ORDER_LEFT + index * pitch, pitch * 0.9
@@ -84,12 +93,12 @@ def _draw_order(ax: Axes, samples: int, world_size: int, in_shards: int, pitch: 
 def global_batch(per_rank: int, world_size: int) -> Picture:
     """Draw the batches of one optimizer step side by side: together they are the global batch."""
     ax = canvas(3.75, "One optimizer step sees the batches of all ranks")
-    for rank, (left, width) in enumerate(pieces(LEFT, RIGHT, world_size)):
+    for rank, (left, width) in enumerate(equal_parts(LEFT, RIGHT, world_size)):
         middle = left + width / 2
         box(ax, (left, 0.55), (width, 2.4), colour=rank_colour(rank), fill=0.08)
-        write(ax, middle, 0.77, f"rank {rank}", weight="bold")
+        write_text(ax, middle, 0.77, f"rank {rank}", weight="bold")
         _draw_dots(ax, middle, min(width * 0.85, 1.5), per_rank, rank_colour(rank))
-        write(ax, middle, 2.72, f"{per_rank} samples", size=11.5 if width > 1.2 else 10)
+        write_text(ax, middle, 2.72, f"{per_rank} samples", size=11.5 if width > 1.2 else 10)
     total = per_rank * world_size
     product = f"{world_size} ranks {TIMES} {per_rank} samples = a global batch of {total} samples"
     span(ax, LEFT, RIGHT, 3.2, product, size=13)
@@ -116,7 +125,7 @@ def _draw_dots(ax: Axes, middle: float, width: float, count: int, colour: str) -
 Shards = Sequence[Sequence[int]]  # of one epoch: samples, by rank and position
 
 
-def deals_by_epoch(
+def shards_by_epoch(
     without_set_epoch: Sequence[Shards],
     with_set_epoch: Sequence[Shards],
 ) -> Picture:
@@ -130,16 +139,16 @@ def deals_by_epoch(
     title = f"Without set_epoch {moved} of {samples} samples ever change their rank; "
     title += f"with it {_count_moved(with_set_epoch)} do"
     ax = canvas(1.75 + 0.4 * epochs, title)
-    write(ax, LEFT, 1.0, "sample", color=GREY, ha="left", **SMALL)
+    write_text(ax, LEFT, 1.0, "sample", color=GREY, ha="left", **SMALL)
     for epoch in range(epochs):
-        write(ax, LEFT, 1.32 + 0.4 * epoch, f"epoch {epoch}", ha="left")
-    (left, width), (right, _) = pieces(0.95, RIGHT, 2, gap=0.3)
+        write_text(ax, LEFT, 1.32 + 0.4 * epoch, f"epoch {epoch}", ha="left")
+    (left, width), (right, _) = equal_parts(0.95, RIGHT, 2, gap=0.3)
     _draw_epochs(ax, left, width, "set_epoch forgotten", without_set_epoch)
     _draw_epochs(ax, right, width, "set_epoch called", with_set_epoch)
     foot = 1.4 + 0.4 * epochs
     key = "colour: the rank; number: the sample's place in that rank's shard"
-    write(ax, 0.95, foot, key, color=GREY, ha="left", **SMALL)
-    for rank, (left, width) in enumerate(pieces(6.3, RIGHT, world_size)):
+    write_text(ax, 0.95, foot, key, color=GREY, ha="left", **SMALL)
+    for rank, (left, width) in enumerate(equal_parts(6.3, RIGHT, world_size)):
         corner, extent = (left, foot - 0.15), (width, 0.3)
         box(ax, corner, extent, f"rank {rank}", rank_colour(rank), fill=0.4, **SMALL)
     return described(ax.figure, f"{title}. {epochs} epochs, {world_size} ranks.")
@@ -169,11 +178,11 @@ def _draw_epochs(
     epochs: Sequence[Shards],
 ) -> None:
     """Draw a row for each epoch, and in it a box for each sample, in the colour of its rank."""
-    write(ax, left, 0.7, name, weight="bold", ha="left")
+    write_text(ax, left, 0.7, name, weight="bold", ha="left")
     samples = sum(map(len, epochs[0]))
     pitch = width / samples
     for sample in range(samples):
-        write(ax, left + (sample + 0.46) * pitch, 1.0, sample, color=GREY, **SMALL)
+        write_text(ax, left + (sample + 0.46) * pitch, 1.0, sample, color=GREY, **SMALL)
     for epoch, shards in enumerate(epochs):
         for sample, (rank, position) in _owners(shards).items():
             corner, extent = (left + sample * pitch, 1.15 + 0.4 * epoch), (pitch - 0.03, 0.34)
@@ -207,8 +216,8 @@ def large_batches(
     axes[0].invert_yaxis()
     title = f"{factor} times the batch costs {' and '.join(costs)} points; "
     title += f"a larger rate regains {' and '.join(gains)}"
-    finding(figure, title)
-    caption(figure, where)
+    write_title(figure, title)
+    write_caption(figure, where)
     texts: list[str] = []
     for optimizer, runs in accuracy.items():
         texts += [f"{optimizer}, {run}: {percent:.1f}" for run, percent in runs.items()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs import JobError, available, look
+from ddp_helpers.jobs import JobError, available, states_of_job
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise
 from ddp_helpers.lessons.submit_to_slurm.terminal import environment
 from ddp_helpers.records import runs
@@ -84,7 +84,7 @@ def _run_job(text: str) -> list[_Task]:
 
     The tasks are in the order of their ranks. Raises JobError where Slurm refuses the job.
     """
-    folder = runs.fresh(ROOT / "build" / "jobs", "exercise")
+    folder = runs.new_run_folder(ROOT / "build" / "jobs", "exercise")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "who.py").write_text(_WHO)
     (folder / "job.sbatch").write_text(text)
@@ -99,7 +99,7 @@ def _run_job(text: str) -> list[_Task]:
     if sbatch.returncode:
         raise JobError(f"Slurm refused the job: {sbatch.stderr.strip()}")
     job_id = sbatch.stdout.strip().partition(";")[0]
-    while any(state.active for state in look(job_id)):
+    while any(state.active for state in states_of_job(job_id)):
         time.sleep(0.2)
     tasks = [json.loads(path.read_text()) for path in folder.glob("who-*.json")]
     return sorted(tasks, key=lambda task: (task["rank"], task["local_rank"], task["value"]))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from ddp_helpers.draw import drawing
-from ddp_helpers.draw.drawing import Picture, arrow, box, write
+from ddp_helpers.draw.drawing import Picture, arrow, box, write_text
 from ddp_helpers.draw.style import (
     BLUE,
     GREEN,
@@ -58,12 +58,12 @@ def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
     for stop in _STOPS:
         box(ax, (stop.left, _TOP), (stop.width, _HEIGHT), fill=0.08)
         middle = stop.left + stop.width / 2
-        write(ax, middle, _TOP - 0.2, stop.title, weight="bold")
-        write(ax, middle, _TOP + 0.5, stop.name)
-        write(ax, middle, _TOP + 1.35, stop.contents, **SMALL)
+        write_text(ax, middle, _TOP - 0.2, stop.title, weight="bold")
+        write_text(ax, middle, _TOP + 0.5, stop.name)
+        write_text(ax, middle, _TOP + 1.35, stop.contents, **SMALL)
     for step in _STEPS:
         arrow(ax, (step.left + 0.03, _TOP + 1.05), (step.right - 0.03, _TOP + 1.05))
-        write(ax, (step.left + step.right) / 2, _TOP + 0.88, step.label, **SMALL)
+        write_text(ax, (step.left + step.right) / 2, _TOP + 0.88, step.label, **SMALL)
     _draw_nodes(ax, nodes, tasks_per_node)
     _draw_run_folder(ax)
     starts = f"on {nodes} nodes srun starts {tasks_per_node} tasks on each, ranks 0 to {ranks - 1}"
@@ -74,14 +74,14 @@ def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
 
 def _draw_nodes(ax: Axes, nodes: int, tasks_per_node: int) -> None:
     """Draw the nodes of the job, each with a task for each of its GPUs."""
-    write(ax, 7.95, _TOP - 0.2, "the nodes: srun starts a step", weight="bold")
+    write_text(ax, 7.95, _TOP - 0.2, "the nodes: srun starts a step", weight="bold")
     gap = 0.12
     height = (_HEIGHT + gap) / nodes - gap
     for node in range(nodes):
         top = _TOP + node * (height + gap)
         box(ax, (6.5, top), (2.9, height), fill=0.06, colour=GREY)
-        write(ax, 6.87, top + height / 2, f"node\n{node + 1}", **SMALL)
-        places = drawing.pieces(7.25, 9.3, tasks_per_node, gap=0.1)
+        write_text(ax, 6.87, top + height / 2, f"node\n{node + 1}", **SMALL)
+        places = drawing.equal_parts(7.25, 9.3, tasks_per_node, gap=0.1)
         for local_rank, (left, width) in enumerate(places):
             rank = node * tasks_per_node + local_rank
             has_room = width > 0.7 and height > 0.6
@@ -97,8 +97,8 @@ def _draw_run_folder(ax: Axes) -> None:
     box(ax, (LEFT, 3.65), (9.3, 0.5), text, INK, fill=0.1)
     arrow(ax, (7.95, bottom), (7.95, 3.63))
     arrow(ax, (0.85, 3.63), (0.85, bottom))
-    write(ax, 8.05, bottom + 0.3, "rank 0 writes", ha="left", **SMALL)
-    write(ax, 0.95, bottom + 0.3, "you read", ha="left", **SMALL)
+    write_text(ax, 8.05, bottom + 0.3, "rank 0 writes", ha="left", **SMALL)
+    write_text(ax, 0.95, bottom + 0.3, "you read", ha="left", **SMALL)
 
 
 def backfill(long: int = 10, short: int = 1) -> Picture:
@@ -113,7 +113,7 @@ def backfill(long: int = 10, short: int = 1) -> Picture:
     end = 2 * long
     minute = (RIGHT - left) / end
     for node, top in enumerate(tops, start=1):
-        write(ax, LEFT, top + 0.35, f"node {node}", ha="left", weight="bold")
+        write_text(ax, LEFT, top + 0.35, f"node {node}", ha="left", weight="bold")
         box(ax, (left + long * minute, top), (long * minute, height), "B", BLUE)
     box(ax, (left, tops[0]), (long * minute, height), "A runs", ORANGE)
     box(ax, (left, tops[1]), (short * minute, height), "C", GREEN)
@@ -124,9 +124,9 @@ def backfill(long: int = 10, short: int = 1) -> Picture:
     for time in (0, long, end):
         x = left + time * minute
         ax.plot([x, x], [2.35, 2.43], color=INK, linewidth=1.2)
-        write(ax, x, 2.6, f"{time} min", ha="right" if time == end else "center", **SMALL)
+        write_text(ax, x, 2.6, f"{time} min", ha="right" if time == end else "center", **SMALL)
     source = "drawn from the times that the three jobs ask for; submitted in the order A, B, C"
-    write(ax, LEFT, 2.93, source, ha="left", color=GREY, **SMALL)
+    write_text(ax, LEFT, 2.93, source, ha="left", color=GREY, **SMALL)
     plan = f"A runs on node 1 for {long} min, B needs both from {long} to {end} min"
     alt = f"Two nodes over time: {plan}; C runs on node 2 for {short} min, before B."
     return drawing.described(ax.figure, alt)

@@ -15,8 +15,8 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers.jobs import available, look
-from ddp_helpers.launch.launchers import clean
+from ddp_helpers.jobs import available, states_of_job
+from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.launch.screen import Screen
 
 # What a value may hold: a path, a number, flags; and between double quotes, where bash takes all
@@ -114,12 +114,12 @@ class Terminal:
 def environment() -> dict[str, str]:
     """Return the environment of a terminal: no variables of a job, and this notebook's `python`."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-    return clean() | {"PATH": path}
+    return clean_environment() | {"PATH": path}
 
 
 def _stop_with_job(process: subprocess.Popen, job: str) -> None:
     """Wait until a job has left the queue and its last lines are shown, then end the process."""
-    while look(job)[0].active:
+    while states_of_job(job)[0].active:
         time.sleep(0.25)
     time.sleep(1.2)  # tail looks for a log that was not there once a second
     if process.poll() is None:

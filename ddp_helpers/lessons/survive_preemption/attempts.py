@@ -26,7 +26,7 @@ class Attempt(NamedTuple):
     ended: str  # done, preempted or failed; unknown where no event says it
 
 
-def events(folder: str | Path) -> pd.DataFrame:
+def read_events(folder: str | Path) -> pd.DataFrame:
     """Read attempts.jsonl of a run folder: a row for each line that can be read.
 
     Columns: attempt, from 1; seconds since the first start; event; step.
@@ -68,6 +68,6 @@ def _attempt(number: int, rows: pd.DataFrame) -> Attempt:
     )
 
 
-def attempts(table: pd.DataFrame) -> pd.DataFrame:
+def attempts_table(table: pd.DataFrame) -> pd.DataFrame:
     """Make a table of the attempts in the events of a run: a row each, with Attempt's columns."""
     return pd.DataFrame(list_attempts(table), columns=list(Attempt._fields))

@@ -16,7 +16,7 @@ from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, INK, ORANGE, RED, WIDTH, rank_colour
 from ddp_helpers.lessons.survive_preemption.attempts import Attempt, list_attempts
-from ddp_helpers.records.scaling import many
+from ddp_helpers.records.scaling import counted
 
 _BAR = 0.5  # the height of an attempt in its lane, which is 1 high
 
@@ -32,9 +32,9 @@ def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
     for lane, (name, table) in enumerate(runs.items()):
         attempts = list_attempts(table)
         lost = sum(attempt.lost_steps for attempt in attempts)
-        labels.append(f"{name}\n{many(lost, 'step')} lost")
+        labels.append(f"{name}\n{counted(lost, 'step')} lost")
         if len(attempts) > 1:
-            findings.append(f"{name}: {many(lost, 'step')} lost")
+            findings.append(f"{name}: {counted(lost, 'step')} lost")
         saves = table[table["event"] == "saved"]
         for attempt in attempts:
             seconds = saves.loc[saves["attempt"] == attempt.attempt, "seconds"]

@@ -10,10 +10,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, write
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_text
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
-from ddp_helpers.records.scaling import many, where
+from ddp_helpers.records.scaling import counted, data_and_machine
 
 # ---- strong and weak, as bricks
 
@@ -34,13 +34,13 @@ def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
     heights = [max(0.55, size * _BRICK_HEIGHT) for size in sizes]
     ax = canvas(1.15 + sum(height + 0.25 for height in heights), title)
     strong, weak = f"strong: {batch} images a step", f"weak: {batch} images a step and rank"
-    write(ax, _STRONG_LEFT, 0.75, strong, ha="left", weight="bold")
-    write(ax, _WEAK_LEFT, 0.75, weak, ha="left", weight="bold")
+    write_text(ax, _STRONG_LEFT, 0.75, strong, ha="left", weight="bold")
+    write_text(ax, _WEAK_LEFT, 0.75, weak, ha="left", weight="bold")
     top = 1.0
     pitch = _COLUMN_WIDTH / steps
     for size, height in zip(sizes, heights, strict=True):
         middle = top + height / 2
-        write(ax, LEFT, middle, many(size, "rank"), ha="left")
+        write_text(ax, LEFT, middle, counted(size, "rank"), ha="left")
         _draw_bricks(ax, _STRONG_LEFT, middle, pitch, steps, size, _BRICK_HEIGHT / size)
         weak_steps = _rounded_up(steps, size)
         _draw_bricks(ax, _WEAK_LEFT, middle, pitch, weak_steps, size, _BRICK_HEIGHT)
@@ -88,7 +88,7 @@ class _Setting(NamedTuple):
     @property
     def name(self) -> str:
         """The setting in words, without its kind."""
-        return f"{many(self.ranks, 'rank')} {TIMES} {many(self.cpus, 'CPU')}"
+        return f"{counted(self.ranks, 'rank')} {TIMES} {counted(self.cpus, 'CPU')}"
 
 
 def speeds(jobs: pd.DataFrame) -> Picture:
@@ -118,7 +118,7 @@ def speeds(jobs: pd.DataFrame) -> Picture:
     verb = "is" if fastest.ranks == 1 else "are"
     ratio = fastest.rates.median() / one_rank.median()
     title = f"Strong: {fastest.name} {verb} {ratio:.1f} {TIMES} as fast as one rank"
-    return captioned(figure, title, where(jobs))
+    return captioned(figure, title, data_and_machine(jobs))
 
 
 # ---- waiting and running

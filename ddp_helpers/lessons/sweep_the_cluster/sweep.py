@@ -15,7 +15,7 @@ from IPython.display import DisplayHandle
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.parameters import check_names, execute
-from ddp_helpers.jobs.run import known
+from ddp_helpers.jobs.run import read_job_record
 from ddp_helpers.records import runs
 
 JOB = ROOT / "slurm" / "job.ipynb"
@@ -33,13 +33,13 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
     """
     _check(configurations)
     display = DisplayHandle()
-    table = state(configurations)
+    table = sweep_table(configurations)
     display.display(table)
     with ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(_run, configuration) for configuration in configurations]
         try:
             while wait(futures, timeout=1).not_done:
-                current = state(configurations)
+                current = sweep_table(configurations)
                 if not current.equals(table):
                     table = current
                     display.update(table)
@@ -47,7 +47,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
             # An interrupt: the job that runs goes on, and the next sweep waits for it.
             _end(futures)
             raise
-    table = state(configurations)
+    table = sweep_table(configurations)
     display.update(table)
     errors = [str(error) for future in futures if (error := future.exception())]
     if errors:
@@ -90,7 +90,7 @@ def _run(configuration: Configuration) -> None:
     attempts = _attempts(configuration)
     folder = attempts[-1]
     _collect_if_abandoned(folder)
-    if runs.read(folder).state == "done":
+    if runs.read_run(folder).state == "done":
         return
     if folder.exists():  # it failed, or was cancelled: that record stays as it is
         folder = folder.with_name(f"{attempts[0].name}-try{len(attempts) + 1}")
@@ -104,10 +104,10 @@ def _collect_if_abandoned(folder: Path) -> None:
     Raises JobError if Slurm has forgotten a job whose run is not done.
     """
     try:
-        if runs.read(folder).job.get("state") == "PENDING" and _wait_for_job(folder):
+        if runs.read_run(folder).job.get("state") == "PENDING" and _wait_for_job(folder):
             jobs.collect(folder)
     except jobs.JobError:
-        if runs.read(folder).state != "done":
+        if runs.read_run(folder).state != "done":
             raise
 
 
@@ -122,10 +122,10 @@ def _wait_for_job(folder: Path) -> bool:
     """Wait for the job that was submitted here before an interruption; False if there is none."""
     if not (folder / "job.json").exists():
         return False
-    job_id = known(folder)["job_id"]
+    job_id = read_job_record(folder)["job_id"]
     if not job_id:
         return False
-    while any(task.active for task in jobs.look(job_id)):
+    while any(task.active for task in jobs.states_of_job(job_id)):
         time.sleep(0.5)
     return True
 
@@ -139,13 +139,13 @@ def _end(futures: Sequence[Future]) -> None:
             child.kill()
 
 
-def state(configurations: Sequence[Configuration]) -> pd.DataFrame:
+def sweep_table(configurations: Sequence[Configuration]) -> pd.DataFrame:
     """Tabulate where each configuration stands, and what came out: a row each, by its run."""
-    rows = [_row(runs.read(_attempts(configuration)[-1])) for configuration in configurations]
+    rows = [_row(runs.read_run(_attempts(configuration)[-1])) for configuration in configurations]
     return pd.DataFrame(rows, dtype=object).set_index("run").fillna("")
 
 
-def _row(run: runs.Run) -> dict[str, object]:
+def _row(run: runs.RunRecord) -> dict[str, object]:
     """Make the row of a run."""
     last = run.epochs[-1] if run.epochs else {}
     speed, accuracy = last.get("images_per_second"), last.get("test_accuracy")
@@ -160,7 +160,7 @@ def _row(run: runs.Run) -> dict[str, object]:
     }
 
 
-def _state(run: runs.Run) -> str:
+def _state(run: runs.RunRecord) -> str:
     """Return the state of a run; before it has one, that it waits for its turn, or starts."""
     if not run.folder.exists():
         return "waits"

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import Answer, Exercise, Project
-from ddp_helpers.lessons.run_script import CLOSE, Run, attend, far
+from ddp_helpers.lessons.run_script import (
+    WEIGHT_TOLERANCE,
+    LearnerRun,
+    wait_for_runs,
+    weight_distance,
+)
 
 if TYPE_CHECKING:
     from ddp_helpers.rank.watch import RankNotes
@@ -123,7 +128,7 @@ _SAME_TRAPS = {
 
 # ---- a plain script made DDP
 
-PLAIN = ROOT / "notebooks" / "signals.py"
+PLAIN_SCRIPT = ROOT / "notebooks" / "signals.py"
 RANKS = (1, 2, 3)  # of the runs of a script; the others are held against the first
 _EPOCHS, _TRAIN_SAMPLES = 2, 960
 _MOST = 3  # mistakes that are told at once
@@ -139,11 +144,11 @@ def _judge(answer: Answer) -> list[str]:
     script = Path(answer()).resolve()  # type: ignore[arg-type]  # whatever a learner returns
     if not script.is_file():
         return [f"there is no file {script}: return the path of your script"]
-    if script.read_text() == PLAIN.read_text():
+    if script.read_text() == PLAIN_SCRIPT.read_text():
         return ["the script is still the plain one"]
     flags = "--epochs", _EPOCHS
-    runs = {ranks: Run(script, *flags, ranks=ranks, watched=True) for ranks in RANKS}
-    attend(*runs.values())
+    runs = {ranks: LearnerRun(script, *flags, ranks=ranks, watched=True) for ranks in RANKS}
+    wait_for_runs(*runs.values())
     mistakes: list[str] = []
     for ranks, run in runs.items():
         if complaint := run.complaint():
@@ -152,7 +157,7 @@ def _judge(answer: Answer) -> list[str]:
     return list(dict.fromkeys(mistakes))[:_MOST]
 
 
-def _mistakes(run: Run, reference: Run) -> list[str]:
+def _mistakes(run: LearnerRun, reference: LearnerRun) -> list[str]:
     """List the mistakes that show in a run, held against the run on one rank."""
     notes, [reference_notes, *_] = run.notes(), reference.notes()
     mistakes = _sampling_mistakes(notes)
@@ -183,7 +188,7 @@ def _saving_mistakes(saved: list[dict], reference: dict) -> list[str]:
         mistakes.append("more than one rank saves, into one file: let rank 0 do it")
     if any(name.startswith("module.") for name in saved[0]):
         mistakes.append("the saved names begin with module.: save the model inside the wrapper")
-    elif far(saved[0], reference) > CLOSE:
+    elif weight_distance(saved[0], reference) > WEIGHT_TOLERANCE:
         questions = "do ranks share --batch-size? who calls the wrapper?"
         mistakes.append(f"the weights are not those of one rank: {questions}")
     return mistakes
@@ -199,9 +204,9 @@ def _printing_mistakes(lines: list[str], reference: list[str]) -> list[str]:
     return []
 
 
-def _epoch_lines(run: Run) -> list[str]:
+def _epoch_lines(run: LearnerRun) -> list[str]:
     """Collect the lines about epochs that any rank printed."""
-    lines = chain.from_iterable(run.said(rank) for rank in range(len(run.ends)))
+    lines = chain.from_iterable(run.lines_of_rank(rank) for rank in range(len(run.exit_statuses)))
     return [line for line in lines if line.startswith("epoch ")]
 
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, described
-from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import RED, WIDTH, rank_colour
 
 # A smaller difference is drawn here: a logarithmic axis has no zero.
@@ -37,8 +37,8 @@ def proof(
     largest = max(value for name, value in differences.items() if name != control)
     title = f"The same model to {largest:.0e}; with {control} it differs by "
     title += f"{differences[control]:.0e}"
-    finding(figure, title)
-    caption(figure, where)
+    write_title(figure, title)
+    write_caption(figure, where)
     texts = [f"{name}: {_three_digits(values)}" for name, values in losses.items()]
     return described(figure, f"Training loss by epoch. {'; '.join(texts)}. {title}.")
 

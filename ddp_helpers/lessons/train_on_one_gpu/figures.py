@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torchvision.datasets import MNIST
 
 from ddp_helpers.draw.drawing import Picture, described
-from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREEN, INK, ORANGE, SKY, TIMES, WIDTH
 from ddp_helpers.records import runs
 
@@ -26,8 +26,8 @@ _NO_GAIN = "#B8B8B8"
 
 def _finished(figure: Figure, title: str, where: str, alt: str) -> Picture:
     """Give a figure its finding above it, data and machine below it, and its alt text."""
-    finding(figure, title)
-    caption(figure, where)
+    write_title(figure, title)
+    write_caption(figure, where)
     return described(figure, f"{title}. {alt}")
 
 
@@ -177,7 +177,7 @@ def _draw_differences(
 _AFTER_EPOCHS = (1, 3, 14)
 
 
-def table(folder: Path) -> pd.DataFrame:
+def accuracy_by_recipe(folder: Path) -> pd.DataFrame:
     """Tabulate test accuracy in per cent after 1, 3 and 14 epochs, as far as a folder has runs.
 
     A row for each number of epochs. Columns by recipe: "mean", "std" and "count" over the seeds;

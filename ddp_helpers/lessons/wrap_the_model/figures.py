@@ -12,8 +12,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, link, pieces, write
-from ddp_helpers.draw.labels import caption, finding
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    link,
+    write_text,
+)
+from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
 
 # ---- a measured step
@@ -67,8 +76,8 @@ def one_step(ranks: Sequence[Sequence[Note]], where: str) -> Picture:
     last_gradient = _time_of(ranks[0], "gradient ready")
     early = sum(each.start < last_gradient for each in of_rank_0)
     title = f"{early} of {len(of_rank_0)} all-reduces start while backward still computes"
-    finding(figure, title)
-    caption(figure, f"one step, measured on {len(ranks)} ranks: {where}")
+    write_title(figure, title)
+    write_caption(figure, f"one step, measured on {len(ranks)} ranks: {where}")
     lanes = "lanes of compute, of each layer's gradients, from the last to the first, and of "
     lanes += "each bucket's all-reduce"
     return described(figure, f"{title}, on rank 0 of {len(ranks)}: {lanes}.")
@@ -147,15 +156,15 @@ def ddp_buckets() -> Picture:
     fast = _draw_schedule(ax, 0.55, "DDP: each bucket as soon as it is full", [4, 8, 12])
     slow = _draw_schedule(ax, 2.75, "Without overlap: all of them after backward", [12, 12, 12])
     title = f"Overlap makes this step {fast} ms long instead of {slow}"
-    write(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
+    write_text(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
     ax.plot([_x(0), _x(slow)], [4.95, 4.95], color=INK, linewidth=1.2)
     for ms in range(0, slow, 5):
         ax.plot([_x(ms)] * 2, [4.95, 5.02], color=INK, linewidth=1.2)
-        write(ax, _x(ms), 5.17, ms, **SMALL)
-    write(ax, LEFT, 5.0, "time [ms]", ha="left")
+        write_text(ax, _x(ms), 5.17, ms, **SMALL)
+    write_text(ax, LEFT, 5.0, "time [ms]", ha="left")
     note = "A sketch: its times are made up, "
     note += f"{_LAYER_MS} ms a layer and {_ALL_REDUCE_MS} ms an all-reduce."
-    write(ax, LEFT, 5.4, note, ha="left", color=GREY, **SMALL)
+    write_text(ax, LEFT, 5.4, note, ha="left", color=GREY, **SMALL)
     alt = f"{title}: a bucket's all-reduce starts while earlier layers compute. {note}"
     return described(ax.figure, alt)
 
@@ -184,9 +193,9 @@ def _draw_schedule(ax: Axes, top: float, title: str, earliest_starts: list[int])
         corner, extent = (_x(start), top + lane), (ms * _INCHES_PER_MS - 0.04, 0.46)
         box(ax, corner, extent, text, colour, fill=fill, line=line, color=ink, **SMALL)
 
-    write(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
+    write_text(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
     for name, lane in {"compute": 0.63, "gradients": 1.18, "network": 1.83}.items():
-        write(ax, LEFT, top + lane, name, ha="left")
+        write_text(ax, LEFT, top + lane, name, ha="left")
     computed = sent = 0  # ms: until when the schedule is drawn, of compute and of all-reduces
     for number, (layers, earliest) in enumerate(zip(_BUCKETS, earliest_starts, strict=True)):
         filling = _LAYER_MS * len(layers)
@@ -204,7 +213,7 @@ def _draw_schedule(ax: Axes, top: float, title: str, earliest_starts: list[int])
     bar(computed, sent - computed, 0.4, "waits", fill=0, line=":")
     bar(sent, _LAYER_MS, 0.4, "step", INK)
     total = sent + _LAYER_MS
-    write(ax, _x(total) + 0.05, top + 0.63, f"{total} ms", ha="left", weight="bold")
+    write_text(ax, _x(total) + 0.05, top + 0.63, f"{total} ms", ha="left", weight="bold")
     return total
 
 
@@ -218,15 +227,15 @@ def memory_of_gradients() -> Picture:
     _draw_memory(ax, 0.92, False, ["parameters", "gradients", "buckets: a second copy"])
     _draw_memory(ax, 1.92, True, ["parameters", "gradients, in the buckets"])
     note = "The memory of one rank, without activations and the optimizer's state."
-    write(ax, LEFT, 2.65, note, ha="left", color=GREY, **SMALL)
+    write_text(ax, LEFT, 2.65, note, ha="left", color=GREY, **SMALL)
     return described(ax.figure, f"{title}, of which parameters are 100 MB. {note}")
 
 
 def _draw_memory(ax: Axes, y: float, view: bool, blocks: Sequence[str]) -> None:
     """Draw a block for each 100 MB, with gradient_as_bucket_view or without."""
     setting = f"gradient_as_bucket_view={view}"
-    write(ax, LEFT, y - 0.2, setting, ha="left", weight="bold", **CODE)
-    for block, (left, width) in zip(blocks, pieces(LEFT, RIGHT, 3), strict=False):
+    write_text(ax, LEFT, y - 0.2, setting, ha="left", weight="bold", **CODE)
+    for block, (left, width) in zip(blocks, equal_parts(LEFT, RIGHT, 3), strict=False):
         hatch = "///" if "copy" in block else ""
         text = f"{block}, 100 MB"
         box(ax, (left, y), (width, 0.42), text, rank_colour(0), hatch=hatch, size=11)
@@ -245,10 +254,10 @@ def data_parallel_vs_ddp() -> Picture:
 
 def _draw_data_parallel(ax: Axes) -> None:
     """Draw one process whose GPU 0 sends to the other three, and receives from them."""
-    write(ax, 2.35, 0.65, "DataParallel: 1 process, 4 threads", weight="bold")
+    write_text(ax, 2.35, 0.65, "DataParallel: 1 process, 4 threads", weight="bold")
     box(ax, (LEFT, 0.85), (4.5, 2.9), fill=0.06)
     hub = box(ax, (1.7, 1.0), (1.3, 0.5), "GPU 0", rank_colour(0), weight="bold")
-    for gpu, (left, width) in enumerate(pieces(0.25, 4.45, 3), start=1):
+    for gpu, (left, width) in enumerate(equal_parts(0.25, 4.45, 3), start=1):
         corner = left + width / 2 - 0.55, 3.05
         other = box(ax, corner, (1.1, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
         link(ax, hub, other, bend=0.12)
@@ -258,12 +267,12 @@ def _draw_data_parallel(ax: Axes) -> None:
         "solid: a piece of the batch, a copy of the model",
         "dashed: outputs, gradients",
     ]
-    write(ax, 2.35, 4.2, "\n".join(lines), **SMALL)
+    write_text(ax, 2.35, 4.2, "\n".join(lines), **SMALL)
 
 
 def _draw_ddp(ax: Axes) -> None:
     """Draw four processes in a ring, each with a GPU."""
-    write(ax, 7.15, 0.65, "DDP: 4 processes, no hub", weight="bold")
+    write_text(ax, 7.15, 0.65, "DDP: 4 processes, no hub", weight="bold")
     ring = []
     for gpu in range(4):
         angle = math.pi * (gpu - 1) / 2
@@ -273,4 +282,4 @@ def _draw_ddp(ax: Axes) -> None:
     for rank, following in zip(ring, ring[1:] + ring[:1], strict=True):
         link(ax, rank, following, bend=-0.2)
     text = "every step, round the ring\nall-reduce of the gradients,\nno copies of the model"
-    write(ax, 7.15, 4.2, text, **SMALL)
+    write_text(ax, 7.15, 4.2, text, **SMALL)

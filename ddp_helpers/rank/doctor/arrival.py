@@ -8,13 +8,13 @@ import re
 
 import torch
 
-from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.group import claim_device
 
 
 def arrive(case: Case) -> None:
     """Claim a device, and leave a note of each thing that is this rank's; every rank calls it."""
-    _, case.trouble = overhear(lambda: _claim(case))
+    _, case.trouble = capture_trouble(lambda: _claim(case))
     case.cpus = list(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):  # Linux
         case.cpus = list(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ def _claim(case: Case) -> None:
         return
     card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
     if not runs_on((card.major, card.minor), built):
-        raise Red(
+        raise CheckFailed(
             f"{card.name} is sm_{card.major}{card.minor}, "
             f"and this torch is built for {' '.join(built)}"
         )

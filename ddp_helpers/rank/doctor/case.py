@@ -25,7 +25,7 @@ _LONGEST = 600  # characters of an error that a row can hold
 Value = TypeVar("Value")
 
 
-class Red(Exception):
+class CheckFailed(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
@@ -36,7 +36,7 @@ def _shorten(text: str) -> str:
     return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
+def capture_trouble(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
     """Call a function, and catch the line with which it stops or fails; any rank calls it.
 
     Returns its value, or None, and the line, perhaps with a cure behind it.
@@ -45,7 +45,7 @@ def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
     try:
         with redirect_stderr(stderr):
             return call(), []
-    except Red as red:
+    except CheckFailed as red:
         return None, list(red.args)
     except SystemExit:  # stop has printed its line
         return None, [stderr.getvalue().strip()]
@@ -101,7 +101,7 @@ class Case:
         self.lost = self.lost or self.come(name, timeout + 2)
         if self.lost:
             ranks = ", ".join(map(str, self.lost))
-            raise Red(f"rank {ranks} of {self.size} missing after {timeout} s")
+            raise CheckFailed(f"rank {ranks} of {self.size} missing after {timeout} s")
 
     def within(self, seconds: float, call: Callable[[], Value]) -> Value:
         """Call a function in a thread, and return its value.
@@ -136,13 +136,13 @@ class Case:
         variables = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             cure = "export both, the same for all ranks, before srun or mpirun"
-            raise Red(f"{variables}: no meeting point", cure)
+            raise CheckFailed(f"{variables}: no meeting point", cure)
         timeout = self.args.timeout
         check_address(timeout)
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
         def answers() -> bool:
-            _, trouble = overhear(lambda: create_connection((address, int(port)), 1).close())
+            _, trouble = capture_trouble(lambda: create_connection((address, int(port)), 1).close())
             return not trouble
 
         def connect() -> dist.Store:
@@ -152,12 +152,12 @@ class Case:
             return dist.TCPStore(address, int(port), None, is_host, limit, wait_for_workers=False)
 
         try:  # a stranger that holds the port and never answers would hold TCPStore for ever
-            store, trouble = self.within(timeout, lambda: overhear(connect))
+            store, trouble = self.within(timeout, lambda: capture_trouble(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
         if store is None:
             state = "cannot listen" if is_host else "is not there"
             cure = "export another MASTER_PORT, the same for all ranks"
-            raise Red(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
+            raise CheckFailed(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
         self.store = dist.PrefixStore(name_of_start(self.launcher), store)
         self.store.set_timeout(timedelta(seconds=timeout))

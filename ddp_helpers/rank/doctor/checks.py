@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torchvision
 
 from ddp_helpers.rank.doctor.arrival import may_share
-from ddp_helpers.rank.doctor.case import Case, Red, overhear
+from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.reduce import check_reduce
 from ddp_helpers.rank.staging import check_data
 
@@ -27,7 +27,7 @@ def _whole_number(variable: str) -> int:
     """Read a whole number from the environment, 1 if it is not set. Raises Red at anything else."""
     value = os.environ.get(variable) or "1"
     if not value.isdecimal() or len(value) > 18:
-        raise Red(f"{variable} is {value!r}, not a whole number", "let the launcher set it")
+        raise CheckFailed(f"{variable} is {value!r}, not a whole number", "let the launcher set it")
     return int(value)
 
 
@@ -39,14 +39,14 @@ def check_ranks(case: Case) -> str:
     tasks = _whole_number("SLURM_NTASKS") if case.size == 1 else 1
     if tasks > 1 and case.launcher in ("single", "slurm"):
         cure = "start it with srun, torchrun or mpirun"
-        raise Red(f"alone, but the job has SLURM_NTASKS={tasks}", cure)
+        raise CheckFailed(f"alone, but the job has SLURM_NTASKS={tasks}", cure)
     hosts, launcher = case.count("hosts"), case.launcher.replace("single", "no launcher")
     ranks = f"{case.size} rank{'s' * (case.size > 1)} on {hosts} host{'s' * (hosts > 1)}"
     seen = f"{ranks}, started by {launcher}"
     if (first := case.first("ranks", seen)) != seen:
-        raise Red(f"{seen}, where rank 0 says {first}")
+        raise CheckFailed(f"{seen}, where rank 0 says {first}")
     if case.count(f"local rank {case.node} {case.local_rank}") > 1:
-        raise Red(f"local rank {case.local_rank} on {case.host} twice")
+        raise CheckFailed(f"local rank {case.local_rank} on {case.host} twice")
     return seen
 
 
@@ -70,18 +70,18 @@ def check_versions(case: Case) -> str:
         versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl} by {by_class}"]
     seen = ", ".join(versions)
     if (first := case.first("versions", seen)) != seen:
-        raise Red(seen, f"use one environment on all nodes; rank 0 has {first}")
+        raise CheckFailed(seen, f"use one environment on all nodes; rank 0 has {first}")
     return seen
 
 
 def check_devices(case: Case) -> str:
     """Check that every rank has a GPU of its own that this torch can use, or none has one."""
     if case.trouble:
-        raise Red(*case.trouble)
+        raise CheckFailed(*case.trouble)
     if not case.gpu and case.count("gpus"):
-        raise Red("no GPU, where others have one")
+        raise CheckFailed("no GPU, where others have one")
     if case.gpu and case.count(case.gpu) > 1 and not may_share():
-        raise Red(f"{case.gpu} is shared")
+        raise CheckFailed(f"{case.gpu} is shared")
     return case.device
 
 
@@ -92,8 +92,8 @@ def check_cpus(case: Case) -> str:
         seen = f"CPUs: {len(case.cpus)}, but --cpus-per-task={task_cpus}"
         if machine < task_cpus:
             cure = f"ask for at most --cpus-per-task={machine}: the machine has no more"
-            raise Red(seen, cure)
-        raise Red(seen)
+            raise CheckFailed(seen, cure)
+        raise CheckFailed(seen)
     shares = [1 / case.count(f"cpu {case.node} {cpu}") for cpu in case.cpus]
     cpus = task_cpus if case.launcher == "slurm" else int(sum(shares) + 1e-9)
     seen = f"CPUs of its own: {cpus}"
@@ -101,10 +101,12 @@ def check_cpus(case: Case) -> str:
     if cpus <= workers:
         remedy = f"--num-workers {cpus - 1}" if cpus else "fewer ranks on a node"
         cure = f"{remedy}, or more --cpus-per-task"
-        raise Red(f"{seen}, for itself and --num-workers {workers}", cure)
+        raise CheckFailed(f"{seen}, for itself and --num-workers {workers}", cure)
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads.isdecimal() and cpus < int(threads):
-        raise Red(f"{seen}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={cpus}")
+        raise CheckFailed(
+            f"{seen}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={cpus}"
+        )
     return f"each rank's own: {cpus}"
 
 
@@ -114,14 +116,14 @@ def check_network(case: Case) -> str:
     chosen, known = set(address.split(",")), {known for _, known in socket.if_nameindex()}
     if unknown := chosen - known - {""}:
         missing = ", ".join(sorted(unknown))
-        raise Red(f"GLOO_SOCKET_IFNAME={address}: there is no {missing}")
+        raise CheckFailed(f"GLOO_SOCKET_IFNAME={address}: there is no {missing}")
     stays_here = "lo" in chosen
     if not address:
         address = _address_of(name, alone=case.count("hosts") == 1)
         stays_here = address == "::1" or address.startswith("127.")
     seen = f"gloo listens on {address} ({name})"
     if stays_here and case.count("hosts") > 1:
-        raise Red(f"{seen}, which does not leave {case.host}")
+        raise CheckFailed(f"{seen}, which does not leave {case.host}")
     return seen
 
 
@@ -133,7 +135,7 @@ def _address_of(name: str, alone: bool) -> str:
         if not alone:
             return "127.0.0.1"  # which gloo takes
     line = f"127.0.1.1 {name} as a line of /etc/hosts"
-    raise Red(
+    raise CheckFailed(
         f"{name}, this machine's name, has no address: torchrun waits minutes for it",
         f"{line}; or torchrun --standalone --local-addr=localhost",
     )
@@ -147,16 +149,16 @@ def check_dataset(case: Case) -> str:
     data = case.args.data
     if data == Path("none"):
         return "not looked at"
-    dataset, trouble = overhear(lambda: check_data(data))
+    dataset, trouble = capture_trouble(lambda: check_data(data))
     name = dataset or ""
     with suppress(OSError):
         digest = hashlib.md5((data / "MNIST/raw/MD5SUMS").read_bytes()).hexdigest()
         name = f"{dataset} {digest[:8]}"
     first = case.first("data", "" if trouble else name)
     if trouble:
-        raise Red("no whole data", trouble[0])
+        raise CheckFailed("no whole data", trouble[0])
     if first not in ("", name):
-        raise Red(f"{name}, where rank 0 has {first}")
+        raise CheckFailed(f"{name}, where rank 0 has {first}")
     return f"{name}, whole on each rank"
 
 
@@ -165,7 +167,7 @@ def check_space(case: Case) -> str:
     folder = case.args.run_dir
     free = shutil.disk_usage(_existing(folder)).free
     if free < 1e9:
-        raise Red(f"{free / 1e9:.2f} GB free for {folder}")
+        raise CheckFailed(f"{free / 1e9:.2f} GB free for {folder}")
     return f"{free / 1e9:.0f} GB free for the run folder"
 
 
@@ -183,7 +185,7 @@ def check_shm(case: Case) -> str:
     free, workers = shutil.disk_usage(_existing(Path("/dev/shm"))).free, case.args.num_workers
     user = f"--num-workers {workers}" if workers else "NCCL"
     if free <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
-        raise Red(f"{free / 2**20:.0f} MB for {user}")
+        raise CheckFailed(f"{free / 2**20:.0f} MB for {user}")
     return f"{free / 2**20:,.0f} MB free"
 
 
@@ -201,7 +203,7 @@ def check_clocks(case: Case) -> str:
     first = float(case.first("clock", str(time.time())))  # of a moment between `before` and now
     skew = max(before - first, 0) or min(time.time() - first, 0)
     if abs(skew) > 1:
-        raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
+        raise CheckFailed(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
     return "within a second of rank 0's"
 
 
@@ -221,9 +223,9 @@ def check_folder(case: Case) -> str:
         is_seen = expected and _appears(written)
         case.together("file")
     if problem:
-        raise Red(problem)
+        raise CheckFailed(problem)
     if not is_seen:
-        raise Red(f"not in {folder}: the file that rank 0 wrote")
+        raise CheckFailed(f"not in {folder}: the file that rank 0 wrote")
     return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_helpers.rank.doctor.case import Case, Red, Value
+from ddp_helpers.rank.doctor.case import Case, CheckFailed, Value
 from ddp_helpers.rank.group import backend_class
 
 _SIZES = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}  # in floats
@@ -48,7 +48,7 @@ def check_reduce(case: Case) -> str:
                 in_time(case, device, "end", dist.destroy_process_group)
     if wrong:
         right = case.size * (case.size + 1) / 2
-        raise Red(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
+        raise CheckFailed(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
     if case.rank:
         return ""
     pairs = zip(sizes, seconds, strict=True)
@@ -81,11 +81,13 @@ def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Va
     cure = f"export {variable}= the interface between the nodes, open for all ports"
     cure = f"{cure}: ip -brief address"
     if library == "gloo":
-        raise Red(seen, cure)
+        raise CheckFailed(seen, cure)
     debug = "NCCL_DEBUG=INFO says where it waits"
     if case.count("hosts") == 1:
-        raise Red(seen, f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies")
-    raise Red(seen, f"{cure}; {debug}")
+        raise CheckFailed(
+            seen, f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+        )
+    raise CheckFailed(seen, f"{cure}; {debug}")
 
 
 def _form(case: Case, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.doctor.arrival import arrive
-from ddp_helpers.rank.doctor.case import Case, overhear
+from ddp_helpers.rank.doctor.case import Case, capture_trouble
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
 from ddp_helpers.rank.launchers import OLDER_NCCL, stop, who_am_i
 
@@ -47,10 +47,10 @@ def examine(case: Case) -> tuple[int | None, list[str]]:
     """
     trouble: list[str] = []
     if case.size > 1:
-        _, trouble = overhear(case.meet)
+        _, trouble = capture_trouble(case.meet)
     if trouble and case.rank:
         return None, trouble
-    return overhear(lambda: consult(case, trouble))
+    return capture_trouble(lambda: consult(case, trouble))
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
@@ -81,9 +81,9 @@ def consult(case: Case, trouble: list[str]) -> int:
     no rank leaves.
     """
     arrive(case)
-    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
+    trouble = trouble or capture_trouble(lambda: case.together("arrive"))[1]
     names = [name for name in CHECKS if not (trouble and name in TOGETHER)]
-    answers = {name: visit(case, name) for name in names}
+    answers = {name: run_check(case, name) for name in names}
     lost = case.come("told", patience(case, trouble), json.dumps(answers))
     if case.rank == 0:
         rows = judge_all(case, names, lost)
@@ -91,7 +91,7 @@ def consult(case: Case, trouble: list[str]) -> int:
             seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
             _, usual_cure = CHECKS["ranks"]
             rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
-        case.store.set("status", str(show(rows)))
+        case.store.set("status", str(print_table(rows)))
     case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
     status = int(case.store.get("status"))
     if case.rank:
@@ -113,10 +113,10 @@ def patience(case: Case, trouble: list[str]) -> int:
     return 3 if case.lost else case.args.timeout + 5
 
 
-def visit(case: Case, name: str) -> list[str]:
+def run_check(case: Case, name: str) -> list[str]:
     """Run a check on this rank; return what was seen, and the cure, or "" if all is well."""
     check, usual_cure = CHECKS[name]
-    seen, trouble = overhear(lambda: check(case))
+    seen, trouble = capture_trouble(lambda: check(case))
     if trouble:
         return [*trouble, usual_cure][:2]
     return [seen or "", ""]
@@ -129,11 +129,11 @@ def judge_all(case: Case, names: list[str], lost: list[int]) -> list[tuple[str, 
     rows = []
     for name in names:
         answers = {rank: note[name] for rank, note in notes.items() if name in note}
-        rows.append(judge(name, answers))
+        rows.append(judge_check(name, answers))
     return rows
 
 
-def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
+def judge_check(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
     """Make the row of a check from each rank's answer: its name, what was seen, and the cure.
 
     A red row says which ranks are at fault, another what is fine. Any process calls it.
@@ -152,7 +152,7 @@ def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
     return name, "; ".join(faults or fine), "; ".join(cures)
 
 
-def show(rows: list[tuple[str, str, str]]) -> int:
+def print_table(rows: list[tuple[str, str, str]]) -> int:
     """Print the rows, a cure below each red one, and give the exit status; rank 0 calls it."""
     lines = [f"{'check':<11} {'':<3} what was seen"]
     red = 0

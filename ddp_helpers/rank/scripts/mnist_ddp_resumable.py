@@ -26,8 +26,8 @@ from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_metrics
-from ddp_helpers.rank.record import recorded, report, save_model, write
-from ddp_helpers.rank.resume import Rest, ResumableRun, weight_digest
+from ddp_helpers.rank.record import recorded, report, save_model, write_files
+from ddp_helpers.rank.resume import RemainingSampler, ResumableRun, weight_digest
 from ddp_helpers.rank.training import merge, one_pass, set_precision
 from ddp_helpers.rank.votes import StopAllRanks, Votes, ignore_signals
 
@@ -46,7 +46,7 @@ def train(
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     args, model = run.args, run.model
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = Rest(DistributedSampler(train_set, world_size, rank, seed=args.seed))
+    sampler = RemainingSampler(DistributedSampler(train_set, world_size, rank, seed=args.seed))
     assert isinstance(test_set, Sized), "a stream cannot be shared out"
     test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
     generator = torch.Generator()
@@ -221,7 +221,7 @@ def main() -> None:
         with recorded(args, device, sets[0], **facts):
             log_start(run, start)
             # Of the epochs that stay done.
-            write(args.run_dir, {"metrics.jsonl": run.progress.metrics.encode()})
+            write_files(args.run_dir, {"metrics.jsonl": run.progress.metrics.encode()})
             train(run, votes, ddp_model, optimizer, *sets)
             run.log("done")
         dist.barrier()  # no rank leaves while another still needs it

@@ -25,8 +25,8 @@ Step = Callable[[Tensor], Sums]  # trains on the samples with these indices
 
 def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNIST) -> None:
     """Train for args.epochs epochs, and test after each."""
-    images, labels = held(train_set, device)
-    test_images, test_labels = held(test_set, device)
+    images, labels = hold_on_device(train_set, device)
+    test_images, test_labels = hold_on_device(test_set, device)
     torch.manual_seed(args.seed)
     model = FastNet().to(memory_format=torch.channels_last).to(device)
     optimizer = make_optimizer(args, device, model)
@@ -34,7 +34,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     order = torch.Generator(device).manual_seed(args.seed)
 
     def step(indices: Tensor) -> Sums:
-        loss, sums = counted(model, images[indices], labels[indices], args)
+        loss, sums = measure_batch(model, images[indices], labels[indices], args)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -71,13 +71,13 @@ def make_optimizer(args: Namespace, device: torch.device, model: nn.Module) -> O
     return torch.optim.Adadelta(model.parameters(), lr=lr, capturable=True, foreach=True)
 
 
-def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
+def hold_on_device(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
     """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n]."""
     images = data.data.to(device).float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
 
-def counted(
+def measure_batch(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
@@ -103,7 +103,7 @@ def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> d
     """Measure the model on all these samples, and add up."""
     size = args.test_batch_size
     batches = zip(images.split(size), labels.split(size), strict=True)
-    return sum_up(counted(model, inputs, target, args)[1] for inputs, target in batches)
+    return sum_up(measure_batch(model, inputs, target, args)[1] for inputs, target in batches)
 
 
 def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Step:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_helpers import ROOT, PlainError
-from ddp_helpers.launch.launchers import HERE, commands, environment
+from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
 from ddp_helpers.launch.processes import lines_of
 from ddp_helpers.tools.audit import one_rank, restart
 from ddp_helpers.tools.audit.judge import judge
@@ -208,8 +208,8 @@ def _launch(
     enter = [sys.executable, "-c", change_folder, str(cwd)]
     with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
         witness = [str(WITNESS), str(notes), str(limit), *command]
-        [torchrun] = commands("torchrun", witness, [ranks], logs)
-        env = environment([ranks], HERE | env)
+        [torchrun] = launch_commands("torchrun", witness, [ranks], logs)
+        env = launch_environment([ranks], LOOPBACK_ONLY | env)
         lines = lines_of([[*enter, *torchrun]], env, limit + _START)
         with closing(lines), suppress(TimeoutError):
             for line in lines:
@@ -218,7 +218,7 @@ def _launch(
     return read_notes(notes, ranks)
 
 
-def show(rows: Sequence[Row]) -> str:
+def show_table(rows: Sequence[Row]) -> str:
     """Format the table, with a cure below each red row."""
     lines = [f"{'check':<12} {'':<8} what was seen"]
     for row in rows:
@@ -241,7 +241,7 @@ def _printable(line: str) -> str:
 
 def report(rows: Sequence[Row], table: Path | None) -> int:
     """Print the table, and write it to a file of JSON, if any; 1 if a row is red, else 0."""
-    print(show(rows), flush=True)
+    print(show_table(rows), flush=True)
     if table:
         table.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
     return int(any(row.verdict == RED for row in rows))
