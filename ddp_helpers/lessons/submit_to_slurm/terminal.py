@@ -49,7 +49,7 @@ class Terminal:
         if not available():
             print("left out: no Slurm answers here")
             return
-        status = self._run_in_bash(self.filled(cell), until_job_ends=mode == "until")
+        status = self._run_in_bash(self.fill_in(cell), until_job_ends=mode == "until")
         if numbers := re.findall(r"Submitted batch job (\d+)", self.variables["said"]):
             self.variables["JOB"] = numbers[-1]
         if mode == "fails":
@@ -58,7 +58,7 @@ class Terminal:
         if mode != "until" and failed != (mode == "fails"):
             raise UsageError(f"the commands ended with exit status {status}")
 
-    def filled(self, cell: str) -> str:
+    def fill_in(self, cell: str) -> str:
         """Return a cell with the notebook's variables in the place of their names in braces.
 
         Braces around anything else stay, and those of ${…}, too.
