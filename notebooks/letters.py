@@ -3,7 +3,7 @@
 python letters.py --epochs 2
 
 On many devices, with all that a cluster asks for:
-scripts.write("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
+scripts.write_script("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
 """
 
 from argparse import ArgumentParser

@@ -55,4 +55,4 @@ def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, 
     return F.cross_entropy(output, target), metrics
 
 
-PARTS = [Net, Block, datasets, loss_and_metrics]  # for scripts.write(..., replace=)
+PARTS = [Net, Block, datasets, loss_and_metrics]  # for scripts.write_script(..., replace=)

@@ -144,7 +144,7 @@ from ddp_helpers.launch import launch
 from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
 data = write_digits(ROOT / "build" / "bar", train=4096, test=64)
-script = scripts.write("mnist_ddp", ROOT / "build" / "bar.py")
+script = scripts.write_script("mnist_ddp", ROOT / "build" / "bar.py")
 done = launch.run(script, "--data", data, "--epochs", 1, "--batch-size", 2, "--log-interval", 2, ranks=2)"""
 BAR = re.compile(r"\[#*\.*\] (\d+)/\d+")
 

@@ -65,7 +65,7 @@ def without_record(folder):
 
 
 DOCTORED = {
-    "no job": (lambda folder: (folder / "job.json").unlink(), "jobs.write(job, place, folder)"),
+    "no job": (lambda folder: (folder / "job.json").unlink(), "jobs.write_job(job, site, folder)"),
     "only written": (change("job.json", state="WRITTEN", job_id=None), "jobs.submit(folder)"),
     "not collected": (change("job.json", state="PENDING", job_id="7"), "jobs.collect(folder)"),
     "no record": (without_record, "--run-dir {run_dir}"),

@@ -451,7 +451,7 @@ CELLS = [
     "class Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x)  # the first try",
     "%time y = 5\nfrom pathlib import Path as Place",
     "%time y = 5\nclass Net(nn.Module):\n    def forward(self, x):\n        return F.relu(x), Place  # the second try",
-    "text = scripts.write('mnist_single', 'script.py', replace=[Net]).read_text()\n"
+    "text = scripts.write_script('mnist_single', 'script.py', replace=[Net]).read_text()\n"
     "print(text.count('the first try'), text.count('the second try'), text.count('nn.Dropout'))\n"
     "print(*[line for line in text.splitlines() if 'pathlib' in line], sep='\\n')",
 ]

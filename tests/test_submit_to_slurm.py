@@ -108,11 +108,11 @@ APART = ["a; touch b", "a && b", "a > b", "[2]", "*", "it's"]  # in bash, if no 
 def test_a_value_that_bash_would_run_or_take_apart_is_refused(value: str) -> None:
     for cell in ("ls {data}", "ls '{data}'", 'ls "{data}/x"', *(['ls "{data}"'] if value in RUNS else [])):
         with pytest.raises(UsageError, match="data is "):
-            terminal.Terminal(Shell(data=value)).filled(cell)
+            terminal.Terminal(Shell(data=value)).fill_in(cell)
 
 
 @pytest.mark.parametrize("value", [*APART, "/a b/é-1.5", "/home/me/my course [2]"])
 def test_a_value_in_double_quotes_is_one_word_for_bash(value: str) -> None:
-    cell = terminal.Terminal(Shell(data=value)).filled('printf "%s|" "{data}" ${HOME} {x}')
+    cell = terminal.Terminal(Shell(data=value)).fill_in('printf "%s|" "{data}" ${HOME} {x}')
     done = subprocess.run(["bash", "-c", cell], env={"HOME": "/h"}, capture_output=True, text=True, check=True)
     assert done.stdout == f"{value}|/h|{{x}}|"

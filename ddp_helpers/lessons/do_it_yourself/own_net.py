@@ -63,7 +63,7 @@ def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     try:
         job_record = read_job_record(folder)
     except JobError:
-        cure = "describe one with jobs.Job, and jobs.write(job, place, folder)"
+        cure = "describe one with jobs.Job, and jobs.write_job(job, site, folder)"
         return [f"the folder holds no job: {cure}"]
     if job_record["state"] == "WRITTEN":
         return ["the job was written but not submitted: jobs.submit(folder)"]
