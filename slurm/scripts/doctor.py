@@ -64,10 +64,10 @@ def examine(case: Case) -> tuple[int | None, list[str]]:
     """
     trouble: list[str] = []
     if case.size > 1:
-        _, trouble = overhear(case.meet)
+        _, trouble = capture_trouble(case.meet)
     if trouble and case.rank:
         return None, trouble
-    return overhear(lambda: consult(case, trouble))
+    return capture_trouble(lambda: consult(case, trouble))
 
 
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
@@ -98,9 +98,9 @@ def consult(case: Case, trouble: list[str]) -> int:
     no rank leaves.
     """
     arrive(case)
-    trouble = trouble or overhear(lambda: case.together("arrive"))[1]
+    trouble = trouble or capture_trouble(lambda: case.together("arrive"))[1]
     names = [name for name in CHECKS if not (trouble and name in TOGETHER)]
-    answers = {name: visit(case, name) for name in names}
+    answers = {name: run_check(case, name) for name in names}
     lost = case.come("told", patience(case, trouble), json.dumps(answers))
     if case.rank == 0:
         rows = judge_all(case, names, lost)
@@ -108,7 +108,7 @@ def consult(case: Case, trouble: list[str]) -> int:
             seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
             _, usual_cure = CHECKS["ranks"]
             rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
-        case.store.set("status", str(show(rows)))
+        case.store.set("status", str(print_table(rows)))
     case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
     status = int(case.store.get("status"))
     if case.rank:
@@ -130,10 +130,10 @@ def patience(case: Case, trouble: list[str]) -> int:
     return 3 if case.lost else case.args.timeout + 5
 
 
-def visit(case: Case, name: str) -> list[str]:
+def run_check(case: Case, name: str) -> list[str]:
     """Run a check on this rank; return what was seen, and the cure, or "" if all is well."""
     check, usual_cure = CHECKS[name]
-    seen, trouble = overhear(lambda: check(case))
+    seen, trouble = capture_trouble(lambda: check(case))
     if trouble:
         return [*trouble, usual_cure][:2]
     return [seen or "", ""]
@@ -146,11 +146,11 @@ def judge_all(case: Case, names: list[str], lost: list[int]) -> list[tuple[str, 
     rows = []
     for name in names:
         answers = {rank: note[name] for rank, note in notes.items() if name in note}
-        rows.append(judge(name, answers))
+        rows.append(judge_check(name, answers))
     return rows
 
 
-def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
+def judge_check(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
     """Make the row of a check from each rank's answer: its name, what was seen, and the cure.
 
     A red row says which ranks are at fault, another what is fine. Any process calls it.
@@ -169,7 +169,7 @@ def judge(name: str, answers: dict[int, list[str]]) -> tuple[str, str, str]:
     return name, "; ".join(faults or fine), "; ".join(cures)
 
 
-def show(rows: list[tuple[str, str, str]]) -> int:
+def print_table(rows: list[tuple[str, str, str]]) -> int:
     """Print the rows, a cure below each red one, and give the exit status; rank 0 calls it."""
     lines = [f"{'check':<11} {'':<3} what was seen"]
     red = 0
@@ -347,7 +347,7 @@ _LONGEST = 600  # characters of an error that a row can hold
 Value = TypeVar("Value")
 
 
-class Red(Exception):
+class CheckFailed(Exception):
     """A check has failed: what was seen, and the cure if it is not the check's usual one."""
 
 
@@ -358,7 +358,7 @@ def _shorten(text: str) -> str:
     return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
+def capture_trouble(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
     """Call a function, and catch the line with which it stops or fails; any rank calls it.
 
     Returns its value, or None, and the line, perhaps with a cure behind it.
@@ -367,7 +367,7 @@ def overhear(call: Callable[[], Value]) -> tuple[Value | None, list[str]]:
     try:
         with redirect_stderr(stderr):
             return call(), []
-    except Red as red:
+    except CheckFailed as red:
         return None, list(red.args)
     except SystemExit:  # stop has printed its line
         return None, [stderr.getvalue().strip()]
@@ -423,7 +423,7 @@ class Case:
         self.lost = self.lost or self.come(name, timeout + 2)
         if self.lost:
             ranks = ", ".join(map(str, self.lost))
-            raise Red(f"rank {ranks} of {self.size} missing after {timeout} s")
+            raise CheckFailed(f"rank {ranks} of {self.size} missing after {timeout} s")
 
     def within(self, seconds: float, call: Callable[[], Value]) -> Value:
         """Call a function in a thread, and return its value.
@@ -458,13 +458,13 @@ class Case:
         variables = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port.isdecimal() and 0 < int(port[:9]) < 2**16):
             cure = "export both, the same for all ranks, before srun or mpirun"
-            raise Red(f"{variables}: no meeting point", cure)
+            raise CheckFailed(f"{variables}: no meeting point", cure)
         timeout = self.args.timeout
         check_address(timeout)
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
         def answers() -> bool:
-            _, trouble = overhear(lambda: create_connection((address, int(port)), 1).close())
+            _, trouble = capture_trouble(lambda: create_connection((address, int(port)), 1).close())
             return not trouble
 
         def connect() -> dist.Store:
@@ -474,20 +474,20 @@ class Case:
             return dist.TCPStore(address, int(port), None, is_host, limit, wait_for_workers=False)
 
         try:  # a stranger that holds the port and never answers would hold TCPStore for ever
-            store, trouble = self.within(timeout, lambda: overhear(connect))
+            store, trouble = self.within(timeout, lambda: capture_trouble(connect))
         except TimeoutError:
             store, trouble = None, ["no answer: is it running, and is the port no stranger's?"]
         if store is None:
             state = "cannot listen" if is_host else "is not there"
             cure = "export another MASTER_PORT, the same for all ranks"
-            raise Red(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
+            raise CheckFailed(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
         self.store = dist.PrefixStore(name_of_start(self.launcher), store)
         self.store.set_timeout(timedelta(seconds=timeout))
 
 
 def arrive(case: Case) -> None:
     """Claim a device, and leave a note of each thing that is this rank's; every rank calls it."""
-    _, case.trouble = overhear(lambda: _claim(case))
+    _, case.trouble = capture_trouble(lambda: _claim(case))
     case.cpus = list(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):  # Linux
         case.cpus = list(os.sched_getaffinity(0))
@@ -511,7 +511,7 @@ def _claim(case: Case) -> None:
         return
     card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
     if not runs_on((card.major, card.minor), built):
-        raise Red(
+        raise CheckFailed(
             f"{card.name} is sm_{card.major}{card.minor}, "
             f"and this torch is built for {' '.join(built)}"
         )
@@ -580,7 +580,7 @@ def check_reduce(case: Case) -> str:
                 in_time(case, device, "end", dist.destroy_process_group)
     if wrong:
         right = case.size * (case.size + 1) / 2
-        raise Red(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
+        raise CheckFailed(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
     if case.rank:
         return ""
     pairs = zip(sizes, seconds, strict=True)
@@ -613,11 +613,13 @@ def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Va
     cure = f"export {variable}= the interface between the nodes, open for all ports"
     cure = f"{cure}: ip -brief address"
     if library == "gloo":
-        raise Red(seen, cure)
+        raise CheckFailed(seen, cure)
     debug = "NCCL_DEBUG=INFO says where it waits"
     if case.count("hosts") == 1:
-        raise Red(seen, f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies")
-    raise Red(seen, f"{cure}; {debug}")
+        raise CheckFailed(
+            seen, f"{debug}; on one host NCCL_P2P_DISABLE=1 does without direct copies"
+        )
+    raise CheckFailed(seen, f"{cure}; {debug}")
 
 
 def _form(case: Case, device: torch.device) -> None:
@@ -707,7 +709,7 @@ def _whole_number(variable: str) -> int:
     """Read a whole number from the environment, 1 if it is not set. Raises Red at anything else."""
     value = os.environ.get(variable) or "1"
     if not value.isdecimal() or len(value) > 18:
-        raise Red(f"{variable} is {value!r}, not a whole number", "let the launcher set it")
+        raise CheckFailed(f"{variable} is {value!r}, not a whole number", "let the launcher set it")
     return int(value)
 
 
@@ -719,14 +721,14 @@ def check_ranks(case: Case) -> str:
     tasks = _whole_number("SLURM_NTASKS") if case.size == 1 else 1
     if tasks > 1 and case.launcher in ("single", "slurm"):
         cure = "start it with srun, torchrun or mpirun"
-        raise Red(f"alone, but the job has SLURM_NTASKS={tasks}", cure)
+        raise CheckFailed(f"alone, but the job has SLURM_NTASKS={tasks}", cure)
     hosts, launcher = case.count("hosts"), case.launcher.replace("single", "no launcher")
     ranks = f"{case.size} rank{'s' * (case.size > 1)} on {hosts} host{'s' * (hosts > 1)}"
     seen = f"{ranks}, started by {launcher}"
     if (first := case.first("ranks", seen)) != seen:
-        raise Red(f"{seen}, where rank 0 says {first}")
+        raise CheckFailed(f"{seen}, where rank 0 says {first}")
     if case.count(f"local rank {case.node} {case.local_rank}") > 1:
-        raise Red(f"local rank {case.local_rank} on {case.host} twice")
+        raise CheckFailed(f"local rank {case.local_rank} on {case.host} twice")
     return seen
 
 
@@ -750,18 +752,18 @@ def check_versions(case: Case) -> str:
         versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl} by {by_class}"]
     seen = ", ".join(versions)
     if (first := case.first("versions", seen)) != seen:
-        raise Red(seen, f"use one environment on all nodes; rank 0 has {first}")
+        raise CheckFailed(seen, f"use one environment on all nodes; rank 0 has {first}")
     return seen
 
 
 def check_devices(case: Case) -> str:
     """Check that every rank has a GPU of its own that this torch can use, or none has one."""
     if case.trouble:
-        raise Red(*case.trouble)
+        raise CheckFailed(*case.trouble)
     if not case.gpu and case.count("gpus"):
-        raise Red("no GPU, where others have one")
+        raise CheckFailed("no GPU, where others have one")
     if case.gpu and case.count(case.gpu) > 1 and not may_share():
-        raise Red(f"{case.gpu} is shared")
+        raise CheckFailed(f"{case.gpu} is shared")
     return case.device
 
 
@@ -772,8 +774,8 @@ def check_cpus(case: Case) -> str:
         seen = f"CPUs: {len(case.cpus)}, but --cpus-per-task={task_cpus}"
         if machine < task_cpus:
             cure = f"ask for at most --cpus-per-task={machine}: the machine has no more"
-            raise Red(seen, cure)
-        raise Red(seen)
+            raise CheckFailed(seen, cure)
+        raise CheckFailed(seen)
     shares = [1 / case.count(f"cpu {case.node} {cpu}") for cpu in case.cpus]
     cpus = task_cpus if case.launcher == "slurm" else int(sum(shares) + 1e-9)
     seen = f"CPUs of its own: {cpus}"
@@ -781,10 +783,12 @@ def check_cpus(case: Case) -> str:
     if cpus <= workers:
         remedy = f"--num-workers {cpus - 1}" if cpus else "fewer ranks on a node"
         cure = f"{remedy}, or more --cpus-per-task"
-        raise Red(f"{seen}, for itself and --num-workers {workers}", cure)
+        raise CheckFailed(f"{seen}, for itself and --num-workers {workers}", cure)
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads.isdecimal() and cpus < int(threads):
-        raise Red(f"{seen}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={cpus}")
+        raise CheckFailed(
+            f"{seen}, for OMP_NUM_THREADS={threads}", f"export OMP_NUM_THREADS={cpus}"
+        )
     return f"each rank's own: {cpus}"
 
 
@@ -794,14 +798,14 @@ def check_network(case: Case) -> str:
     chosen, known = set(address.split(",")), {known for _, known in socket.if_nameindex()}
     if unknown := chosen - known - {""}:
         missing = ", ".join(sorted(unknown))
-        raise Red(f"GLOO_SOCKET_IFNAME={address}: there is no {missing}")
+        raise CheckFailed(f"GLOO_SOCKET_IFNAME={address}: there is no {missing}")
     stays_here = "lo" in chosen
     if not address:
         address = _address_of(name, alone=case.count("hosts") == 1)
         stays_here = address == "::1" or address.startswith("127.")
     seen = f"gloo listens on {address} ({name})"
     if stays_here and case.count("hosts") > 1:
-        raise Red(f"{seen}, which does not leave {case.host}")
+        raise CheckFailed(f"{seen}, which does not leave {case.host}")
     return seen
 
 
@@ -813,7 +817,7 @@ def _address_of(name: str, alone: bool) -> str:
         if not alone:
             return "127.0.0.1"  # which gloo takes
     line = f"127.0.1.1 {name} as a line of /etc/hosts"
-    raise Red(
+    raise CheckFailed(
         f"{name}, this machine's name, has no address: torchrun waits minutes for it",
         f"{line}; or torchrun --standalone --local-addr=localhost",
     )
@@ -827,16 +831,16 @@ def check_dataset(case: Case) -> str:
     data = case.args.data
     if data == Path("none"):
         return "not looked at"
-    dataset, trouble = overhear(lambda: check_data(data))
+    dataset, trouble = capture_trouble(lambda: check_data(data))
     name = dataset or ""
     with suppress(OSError):
         digest = hashlib.md5((data / "MNIST/raw/MD5SUMS").read_bytes()).hexdigest()
         name = f"{dataset} {digest[:8]}"
     first = case.first("data", "" if trouble else name)
     if trouble:
-        raise Red("no whole data", trouble[0])
+        raise CheckFailed("no whole data", trouble[0])
     if first not in ("", name):
-        raise Red(f"{name}, where rank 0 has {first}")
+        raise CheckFailed(f"{name}, where rank 0 has {first}")
     return f"{name}, whole on each rank"
 
 
@@ -845,7 +849,7 @@ def check_space(case: Case) -> str:
     folder = case.args.run_dir
     free = shutil.disk_usage(_existing(folder)).free
     if free < 1e9:
-        raise Red(f"{free / 1e9:.2f} GB free for {folder}")
+        raise CheckFailed(f"{free / 1e9:.2f} GB free for {folder}")
     return f"{free / 1e9:.0f} GB free for the run folder"
 
 
@@ -863,7 +867,7 @@ def check_shm(case: Case) -> str:
     free, workers = shutil.disk_usage(_existing(Path("/dev/shm"))).free, case.args.num_workers
     user = f"--num-workers {workers}" if workers else "NCCL"
     if free <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
-        raise Red(f"{free / 2**20:.0f} MB for {user}")
+        raise CheckFailed(f"{free / 2**20:.0f} MB for {user}")
     return f"{free / 2**20:,.0f} MB free"
 
 
@@ -881,7 +885,7 @@ def check_clocks(case: Case) -> str:
     first = float(case.first("clock", str(time.time())))  # of a moment between `before` and now
     skew = max(before - first, 0) or min(time.time() - first, 0)
     if abs(skew) > 1:
-        raise Red(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
+        raise CheckFailed(f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} rank 0")
     return "within a second of rank 0's"
 
 
@@ -901,9 +905,9 @@ def check_folder(case: Case) -> str:
         is_seen = expected and _appears(written)
         case.together("file")
     if problem:
-        raise Red(problem)
+        raise CheckFailed(problem)
     if not is_seen:
-        raise Red(f"not in {folder}: the file that rank 0 wrote")
+        raise CheckFailed(f"not in {folder}: the file that rank 0 wrote")
     return "" if case.rank else f"all ranks see what rank 0 wrote for {folder}"
 
 
@@ -950,4 +954,4 @@ TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 563a3820af7b12be
+# As it was written out, the SHA-256 of the lines above begins with 34a93ad8369291bd

@@ -57,7 +57,7 @@ def train(
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     args, model = run.args, run.model
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = Rest(DistributedSampler(train_set, world_size, rank, seed=args.seed))
+    sampler = RemainingSampler(DistributedSampler(train_set, world_size, rank, seed=args.seed))
     assert isinstance(test_set, Sized), "a stream cannot be shared out"
     test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
     generator = torch.Generator()
@@ -135,7 +135,7 @@ def main() -> None:
         with recorded(args, device, sets[0], **facts):
             log_start(run, start)
             # Of the epochs that stay done.
-            write(args.run_dir, {"metrics.jsonl": run.progress.metrics.encode()})
+            write_files(args.run_dir, {"metrics.jsonl": run.progress.metrics.encode()})
             train(run, votes, ddp_model, optimizer, *sets)
             run.log("done")
         dist.barrier()  # no rank leaves while another still needs it
@@ -245,7 +245,7 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        if defect := damage(folder):
+        if defect := describe_damage(folder):
             raise ValueError(defect)
         train_set = MNIST(folder, train=True, transform=transform)
         test_set = MNIST(folder, train=False, transform=transform)
@@ -368,7 +368,7 @@ def cpus_of_rank() -> int:
     return max(1, min(share, limit or cpus))
 
 
-def damage(folder: Path) -> str:
+def describe_damage(folder: Path) -> str:
     """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
 
     It looks at their first bytes and their lengths; any process calls it.
@@ -840,7 +840,7 @@ class RecordError(OSError):
     """
 
 
-def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
+def write_files(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
     """Write files, by their names, whole or not at all; without a folder, none.
 
     A dict is written as JSON. Raises RecordError.
@@ -856,7 +856,7 @@ def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]
             raise RecordError(str(error)) from error
 
 
-def claim(folder: Path) -> None:
+def claim_folder(folder: Path) -> None:
     """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -891,17 +891,17 @@ def recorded(
     env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
-        claim(args.run_dir)
+        claim_folder(args.run_dir)
     try:
-        write(args.run_dir, {"spec.json": vars(args), "env.json": env})
-        write(args.run_dir, {"status.json": {"state": "running"}})
+        write_files(args.run_dir, {"spec.json": vars(args), "env.json": env})
+        write_files(args.run_dir, {"status.json": {"state": "running"}})
         yield
-        write(args.run_dir, {"status.json": {"state": "done"}})
+        write_files(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
         state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
         request = os.environ.get("REQUEUE_FILE")
         with suppress(OSError):
-            write(args.run_dir, {"status.json": {"state": state, "why": why}})
+            write_files(args.run_dir, {"status.json": {"state": state, "why": why}})
             if args.run_dir and state == "preempted" and request:
                 write_whole(Path(request), why.encode())  # the batch script puts the job back
         if isinstance(error, RecordError):
@@ -944,7 +944,7 @@ def report(
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         lines = path.read_bytes() if path.exists() else b""
-        write(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
+        write_files(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
 
 
 def save_model(model: nn.Module, folder: Path | None) -> None:
@@ -952,7 +952,7 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
     folder = folder or Path()
     content = BytesIO()
     torch.save(model.state_dict(), content)
-    write(folder, {"mnist_cnn.pt": content.getvalue()})
+    write_files(folder, {"mnist_cnn.pt": content.getvalue()})
     print(f"saved {folder}/mnist_cnn.pt", flush=True)
 
 
@@ -1070,7 +1070,7 @@ def _group_of_cpus(timeout: timedelta | None = None) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
 
-def save(folder: Path, step: int, state: dict[str, object]) -> Path:
+def save_checkpoint(folder: Path, step: int, state: dict[str, object]) -> Path:
     """Write step-STEP-DIGEST.pt, and remove all but the last two; one rank calls it.
 
     DIGEST is the SHA-256 of the content. Raises RecordError.
@@ -1079,9 +1079,9 @@ def save(folder: Path, step: int, state: dict[str, object]) -> Path:
     torch.save(state, buffer)
     content = buffer.getvalue()
     name = f"step-{step:08}-{_digest(content)}.pt"
-    write(folder, {name: content})
+    write_files(folder, {name: content})
     half_written = folder.glob(".part-*")  # by a killed attempt
-    for old in (*checkpoints(folder)[2:], *half_written):
+    for old in (*list_checkpoints(folder)[2:], *half_written):
         old.unlink()
     return folder / name
 
@@ -1091,12 +1091,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*-*.pt"), reverse=True)
 
 
-def read(path: Path) -> bytes:
+def read_checkpoint(path: Path) -> bytes:
     """Read a checkpoint's content.
 
     Raises ValueError if it is not what its name says, OSError if it cannot be read.
@@ -1109,21 +1109,21 @@ def read(path: Path) -> bytes:
     return content
 
 
-def newest(folder: Path) -> bytes:
+def read_newest_checkpoint(folder: Path) -> bytes:
     """Read the newest checkpoint that is whole; b"" if there is none.
 
     One that is not whole is set aside, and named in a line.
     """
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         try:
-            return read(path)
+            return read_checkpoint(path)
         except ValueError as error:
             print(f"{error}; set aside as {path.stem}.damaged", flush=True)
             path.replace(path.with_suffix(".damaged"))
     return b""
 
 
-def unpack(content: bytes) -> dict[str, Any]:
+def load_checkpoint(content: bytes) -> dict[str, Any]:
     """Load a checkpoint's content onto the CPU.
 
     Raises an error of pickle's if it holds more than data.
@@ -1131,7 +1131,7 @@ def unpack(content: bytes) -> dict[str, Any]:
     return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
 
 
-class Rest(Sampler[int]):
+class RemainingSampler(Sampler[int]):
     """Yield the rest of a sampler's epoch: its first `done` samples were trained on before."""
 
     def __init__(self, sampler: DistributedSampler) -> None:
@@ -1261,7 +1261,7 @@ class ResumableRun:
         state |= {"setting": self.setting, "shape": self.shape}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
         try:
-            path = save(self.args.run_dir / "checkpoints", step, state)
+            path = save_checkpoint(self.args.run_dir / "checkpoints", step, state)
             self.log("saved", checkpoint=path.name)
         except OSError as error:
             cure = "the one before is whole; make room, start again"
@@ -1283,9 +1283,9 @@ class ResumableRun:
         try:
             content = b""
             if has_attempts or resume == "auto":
-                content = newest(folder / "checkpoints")
+                content = read_newest_checkpoint(folder / "checkpoints")
             if not content and is_path:
-                content = read(Path(resume))
+                content = read_checkpoint(Path(resume))
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = attempts.open("a")
             # Of this process alone: no worker inherits it.
@@ -1312,7 +1312,7 @@ class ResumableRun:
         if not content:
             return "starts from the beginning"
         try:
-            state = unpack(content)
+            state = load_checkpoint(content)
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
             self.progress = Progress(**state["progress"])
@@ -1349,4 +1349,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 3ff7ab737ae51839
+# As it was written out, the SHA-256 of the lines above begins with eb66d97f3274feed

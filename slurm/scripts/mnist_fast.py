@@ -32,8 +32,8 @@ Step = Callable[[Tensor], Sums]  # trains on the samples with these indices
 
 def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNIST) -> None:
     """Train for args.epochs epochs, and test after each."""
-    images, labels = held(train_set, device)
-    test_images, test_labels = held(test_set, device)
+    images, labels = hold_on_device(train_set, device)
+    test_images, test_labels = hold_on_device(test_set, device)
     torch.manual_seed(args.seed)
     model = FastNet().to(memory_format=torch.channels_last).to(device)
     optimizer = make_optimizer(args, device, model)
@@ -41,7 +41,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     order = torch.Generator(device).manual_seed(args.seed)
 
     def step(indices: Tensor) -> Sums:
-        loss, sums = counted(model, images[indices], labels[indices], args)
+        loss, sums = measure_batch(model, images[indices], labels[indices], args)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -88,13 +88,13 @@ def make_optimizer(args: Namespace, device: torch.device, model: nn.Module) -> O
     return torch.optim.Adadelta(model.parameters(), lr=lr, capturable=True, foreach=True)
 
 
-def held(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
+def hold_on_device(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
     """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n]."""
     images = data.data.to(device).float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
 
-def counted(
+def measure_batch(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
@@ -120,7 +120,7 @@ def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> d
     """Measure the model on all these samples, and add up."""
     size = args.test_batch_size
     batches = zip(images.split(size), labels.split(size), strict=True)
-    return sum_up(counted(model, inputs, target, args)[1] for inputs, target in batches)
+    return sum_up(measure_batch(model, inputs, target, args)[1] for inputs, target in batches)
 
 
 def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Step:
@@ -164,7 +164,7 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        if defect := damage(folder):
+        if defect := describe_damage(folder):
             raise ValueError(defect)
         train_set = MNIST(folder, train=True, transform=transform)
         test_set = MNIST(folder, train=False, transform=transform)
@@ -215,7 +215,7 @@ def cpus_of_rank() -> int:
     return max(1, min(share, limit or cpus))
 
 
-def damage(folder: Path) -> str:
+def describe_damage(folder: Path) -> str:
     """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
 
     It looks at their first bytes and their lengths; any process calls it.
@@ -406,7 +406,7 @@ class RecordError(OSError):
     """
 
 
-def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
+def write_files(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
     """Write files, by their names, whole or not at all; without a folder, none.
 
     A dict is written as JSON. Raises RecordError.
@@ -422,7 +422,7 @@ def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]
             raise RecordError(str(error)) from error
 
 
-def claim(folder: Path) -> None:
+def claim_folder(folder: Path) -> None:
     """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -457,17 +457,17 @@ def recorded(
     env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
-        claim(args.run_dir)
+        claim_folder(args.run_dir)
     try:
-        write(args.run_dir, {"spec.json": vars(args), "env.json": env})
-        write(args.run_dir, {"status.json": {"state": "running"}})
+        write_files(args.run_dir, {"spec.json": vars(args), "env.json": env})
+        write_files(args.run_dir, {"status.json": {"state": "running"}})
         yield
-        write(args.run_dir, {"status.json": {"state": "done"}})
+        write_files(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
         state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
         request = os.environ.get("REQUEUE_FILE")
         with suppress(OSError):
-            write(args.run_dir, {"status.json": {"state": state, "why": why}})
+            write_files(args.run_dir, {"status.json": {"state": state, "why": why}})
             if args.run_dir and state == "preempted" and request:
                 write_whole(Path(request), why.encode())  # the batch script puts the job back
         if isinstance(error, RecordError):
@@ -510,7 +510,7 @@ def report(
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         lines = path.read_bytes() if path.exists() else b""
-        write(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
+        write_files(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
 
 
 def save_model(model: nn.Module, folder: Path | None) -> None:
@@ -518,7 +518,7 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
     folder = folder or Path()
     content = BytesIO()
     torch.save(model.state_dict(), content)
-    write(folder, {"mnist_cnn.pt": content.getvalue()})
+    write_files(folder, {"mnist_cnn.pt": content.getvalue()})
     print(f"saved {folder}/mnist_cnn.pt", flush=True)
 
 
@@ -588,4 +588,4 @@ def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with d092ea905e64d8f3
+# As it was written out, the SHA-256 of the lines above begins with 3f14711ba7a4d5e3

@@ -77,7 +77,7 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:
     """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        if defect := damage(folder):
+        if defect := describe_damage(folder):
             raise ValueError(defect)
         train_set = MNIST(folder, train=True, transform=transform)
         test_set = MNIST(folder, train=False, transform=transform)
@@ -138,7 +138,7 @@ def cpus_of_rank() -> int:
     return max(1, min(share, limit or cpus))
 
 
-def damage(folder: Path) -> str:
+def describe_damage(folder: Path) -> str:
     """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
 
     It looks at their first bytes and their lengths; any process calls it.
@@ -277,7 +277,7 @@ class RecordError(OSError):
     """
 
 
-def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
+def write_files(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
     """Write files, by their names, whole or not at all; without a folder, none.
 
     A dict is written as JSON. Raises RecordError.
@@ -293,7 +293,7 @@ def write(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]
             raise RecordError(str(error)) from error
 
 
-def claim(folder: Path) -> None:
+def claim_folder(folder: Path) -> None:
     """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -328,17 +328,17 @@ def recorded(
     env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
     env["made_from"] = "ddp_helpers 0.1.0"
     if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
-        claim(args.run_dir)
+        claim_folder(args.run_dir)
     try:
-        write(args.run_dir, {"spec.json": vars(args), "env.json": env})
-        write(args.run_dir, {"status.json": {"state": "running"}})
+        write_files(args.run_dir, {"spec.json": vars(args), "env.json": env})
+        write_files(args.run_dir, {"status.json": {"state": "running"}})
         yield
-        write(args.run_dir, {"status.json": {"state": "done"}})
+        write_files(args.run_dir, {"status.json": {"state": "done"}})
     except BaseException as error:
         state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
         request = os.environ.get("REQUEUE_FILE")
         with suppress(OSError):
-            write(args.run_dir, {"status.json": {"state": state, "why": why}})
+            write_files(args.run_dir, {"status.json": {"state": state, "why": why}})
             if args.run_dir and state == "preempted" and request:
                 write_whole(Path(request), why.encode())  # the batch script puts the job back
         if isinstance(error, RecordError):
@@ -381,7 +381,7 @@ def report(
     if args.run_dir:
         path = args.run_dir / "metrics.jsonl"
         lines = path.read_bytes() if path.exists() else b""
-        write(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
+        write_files(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
 
 
 def save_model(model: nn.Module, folder: Path | None) -> None:
@@ -389,7 +389,7 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
     folder = folder or Path()
     content = BytesIO()
     torch.save(model.state_dict(), content)
-    write(folder, {"mnist_cnn.pt": content.getvalue()})
+    write_files(folder, {"mnist_cnn.pt": content.getvalue()})
     print(f"saved {folder}/mnist_cnn.pt", flush=True)
 
 
@@ -510,4 +510,4 @@ def _print_progress(title: str, step: int, steps: int, loss: Tensor) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 518f59b3042ee49a
+# As it was written out, the SHA-256 of the lines above begins with 1d1fa42f16a94ee7
