@@ -46,8 +46,8 @@ ENGINES = {
     ranks.ranks_of_size(2).run(text, {LIMIT})
     ranks.end()""",
     "a forked script": f"""
-    from ddp_helpers.launch.forked_script import ForkedScript, attend
-    attend(ForkedScript(script, ranks=2, limit={LIMIT}))""",
+    from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
+    wait_for_runs(ForkedScript(script, ranks=2, limit={LIMIT}))""",
     "a forked call": f"""
     from ddp_helpers.launch.forked_call import on_ranks
     on_ranks(2, lambda: exec(text, {{}}), patience={LIMIT})""",

@@ -22,7 +22,7 @@ MISTAKES = {  # what is changed in the solution, and what is told
         "one rank print",
     ),
     "module.": ([("torch.save(model.state", "torch.save(ddp_model.state")], "save the model inside"),
-    "all test all": ([("DataLoader(my_tests", "DataLoader(test_set")], "each test point once"),
+    "all test all": ([("DataLoader(Subset(test_set, my_tests)", "DataLoader(test_set")], "each test point once"),
     "nobody adds up": ([("        dist.all_reduce(right)\n", "")], "each test point once"),
     "nothing is saved": ([("torch.save(model.state_dict(), ", "print(")], "nothing is saved"),
     "no Python": ([("def main()", "def main(")], "on 1 rank: rank 0 exit status 1:"),

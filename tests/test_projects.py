@@ -143,7 +143,7 @@ WRONG = {  # plausible mistakes in mending: what they make of the right script, 
         [f"still there: {fault.hint}" for fault in mending.FAULTS[:2]],
     ),
     "each tests all": (
-        [("Subset(test_set, range(rank, len(test_set), world_size))", "test_set")],
+        [("Subset(test_set, test_indices)", "test_set")],
         [f"still there: {mending.FAULTS[1].hint}"],
     ),
     "the weights of the end are averaged": (

@@ -137,7 +137,8 @@ def test_mnist_single_knows_of_no_ranks(tmp_path):
 
 
 def test_two_writes_give_the_same_bytes(tmp_path):
-    code = "import sys; from ddp_helpers.launch.scripts import *; [write(n, f'{sys.argv[1]}/{n}.py') for n in NAMES]"
+    code = "import sys; from ddp_helpers.launch.scripts import NAMES, write_script\n"
+    code += "for name in NAMES: write_script(name, f'{sys.argv[1]}/{name}.py')"
     for seed in "12":  # of Python's hashes: sets come in another order
         done = python("-c", code, tmp_path / seed, env={**os.environ, "PYTHONHASHSEED": seed})
         assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weigh
 LESSON += ["load(args.model)"]  # fits imports a file of yours, to make your model
 # A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
-CELLS += ["eval(compile(ast.Expression(last.value), name, 'eval'), variables)"]
+CELLS += ["eval(compile(expression, name, 'eval'), variables)"]
 UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
 
 

@@ -25,7 +25,7 @@ def verdicts(place: int, answer: str) -> list[str]:
     """What each of two ranks says of an answer: an expression in which `exercise` is the exercise."""
     lines = ["from ddp_helpers.lessons.wrap_the_model.exercises import EXERCISES", STUB]
     lines += [f"exercise = EXERCISES[{place}]", f"verdict = exercise.verdict({answer})"]
-    ranks.magic(f"2 limit={LIMIT}", "\n".join(lines))
+    ranks.ranks_magic(f"2 limit={LIMIT}", "\n".join(lines))
     return ranks.pull("verdict")
 
 
@@ -48,5 +48,5 @@ def test_the_worked_solutions_are_right(capsys):
     for source in cells(SOLUTION, "code"):
         line, _, cell = source.partition("\n")
         if line.startswith("%%ranks "):
-            ranks.magic(line.removeprefix("%%ranks "), cell)
+            ranks.ranks_magic(line.removeprefix("%%ranks "), cell)
     assert capsys.readouterr().out.count(RIGHT) == 2 * len(EXERCISES)

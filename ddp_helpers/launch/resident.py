@@ -30,6 +30,8 @@ GRACE = 2.0
 # How much of a rank's output is shown of a cell.
 MOST_LINES, MOST_CHARACTERS = 1000, 200_000
 
+_ENDED = "ranks were ended, with their variables: the next cell starts new ones"
+
 
 class Stopped(LaunchError):
     """A cell that was interrupted, or whose ranks did not start: `fails` does not expect that."""
@@ -246,8 +248,7 @@ class ResidentRanks:
             if self.busy:  # also where something else went wrong
                 self.end()
             screen.draw()
-        ending = f"all {self.size} ranks were ended, with their variables"
-        ending += ": the next cell starts new ones"
+        ending = f"all {self.size} {_ENDED}"
         # A rank that died is the cause of the rest.
         parts = [death and death + ending, _shared_tracebacks(tracebacks), delay and delay + ending]
         if any(parts):
