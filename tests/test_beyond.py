@@ -51,21 +51,21 @@ def test_what_stays_is_counted_by_kind(make, slots, batch):
     model = stack()
     optimizer = make(model.parameters())
     step(model, optimizer, *batch)
-    size, found = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held(model, optimizer)
+    size, found = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held_bytes(model, optimizer)
     assert found["parameters"] == found["gradients"] == size
     assert 0 <= found["optimizer state"] - slots * size <= 16  # and a counter for each of the four
     optimizer.zero_grad()
-    assert measure.held(model, optimizer)["gradients"] == 0
+    assert measure.held_bytes(model, optimizer)["gradients"] == 0
 
 
 def test_activations_are_those_of_one_batch_at_a_time(batch):
     model, by_hand = stack(), 4 * BATCH * (20 + WIDE + 10) + 8 * BATCH  # and the labels
-    saved = measure.Saved(model)
+    saved = measure.SavedTensors(model)
     with saved:
         for _ in range(3):
             F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert 0 <= saved.most["activations"] - by_hand <= 16
-    twice = measure.Saved(model)
+    twice = measure.SavedTensors(model)
     with twice:
         loss = sum(F.cross_entropy(model(batch[0] + more), batch[1]) for more in (0, 1))
         loss.backward()
@@ -74,11 +74,11 @@ def test_activations_are_those_of_one_batch_at_a_time(batch):
 
 def test_weights_saved_in_another_precision_are_copies(batch):
     model = stack()
-    saved = measure.Saved(model)
+    saved = measure.SavedTensors(model)
     with saved, torch.autocast("cpu", dtype=torch.bfloat16):
         F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert saved.most["copies"] == 2 * WIDE * 10  # the first layer's are not needed: images have no gradient
-    plain = measure.Saved(model)
+    plain = measure.SavedTensors(model)
     with plain:
         F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert plain.most["copies"] == 0 and plain.most["activations"] > saved.most["activations"]
@@ -86,26 +86,26 @@ def test_weights_saved_in_another_precision_are_copies(batch):
 
 @pytest.fixture
 def results():
-    """What `race` returns of two ways; notebook 13 runs it on ranks, and compares with formulas."""
+    """What `measure_methods` returns of two ways; notebook 13 runs it on ranks, and compares with formulas."""
     memory = dict.fromkeys(KINDS, 10e6)
     ddp = {"memory": memory, "ms": [100.0] * 5, "sent": 16e6, "weights off": 0, "gradient off": 0, "allocated": None}
-    changed = {"memory": memory | {"parameters": 5e6}, "ms": [200.0, 190, 200, 210, 200], "sent": measure.sent()}
+    changed = {"memory": memory | {"parameters": 5e6}, "ms": [200.0, 190, 200, 210, 200], "sent": measure.sent_bytes()}
     return {"DDP": ddp, "FSDP2": ddp | changed, "other rate": ddp | {"weights off": 2e-3}}
 
 
 def test_a_row_has_megabytes_and_speeds_in_ddps(results, capsys):
-    found = measure.row(results, "FSDP2")
+    found = measure.table_row(results, "FSDP2")
     assert (found["parameters"], found["held"], found["as DDP"]) == (5, 45, "to the bit")
     assert 0.47 < found["low"] < found["speed"] == 0.5 < found["high"] < 0.53
-    assert measure.row(results, "DDP")["sent"] == 16
-    assert measure.row(results, "other rate")["as DDP"] == "weights off by 2e-03"
-    measure.tell(results)
+    assert measure.table_row(results, "DDP")["sent"] == 16
+    assert measure.table_row(results, "other rate")["as DDP"] == "weights off by 2e-03"
+    measure.print_rows(results)
     told = capsys.readouterr().out
     assert told.count(" 16.00 MB ") == 2 and re.search(r"\bnan MB\b.*\b0\.50\b", told)
 
 
 def test_the_figure_tells_memory_and_speed_and_what_nobody_counted(results):
-    table = pd.DataFrame({name: measure.row(results, name) for name in ("DDP", "FSDP2")}).T.infer_objects()
+    table = pd.DataFrame({name: measure.table_row(results, name) for name in ("DDP", "FSDP2")}).T.infer_objects()
     picture = memory_and_speed(table, "2 ranks")
     picture.figure.draw_without_rendering()
     assert re.findall(r"FSDP2|\d+%", picture.figure.get_suptitle()) == ["FSDP2", "90%"]
@@ -166,7 +166,7 @@ def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
 def gathered(model, text):
     """Bytes of the copies that a step of one whole FSDP2 unit holds, and of its parameters; every rank calls it."""
     size = measure.nbytes(model.parameters())
-    saved = measure.Saved(cut("FSDP2, uncut blocks", model)[0])
+    saved = measure.SavedTensors(cut("FSDP2, uncut blocks", model)[0])
     with saved:
         F.cross_entropy(saved.model(text).flatten(0, 1), text.flatten()).backward()
     return saved.most["copies"], size

@@ -144,13 +144,13 @@ def test_ranks_that_fail_end_in_one_line(allowed):
 
 
 def test_the_recorded_models_take_as_long_as_predicted_and_mnists_needs_the_faster_network():
-    found = models.recorded()
-    mnist, *others = map(models.needed, found["models"].values())
+    found = models.read_record()
+    mnist, *others = map(models.needed_mbit, found.models.values())
     assert len(others) == 4 and mnist > 1.5 * max(others)
-    for one in found["models"].values():
-        for mbit in filter(None, one["two"]):
-            least, most = models.bounds(one, mbit)
-            assert 0.7 * least < one["two"][mbit] < 1.4 * most
-    picture = models.side_by_side(found)
+    for one in found.models.values():
+        for mbit in filter(None, one.two):
+            least, most = models.step_bounds(one, mbit)
+            assert 0.7 * least < one.two[mbit] < 1.4 * most
+    picture = models.draw_models(found)
     picture.figure.draw_without_rendering()
     assert f"needs {mnist / 1e3:.1f} Gbit/s" in picture.alt

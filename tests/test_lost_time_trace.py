@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_wait_is_found_on_the_rank_that_is_not_late(folder):
-    found, control = (trace.account(trace.read(folder, name)) for name in ("late", "turned"))
+    found, control = (trace.account(trace.read_traces(folder, name)) for name in ("late", "turned"))
     assert min(found["late"][0], control["late"][1]) > 500 * LATE  # as long as the other sleeps
     assert max(found["late"][1], control["late"][0]) == 0
     assert found["data"].min() >= 1000 * READS and found["compute"].min() > 0
@@ -62,15 +62,15 @@ def test_clocks_of_two_nodes_are_laid_on_each_other(folder, tmp_path):
             if "ts" in event:
                 event["ts"] -= 3e9 * rank  # 50 minutes
         (tmp_path / f"late_rank{rank}.json").write_text(json.dumps(written))
-    moved, true = (trace.read(where, "late") for where in (tmp_path, folder))
+    moved, true = (trace.read_traces(where, "late") for where in (tmp_path, folder))
     ends = [abs(mine[1] - its[1]) for mine, its in zip(*(rank.sent for rank in true), strict=True)]
     off = trace.account(moved)["late"][0] - trace.account(true)["late"][0]
     assert abs(off) <= max(ends) + 1e-3  # ms: the ends are laid on each other
 
 
 def test_the_figure_tells_the_loss_before_and_after(folder):
-    late, turned = (trace.read(folder, name) for name in ("late", "turned"))
-    picture = trace.lanes(late, turned, "late", "two ranks")
+    late, turned = (trace.read_traces(folder, name) for name in ("late", "turned"))
+    picture = trace.draw_lanes(late, turned, "late", "two ranks")
     picture.figure.draw_without_rendering()
     ms = trace.account(late)["late"][0]
     assert picture.figure.get_suptitle().startswith("Rank 0 ") and f" {ms:.0f} of " in picture.figure.get_suptitle()
@@ -89,7 +89,7 @@ def gpu(*kernels):
 def test_on_a_gpu_kernels_count_and_nccl_is_the_all_reduce(tmp_path):
     kernels = [("gemm", 10_000, 50_000), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50_000, 30_000)]
     (tmp_path / "gpu_rank0.json").write_text(gpu(*kernels))
-    found = trace.account(trace.read(tmp_path, "gpu")).loc[0]
+    found = trace.account(trace.read_traces(tmp_path, "gpu")).loc[0]
     assert found.to_dict() == {
         "step": 100, "data": 10, "compute": 50, "exposed": 20, "late": 0, "other": 20, "hidden": 10
     }  # fmt: skip
@@ -117,11 +117,11 @@ def test_what_is_not_a_run_s_traces_is_said_in_one_line(folder, tmp_path, files,
     for name, text in files((folder / "late_rank0.json").read_text()).items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=told) as error:
-        trace.read(tmp_path, "late")
+        trace.read_traces(tmp_path, "late")
     assert "\n" not in str(error.value)
 
 
 def test_spans_are_merged_and_subtracted():
     assert trace.union([(5, 7), (0, 2), (1, 3)]) == [(0, 3), (5, 7)]
-    assert trace.minus([(0, 10), (20, 30)], [(25, 40), (-5, 1), (3, 4)]) == [(1, 3), (4, 10), (20, 25)]
-    assert trace.both([(0, 10), (20, 30)], [(8, 22), (9, 11)]) == [(8, 10), (20, 22)]
+    assert trace.difference([(0, 10), (20, 30)], [(25, 40), (-5, 1), (3, 4)]) == [(1, 3), (4, 10), (20, 25)]
+    assert trace.intersection([(0, 10), (20, 30)], [(8, 22), (9, 11)]) == [(8, 10), (20, 22)]

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.find_the_lost_time.pipeline import write_forms
-from ddp_helpers.lessons.go_beyond_ddp.measure import alike
+from ddp_helpers.lessons.go_beyond_ddp.measure import trains_alike
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import one_pass
@@ -183,8 +183,8 @@ def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gp
     rounded, half = {"weights off": 1e-4, "gradient off": 1e-7}, {"weights off": 1e-4, "gradient off": 2e-3}
     for backend, equal in (("gloo", [False, False]), ("nccl", [True, False])):
         monkeypatch.setattr(dist, "get_backend", lambda backend=backend: backend)
-        assert [alike(rounded), alike(half)] == equal
-    assert alike({"weights off": 0, "gradient off": 0})
+        assert [trains_alike(rounded), trains_alike(half)] == equal
+    assert trains_alike({"weights off": 0, "gradient off": 0})
 
 
 def sources():

@@ -1,7 +1,12 @@
-"""Two models on a network that is turned down: what each one sends beside what it computes, and its memory."""
+"""Two models on a network that is turned down: their record, figure and predicted times.
+
+Notebook 12 calls it, in its own process, and draws what `models_ranks` measured of each model on
+two ranks. As a script it measures anew and writes the record.
+"""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,56 +19,111 @@ from ddp_helpers.draw.style import GREY, WIDTH, rank_colour
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.lessons.find_the_lost_time import dial
 
-RANKS = dial.RANKS.with_name("models_ranks.py")
-RECORD = ROOT / "notebooks" / "results" / "letters" / "two_cpu_cores.json"
-DRAWN = ("MNIST's Net", "letters.Net(64)", "letters.Net(512)")  # of their speed; of the memory, all
+_RANKS = dial.RANKS.with_name("models_ranks.py")
+_RECORD = ROOT / "notebooks" / "results" / "letters" / "two_cpu_cores.json"
+_TIMED = ("MNIST's Net", "letters.Net(64)", "letters.Net(512)")  # drawn by bandwidth
 
-KINDS = {"parameters": 16, "activations": 1}  # bytes of memory for each: of a parameter four numbers, with Adam
-
-
-def recorded() -> dict:
-    """Read the record: its provenance, and `models`, what `models_ranks` found of each; seconds and bytes."""
-    found = json.loads(RECORD.read_text())
-    for one in found["models"].values():
-        one["two"] = {int(mbit): seconds for mbit, seconds in one["two"].items()}
-    return found
+# Bytes: float32, and with Adam four numbers for each parameter.
+_STATE_BYTES = 16
+_GRADIENT_BYTES = 4
 
 
-def needed(one: Mapping) -> float:
-    """Compute the Mbit/s at which the all-reduce of two ranks, on one link for both, takes as long as backward."""
-    return 8 * 2 * 4 * one["parameters"] / one["backward"] / 1e6
+@dataclass(frozen=True)
+class Measured:
+    """What `models_ranks` found of a model: bytes, and the least seconds of a step of each kind."""
+
+    parameters: int  # how many
+    activations: int  # bytes that forward keeps for backward
+    backward: float  # seconds, in a step of one rank alone
+    alone: float  # seconds of that step
+    two: dict[int, float]  # seconds of a step of two ranks, by Mbit/s; 0 for the open network
 
 
-def bounds(one: Mapping, mbit: float) -> tuple[float, float]:
-    """Predict the seconds of a step on two ranks: if backward hides all that it can of the all-reduce, and nothing."""
-    wire = one["backward"] * needed(one) / mbit
-    return one["two"][0] + max(0.0, wire - one["backward"]), one["two"][0] + wire
+@dataclass(frozen=True)
+class Record:
+    """The measured models, by name, and the machine on which they were measured."""
+
+    machine: str
+    models: dict[str, Measured]
 
 
-def draw_efficiency(ax: Axes, models: Mapping[str, Mapping]) -> None:
-    """Draw the efficiency of two ranks by bandwidth: measured, and the band in which it is predicted."""
-    rates = sorted(filter(None, models[DRAWN[0]]["two"]))
-    fine, away = np.geomspace(rates[0] / 1.5, 2 * rates[-1], 200), 5 * rates[-1]
-    for number, name in enumerate(DRAWN):
-        one, look = models[name], {"color": rank_colour(number)}
-        low, high = np.array([[one["alone"] / seconds for seconds in bounds(one, mbit)] for mbit in fine]).T
-        ax.fill_between(fine, low, high, alpha=0.2, linewidth=0, **look)
-        ax.plot([*rates, away], [one["alone"] / one["two"][mbit] for mbit in (*rates, 0)], "o", label=name, **look)
-        ax.axvline(needed(one), linestyle=":", linewidth=1, **look)
-    ax.set(xscale="log", xlabel="bandwidth of the loopback device [Mbit/s]", ylabel="efficiency of 2 ranks", ylim=0)
-    ax.set_xticks([*rates, away], [*(f"{rate:,}" for rate in rates), "open"])
+def read_record() -> Record:
+    """Read the record that is part of the course."""
+    record = json.loads(_RECORD.read_text())
+    models = {}
+    for name, measured in record["models"].items():
+        two = {int(mbit): seconds for mbit, seconds in measured["two"].items()}
+        models[name] = Measured(**{**measured, "two": two})
+    return Record(record["machine"], models)
+
+
+def needed_mbit(model: Measured) -> float:
+    """Compute the Mbit/s at which the all-reduce of two ranks takes as long as backward.
+
+    Both ranks send on one link.
+    """
+    sent = 2 * _GRADIENT_BYTES * model.parameters
+    return 8 * sent / model.backward / 1e6
+
+
+def step_bounds(model: Measured, mbit: float) -> tuple[float, float]:
+    """Predict the least and the most seconds of a step on two ranks, at so many Mbit/s.
+
+    The least: backward hides all of the all-reduce that it can. The most: it hides nothing.
+    """
+    all_reduce = model.backward * needed_mbit(model) / mbit
+    exposed = max(0.0, all_reduce - model.backward)
+    return model.two[0] + exposed, model.two[0] + all_reduce
+
+
+def draw_models(record: Record) -> Picture:
+    """Draw efficiency and memory of the recorded models."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.9), layout="constrained")
+    _draw_efficiency(left, record.models)
+    _draw_memory(right, record.models)
+    mnist, *others = (needed_mbit(model) / 1e3 for model in record.models.values())
+    title = f"MNIST's Net needs {mnist:.1f} Gbit/s to hide its all-reduce, "
+    title += f"letters.Net {min(others):.1f} to {max(others):.1f}"
+    legend = "bands: predicted, from all hidden to nothing; "
+    legend += "dotted: the all-reduce takes as long as backward. "
+    legend += "State: parameters, gradients, Adam's two averages"
+    return captioned(figure, title, f"2 ranks, {record.machine}", legend)
+
+
+def _draw_efficiency(ax: Axes, models: Mapping[str, Measured]) -> None:
+    """Draw the efficiency of two ranks by bandwidth: as measured, and the predicted band."""
+    rates = sorted(mbit for mbit in models[_TIMED[0]].two if mbit)
+    band_rates = np.geomspace(rates[0] / 1.5, 2 * rates[-1], 200)
+    at_open = 5 * rates[-1]  # where the open network is drawn
+    for number, name in enumerate(_TIMED):
+        model, colour = models[name], rank_colour(number)
+        efficiency = [model.alone / model.two[mbit] for mbit in (*rates, 0)]
+        band = [[model.alone / s for s in step_bounds(model, mbit)] for mbit in band_rates]
+        hidden, exposed = np.array(band).T  # all of the all-reduce that can be, or none
+        ax.fill_between(band_rates, hidden, exposed, alpha=0.2, linewidth=0, color=colour)
+        ax.plot([*rates, at_open], efficiency, "o", label=name, color=colour)
+        ax.axvline(needed_mbit(model), linestyle=":", linewidth=1, color=colour)
+    ax.set(xscale="log", xlabel="bandwidth of the loopback device [Mbit/s]")
+    ax.set(ylabel="efficiency of 2 ranks", ylim=0)
+    ax.set_xticks([*rates, at_open], [*(f"{rate:,}" for rate in rates), "open"])
     ax.xaxis.minorticks_off()
     ax.yaxis.set_major_formatter("{x:.0%}")
-    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")  # no line through its words
+    # Opaque: no line runs through the names.
+    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
 
 
-def draw_memory(ax: Axes, models: Mapping[str, Mapping]) -> None:
-    """Draw the memory of a rank in float32 with Adam, and the share of it that does not depend on the batch."""
-    state, kept = (np.array([n * one[what] for one in models.values()]) / 1e6 for what, n in KINDS.items())
+def _draw_memory(ax: Axes, models: Mapping[str, Measured]) -> None:
+    """Draw a rank's memory in float32 with Adam, and the share that does not depend on the batch.
+
+    models: by name, a row each.
+    """
+    state = np.array([_STATE_BYTES * model.parameters for model in models.values()]) / 1e6
+    activations = np.array([model.activations for model in models.values()]) / 1e6
     rows = range(len(models))
     ax.barh(rows, state, color=GREY, label="state")
-    bars = ax.barh(rows, kept, left=state, color=tint(GREY, 0.35), label="activations")
-    ax.bar_label(bars, [f"{share:.0%} state" for share in state / (state + kept)], padding=4)
+    bars = ax.barh(rows, activations, left=state, color=tint(GREY, 0.35), label="activations")
+    shares = state / (state + activations)
+    ax.bar_label(bars, [f"{share:.0%} state" for share in shares], padding=4)
     ax.set(yticks=rows, yticklabels=list(models), xlabel="memory of a rank [MB]")
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
@@ -71,26 +131,15 @@ def draw_memory(ax: Axes, models: Mapping[str, Mapping]) -> None:
     ax.legend(loc="upper right")
 
 
-def side_by_side(found: Mapping) -> Picture:
-    """Draw efficiency and memory of the recorded models."""
-    models = found["models"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.9), layout="constrained")
-    draw_efficiency(left, models)
-    draw_memory(right, models)
-    mnist, *others = (needed(one) / 1e3 for one in models.values())
-    title = f"MNIST's Net needs {mnist:.1f} Gbit/s to hide its all-reduce, "
-    title += f"letters.Net {min(others):.1f} to {max(others):.1f}"
-    drawn = "bands: predicted, from all hidden to nothing; dotted: the all-reduce takes as long as backward. State: "
-    drawn += "parameters, gradients, Adam's two averages"
-    return captioned(figure, title, f"2 ranks, {found['machine']}", drawn)
+def _write_record() -> None:
+    """Measure the models on this machine, which takes minutes, and write the record.
 
-
-def record() -> None:
-    """Measure the models on this machine, in minutes; a quiet one."""
-    models = dial.run_two_ranks(RANKS, timeout=900)
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(provenance() | {"models": models}, indent=1) + "\n")
+    Nothing else should run meanwhile.
+    """
+    models = dial.run_two_ranks(_RANKS, timeout=900)
+    _RECORD.parent.mkdir(parents=True, exist_ok=True)
+    _RECORD.write_text(json.dumps(provenance() | {"models": models}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    record()
+    _write_record()

@@ -1,6 +1,7 @@
-"""Count and time MNIST's Net and letters.Net, alone and on two ranks; torchrun starts it on both.
+"""Count and time MNIST's Net and letters.Net, alone and on two ranks, on a network turned down.
 
-Rank 0 turns the network down, in a network namespace of its own.
+torchrun starts it on both ranks, in a network namespace of their own, for `models`: there rank 0
+may turn the network down. It prints the JSON that becomes the record.
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,11 +25,29 @@ from ddp_helpers.tools.memory import SavedTensors
 sys.path.append(str(ROOT / "notebooks"))
 import letters
 
-IMAGES, TEXTS, WIDTHS = 64, 32, (64, 128, 256, 512)  # a rank's batch; of letters.Net
-RATES = 0, 1000, 300, 100  # Mbit/s, 0 for the open network
+IMAGES, TEXTS = 64, 32  # a rank's batch: of MNIST's Net, of letters.Net
+WIDTHS = (64, 128, 256, 512)  # of letters.Net
+RATES = (0, 1000, 300, 100)  # Mbit/s, 0 for the open network
+
+LossAndMetrics = Callable[[Tensor, Tensor], tuple[Tensor, object]]
 
 
-def activations(model: nn.Module, inputs: Tensor) -> int:
+class StepTime(NamedTuple):
+    """The seconds of a training step, and of the backward pass in it."""
+
+    backward: float
+    step: float
+
+
+class Task(NamedTuple):
+    """A batch of inputs and targets, and the function that makes a loss of outputs and targets."""
+
+    inputs: Tensor
+    target: Tensor
+    loss_and_metrics: LossAndMetrics
+
+
+def count_activations(model: nn.Module, inputs: Tensor) -> int:
     """Count the bytes that a forward pass keeps for backward, but for the parameters."""
     saved = SavedTensors(model)
     with saved:
@@ -36,64 +56,79 @@ def activations(model: nn.Module, inputs: Tensor) -> int:
     return sum(saved.most.values())
 
 
-def stepper(model: nn.Module, inputs: Tensor, target: Tensor, loss_and_metrics: Callable) -> Callable[[], list[float]]:
-    """Make a function that takes a step with Adam, and returns the seconds of backward and of all."""
+def make_step(model: nn.Module, task: Task) -> Callable[[], StepTime]:
+    """Make a function that takes a step with Adam and returns its times.
+
+    On every rank of the model: a replica of DDP all-reduces.
+    """
     optimizer = torch.optim.Adam(model.parameters())
 
-    def step() -> list[float]:
+    def step() -> StepTime:
         began = time.perf_counter()
-        loss, _ = loss_and_metrics(model(inputs), target)
-        forward = time.perf_counter()
+        loss, _ = task.loss_and_metrics(model(task.inputs), task.target)
+        forward_end = time.perf_counter()
         loss.backward()
-        backward = time.perf_counter()
+        backward_end = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
-        return [backward - forward, time.perf_counter() - began]
+        return StepTime(backward_end - forward_end, time.perf_counter() - began)
 
     return step
 
 
 def turn_down(mbit: int) -> None:
     """Limit this network to so many Mbit/s, 0 for no limit; rank 0 calls it."""
-    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], stderr=subprocess.DEVNULL, check=False)
+    open_again = ["tc", "qdisc", "del", "dev", "lo", "root"]
+    subprocess.run(open_again, stderr=subprocess.DEVNULL, check=False)
     if mbit:
         subprocess.run([*LIMIT, f"{mbit}mbit"], check=True)
 
 
-def measure(turns: int, model: nn.Module, inputs: Tensor, target: Tensor, loss_and_metrics: Callable) -> dict:
+def measure(turns: int, model: nn.Module, task: Task) -> dict:
     """Measure a model: so many turns, each a step alone and one at each rate; both ranks call it.
 
-    Returns the least seconds of each: what else the machine does only ever adds.
+    Returns the least seconds of each (what else the machine does only ever adds), with the keys
+    of the record. On rank 1, which takes no step alone, these are 0.
     """
-    found = {"parameters": sum(one.numel() for one in model.parameters()), "activations": activations(model, inputs)}
-    alone = stepper(deepcopy(model), inputs, target, loss_and_metrics)
-    step, taken = stepper(DDP(model), inputs, target, loss_and_metrics), []
+    counts = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "activations": count_activations(model, task.inputs),
+    }
+    step_alone = make_step(deepcopy(model), task)
+    step = make_step(DDP(model), task)
+    is_rank_0 = dist.get_rank() == 0
+    alone: list[StepTime] = []
+    two: dict[int, list[float]] = {mbit: [] for mbit in RATES}
     for _ in range(turns):
-        row = {"backward": 0.0, "alone": 0.0}
-        if dist.get_rank() == 0:
-            row["backward"], row["alone"] = alone()
+        alone.append(step_alone() if is_rank_0 else StepTime(0.0, 0.0))
         for mbit in RATES:
-            if dist.get_rank() == 0:
+            if is_rank_0:
                 turn_down(mbit)
             dist.barrier()
-            row[mbit] = step()[1]
-        taken.append(row)
-    least = {name: min(row[name] for row in taken) for name in taken[0]}
-    return found | {"backward": least.pop("backward"), "alone": least.pop("alone"), "two": least}
+            two[mbit].append(step().step)
+    least = {
+        "backward": min(times.backward for times in alone),
+        "alone": min(times.step for times in alone),
+        "two": {mbit: min(seconds) for mbit, seconds in two.items()},
+    }
+    return counts | least
 
 
 def main() -> None:
-    """Print what was found of each model; both ranks call it."""
+    """Measure each model; rank 0 prints the results as JSON; both ranks call it."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo")
-    pictures, digits = torch.rand(IMAGES, 1, 28, 28), torch.randint(10, (IMAGES,))
-    found = {"MNIST's Net": measure(10, mnist.Net(), pictures, digits, mnist.loss_and_metrics)}
-    texts = letters.sentences(TEXTS, seed=1).tensors
+    images, digits = torch.rand(IMAGES, 1, 28, 28), torch.randint(10, (IMAGES,))
+    classify = Task(images, digits, mnist.loss_and_metrics)
+    results = {"MNIST's Net": measure(10, mnist.Net(), classify)}
+    texts, following = letters.sentences(TEXTS, seed=1).tensors
+    predict = Task(texts, following, letters.loss_and_metrics)
     for width in WIDTHS:
-        found[f"letters.Net({width})"] = measure(4 + 512 // width, letters.Net(width), *texts, letters.loss_and_metrics)
+        turns = 4 + 512 // width
+        results[f"letters.Net({width})"] = measure(turns, letters.Net(width), predict)
     if dist.get_rank() == 0:
-        print(json.dumps(found))
+        print(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -1,182 +1,389 @@
-"""Figures of notebook 13: which method to choose, who holds what, what is sent when, and what was measured of each."""
+"""The figures of notebook 13: which method to choose, who holds and sends what, what was measured.
+
+The notebook calls them, in its own process; they draw from their arguments alone.
+"""
+
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_text,
+)
 from ddp_helpers.draw.labels import write_caption, write_title
-from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
+from ddp_helpers.draw.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LEFT,
+    ORANGE,
+    PURPLE,
+    RIGHT,
+    SKY,
+    SMALL,
+)
 
 # ---- which to choose
 
-REPLICA, BATCH = "Does all fit: a replica with\nits state, and the batch?", "Does it fit with a\nsmaller batch?"
-SMALLER = "DDP, with accumulation, autocast or recomputation"
-STATE, LAYER = "Does it fit with the\noptimizer state cut?", "Does a layer fit whole,\nbeside 1/N of the rest?"
-INSIDE = "activations sent inside each layer: within a node; then from stage to stage"
-WAYS = [  # a question, what to take if the answer is yes, what that costs, and its colour; the last is what is left
-    (REPLICA, "DDP", "nothing more; the reference for all below", BLUE),
-    (BATCH, SMALLER, "small pieces, computing twice, or rounding; no more is sent", SKY),
-    (STATE, "DDP, with ZeroRedundancyOptimizer", "a broadcast of the weights in each step", ORANGE),
-    (LAYER, "FSDP2: fully_shard", "weights gathered twice a step; checkpoints in parts", GREEN),
-    ("", "FSDP2 with tensor parallel, then pipeline", INSIDE, PURPLE),
+
+class _Choice(NamedTuple):
+    """A method, and the question to which yes means it; the last has none."""
+
+    question: str
+    method: str
+    price: str
+    colour: str
+
+
+_CHOICES = [
+    _Choice(
+        "Does all fit: a replica with\nits state, and the batch?",
+        "DDP",
+        "nothing more; the reference for all below",
+        BLUE,
+    ),
+    _Choice(
+        "Does it fit with a\nsmaller batch?",
+        "DDP, with accumulation, autocast or recomputation",
+        "small pieces, computing twice, or rounding; no more is sent",
+        SKY,
+    ),
+    _Choice(
+        "Does it fit with the\noptimizer state cut?",
+        "DDP, with ZeroRedundancyOptimizer",
+        "a broadcast of the weights in each step",
+        ORANGE,
+    ),
+    _Choice(
+        "Does a layer fit whole,\nbeside 1/N of the rest?",
+        "FSDP2: fully_shard",
+        "weights gathered twice a step; checkpoints in parts",
+        GREEN,
+    ),
+    _Choice(
+        "",
+        "FSDP2 with tensor parallel, then pipeline",
+        "activations sent inside each layer: within a node; then from stage to stage",
+        PURPLE,
+    ),
 ]
-BESIDE = {
+_CURES = {  # by condition, whatever the choice
     "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
     "The ranks have unequal numbers of batches:": "even them out in the sampler; else Join",
     "The device has units for bfloat16:": "autocast, for time",
 }
-STEP, HIGH, MIDDLE, WIDE = 1.0, 0.66, 1.4, 2.6
+# Of the boxes: the top of the first, the distance from one to the next, their height, the middle
+# and the width of those on the left, and the left edge of those on the right.
+_TOP, _DISTANCE, _HEIGHT, _MIDDLE, _WIDE, _METHODS_LEFT = 0.6, 1.0, 0.66, 1.4, 2.6, 3.5
 
 
 def choose() -> Picture:
-    """From what fits to what to use: ask in this order, and take the first yes."""
+    """Draw how to go from what fits to a method: ask in this order, and take the first yes."""
     title = "Ask in this order, and take the first yes"
-    foot = 0.6 + STEP * len(WAYS)
-    ax = canvas(foot + 0.25 + 0.34 * len(BESIDE), title)
-    for place, (question, name, price, colour) in enumerate(WAYS):
-        y = 0.6 + STEP * place
-        middle = y + HIGH / 2
-        if place:
-            write_text(ax, MIDDLE + 0.1, y - (STEP - HIGH) / 2, "no", ha="left", **SMALL)
-        if place and question:
-            arrow(ax, (MIDDLE, y - STEP + HIGH), (MIDDLE, y))
-        if question:
-            box(ax, (LEFT, y), (WIDE, HIGH), question, INK, fill=0.06, size=11)
-            write_text(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
-        else:
-            ax.plot([MIDDLE, MIDDLE], [y - STEP + HIGH, middle], color=INK, linewidth=1.6)
-        arrow(ax, (LEFT + WIDE + 0.02 if question else MIDDLE, middle), (3.48, middle))
-        box(ax, (3.5, y), (RIGHT - 3.5, HIGH), colour=colour, fill=0.15)
-        write_text(ax, 3.65, y + 0.21, name, ha="left", weight="bold", size=11)
-        write_text(ax, 3.65, y + 0.46, price, ha="left", **SMALL)
+    foot = _TOP + _DISTANCE * len(_CHOICES)
+    ax = canvas(foot + 0.25 + 0.34 * len(_CURES), title)
+    for row, choice in enumerate(_CHOICES):
+        _draw_choice(ax, row, choice)
     write_text(ax, LEFT, foot + 0.02, "Beside that", ha="left", weight="bold")
-    for place, (question, cure) in enumerate(BESIDE.items()):
-        y = foot + 0.36 + 0.34 * place
-        write_text(ax, LEFT, y, question, ha="left", size=11)
+    for row, (condition, cure) in enumerate(_CURES.items()):
+        y = foot + 0.36 + 0.34 * row
+        write_text(ax, LEFT, y, condition, ha="left", size=11)
         write_text(ax, 3.65, y, cure, ha="left", weight="bold", size=11)
-    lines = [f"{question} {name}.".replace("\n", " ").lstrip() for question, name, *_ in WAYS]
-    lines += [f"{question} {cure}." for question, cure in BESIDE.items()]
+    lines = [
+        f"{choice.question} {choice.method}.".replace("\n", " ").lstrip() for choice in _CHOICES
+    ]
+    lines += [f"{condition} {cure}." for condition, cure in _CURES.items()]
     return described(ax.figure, f"{title}. {' '.join(lines)}")
+
+
+def _draw_choice(ax: Axes, row: int, choice: _Choice) -> None:
+    """Draw a question, the arrow that leads to it from the row above, and the method for yes."""
+    y = _TOP + _DISTANCE * row
+    above = y - _DISTANCE + _HEIGHT  # where the box of the row above ends
+    middle = y + _HEIGHT / 2
+    if row:
+        between = y - (_DISTANCE - _HEIGHT) / 2
+        write_text(ax, _MIDDLE + 0.1, between, "no", ha="left", **SMALL)
+    if choice.question:
+        if row:
+            arrow(ax, (_MIDDLE, above), (_MIDDLE, y))
+        box(ax, (LEFT, y), (_WIDE, _HEIGHT), choice.question, INK, fill=0.06, size=11)
+        write_text(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
+        start = LEFT + _WIDE + 0.02
+    else:
+        ax.plot([_MIDDLE, _MIDDLE], [above, middle], color=INK, linewidth=1.6)
+        start = _MIDDLE
+    arrow(ax, (start, middle), (_METHODS_LEFT - 0.02, middle))
+    size = RIGHT - _METHODS_LEFT, _HEIGHT
+    box(ax, (_METHODS_LEFT, y), size, colour=choice.colour, fill=0.15)
+    write_text(ax, 3.65, y + 0.21, choice.method, ha="left", weight="bold", size=11)
+    write_text(ax, 3.65, y + 0.46, choice.price, ha="left", **SMALL)
 
 
 # ---- who holds what
 
-KINDS = {"parameters": BLUE, "gradients": SKY, "optimizer state": ORANGE, "activations": GREEN, "copies": PURPLE}
-CUTS = {"DDP": [], "ZeRO": ["optimizer state"], "FSDP2": ["parameters", "gradients", "optimizer state"]}
-GATHER = "FSDP2 gathers a layer to compute it, tensor parallel never does."
+KINDS = {  # of memory, and their colours
+    "parameters": BLUE,
+    "gradients": SKY,
+    "optimizer state": ORANGE,
+    "activations": GREEN,
+    "copies": PURPLE,
+}
+_CUTS: dict[str, list[str]] = {  # by method, the kinds of which each of two ranks holds half
+    "DDP": [],
+    "ZeRO": ["optimizer state"],
+    "FSDP2": ["parameters", "gradients", "optimizer state"],
+}
+_GATHER = "FSDP2 gathers a layer to compute it, tensor parallel never does."
+
+
+def _share(method: str, kind: str) -> float:
+    """Return the share of a kind of memory that each of two ranks holds."""
+    return 0.5 if kind in _CUTS[method] else 1.0
 
 
 def who_holds(held: dict[str, float]) -> Picture:
-    """Draw what each of two ranks keeps between steps, for a replica of so many bytes a kind, shards cut evenly."""
-    kept = {way: sum(size / (1 + (kind in cut)) for kind, size in held.items()) / 1e6 for way, cut in CUTS.items()}
-    zero, fsdp = (f"{kept[way] / kept['DDP']:.0%}" for way in ("ZeRO", "FSDP2"))
+    """Draw what each of two ranks keeps between steps, by method, with shards cut evenly.
+
+    held: the bytes of a replica, by kind.
+    """
+    kept = {}  # MB, by method
+    for method in _CUTS:
+        kept[method] = sum(_share(method, kind) * size for kind, size in held.items()) / 1e6
+    zero, fsdp = (f"{kept[method] / kept['DDP']:.0%}" for method in ("ZeRO", "FSDP2"))
     title = f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO, {fsdp} with FSDP2"
     ax = canvas(4.55, title)
-    scale = 6.3 / sum(held.values())
-    for row, (way, cut) in enumerate(CUTS.items()):
-        top, x = 0.95 + 1.15 * row, 1.9
-        write_text(ax, LEFT, top + 0.42 - 0.21 * (way == "FSDP2"), way, ha="left", weight="bold")
-        for kind, size in held.items():
-            wide, share = size * scale, 1 / (1 + (kind in cut))
-            if not row:
-                write_text(ax, x + wide / 2, 0.72, kind, size=11)
-            for rank in (0, 1):
-                y, own = top + 0.46 * rank, x + (1 - share) * wide * rank
-                box(ax, (x, y), (wide - 0.08, 0.38), line=":", fill=0)
-                label = f"{share * size / 1e6:,.{int(size < 1e8)}f} MB"  # 9.8, but 4,000
-                box(ax, (own, y), (share * wide - 0.08, 0.38), label, KINDS[kind], size=10)
-            x += wide
-        for rank, y in enumerate((top + 0.19, top + 0.65)):
+    for row, method in enumerate(_CUTS):
+        top = 0.95 + 1.15 * row
+        y = top + (0.21 if method == "FSDP2" else 0.42)  # FSDP2 has a second line below it
+        write_text(ax, LEFT, y, method, ha="left", weight="bold")
+        _draw_holdings(ax, top, method, held)
+        for rank in (0, 1):
+            y = top + 0.19 + 0.46 * rank
             write_text(ax, 1.75, y, f"rank {rank}", ha="right", **SMALL)
-            write_text(ax, RIGHT, y, f"{kept[way]:.0f} MB", ha="right", weight="bold")
+            write_text(ax, RIGHT, y, f"{kept[method]:.0f} MB", ha="right", weight="bold")
+    for x, width, kind in _columns(held):
+        write_text(ax, x + width / 2, 0.72, kind, size=11)
     write_text(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
-    note = f"Computed, float32 with Adam. Dotted: on the other rank. {GATHER}"
+    note = f"Computed, float32 with Adam. Dotted: on the other rank. {_GATHER}"
     write_text(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
-    sizes = ", ".join(f"{way} {size:.0f} MB" for way, size in kept.items())
-    return described(ax.figure, f"{title}: {sizes}. ZeRO cuts the optimizer state, FSDP2 all three kinds. {GATHER}")
+    sizes = ", ".join(f"{method} {size:.0f} MB" for method, size in kept.items())
+    cuts = "ZeRO cuts the optimizer state, FSDP2 all three kinds"
+    return described(ax.figure, f"{title}: {sizes}. {cuts}. {_GATHER}")
+
+
+class _Column(NamedTuple):
+    """Where a kind of memory is drawn."""
+
+    x: float
+    width: float
+    kind: str
+
+
+def _columns(held: dict[str, float]) -> list[_Column]:
+    """List where each kind is drawn, as wide as it is large. held: bytes by kind."""
+    scale = 6.3 / sum(held.values())
+    columns, x = [], 1.9
+    for kind, size in held.items():
+        columns.append(_Column(x, size * scale, kind))
+        x += size * scale
+    return columns
+
+
+def _draw_holdings(ax: Axes, top: float, method: str, held: dict[str, float]) -> None:
+    """Draw what the two ranks hold with a method, one below the other. held: bytes by kind."""
+    for x, width, kind in _columns(held):
+        share = _share(method, kind)
+        size = share * held[kind]
+        label = f"{size / 1e6:,.1f} MB" if held[kind] < 1e8 else f"{size / 1e6:,.0f} MB"
+        for rank in (0, 1):
+            y = top + 0.46 * rank
+            shard_x = x + (1 - share) * width * rank
+            box(ax, (x, y), (width - 0.08, 0.38), line=":", fill=0)
+            box(ax, (shard_x, y), (share * width - 0.08, 0.38), label, KINDS[kind], size=10)
 
 
 # ---- what is sent when
 
-FORWARD = [("in", 0.5), ("block 1", 1.0), ("block 2", 1.0), ("out", 0.5)]  # and how wide each is drawn
-PHASES = {"forward": (0.4, FORWARD), "backward": (3.5, FORWARD[::-1]), "step": (7.0, [("", 0.5)])}
-COLLECTIVES = {"all-reduce": BLUE, "broadcast": ORANGE, "all-gather": GREEN, "reduce-scatter": PURPLE}
-BUCKETS = [("all-reduce", 1, 4.2, 1.6), ("all-reduce", 1, 6.5, 0.5)]
-GATHERED = [("all-gather", 1, at, 0.4) for at in (0, 0.45, 1.2, 3.55, 4.3)]
-SCATTERED = [("reduce-scatter", 1, at, 0.45) for at in (5.3, 6.02, 6.5)]
-AFTER_EACH_HALF = [("all-reduce", 1, at, 0.2) for at in (1.2, 1.7, 2.2, 2.7)]  # attention, and the linear layers
-BACK_FROM_EACH = [("all-reduce", many, at, 0.2) for many, at in ((1, 4.3), (3, 4.8), (1, 5.3), (3, 5.8))]
-SENT = {  # what a way sends; for each message its collective, how many, when it begins, and how wide it is drawn
-    "DDP": ("gradients", BUCKETS),
-    "ZeRO": ("gradients,\nthen weights", [*BUCKETS, ("broadcast", 38, 7.5, 0.5)]),  # a weight each
-    "FSDP2": ("weights twice,\ngradients", GATHERED + SCATTERED),
-    "tensor parallel": ("activations,\ntheir gradients", AFTER_EACH_HALF + BACK_FROM_EACH),  # 3: query, key, value
+
+class _Layer(NamedTuple):
+    """A part of a model, and how wide it is drawn."""
+
+    name: str
+    width: float
+
+
+class _Phase(NamedTuple):
+    """A phase of a training step: where it is drawn, and what is computed in it."""
+
+    start: float
+    layers: list[_Layer]
+
+
+class _Message(NamedTuple):
+    """A collective: of what kind, its number at once, where it is drawn, and how wide."""
+
+    collective: str
+    number: int
+    start: float
+    width: float
+
+
+class _Messages(NamedTuple):
+    """What a method sends in a step, in words, and its messages."""
+
+    content: str
+    messages: list[_Message]
+
+
+_FORWARD = [
+    _Layer("in", 0.5),
+    _Layer("block 1", 1.0),
+    _Layer("block 2", 1.0),
+    _Layer("out", 0.5),
+]
+_PHASES = {
+    "forward": _Phase(0.4, _FORWARD),
+    "backward": _Phase(3.5, _FORWARD[::-1]),
+    "step": _Phase(7.0, [_Layer("", 0.5)]),
 }
+_COLLECTIVES = {
+    "all-reduce": BLUE,
+    "broadcast": ORANGE,
+    "all-gather": GREEN,
+    "reduce-scatter": PURPLE,
+}
+_BUCKETS = [_Message("all-reduce", 1, 4.2, 1.6), _Message("all-reduce", 1, 6.5, 0.5)]
+_BROADCASTS = _Message("broadcast", 38, 7.5, 0.5)  # one of each weight
+_GATHERED = [_Message("all-gather", 1, start, 0.4) for start in (0, 0.45, 1.2, 3.55, 4.3)]
+_SCATTERED = [_Message("reduce-scatter", 1, start, 0.45) for start in (5.3, 6.02, 6.5)]
+# After attention and after the linear layers of a block; 3 at once: of query, key and value.
+_FORWARD_SUMS = [_Message("all-reduce", 1, start, 0.2) for start in (1.2, 1.7, 2.2, 2.7)]
+_BACKWARD_SUMS = [
+    _Message("all-reduce", number, start, 0.2)
+    for number, start in ((1, 4.3), (3, 4.8), (1, 5.3), (3, 5.8))
+]
+SENT = {
+    "DDP": _Messages("gradients", _BUCKETS),
+    "ZeRO": _Messages("gradients,\nthen weights", [*_BUCKETS, _BROADCASTS]),
+    "FSDP2": _Messages("weights twice,\ngradients", _GATHERED + _SCATTERED),
+    "tensor parallel": _Messages("activations,\ntheir gradients", _FORWARD_SUMS + _BACKWARD_SUMS),
+}
+_AXIS_LEFT, _UNIT = 1.6, 0.97  # where a step begins on the canvas, and how long a unit is there
+_LANES_TOP, _LANE_HEIGHT = 1.1, 0.88
 
 
-def sent_counts(way: str) -> dict[str, dict[str, int]]:
-    """How many collectives of each kind a way is drawn with in forward, in backward and in the optimizer's step."""
-    found: dict[str, dict[str, int]] = {phase: {} for phase in PHASES}
-    for kind, many, begin, _ in SENT[way][1]:
-        [*_, phase] = [name for name, (start, _) in PHASES.items() if begin >= start or name == "forward"]
-        found[phase][kind] = found[phase].get(kind, 0) + many
-    return found
+def sent_counts(method: str) -> dict[str, dict[str, int]]:
+    """Count the collectives of each kind that a method is drawn with, by phase of the step."""
+    counts: dict[str, dict[str, int]] = {phase: {} for phase in _PHASES}
+    for message in SENT[method].messages:
+        in_phase = counts[_phase_at(message.start)]
+        in_phase[message.collective] = in_phase.get(message.collective, 0) + message.number
+    return counts
+
+
+def _phase_at(x: float) -> str:
+    """Return the last phase that starts at or before x; before all of them, forward."""
+    started = [name for name, phase in _PHASES.items() if phase.start <= x]
+    return started[-1] if started else "forward"
 
 
 def sent_when() -> Picture:
-    """Draw the collectives of one training step at their places, a lane for each way, for a Net of two blocks."""
-    times = {way: sum(sum(phase.values()) for phase in sent_counts(way).values()) for way in SENT}
-    ddp, *others = (f"{count} with {way}" for way, count in times.items())
-    title = f"A step sends {ddp.replace(' ', ' times ', 1)}, {', '.join(others)}"
+    """Draw the collectives of a training step, a lane for each method, for a Net of two blocks."""
+    totals = []
+    for method in SENT:
+        total = sum(sum(kinds.values()) for kinds in sent_counts(method).values())
+        times = f"{total} times" if method == "DDP" else f"{total}"
+        totals.append(f"{times} with {method}")
+    title = f"A step sends {', '.join(totals)}"
     ax = canvas(5.2, title)
-    left, unit = 1.6, 0.97
-    for phase, (begin, places) in PHASES.items():
-        x, wide = left + unit * begin, unit * sum(wide for _, wide in places)
-        write_text(ax, x + wide / 2, 0.71, phase, weight="bold", size=11, va="baseline")
-        for name, wide in places:
-            write_text(ax, x + unit * wide / 2, 0.96, name, va="baseline", **SMALL)
-            for lane, way in enumerate(SENT):
-                waits = 0.18 if way == "tensor parallel" and "block" in name else 0
-                for half, _ in equal_parts(x, x + unit * wide - 0.04 - waits, 1 + bool(waits), waits):
-                    box(ax, (half, 1.1 + 0.88 * lane), (unit * wide / (1 + bool(waits)) - 0.04 - waits, 0.26), fill=0.2)
-            x += unit * wide
-    for lane, (way, (what, messages)) in enumerate(SENT.items()):
-        y = 1.1 + 0.88 * lane
-        write_text(ax, LEFT, y + 0.1, way, ha="left", weight="bold", size=11)
-        write_text(ax, LEFT, y + 0.45, what, ha="left", **SMALL)
-        for kind, many, begin, wide in messages:
-            place, text = (left + unit * begin, y + 0.32), many if many > 1 else ""
-            box(ax, place, (unit * wide - 0.03, 0.3), text, COLLECTIVES[kind], fill=0.45, size=10)
-    for x, (kind, colour) in zip((1.6, 3.2, 4.8, 6.4), COLLECTIVES.items(), strict=True):
+    for name, phase in _PHASES.items():
+        _draw_phase(ax, name, phase)
+    for lane, method in enumerate(SENT):
+        _draw_messages(ax, _LANES_TOP + _LANE_HEIGHT * lane, method)
+    for x, (collective, colour) in zip((1.6, 3.2, 4.8, 6.4), _COLLECTIVES.items(), strict=True):
         box(ax, (x, 4.62), (0.3, 0.2), colour=colour, fill=0.45)
-        write_text(ax, x + 0.38, 4.72, kind, ha="left", **SMALL)
+        write_text(ax, x + 0.38, 4.72, collective, ha="left", **SMALL)
     write_text(ax, LEFT, 4.72, "grey: computes", ha="left", **SMALL)
-    note = "A Net of 2 blocks on 2 ranks. A number: so many at once. Places are in order; widths are not times."
+    note = "A Net of 2 blocks on 2 ranks. A number: so many at once. "
+    note += "Places are in order; widths are not times."
     write_text(ax, LEFT, 5.03, note, ha="left", color=GREY, **SMALL)
-    lines = [
-        f"{way}, {phase}: {', '.join(f'{many} {kind}' for kind, many in kinds.items())}."
-        for way in SENT
-        for phase, kinds in sent_counts(way).items()
-        if kinds
-    ]
-    return described(ax.figure, f"{title}. {' '.join(lines)}")
+    return described(ax.figure, f"{title}. {_sent_in_words()}")
+
+
+def _sent_in_words() -> str:
+    """Say in sentences what each method sends in each phase."""
+    sentences = []
+    for method in SENT:
+        for phase, kinds in sent_counts(method).items():
+            if kinds:
+                counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+                sentences.append(f"{method}, {phase}: {counts}.")
+    return " ".join(sentences)
+
+
+def _draw_phase(ax: Axes, name: str, phase: _Phase) -> None:
+    """Draw in each lane what a phase computes, and its names above them."""
+    x = _AXIS_LEFT + _UNIT * phase.start
+    width = _UNIT * sum(layer.width for layer in phase.layers)
+    write_text(ax, x + width / 2, 0.71, name, weight="bold", size=11, va="baseline")
+    for layer in phase.layers:
+        width = _UNIT * layer.width
+        write_text(ax, x + width / 2, 0.96, layer.name, va="baseline", **SMALL)
+        for lane, method in enumerate(SENT):
+            y = _LANES_TOP + _LANE_HEIGHT * lane
+            in_halves = method == "tensor parallel" and "block" in layer.name
+            _draw_compute(ax, (x, y), width, in_halves)
+        x += width
+
+
+def _draw_compute(ax: Axes, corner: tuple[float, float], width: float, in_halves: bool) -> None:
+    """Draw what computes a layer: a box, or two, after each of which it waits for a collective."""
+    x, y = corner
+    wait = 0.18 if in_halves else 0.0
+    count = 2 if in_halves else 1
+    for start, _ in equal_parts(x, x + width - 0.04 - wait, count, wait):
+        box(ax, (start, y), (width / count - 0.04 - wait, 0.26), fill=0.2)
+
+
+def _draw_messages(ax: Axes, y: float, method: str) -> None:
+    """Draw the lane of a method: its name, what it sends, and each message."""
+    content, messages = SENT[method]
+    write_text(ax, LEFT, y + 0.1, method, ha="left", weight="bold", size=11)
+    write_text(ax, LEFT, y + 0.45, content, ha="left", **SMALL)
+    for message in messages:
+        corner = _AXIS_LEFT + _UNIT * message.start, y + 0.32
+        size = _UNIT * message.width - 0.03, 0.3
+        label = str(message.number) if message.number > 1 else ""
+        box(ax, corner, size, label, _COLLECTIVES[message.collective], fill=0.45, size=10)
 
 
 # ---- memory, bytes and speed as measured
 
-MEANS = "copies: weights in another precision or gathered from other ranks"
-SPEED = "speed: DDP's time for a step, divided by this way's; the line spans the middle half of the turns"
+_COPIES_NOTE = "copies: weights in another precision or gathered from other ranks"
+_SPEED_NOTE = "speed: DDP's time for a step, divided by this way's; "
+_SPEED_NOTE += "the line spans the middle half of the turns"
 
 
 def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
-    """A row for each way: memory stacked by kind, bytes sent in a step, speed. table: MB and ratios, a way a row.
+    """Draw a row for each method: memory stacked by kind, MB sent in a step, and the speed.
 
-    Columns: the KINDS, held, sent (MB, NaN where nobody knows), speed, low, high (of DDP's speed in the same run).
+    table: MB and ratios, a method a row. Its columns: the KINDS; held; sent, NaN where nobody
+    knows; speed, low and high, of DDP's speed in the same run. where: the machine, for the caption.
     """
     table = table.sort_values("held", ascending=False, kind="stable")
-    figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.6 + 0.42 * len(table)), width_ratios=[5, 2, 2.6], sharey=True)
-    for ax, draw in zip(axes, (_memory, _sent, _speed), strict=True):
+    size = 9.5, 2.6 + 0.42 * len(table)
+    figure, axes = plt.subplots(1, 3, figsize=size, width_ratios=[5, 2, 2.6], sharey=True)
+    for ax, draw in zip(axes, (_draw_memory, _draw_sent, _draw_speed), strict=True):
         draw(ax, table)
         ax.tick_params(axis="y", length=0)
     axes[0].set_yticks(range(len(table)), table.index)
@@ -187,38 +394,47 @@ def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     share = table["held"].min() / table["held"]["DDP"]
     title = f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds"
     write_title(figure, title)
-    write_caption(figure, where, MEANS, SPEED)
+    write_caption(figure, where, _COPIES_NOTE, _SPEED_NOTE)
     figure.set_layout_engine("constrained", wspace=0.05)
-    rows = [f"{name} {row.held:.1f} MB, {row.speed:.2f} of DDP's speed" for name, row in table.iterrows()]
+    rows = [
+        f"{name} {row.held:.1f} MB, {row.speed:.2f} of DDP's speed"
+        for name, row in table.iterrows()
+    ]
     return described(figure, f"{title}; {where}. {'; '.join(rows)}.")
 
 
-def _memory(ax: Axes, table: pd.DataFrame) -> None:
-    """Stacked bars in MB, with their sums."""
-    begin = pd.Series(0.0, index=table.index)
+def _draw_memory(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw stacked bars in MB, with their sums."""
+    total = pd.Series(0.0, index=table.index)
     for kind, colour in KINDS.items():
-        ax.barh(range(len(table)), table[kind].astype(float), 0.7, begin, color=colour, label=kind)
-        begin = begin + table[kind].astype(float)
-    for place, total in enumerate(begin):
-        ax.text(total, place, f" {total:.0f}", va="center")
-    ax.set(xlabel="MB held by rank 0", xlim=(0, 1.12 * begin.max()))
+        megabytes = table[kind].astype(float)
+        ax.barh(range(len(table)), megabytes, 0.7, total, color=colour, label=kind)
+        total = total + megabytes
+    for row, value in enumerate(total):
+        ax.text(value, row, f" {value:.0f}", va="center")
+    ax.set(xlabel="MB held by rank 0", xlim=(0, 1.12 * total.max()))
 
 
-def _sent(ax: Axes, table: pd.DataFrame) -> None:
-    """Bars in MB; a word where nobody counted."""
+def _draw_sent(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw bars in MB; `not counted` where nobody knows."""
     megabytes = table["sent"].astype(float)
-    for place, value in enumerate(megabytes.fillna(0)):
-        ax.barh(place, value, 0.7, color=GREY)
-        text = f"{value:.1f}" if megabytes.notna().iloc[place] else "not counted"
-        ax.text(value, place, f" {text}", va="center", fontsize=10)
-    ax.set(xlabel="MB sent in a step", xlim=(0, 1.35 * (megabytes.max() if megabytes.notna().any() else 1)))
+    counted = megabytes.notna()
+    for row, value in enumerate(megabytes.fillna(0)):
+        ax.barh(row, value, 0.7, color=GREY)
+        label = f"{value:.1f}" if counted.iloc[row] else "not counted"
+        ax.text(value, row, f" {label}", va="center", fontsize=10)
+    most = megabytes.max() if counted.any() else 1
+    ax.set(xlabel="MB sent in a step", xlim=(0, 1.35 * most))
 
 
-def _speed(ax: Axes, table: pd.DataFrame) -> None:
-    """A point and a line for each way, and DDP's speed as a line."""
+def _draw_speed(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw a point and a line from low to high for each method, and a line for DDP's speed."""
     ax.axvline(1, color=GREY, linewidth=1, linestyle="--")
-    for place, row in enumerate(table.itertuples()):
-        ax.plot([row.low, row.high], [place, place], color=INK, linewidth=2, solid_capstyle="butt")
-        ax.plot(row.speed, place, "o", color=INK, markersize=7)
-        ax.text(1.02, place, f"{row.speed:.2f}", va="center", fontsize=10, transform=ax.get_yaxis_transform())
-    ax.set(xlabel="speed (DDP is 1)", xlim=(0, 1.1 * max(table["high"].max(), table["speed"].max(), 1)))
+    beside = ax.get_yaxis_transform()
+    for row in range(len(table)):
+        low, speed, high = table[["low", "speed", "high"]].iloc[row].astype(float)
+        ax.plot([low, high], [row, row], color=INK, linewidth=2, solid_capstyle="butt")
+        ax.plot(speed, row, "o", color=INK, markersize=7)
+        ax.text(1.02, row, f"{speed:.2f}", va="center", fontsize=10, transform=beside)
+    most = max(table["high"].max(), table["speed"].max(), 1)
+    ax.set(xlabel="speed (DDP is 1)", xlim=(0, 1.1 * most))

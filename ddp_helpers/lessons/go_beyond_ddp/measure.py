@@ -1,13 +1,19 @@
-"""What a rank holds in memory, by kind, what it sends, and how long it takes: counted for several ways of training."""
+"""Count what a rank holds in memory, by kind, what it sends, and how long a step takes.
+
+Notebook 13 compares methods of training with it: its ranks measure and print, its own process
+makes rows of a table. Needs an initialized process group; it knows gloo on CPUs and NCCL on GPUs.
+"""
 
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
+from typing import NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -18,115 +24,220 @@ from torch.optim import Optimizer
 
 from ddp_helpers.tools.memory import SavedTensors, held_bytes, nbytes
 
-# With what the notebook needs of tools.memory.
-__all__ = ["SavedTensors", "alike", "apart", "flat_vector", "held_bytes", "nbytes", "race", "row", "sent", "tell"]
+# With what the notebook and the tests need of tools.memory.
+__all__ = [
+    "Batch",
+    "Method",
+    "Result",
+    "SavedTensors",
+    "flat_vector",
+    "held_bytes",
+    "measure_methods",
+    "nbytes",
+    "print_rows",
+    "sent_bytes",
+    "spread",
+    "table_row",
+    "trains_alike",
+]
 
-BYTES_SENT = 200  # where Linux keeps it in a socket's TCP_INFO: 64 bits, since Linux 4.19
+_SENT_OFFSET = 200  # of the 64 bits in a socket's TCP_INFO, since Linux 4.19
 
 Batch = tuple[Tensor, Tensor]
-Way = tuple[Callable[[], tuple[nn.Module, Optimizer]], Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]]
+_Make = Callable[[], tuple[nn.Module, Optimizer]]
+_TakeStep = Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]
+Method = tuple[_Make, _TakeStep]  # makes model and optimizer; takes a step and returns the loss
+
+# What is measured of a method, in bytes and ms.
+Result = TypedDict(
+    "Result",
+    {
+        "memory": dict[str, int],  # at most, by kind
+        "allocated": int | None,  # at most, as CUDA counts; None on a CPU
+        "loss": list[float],  # of each step
+        "ms": list[float],  # of each step but the first
+        "sent": float,  # in a step; NaN where the kernel does not tell
+        "weights off": float,  # the largest difference of a weight from the first method's
+        "gradient off": float,  # of the first gradient, relative to the first method's
+        "apart": float,  # the largest difference of a weight between the ranks
+    },
+)
 
 
-def sent() -> float:
-    """Bytes that this rank has sent over gloo, says the kernel: all its open TCP connections; any rank.
+# ---- counters of a rank
 
-    NaN where it does not tell: not Linux, or another backend, which takes other roads.
+
+def sent_bytes() -> float:
+    """Count the bytes that this rank has sent over gloo: of all its open TCP connections; any rank.
+
+    The kernel counts. Returns NaN where it does not tell: not Linux, or another backend, which
+    does not send over TCP.
     """
     if not dist.is_initialized() or dist.get_backend() != "gloo":
         return float("nan")
-    counts, folder = [], Path("/proc/self/fd")
+    folder = Path("/proc/self/fd")
+    counts: list[int] = []
     for file in folder.iterdir() if folder.is_dir() else []:
         with suppress(OSError, struct.error):  # closed meanwhile, or not TCP, or an older kernel
             if str(file.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(file.name))) as connection:
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                counts += struct.unpack_from("Q", info, BYTES_SENT)
+                counts += struct.unpack_from("Q", info, _SENT_OFFSET)
     return sum(counts) if counts else float("nan")
 
 
 def flat_vector(tensors: Iterable[Tensor]) -> Tensor:
-    """All of them as one vector, shards put together; every rank must call it."""
-    return parameters_to_vector([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]).detach()
+    """Copy all numbers of some tensors, shards put together, into a vector; every rank calls it."""
+    gathered = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+    return parameters_to_vector(gathered).detach()
 
 
-def apart(tensor: Tensor) -> float:
-    """Compute the largest difference between the ranks' values of a tensor; every rank must call it."""
-    ends = torch.stack([tensor, -tensor])
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    return ends.sum(0).max().item()
+def spread(tensor: Tensor) -> float:
+    """Compute the largest difference between the ranks' values of a tensor; every rank calls it."""
+    extremes = torch.stack([tensor, -tensor])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    return extremes.sum(0).max().item()
 
 
-def race(ways: dict[str, Way], batches: list[Batch]) -> dict[str, dict]:
-    """Train each way on the same batches, turn by turn, and count; every rank must call it, with as many batches.
+# ---- measuring
 
-    A way: a function that makes model and optimizer, and one that takes a step and gives the loss. The first step is
-    not timed: its memory and its gradient are kept. Bytes, milliseconds; `sent` is NaN where the kernel does not tell.
-    weights off: the largest difference of a weight from the first way's; apart: between the ranks.
+
+class _FirstStep(NamedTuple):
+    """What is kept of the first step of a method, which is not timed."""
+
+    memory: dict[str, int]
+    allocated: int | None
+    loss: float
+    gradient: Tensor
+
+
+@dataclass
+class _Run:
+    """A method in training: its model and optimizer, and what was measured of each step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    take_step: _TakeStep
+    first: _FirstStep
+    losses: list[float] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+
+
+def measure_methods(methods: Mapping[str, Method], batches: list[Batch]) -> dict[str, Result]:
+    """Train each method on the same batches, turn by turn, and count.
+
+    Every rank calls it, with as many batches, two or more. The first step is not timed: its memory
+    and its gradient are kept.
     """
-    results, made = {}, {}
-    for name, (make, step) in ways.items():
-        results[name], made[name] = counted_step(make, step, batches[0])
+    runs = {name: _start_run(method, batches[0]) for name, method in methods.items()}
     for batch in batches[1:]:
-        for name, (_, step) in ways.items():
-            timed_step(results[name], step, *made[name], batch)
-    first, *_ = weights = [flat_vector(model.parameters()) for model, _ in made.values()]
-    gradient = results[next(iter(ways))]["gradient"]
-    for result, mine in zip(results.values(), weights, strict=True):
-        result |= {"weights off": (mine - first).abs().max().item(), "apart": apart(mine)}
-        result["gradient off"] = ((result.pop("gradient") - gradient).norm() / gradient.norm()).item()
-        result["sent"] = median(result["sent"])
+        for run in runs.values():
+            _time_step(run, batch)
+    weights = {name: flat_vector(run.model.parameters()) for name, run in runs.items()}
+    reference = next(iter(runs))
+    first_weights, first_gradient = weights[reference], runs[reference].first.gradient
+    results: dict[str, Result] = {}
+    for name, run in runs.items():
+        gradient_off = (run.first.gradient - first_gradient).norm() / first_gradient.norm()
+        results[name] = {
+            "memory": run.first.memory,
+            "allocated": run.first.allocated,
+            "loss": [run.first.loss, *run.losses],
+            "ms": run.ms,
+            "sent": median(run.sent),
+            "weights off": (weights[name] - first_weights).abs().max().item(),
+            "gradient off": gradient_off.item(),
+            "apart": spread(weights[name]),
+        }
     return results
 
 
-def alike(result: dict) -> bool:
-    """Say whether a way of `race` trains as the first one: to the bit over gloo, on CPUs; up to rounding on GPUs.
-
-    There attention and embedding add gradients up in no fixed order. AdamW makes whole steps of such rounding, where a
-    gradient is near zero, so the first gradient is compared, and not the weights. In bfloat16 it is off by 1e-3.
-    """
-    return result["weights off"] == 0 if dist.get_backend() == "gloo" else result["gradient off"] < 1e-4
-
-
-def counted_step(make: Callable, step: Callable, batch: Batch) -> tuple[dict, tuple[nn.Module, Optimizer]]:
-    """Make a model and an optimizer, take one step, and count the memory; every rank must call it."""
-    if gpu := torch.cuda.is_available():
+def _start_run(method: Method, batch: Batch) -> _Run:
+    """Make model and optimizer, take one step, and count the memory; every rank calls it."""
+    make, take_step = method
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if gpu else 0
+    before = torch.cuda.memory_allocated() if on_gpu else 0
     model, optimizer = make()
     saved = SavedTensors(model)
     with saved:
-        loss = step(model, optimizer, *batch).item()
-    result = {"allocated": torch.cuda.max_memory_allocated() - before if gpu else None, "loss": [loss]}
-    result |= {"memory": held_bytes(model, optimizer) | saved.most, "gradient": flat_vector(p.grad for p in model.parameters())}
-    return result | {"ms": [], "sent": []}, (model, optimizer)
+        loss = take_step(model, optimizer, *batch).item()
+    allocated = torch.cuda.max_memory_allocated() - before if on_gpu else None
+    memory = held_bytes(model, optimizer) | saved.most
+    gradient = flat_vector(p.grad for p in model.parameters() if p.grad is not None)
+    first = _FirstStep(memory, allocated, loss, gradient)
+    return _Run(model, optimizer, take_step, first)
 
 
-def timed_step(result: dict, step: Callable, model: nn.Module, optimizer: Optimizer, batch: Batch) -> None:
-    """One step; adds its loss, milliseconds and bytes sent to the result; every rank must call it."""
+def _time_step(run: _Run, batch: Batch) -> None:
+    """Take one step, and note its loss, milliseconds and bytes sent; every rank calls it."""
     dist.barrier()
-    before, begin = sent(), time.perf_counter()
-    result["loss"].append(step(model, optimizer, *batch).item())  # .item() waits for the GPU
+    before, begin = sent_bytes(), time.perf_counter()
+    loss = run.take_step(run.model, run.optimizer, *batch)
+    run.losses.append(loss.item())  # waits for the GPU
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    result["ms"].append(1000 * (time.perf_counter() - begin))
-    result["sent"].append(sent() - before)
+    run.ms.append(1000 * (time.perf_counter() - begin))
+    run.sent.append(sent_bytes() - before)
 
 
-def row(results: dict[str, dict], way: str) -> dict[str, float | str]:
-    """A row of a table: MB by kind, held and sent, speed in DDP's with its quartiles, how near to DDP it trains."""
-    result = results[way]
-    ratios = [base / other for base, other in zip(results["DDP"]["ms"], result["ms"], strict=True)]
-    found = {kind: size / 1e6 for kind, size in result["memory"].items()}
-    found |= {"held_bytes": sum(found.values()), "sent": result["sent"] / 1e6}
-    found |= dict(zip(("low", "speed", "high"), quantiles(ratios, n=4), strict=True))
-    what = "gradient off" if result["gradient off"] else "weights off"  # or equal in the first step
-    return found | {"as DDP": f"{what} by {result[what]:.0e}" if result["weights off"] else "to the bit"}
+# ---- results
 
 
-def tell(results: dict[str, dict]) -> None:
-    """Print a line for each way: memory, bytes, speed, and how far its weights are from the first way's."""
+def trains_alike(result: Result) -> bool:
+    """Whether a method trains as the first one: to the bit over gloo, on CPUs; rounded on GPUs.
+
+    There attention and embedding add gradients up in no fixed order. AdamW makes whole steps of
+    such rounding, where a gradient is near zero, so the first gradient is compared, and not the
+    weights. In bfloat16 it is off by 1e-3.
+    """
+    if dist.get_backend() == "gloo":
+        return result["weights off"] == 0
+    return result["gradient off"] < 1e-4
+
+
+def table_row(results: Mapping[str, Result], method: str) -> dict[str, float | str]:
+    """Make a row of a table: MB by kind, held and sent, the speed, how near to DDP it trains.
+
+    The speed is DDP's time for a step divided by this method's: its quartiles over the steps.
+    """
+    result = results[method]
+    memory = {kind: size / 1e6 for kind, size in result["memory"].items()}
+    low, speed, high = _speed_quartiles(results["DDP"], result)
+    return {
+        **memory,
+        "held": sum(memory.values()),
+        "sent": result["sent"] / 1e6,
+        "low": low,
+        "speed": speed,
+        "high": high,
+        "as DDP": _difference_from_ddp(result),
+    }
+
+
+def _speed_quartiles(ddp: Result, result: Result) -> list[float]:
+    """Compute the quartiles of DDP's time for a step, divided by the method's."""
+    pairs = zip(ddp["ms"], result["ms"], strict=True)
+    return quantiles([of_ddp / ms for of_ddp, ms in pairs], n=4)
+
+
+def _difference_from_ddp(result: Result) -> str:
+    """Say how far a method is from DDP: by its gradient, or by its weights if that was equal."""
+    if not result["weights off"]:
+        return "to the bit"
+    if result["gradient off"]:
+        return f"gradient off by {result['gradient off']:.0e}"
+    return f"weights off by {result['weights off']:.0e}"
+
+
+def print_rows(results: Mapping[str, Result]) -> None:
+    """Print a line for each method: memory, bytes, speed, and how far its weights are off."""
     for name, result in results.items():
-        found = row(results, name)
-        cuda = f" ({result['allocated'] / 1e6:.1f} at most, says CUDA)" if result["allocated"] else ""
-        print(f"{name:<14}holds {found['held']:5.1f} MB{cuda}, sends {found['sent']:5.2f} MB a step,", end=" ")
-        print(f"{found['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")
+        row = table_row(results, name)
+        allocated = result["allocated"]
+        cuda = f" ({allocated / 1e6:.1f} at most, says CUDA)" if allocated else ""
+        print(f"{name:<14}holds {row['held']:5.1f} MB{cuda}, ", end="")
+        print(f"sends {row['sent']:5.2f} MB a step, ", end="")
+        print(f"{row['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")
