@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import on_ranks
 from ddp_helpers.lessons.go_beyond_ddp import measure
-from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, SENT, memory_and_speed, sent_counts
+from ddp_helpers.lessons.go_beyond_ddp.collectives import SENT, sent_counts
+from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, memory_and_speed
 
 BATCH, WIDE = 32, 50
 

@@ -8,7 +8,8 @@ from legible import must_be_legible
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
-from ddp_helpers.lessons.go_beyond_ddp.figures import choose, sent_when, who_holds
+from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
+from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
 from ddp_helpers.lessons.shard_the_data.figures import global_batch, picture_of_shards, shards_by_epoch
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
