@@ -34,13 +34,15 @@ def proof(
     colours[control] = RED
     _draw_losses(left, losses, colours, control)
     _draw_differences(right, differences, colours)
-    largest = max(value for name, value in differences.items() if name != control)
-    title = f"The same model to {largest:.0e}; with {control} it differs by "
-    title += f"{differences[control]:.0e}"
+    equal = [name for name in losses if name != control]
+    largest = max(differences.get(name, 0.0) for name in equal)
+    names = f"{', '.join(equal[:-1])} and {equal[-1]}"
+    title = f"{names[0].upper()}{names[1:]} learn the same model, up to {largest:.0e}"
     write_title(figure, title)
     write_caption(figure, where)
     texts = [f"{name}: {_three_digits(values)}" for name, values in losses.items()]
-    return described(figure, f"Training loss by epoch. {'; '.join(texts)}. {title}.")
+    apart = f"{control}: weights differ by {differences[control]:.0e}"
+    return described(figure, f"Training loss by epoch. {'; '.join(texts)}. {title}; {apart}.")
 
 
 def _three_digits(values: Sequence[float]) -> str:

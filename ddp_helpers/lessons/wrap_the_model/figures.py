@@ -281,5 +281,5 @@ def _draw_ddp(ax: Axes) -> None:
         ring.append(box(ax, corner, (1.0, 0.56), text, rank_colour(gpu), size=10))
     for rank, following in zip(ring, ring[1:] + ring[:1], strict=True):
         link(ax, rank, following, bend=-0.2)
-    text = "every step, round the ring\nall-reduce of the gradients,\nno copies of the model"
+    text = "every step, round the ring:\nall-reduce of the gradients;\nno weights are sent"
     write_text(ax, 7.15, 4.2, text, **SMALL)
