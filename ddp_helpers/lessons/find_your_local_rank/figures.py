@@ -41,8 +41,7 @@ def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_ra
     """
     pitch = min(2.07, 8.25 / max(gpus_per_node))
     height = 1.65 if use == "local_rank" else 2.0
-    title = f"Every rank asks for cuda:{use}, as in data.to({use})"
-    ax = canvas(0.55 + height * len(gpus_per_node), title)
+    ax = canvas(0.55 + height * len(gpus_per_node), _title_of_ranks(gpus_per_node, use))
     world_size, failing = 0, []
     for node, gpus in enumerate(gpus_per_node):
         ranks = [
@@ -59,6 +58,15 @@ def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_ra
         ax.figure,
         f"{world_size} ranks, nodes of {nodes} GPUs, each using cuda:{use}; {verdict}.",
     )
+
+
+def _title_of_ranks(gpus_per_node: Sequence[int], use: str) -> str:
+    """Compose what the picture shows: each rank with a GPU, or those that ask in vain."""
+    if use == "local_rank":
+        world_size = sum(gpus_per_node)
+        return f"{world_size} ranks, {world_size} GPUs: the local rank starts again on each node"
+    vain = sum(min(gpus, sum(gpus_per_node[:node])) for node, gpus in enumerate(gpus_per_node))
+    return f"With cuda:rank, {vain} of {sum(gpus_per_node)} ranks ask for a GPU that is not there"
 
 
 def _draw_node(
@@ -110,7 +118,7 @@ def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
     bottom = max(3.35, 0.95 + 0.36 * gpus)
     middle = (0.95 + bottom) / 2
     colour = rank_colour(local_rank)
-    ax = canvas(bottom + 0.2, "How a process finds its GPU")
+    ax = canvas(bottom + 0.2, "Three names, one number: how a process finds its GPU")
     headings = {"launcher": 0.65, "environment": 2.98, "script": 6.2, "node": 8.75}
     for heading, x in headings.items():
         write_text(ax, x, 0.7, heading, weight="bold")

@@ -33,13 +33,13 @@ def spmd(world_size: int = 4) -> Picture:
         arrow(ax, (middle, 3.72), (middle, 3.99))
     shards = [f"shard {rank}" for rank in range(world_size)]
     _stage(ax, 1.75, "data", shards, by_rank=True, first=True)
-    _stage(ax, 2.5, "forward, backward", [f"w = {weight}"] * world_size)
+    _stage(ax, 2.5, "weights", [f"w = {weight}"] * world_size)
     _stage(ax, 3.25, "gradient", [f"g = {gradient}" for gradient in gradients], by_rank=True)
     _stage(ax, 4.75, "averaged gradient", [f"g = {mean:g}"] * world_size)
     step = f"step: w {MINUS} {rate} {TIMES} g"
     _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
     quotient = f"({terms}) / {world_size} = {mean:g}"
-    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce:  {quotient}", INK, fill=0.12)
+    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce, then a division:  {quotient}", INK, fill=0.12)
     return described(
         ax.figure,
         f"One script as {world_size} processes, each with its own shard. All-reduce turns their "
@@ -99,7 +99,8 @@ def collectives(world_size: int = 4) -> Picture:
     columns = 2 if world_size <= 4 else 1
     height = 0.95 + 0.4 * world_size
     bottom = 0.5 + height * 4 / columns
-    ax = canvas(bottom + 0.2, f"Four collectives on {world_size} ranks: before → after")
+    title = f"{world_size} ranks: reduce_scatter, then all_gather, make an all_reduce"
+    ax = canvas(bottom + 0.2, title)
     panels = equal_parts(LEFT, RIGHT, columns, gap=0.4)
     for number, collective in enumerate(_four_collectives(world_size)):
         row, column = divmod(number, columns)
@@ -218,8 +219,8 @@ class _RingStep(NamedTuple):
 def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring: pieces are added up, then the sums are handed round."""
     rounds = world_size - 1
-    title = f"Ring all-reduce on {world_size} ranks: 2 {TIMES} {rounds} steps, "
-    title += "each rank sends one piece a step"
+    title = f"Ring all-reduce on {world_size} ranks: in 2 {TIMES} {rounds} steps each rank sends "
+    title += f"{2 * rounds / world_size:.3g} times its tensor"
     height = 0.75 + 0.42 * world_size
     ax = canvas(0.7 + 2 * height, title)
     columns = equal_parts(LEFT, RIGHT, world_size, gap=0.3)
