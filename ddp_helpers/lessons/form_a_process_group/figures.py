@@ -39,7 +39,7 @@ def spmd(world_size: int = 4) -> Picture:
     step = f"step: w {MINUS} {rate} {TIMES} g"
     _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
     quotient = f"({terms}) / {world_size} = {mean:g}"
-    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce, then a division:  {quotient}", INK, fill=0.12)
+    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce and a division:  {quotient}", INK, fill=0.12)
     return described(
         ax.figure,
         f"One script as {world_size} processes, each with its own shard. All-reduce turns their "
