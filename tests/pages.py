@@ -38,3 +38,10 @@ def prose(number: str) -> str:
     """The markdown cells of a notebook."""
     cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
     return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+@cache
+def contents(number: str) -> str:
+    """The cells of a notebook, those with code between fences; outputs are left out."""
+    cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
+    return "\n".join(cell.source if cell.cell_type == "markdown" else f"```\n{cell.source}\n```" for cell in cells)

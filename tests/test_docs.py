@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from pages import DOCS, GLOSSARY, PAGES, README, SCRIPTS, SEEDS, TRAINERS, TROUBLE, prose, rows
+from pages import DOCS, GLOSSARY, PAGES, README, SCRIPTS, SEEDS, TRAINERS, TROUBLE, contents, prose, rows
 from real import python
 
 from ddp_helpers import ROOT, __version__
@@ -74,8 +74,8 @@ def test_readmes_diff_is_of_the_two_spirals() -> None:
 # ---- seeds and glossary: where a thing is taught
 
 TABLES = {
-    "seeds": (SEEDS, ("point", "notebook", "heading")),
-    "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading")),
+    "seeds": (SEEDS, ("point", "notebook", "heading", "there it says")),
+    "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading", "there it says")),
     "glossary": (GLOSSARY, ("word", "what it is", "notebook", "heading")),
 }
 
@@ -84,11 +84,12 @@ def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
     """Rows with an empty cell, or whose heading is not in the notebook that they name."""
     found = []
     for cells in rows(text, *header):
-        link = LINK.fullmatch(cells[-2]) if len(cells) == len(header) and all(cells) else None
+        row = dict(zip(header, cells, strict=False))
+        link = LINK.fullmatch(row["notebook"]) if len(cells) == len(header) and all(cells) else None
         if not link:
             found.append(f"no notebook or heading: {' | '.join(cells)}")
-        elif NOTEBOOKS.get(link[1]) != ROOT / link[2] or cells[-1] not in headings(link[1]):
-            found.append(f"{link[1]} has no heading {cells[-1]}")
+        elif NOTEBOOKS.get(link[1]) != ROOT / link[2] or row["heading"] not in headings(link[1]):
+            found.append(f"{link[1]} has no heading {row['heading']}")
     return found
 
 
@@ -99,13 +100,36 @@ def test_each_row_names_a_heading_that_is_there(name: str, least: int) -> None:
     assert len(rows(text, *header)) >= least
 
 
+def plain(text: str) -> str:
+    """A text in small letters, on one line, without marks of emphasis and code."""
+    return " ".join(re.sub(r"[*`]", "", text).lower().split())
+
+
+def unsaid_points(text: str, header: tuple[str, ...]) -> list[str]:
+    """Rows whose quoted words do not stand under their heading, in a sentence or in code."""
+    found = []
+    for *_, place, heading, words in rows(text, *header):
+        number = LINK.match(place)[1]
+        if plain(words) not in plain(section(contents(number), heading)):
+            found.append(f"{number}, {heading}: {words}")
+    return found
+
+
+@pytest.mark.parametrize("name", ["seeds", "mistakes"])
+def test_each_point_of_the_seeds_stands_where_the_page_says(name: str) -> None:
+    text, header = TABLES[name]
+    assert unsaid_points(text, header) == []
+    wrong = rows(text, *header)[0][-1]
+    assert len(unsaid_points(text.replace(f"| {wrong} |", "| words of nobody |", 1), header)) == 1
+
+
 def test_each_seed_has_points_and_mistakes() -> None:
     seeds = re.findall(r"^- \*\*([\w-]+)\*\*:", SEEDS, re.M)
     assert len(seeds) == 5
     sections = dict(re.findall(r"^## (.+)\n([^#]*)", SEEDS, re.M))
     blamed = {seed for row in rows(*TABLES["mistakes"][:1], *TABLES["mistakes"][1]) for seed in row[0].split(", ")}
     for seed in seeds:
-        assert rows(sections[seed], "point", "notebook", "heading") and seed in blamed
+        assert rows(sections[seed], *TABLES["seeds"][1]) and seed in blamed
 
 
 def test_a_word_stands_once_in_the_glossary() -> None:
