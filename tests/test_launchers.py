@@ -174,6 +174,7 @@ CPUS = {  # CPUs that the process may use, variables, CPUs of the rank
     "a task of Slurm": (8, {"SLURM_CPUS_PER_TASK": "3"}, 3),
     "a task that srun gave fewer": (2, {"SLURM_CPUS_PER_TASK": "16"}, 2),
     "torchrun's ranks share": (8, {"LOCAL_WORLD_SIZE": "2"}, 4),
+    "torchrun's ranks share its task": (64, {"LOCAL_WORLD_SIZE": "2", "SLURM_CPUS_PER_TASK": "8"}, 4),
     "more ranks than CPUs": (1, {"LOCAL_WORLD_SIZE": "2"}, 1),
     "no number": (4, {"SLURM_CPUS_PER_TASK": "two"}, 4),
 }

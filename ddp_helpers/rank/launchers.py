@@ -87,6 +87,6 @@ def cpus_of_rank() -> int:
         cpus = len(os.sched_getaffinity(0))
     sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
     task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    share = cpus // max(1, int(sharing)) if sharing.isdecimal() else cpus
-    limit = int(task_cpus) if task_cpus.isdecimal() else 0
-    return max(1, min(share, limit or cpus))
+    if task_cpus.isdecimal() and int(task_cpus):
+        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
+    return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))

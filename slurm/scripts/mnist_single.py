@@ -133,9 +133,9 @@ def cpus_of_rank() -> int:
         cpus = len(os.sched_getaffinity(0))
     sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
     task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    share = cpus // max(1, int(sharing)) if sharing.isdecimal() else cpus
-    limit = int(task_cpus) if task_cpus.isdecimal() else 0
-    return max(1, min(share, limit or cpus))
+    if task_cpus.isdecimal() and int(task_cpus):
+        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
+    return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))
 
 
 def describe_damage(folder: Path) -> str:
@@ -510,4 +510,4 @@ def _print_progress(title: str, step: int, steps: int, loss: Tensor) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 1d1fa42f16a94ee7
+# As it was written out, the SHA-256 of the lines above begins with f34538a8ea2d6e5c
