@@ -2,11 +2,11 @@
 
 import pytest
 
-from ddp_helpers.lessons import exercises
+from ddp_helpers.lessons import exercise_called
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED
 from ddp_helpers.lessons.train_mnist_with_ddp import exercises as train_mnist_with_ddp
 
-EXERCISE = exercises("my_ddp_script")["my_ddp_script"]
+EXERCISE = exercise_called("my_ddp_script")
 SET_EPOCH = ("        sampler.set_epoch(epoch)\n", "")
 MISTAKES = {  # what is changed in the solution, and what is told
     "one batch for each rank": ([("args.batch_size // world_size", "args.batch_size")], "weights are not those"),

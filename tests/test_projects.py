@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.scripts import Script
-from ddp_helpers.lessons import exercises
+from ddp_helpers.lessons import exercise_called, exercises
 from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
@@ -184,7 +184,7 @@ def test_a_text_that_cannot_be_run_is_told_so(mend, told):
 
 # ---- a script that survives a kill
 
-SURVIVOR = exercises("my_resumable_script")["my_resumable_script"]
+SURVIVOR = exercise_called("my_resumable_script")
 FORGOTTEN = {  # what is taken from the solution, and what is told
     "the optimizer": (
         '        optimizer.load_state_dict(saved["optimizer"])  # its momentum, too\n',

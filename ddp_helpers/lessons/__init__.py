@@ -5,6 +5,7 @@ it prints whether an answer is right, or what is wrong with it. The right ones a
 `notebooks/solutions`.
 """
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,18 +15,36 @@ from ddp_helpers.lessons.exercise import Exercise
 _LESSONS = Path(__file__).parent
 
 
-def exercises(name: str = "") -> dict[str, Exercise]:
-    """Map the names of oracles to their exercises, of the whole course or of some lessons.
-
-    name: where given, import only lessons that define a function of this name, which is faster.
-    """
+def exercises() -> dict[str, Exercise]:
+    """Map the names of oracles to their exercises, of the whole course."""
     by_name: dict[str, Exercise] = {}
     for path in sorted(_LESSONS.glob("*/exercises.py")):
-        text = path.read_text()
-        if "\nEXERCISES = " in text and f"\ndef {name}" in text:
-            module = import_module(f"{__name__}.{path.parent.name}.exercises")
-            by_name |= {exercise.oracle.__name__: exercise for exercise in module.EXERCISES}
+        by_name |= _exercises_of(path)
     return by_name
+
+
+def exercise_called(name: str) -> Exercise | None:
+    """Return the exercise whose oracle has this name, None if there is none.
+
+    A notebook that has imported its lesson opens the files of no other lesson: it would be stale
+    after a change of any of them.
+    """
+    paths = sorted(_LESSONS.glob("*/exercises.py"))
+    for path in sorted(paths, key=lambda path: not _is_imported(path)):
+        if f"\ndef {name}(" in path.read_text() and name in (known := _exercises_of(path)):
+            return known[name]
+    return None
+
+
+def _is_imported(path: Path) -> bool:
+    """Whether this process has imported the lesson, or a part of it, where this file is."""
+    return f"{__name__}.{path.parent.name}" in sys.modules
+
+
+def _exercises_of(path: Path) -> dict[str, Exercise]:
+    """Map the names of oracles to the exercises of one lesson."""
+    module = import_module(f"{__name__}.{path.parent.name}.exercises")
+    return {exercise.oracle.__name__: exercise for exercise in module.EXERCISES}
 
 
 def check(answer: Callable) -> None:
@@ -34,7 +53,7 @@ def check(answer: Callable) -> None:
     Raises ValueError if no exercise has this name.
     """
     name = answer.__name__
-    exercise = exercises(name).get(name)
+    exercise = exercise_called(name)
     if exercise is None:
         raise ValueError(f"no exercise is called {name}: keep the name that the stub has")
     print(exercise.verdict(answer))
