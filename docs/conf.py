@@ -1,10 +1,13 @@
-"""The reading edition, for Sphinx: README, docs/ and the notebooks with the outputs they have. `make site` builds it.
+"""The reading edition: README, docs/ and the notebooks with the outputs they have.
 
-The source folder is the repository, so that every link leads to the same place here, on a code host and in JupyterLab.
+Sphinx reads it as its settings and calls `setup`; `make site` builds the pages. The source
+folder is the repository, so that every link leads to the same place here, on a code host and in
+JupyterLab.
 """
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 from docutils import nodes
@@ -14,7 +17,7 @@ from pygments.lexers.shell import BashLexer
 from pygments.token import Keyword, Operator, String
 from sphinx.application import Sphinx
 
-ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[1]
 
 project = "From one GPU to many"
 html_title = project
@@ -22,13 +25,18 @@ language = "en"
 root_doc = "README"
 
 # The contents, in reading order; a notebook of your own beside the course has no place.
-CONTENTS = {
+_CONTENTS = {
     "The course": ["notebooks/[0-9]*.ipynb"],
     "Reference": ["docs/*.md"],
     "Solutions": ["notebooks/solutions/*.ipynb"],
-    "Behind the course": ["slurm/job.ipynb", "notebooks/results/*.md", "CONTRIBUTING.md", "CHANGELOG.md"],
+    "Behind the course": [
+        "slurm/job.ipynb",
+        "notebooks/results/*.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ],
 }
-include_patterns = ["README.md", *(pattern for patterns in CONTENTS.values() for pattern in patterns)]
+include_patterns = ["README.md", *chain.from_iterable(_CONTENTS.values())]
 exclude_patterns = [".*", "**/.*", "build", "data", "runs", "tests", "ddp_helpers", "*.egg-info"]
 
 extensions = ["myst_nb"]
@@ -48,63 +56,90 @@ html_copy_source = False
 html_show_copyright = False
 
 
-class Cell(IPython3Lexer):
-    """A code cell. IPython's lexer leaves all below a cell magic plain; those of the course take Python, or bash."""
+class _CellLexer(IPython3Lexer):
+    """The lexer of a code cell.
+
+    IPython's lexer leaves all below a cell magic plain; those of the course take Python, or bash.
+    """
 
     shell = (
         r"(?s)\A(%%)(slurm|bash|writefile [\w.]+\.sbatch)(.*?\n)(.*)",
         bygroups(Operator, Keyword, String, using(BashLexer)),
     )
-    magic = (r"\A(%%)(ranks|launch|clinic|writefile)(.*\n)", bygroups(Operator, Keyword, String))
-    tokens = {**IPython3Lexer.tokens, "root": [shell, magic, *IPython3Lexer.tokens["root"]]}  # noqa: RUF012
+    magic = (
+        r"\A(%%)(ranks|launch|clinic|writefile)(.*\n)",
+        bygroups(Operator, Keyword, String),
+    )
+    tokens = {  # noqa: RUF012
+        **IPython3Lexer.tokens,
+        "root": [shell, magic, *IPython3Lexer.tokens["root"]],
+    }
 
 
-def entry(path: Path) -> str:
-    """A line of the contents: a notebook of the course is called by its number and its title."""
-    document = path.relative_to(ROOT).with_suffix("").as_posix()
+def _contents_line(path: Path) -> str:
+    """Write a file's line of the contents: its name, or a notebook's number and title."""
+    document = path.relative_to(_ROOT).with_suffix("").as_posix()
     number = re.match(r"\d+(?=_)", path.name)
     if path.suffix != ".ipynb" or not number:
         return document
-    first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+    first = "".join(_read_cells(path)[0]["source"])
     title = re.search(r"^# (.+)", first, re.MULTILINE)
     return f"{number[0]} {title[1]} <{document}>" if title else document
 
 
-def contents() -> str:
-    """The tables of contents, in MyST's words."""
-    parts = []
-    for caption, patterns in CONTENTS.items():
-        lines = [entry(path) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-        if lines:
-            parts.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *lines, "```"]))
-    return "\n\n".join(parts)
+def _read_cells(path: Path) -> list[dict]:
+    """Read the cells of a notebook."""
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def prepare(app: Sphinx, document: str, source: list[str]) -> None:
-    """Turn anchors into targets that MyST knows. Add the contents to README: a code host would show them as text."""
+def _contents() -> str:
+    """Write the tables of contents, in MyST's Markdown."""
+    tables = []
+    for caption, patterns in _CONTENTS.items():
+        paths = chain.from_iterable(sorted(_ROOT.glob(pattern)) for pattern in patterns)
+        if lines := [_contents_line(path) for path in paths]:
+            options = [":hidden:", f":caption: {caption}"]
+            tables.append("\n".join(["```{toctree}", *options, *lines, "```"]))
+    return "\n\n".join(tables)
+
+
+def _prepare_source(app: Sphinx, document: str, source: list[str]) -> None:
+    """Turn anchors into targets that MyST knows, and add the contents to README.
+
+    A code host would show the contents as text. Sphinx calls it with each source, and takes the
+    list's only member back.
+    """
     source[0] = re.sub(r'<a id=\\?"([\w-]+)\\?"></a>(?=\\?n|\n|")', r"(\1)=", source[0])
     if document == root_doc:
-        source[0] += f"\n\n{contents()}\n"
+        source[0] += f"\n\n{_contents()}\n"
 
 
-def describe_figures(app: Sphinx, doctree: nodes.document) -> None:
-    """Give each figure the alt text and the width that the notebook keeps with it; MyST-NB leaves both behind."""
+def _describe_figures(app: Sphinx, doctree: nodes.document) -> None:
+    """Give each figure the alt text and the width that the notebook keeps with it.
+
+    MyST-NB leaves both behind. Sphinx calls it with each page that it has read.
+    """
     path = Path(doctree["source"])
     if path.suffix != ".ipynb":
         return
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    about = [output["metadata"].get("image/png", {}) for output in outputs if "image/png" in output.get("data", {})]
-    images = [node for node in doctree.findall(nodes.image) if node.parent.get("mime_type") == "image/png"]
-    for image, kept in zip(images, about, strict=True):
-        image["alt"] = kept.get("alt", "")
-        if "width" in kept:
-            image["width"] = f"{kept['width']}px"
+    outputs = chain.from_iterable(cell.get("outputs", []) for cell in _read_cells(path))
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    images = [image for image in doctree.findall(nodes.image) if _is_png(image)]
+    for image, figure in zip(images, figures, strict=True):
+        metadata = figure["metadata"].get("image/png", {})
+        image["alt"] = metadata.get("alt", "")
+        if "width" in metadata:
+            image["width"] = f"{metadata['width']}px"
+
+
+def _is_png(image: nodes.image) -> bool:
+    """Return whether an image of a page is the PNG of a cell's output."""
+    return image.parent.get("mime_type") == "image/png"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Sphinx calls this once."""
-    app.add_lexer("ipython3", Cell)
-    app.connect("source-read", prepare)
-    app.connect("doctree-read", describe_figures)
+    """Register the lexer and the two steps; Sphinx calls it once."""
+    app.add_lexer("ipython3", _CellLexer)
+    app.connect("source-read", _prepare_source)
+    app.connect("doctree-read", _describe_figures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

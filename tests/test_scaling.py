@@ -11,8 +11,8 @@ from ddp_helpers import ROOT
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.lessons.plot_the_scaling import model as predict
 from ddp_helpers.lessons.plot_the_scaling.advice import recommend
-from ddp_helpers.lessons.plot_the_scaling.figures import bricks, shares, speedup, time_cost
-from ddp_helpers.lessons.plot_the_scaling.model import assumptions, prediction, reach
+from ddp_helpers.lessons.plot_the_scaling.figures import shares, speedup, strong_and_weak, time_cost
+from ddp_helpers.lessons.plot_the_scaling.model import assumptions, extrapolation, prediction
 from ddp_helpers.records import runs, scaling
 from ddp_helpers.records.scaling import ScalingError
 
@@ -223,20 +223,20 @@ def test_recommend_from_weak_runs_where_there_are_no_others(tmp_path):
 def test_the_model_recovers_what_made_the_times():
     n = np.array([1, 2, 4, 8, 16, 32])
     for terms in ([20, 0.3, 0.01], [20, 0, 0.02], [5, 0.4, 0]):
-        model = predict.fit(n, predict.parts(n) @ terms)
+        model = predict.fit(n, predict.term_factors(n) @ terms)
         assert list(model.terms.values()) == pytest.approx(terms, abs=1e-6)
-        assert abs(model.error(256, predict.parts(256) @ terms)) < 1e-6
+        assert abs(model.error(256, predict.term_factors(256) @ terms)) < 1e-6
     once = predict.fit(n, 20 / n + 0.5)  # a fixed part needs no term: it is a little more work and more waiting
     assert list(once.terms.values()) == pytest.approx([20.5, 0.25, 0], abs=1e-6)
 
 
 def test_the_band_holds_what_came_and_widens_where_nothing_was_measured():
     n = np.repeat([1, 2, 4], 3)
-    truth = predict.parts(n) @ [20, 0.4, 0]
+    truth = predict.term_factors(n) @ [20, 0.4, 0]
     model = predict.fit(n, truth * np.tile([0.97, 1, 1.03], 3))
     low, high = model.band([4, 16, 1536])
     assert (low < high).all()
-    assert low[1] < predict.parts(16) @ [20, 0.4, 0] < high[1]
+    assert low[1] < predict.term_factors(16) @ [20, 0.4, 0] < high[1]
     assert (np.diff(high / low) > 0).all()
 
 
@@ -295,7 +295,7 @@ def all_figures(folder):
 def test_every_figure_draws_and_says_where_its_runs_were_made(study, tmp_path_factory):
     write(study / "x", 4, state="failed")
     far = predict.fit(CIFAR["ranks"][:3], CIFAR["seconds"][:3])
-    others = [bricks(), reach(far, "there", PUBLISHED["efficiencies"])]
+    others = [strong_and_weak(), extrapolation(far, "there", PUBLISHED["efficiencies"])]
     others.append(assumptions({"overlap": (1, 0.9), "published": (np.nan, 0.97), "none": (0.9, 0.2)}, 24, 1536))
     figures = [*all_figures(study), *others]
     for number, picture in enumerate(figures):
