@@ -18,7 +18,7 @@ from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.jobs import Job, Site, render
+from ddp_helpers.jobs import Job, Site, allowed, render
 from ddp_helpers.jobs.allowed import quoted
 from ddp_helpers.jobs.site import SITES
 from ddp_helpers.upkeep.site_schema import SCHEMA, descriptions, schema
@@ -366,6 +366,34 @@ def test_further_lines_of_sbatch_stand_in_the_job_file(tmp_path):
 @pytest.mark.parametrize(("word", "why"), NO_SBATCH.items())
 def test_an_option_of_sbatch_that_the_job_file_or_a_key_says_is_refused_with_the_reason(word, why, tmp_path):
     refused(f'sbatch = ["{word}"]', tmp_path, "sbatch = ", why)
+
+
+def test_no_option_of_sbatch_is_said_by_a_key_and_by_the_key_sbatch():
+    assert {key.name.replace("_", "-") for key in fields(Site)}.isdisjoint(allowed.SBATCH.split())
+
+
+# Keys whose example in TEMPLATE.toml is what holds without them, and another value.
+OTHER_VALUES = {
+    "gpus": '"--gpus-per-node={n}"',
+    "mail_type": '["ALL"]\nmail_user = "a@b.c"',
+}
+
+
+# For people, a bound, and what whoever makes a job takes from its site: other tests have them.
+NOT_IN_THE_FILE = {"name", "description", "longest", "time", "cpus_per_rank", "script_args"}
+
+
+@pytest.mark.parametrize("key", [key.name for key in fields(Site) if key.name not in NOT_IN_THE_FILE])
+def test_each_key_changes_the_job_file(key, tmp_path):
+    """A key without a line in the template would be read, and forgotten."""
+    examples = dict(re.findall(r"(?m)^(?:# (?:or )?)?([a-z_]+) = (.*)$", (SITES / "TEMPLATE.toml").read_text()))
+    plain, given = tmp_path / "plain" / "mine.toml", tmp_path / "given" / "mine.toml"
+    for path, text in ((plain, ""), (given, f"{key} = {OTHER_VALUES.get(key, examples[key])}")):
+        path.parent.mkdir()
+        path.write_text('mail_user = "a@b.c"\n' if key == "mail_type" and not text else text)
+    job = Job("a", ("slurm/scripts/mnist_ddp.py",), gpus_per_node=1)
+    before, after = (render(job, Site.load(path), "run") for path in (plain, given))
+    assert before.split() != after.split()
 
 
 NO_SRUN = ["--ntasks=1", "--ntasks-per-node=1", "--nta=1", "--nodes=1", "--cpus-per-task=1", "--label", "--wait=0"]

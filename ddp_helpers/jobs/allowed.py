@@ -1,6 +1,7 @@
 """Check the values of a site file, and quote them for the shell that reads the job file.
 
-`site` calls it for each key: `wrong` says what a value may not be, `shell` and `set_up` quote it.
+`site` calls `complaint` for each key, which says what is wrong with a value; `sbatch` calls
+`quoted` and `quoted_setup`.
 """
 
 import re
