@@ -34,7 +34,7 @@ def executed(*sources, opened=()):
 READS = {
     "ddp_helpers/rank/data.py": "from ddp_helpers.rank import data",
     "notebooks/spirals.py": "import subprocess, sys\nsubprocess.run([sys.executable, '../notebooks/spirals.py', '-h'])",
-    "notebooks/spirals_ddp.py": "!{sys.executable} -m torch.distributed.run --standalone --local-addr localhost "
+    "notebooks/spirals_ddp.py": '!"{sys.executable}" -m torch.distributed.run --standalone --local-addr localhost '
     "../notebooks/spirals_ddp.py --epochs 1",
     "slurm/job.sbatch.jinja": "from pathlib import Path\ntext = Path('../slurm/job.sbatch.jinja').read_text()",
     "notebooks/results/recipes": "import os\nnames = os.listdir('../notebooks/results/recipes')",
