@@ -161,17 +161,23 @@ def test_up_heals_what_crashed_while_jobs_go_on(shared):
     check_ranks(shared.up())
 
 
-def test_up_waits_for_a_daemon_that_one_look_into_proc_missed(shared, tmp_path):
-    """A look into /proc while slurmctld forks into the background sees neither parent nor child: here the first one."""
+def test_up_waits_for_a_daemon_that_two_looks_into_proc_missed(shared, tmp_path):
+    """A look into /proc while slurmctld forks into the background sees neither parent nor child: here the first two."""
     shared.up().kill("slurmctld")
-    grep, missed = tmp_path / "grep", tmp_path / "missed"
+    grep, misses = tmp_path / "grep", tmp_path / "misses"
     # grep ends with 2 where one of the machine's processes has gone in between, and its answer counts all the same.
-    sees = f'seen=$({shutil.which("grep")} "$@"); status=$?; [[ $seen ]] || exit $status'
-    once = f'if [[ "$*" == *slurm.conf* && ! -e {missed} ]]; then touch {missed}; exit 1; fi'
-    grep.write_text(f'#!/bin/bash\n{sees}\n{once}\necho "$seen"\nexit $status\n')
+    grep.write_text(f"""#!/bin/bash
+seen=$({shutil.which("grep")} "$@")
+status=$?
+[[ $seen ]] || exit $status
+names=$(xargs cat 2>/dev/null <<<"${{seen//cmdline/comm}}")
+if [[ $names == *slurmctld* && $(cat {misses} 2>/dev/null) != 11 ]]; then printf 1 >>{misses} && exit 1; fi
+echo "$seen"
+exit $status
+""")
     grep.chmod(0o755)
     ended = shared("up", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert (ended.returncode, missed.exists()) == (0, True), ended.stderr
+    assert (ended.returncode, misses.read_text()) == (0, "11"), ended.stderr
     assert shared("status").returncode == 0
 
 
