@@ -6,6 +6,7 @@ import pytest
 from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
+from ddp_helpers.draw.stepped import stepped
 from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
@@ -68,3 +69,11 @@ def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
     width = int.from_bytes(png[16:20], "big") * 96 // DPI
     assert metadata == {"image/png": {"alt": alt, "width": width}} and width > 300
     assert picture.save(tmp_path / "figure.svg").stat().st_size > 0
+
+
+def test_a_stepped_picture_needs_no_other_host_and_is_the_same_at_each_run():
+    frames = [spmd(2), spmd(3), spmd(4)]
+    page = stepped(frames).data
+    assert "http" not in page and page == stepped(frames).data
+    assert page.count("data:image/png;base64,") == 3 + 1  # and the first, where no script runs
+    assert all(frame.alt.split(",")[0] in page for frame in frames) and len(page) < 50_000 * (3 + 1)

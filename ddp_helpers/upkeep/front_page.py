@@ -74,7 +74,7 @@ def honest_minutes(number: str) -> float:
         total += len(cell.source) / 500 + 5 * ("raise NotImplementedError" in cell.source)
         for output in cell.outputs:
             data = output.get("data", {"text/plain": output.get("text", "")})
-            total += 0.7 * ("image/png" in data)
+            total += 0.7 * ("image/png" in data or 'class="animation"' in data.get("text/html", ""))
             total += len(_shown_text(data)) / 1500
     return total
 
