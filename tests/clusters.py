@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,10 +82,18 @@ class Cluster:
     def submit_saved(self, body) -> int:
         """A job that runs, and that the controller has on disk: a crash in the first 5 s would make it forget it."""
         job = self.submit(f"--wrap={body}")
-        now = time.time()
         until(lambda: "sleep" in self.processes().values(), "the job runs")
-        until(lambda: (self.state / "slurmctld" / "job_state").stat().st_mtime > now, "the controller saves it")
+        # A word of ours in what the controller saves: it may have saved the running job before we look, and then
+        # saves nothing for five minutes.
+        self.slurm("scontrol", "update", f"JobId={job}", f"Comment=runs-{job}")
+        until(lambda: self.has_saved(f"runs-{job}"), "the controller saves it")
         return job
+
+    def has_saved(self, word) -> bool:
+        """Whether a word is in the controller's file of jobs, which is away for a moment while it is replaced."""
+        with suppress(FileNotFoundError):
+            return word.encode() in (self.state / "slurmctld" / "job_state").read_bytes()
+        return False
 
     def processes(self) -> dict[int, str]:
         """Every living process that has our folder in its command line, environment, or as its folder."""
