@@ -149,6 +149,17 @@ def test_a_second_interrupt_changes_nothing(kernel, gap):
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
+def test_a_second_interrupt_does_not_take_the_place_of_the_message(kernel):
+    kernel.run("import os, signal\nfrom ddp_helpers.launch.processes import one_interrupt")
+    press = "os.kill(os.getpid(), signal.SIGINT)"
+    again = (
+        f"try:\n    with one_interrupt():\n        {press}\nexcept KeyboardInterrupt:\n    {press}\n    print('shown')"
+    )
+    assert kernel.run(again) == "shown\n"
+    assert "KeyboardInterrupt" in kernel.run(f"{press}\nprint('shown')"), "the next cell can be stopped"
+    assert kernel.run(again) == "shown\n"
+
+
 def test_a_second_interrupt_of_a_launch_changes_nothing(kernel):
     assert kernel.run("%load_ext ddp_helpers.launch.launch") == ""
     before = kernel.children()

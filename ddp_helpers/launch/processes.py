@@ -15,10 +15,13 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import IO
 
 import psutil
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
 
 # An environment variable by which every process of a launch is found again.
 MARK = "DDP_COURSE_LAUNCH"
@@ -38,7 +41,21 @@ def _interrupt_handler(handler: Callable | signal.Handlers) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        shell = get_ipython()
+        if shell and signal.getsignal(signal.SIGINT) != handler:  # an interrupt came: see stop_once
+            _at_the_next_cell(shell, partial(signal.signal, signal.SIGINT, before))
+        else:
+            signal.signal(signal.SIGINT, before)
+
+
+def _at_the_next_cell(shell: InteractiveShell, call: Callable[[], object]) -> None:
+    """Call this once, before IPython runs its next cell."""
+
+    def call_once(info: object) -> None:
+        shell.events.unregister("pre_run_cell", call_once)
+        call()
+
+    shell.events.register("pre_run_cell", call_once)
 
 
 def no_interrupt() -> AbstractContextManager:
@@ -49,7 +66,8 @@ def no_interrupt() -> AbstractContextManager:
 def one_interrupt() -> AbstractContextManager:
     """Raise KeyboardInterrupt at the first interrupt in the block, and ignore those after it.
 
-    Who presses stop twice must not stop what the first press has begun.
+    Who presses stop twice must not stop what the first press has begun. In IPython the later ones
+    are ignored until the next cell: this one has still to show what the first has stopped.
     """
 
     def stop_once(number: int, frame: FrameType | None) -> None:
