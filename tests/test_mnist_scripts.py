@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from argparse import Namespace
 
@@ -299,6 +300,37 @@ def test_any_number_of_workers_trains_alike(single, here):
     none, two = (runs.read_run(here / name).epochs[0] for name in ("0", "2"))
     assert none["train_loss"] == pytest.approx(two["train_loss"], abs=1e-4)
     assert none["test_loss"] == pytest.approx(two["test_loss"], abs=1e-4)
+
+
+FORKS = """
+import hashlib, os, sys, threading, time
+from pathlib import Path
+from ddp_helpers.rank import group
+
+def state():
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+    return stat.read_text().rpartition(") ")[2][0] if stat.exists() else "ended"
+
+group._REST = float(sys.argv[1])
+os.register_at_fork(before=lambda: print(state()))  # the last one registered is called first
+group.fork_at_rest()
+thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 2_000_000))  # without the GIL
+thread.start()
+while state() != "R":
+    time.sleep(0.001)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on Python itself sees to it")
+def test_a_worker_is_forked_while_no_other_thread_runs():
+    def state(rest):
+        return subprocess.check_output([sys.executable, "-c", FORKS, str(rest)], text=True).strip()
+
+    assert state(LIMIT) in ("S", "ended")
+    assert state(-1) == "R", "the same, where the fork does not wait"
 
 
 def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):

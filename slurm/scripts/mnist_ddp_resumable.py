@@ -17,6 +17,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -630,6 +631,7 @@ def _print_progress(title: str, step: int, steps: int, loss: Tensor) -> None:
 _EXPORT_ADDRESS = (
     "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
 )
+_REST = 1.0  # seconds for which a fork waits for the other threads
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
@@ -683,6 +685,34 @@ def reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
+def fork_at_rest() -> None:
+    """Have this process wait until its threads are at rest, before it forks a DataLoader's worker.
+
+    A thread of gloo makes itself known to Python in order to free a tensor. Before 3.12, a worker
+    that is forked in that moment hangs: https://github.com/python/cpython/issues/112275
+    """
+    if sys.version_info < (3, 12) and sys.platform == "linux":
+        os.register_at_fork(before=_wait_for_threads)
+
+
+def _wait_for_threads() -> None:
+    """Wait until no other thread of this process runs, for _REST seconds at most."""
+    me, end = str(threading.get_native_id()), time.monotonic() + _REST
+    tasks = Path("/proc/self/task")
+    while any(_is_running(task) for task in tasks.iterdir() if task.name != me):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.001)
+
+
+def _is_running(task: Path) -> bool:
+    """Tell whether a thread, by its folder in /proc, has work to do: state R of proc(5)."""
+    try:
+        return (task / "stat").read_text().rpartition(") ")[2].startswith("R")
+    except OSError:  # it has ended since
+        return False
+
+
 def join(
     launcher: str,
     rank: int,
@@ -693,6 +723,7 @@ def join(
     """Form the group of all ranks; every rank calls it. Stops after timeout seconds."""
     # Who never came prints nothing.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    fork_at_rest()
     limit = timedelta(seconds=timeout)
     on_gpu = device.type == "cuda"
     os.environ.setdefault(*OLDER_NCCL)
@@ -1349,4 +1380,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with c1c263363bfe2dd0
+# As it was written out, the SHA-256 of the lines above begins with 82b0e0bff2323136
