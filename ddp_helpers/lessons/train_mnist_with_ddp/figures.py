@@ -1,4 +1,4 @@
-"""The figure of notebook 06: the losses of one process and of several, and how far weights differ.
+"""The figure of notebook 06: what one process and several get right, and how far weights differ.
 
 The notebook calls it, in its own process, with what the runs recorded.
 """
@@ -17,47 +17,41 @@ _FLOOR = 1e-8
 
 
 def proof(
-    losses: Mapping[str, Sequence[float]],
+    right: Mapping[str, Sequence[int]],
     differences: Mapping[str, float],
     control: str,
     where: str,
 ) -> Picture:
-    """Draw each run's loss by epoch, and the largest difference of its weights from the first's.
+    """Draw each run's right answers by epoch, and how far its weights are from the first's.
 
-    losses and differences: by the name of a run; the first run is the reference, which has no
+    right and differences: by the name of a run; the first run is the reference, which has no
     difference. control: the run that is meant to differ, in red. where: for the caption.
     """
     size, ratios = (WIDTH, 3.6), (3, 2)
     figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained", width_ratios=ratios)
-    left, right = axes
-    colours = {name: rank_colour(number) for number, name in enumerate(losses)}
+    colours = {name: rank_colour(number) for number, name in enumerate(right)}
     colours[control] = RED
-    _draw_losses(left, losses, colours, control)
-    _draw_differences(right, differences, colours)
-    equal = [name for name in losses if name != control]
+    _draw_right_answers(axes[0], right, colours, control)
+    _draw_differences(axes[1], differences, colours)
+    equal = [name for name in right if name != control]
     largest = max(differences.get(name, 0.0) for name in equal)
     names = f"{', '.join(equal[:-1])} and {equal[-1]}"
     title = f"{names[0].upper()}{names[1:]} learn the same model, up to {largest:.0e}"
     write_title(figure, title)
     write_caption(figure, where)
-    texts = [f"{name}: {_three_digits(values)}" for name, values in losses.items()]
+    texts = [f"{name}: {', '.join(map(str, values))}" for name, values in right.items()]
     apart = f"{control}: weights differ by {differences[control]:.0e}"
-    return described(figure, f"Training loss by epoch. {'; '.join(texts)}. {title}; {apart}.")
+    return described(figure, f"Right answers by epoch. {'; '.join(texts)}. {title}; {apart}.")
 
 
-def _three_digits(values: Sequence[float]) -> str:
-    """Compose a text of numbers with three digits after the point."""
-    return ", ".join(f"{value:.3f}" for value in values)
-
-
-def _draw_losses(
+def _draw_right_answers(
     ax: Axes,
-    losses: Mapping[str, Sequence[float]],
+    right: Mapping[str, Sequence[int]],
     colours: Mapping[str, str],
     control: str,
 ) -> None:
     """Draw a curve for each run, a later one thinner than those below it; the control dashed."""
-    for number, (name, values) in enumerate(losses.items()):
+    for number, (name, values) in enumerate(right.items()):
         ax.plot(
             range(1, len(values) + 1),
             values,
@@ -65,10 +59,10 @@ def _draw_losses(
             alpha=0.8,
             color=colours[name],
             label=name,
-            linewidth=1 + 2.5 * (len(losses) - number - 1),
+            linewidth=1 + 2 * (len(right) - number - 1),
         )
-    epochs = max(map(len, losses.values()))
-    ax.set(xlabel="epoch", ylabel="training loss", xticks=range(1, 1 + epochs))
+    epochs = max(map(len, right.values()))
+    ax.set(xlabel="epoch", ylabel="right answers", xticks=range(1, 1 + epochs))
     ax.legend()
 
 
