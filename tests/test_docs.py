@@ -20,6 +20,7 @@ from real import python
 
 from ddp_helpers import ROOT, __version__
 from ddp_helpers.__main__ import make_parser
+from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, honest_minutes, minutes, tracks_text
 
 LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
@@ -376,8 +377,7 @@ def test_elsewhere_knows_which_notebooks_need_what() -> None:
     slurm = {number for number in NOTEBOOKS if re.search(r"jobs\.available\(|^%%slurm", code(number), re.M)}
     assert {*re.findall(r"\b\d\d\b(?! MB)", needs["`/dev/shm`"][0])} == workers
     assert {*re.findall(r"\b\d\d\b", needs["Slurm"][1])} == slurm
-    ranks = sum(map(int, re.findall(r"^    .*: start\(\w+, (\d)[,)]", code("06"), re.M)))
-    assert f"06 starts {ranks} at once" in needs["processes"][0]
+    assert f"06 starts {sum(RANKS)} at once" in needs["processes"][0]
 
 
 # ---- housekeeping

@@ -63,7 +63,7 @@ def _draw_right_answers(
         )
     epochs = max(map(len, right.values()))
     ax.set(xlabel="epoch", ylabel="right answers", xticks=range(1, 1 + epochs))
-    ax.legend()
+    ax.legend(loc="upper left", fontsize="small", labelspacing=0.3, bbox_to_anchor=(0.0, 1.03))
 
 
 def _draw_differences(
@@ -73,11 +73,13 @@ def _draw_differences(
 ) -> None:
     """Draw a bar for each run's difference, with the number at its end."""
     names = list(differences)
-    widths = [max(value, _FLOOR) for value in differences.values()]
+    widths = [max(value - _FLOOR, 0.0) for value in differences.values()]
     ax.barh(names, widths, left=_FLOOR, color=[colours[name] for name in names])
     ax.set(xscale="log", xlim=(_FLOOR, 10))
     ax.set(xlabel="largest difference of a weight from one process's")
     ax.invert_yaxis()
     for row, value in enumerate(differences.values()):
         end = max(value, _FLOOR), row
-        ax.annotate(f"{value:.0e}", end, (4, 0), textcoords="offset points", va="center")
+        ax.annotate(
+            f"{value:.0e}" if value else "0", end, (4, 0), textcoords="offset points", va="center"
+        )
