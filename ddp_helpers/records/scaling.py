@@ -160,8 +160,9 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     images_per_second, seconds: those of the median epoch. The first epoch is not in it if there
     are others: it also pays for what is done once, such as choosing kernels and making buffers.
     data: the share of the training time that waited for data, 0 to 1. accuracy: the best of the
-    test, 0 to 1, if recorded. to_target: seconds to the target accuracy. device_hours: GPUs (or
-    ranks) held, times the hours of the job, or of its epochs where no job is recorded.
+    test, 0 to 1, if recorded. to_target: seconds to the target accuracy. device_hours: what the
+    job held, in the unit of `unit_of_price`, times the hours of the job, or of its epochs where no
+    job is recorded.
     """
     epochs = finished(table).dropna(subset="images_per_second")
     runs = epochs.groupby("number")
@@ -177,7 +178,10 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     epoch_seconds = epochs["seconds"] + epochs["test_seconds"].fillna(0)
     run_seconds = epoch_seconds.groupby(epochs["number"]).sum()
     held_seconds = pd.to_numeric(rows["job_seconds"]).fillna(run_seconds)
-    rows["device_hours"] = rows["world_size"] * held_seconds / 3600
+    devices = rows["world_size"]
+    if unit_of_price(rows) == "CPU":
+        devices = devices * rows["cpus_per_task"].astype(float)
+    rows["device_hours"] = devices * held_seconds / 3600
     return rows.reset_index(drop=True)
 
 
@@ -229,13 +233,23 @@ def speedup(runs: pd.DataFrame) -> pd.DataFrame:
     for suffix, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
         rows[f"speedup{suffix}"] = rows[rate] / base["images_per_second"]
         rows[f"efficiency{suffix}"] = rows[f"speedup{suffix}"] * rows["base"] / rows["world_size"]
-    return rows.assign(unit=unit_of_ranks(runs), where=data_and_machine(runs))
+    units = {"unit": unit_of_ranks(runs), "price_unit": unit_of_price(runs)}
+    return rows.assign(**units, where=data_and_machine(runs))
 
 
 def unit_of_ranks(runs: pd.DataFrame) -> str:
     """Name what ranks of these runs use: GPU; rank on CPUs, or where no machine is recorded."""
     machines = runs["machine"].fillna("CPU").astype(str)
     return "rank" if machines.str.startswith("CPU").any() else "GPU"
+
+
+def unit_of_price(runs: pd.DataFrame) -> str:
+    """Name what these jobs hold and are billed for: GPU; on CPUs CPU, or rank if none is recorded.
+
+    A rank on CPUs holds all of its own, `cpus_per_task`.
+    """
+    unit = unit_of_ranks(runs)
+    return "CPU" if unit == "rank" and runs["cpus_per_task"].notna().all() else unit
 
 
 def data_and_machine(runs: pd.DataFrame) -> str:

@@ -3,16 +3,22 @@
 The notebook calls `recommend` in its own process, on the tables of `records.scaling`.
 """
 
+import math
+
+import numpy as np
 import pandas as pd
 
-from ddp_helpers.records.scaling import counted, unit_of_ranks
+from ddp_helpers.records.scaling import counted, unit_of_price, unit_of_ranks
+
+# Runs that differ in none of these repeat a job: on one rank strong and weak do.
+EQUAL = ["cpus_per_task", "global_batch", "world_size"]
 
 
 def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8) -> str:
     """Write how many GPUs to ask for, and why: lines of text.
 
-    They say what more GPUs gave, which runs were compared, which run of all was the fastest and
-    which the cheapest, and which runs were left out.
+    They say what more GPUs gave, which runs were compared, which setting of all is the fastest and
+    which the cheapest, and which runs were left out. All numbers are medians of equal jobs.
 
     Compared are runs that differ in the number of ranks alone: of one scaling, strong if any is,
     and with the same CPUs for each rank. Of these, the advice is the fastest setting whose
@@ -37,11 +43,52 @@ def recommend(speedups: pd.DataFrame, per_run: pd.DataFrame, least: float = 0.8)
     return "\n".join(lines)
 
 
-def extremes(per_run: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the fastest and the cheapest run; of those that reached the target, if any did."""
-    reached = per_run.dropna(subset=["to_target"])
-    runs, time = (per_run, "seconds") if reached.empty else (reached, "to_target")
-    return runs.loc[runs[time].idxmin()], runs.loc[runs["device_hours"].idxmin()]
+def noise(per_run: pd.DataFrame) -> float:
+    """Compute how far equal jobs lie apart in speed: 0.3 is 30 %; NaN if none is repeated."""
+    rates = per_run.groupby(EQUAL, dropna=False)["images_per_second"]
+    ratios = (rates.max() / rates.min())[rates.size() > 1]
+    return float(ratios.max()) - 1 if len(ratios) else math.nan
+
+
+def extremes(per_run: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the fastest settings and the cheapest, a row each, the best first.
+
+    A row has the medians of the equal jobs of its setting, and its name. Rows behind the first are
+    within the noise of it. Of the settings that reach the target in more than half of their runs,
+    if any does; else the fastest is by the seconds of an epoch.
+    """
+    settings = _medians(per_run)
+    reached = settings[np.isfinite(settings["to_target"])]
+    rows, time = (settings, "seconds") if reached.empty else (reached, "to_target")
+    apart = np.nan_to_num(noise(per_run))
+    return _nearly_least(rows, time, apart), _nearly_least(rows, "device_hours", apart)
+
+
+def _medians(per_run: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a setting: its name, and the medians of its equal jobs.
+
+    A run that never reached the target took endlessly long to it.
+    """
+    unit = unit_of_ranks(per_run)
+    rows = per_run.assign(to_target=per_run["to_target"].fillna(math.inf))
+    groups = rows.groupby(EQUAL, dropna=False)
+    medians = groups[["to_target", "seconds", "device_hours"]].median()
+    names = [_name_setting(jobs, unit) for _, jobs in groups]
+    return medians.assign(name=names).reset_index()
+
+
+def _name_setting(jobs: pd.DataFrame, unit: str) -> str:
+    """Name the setting of equal jobs: its scaling, unless it is both, its ranks, their CPUs."""
+    scalings = jobs["scaling"].unique()
+    first = jobs.iloc[0]
+    size = f"{counted(first['world_size'], unit)}{_cpus(first)}"
+    return f"{scalings[0]} on {size}" if len(scalings) == 1 else size
+
+
+def _nearly_least(rows: pd.DataFrame, column: str, apart: float) -> pd.DataFrame:
+    """Return the row that has least of a column, and those that have at most `apart` more."""
+    rows = rows.sort_values(column)
+    return rows[rows[column] <= rows[column].iloc[0] * (1 + apart)]
 
 
 def _comparable(speedups: pd.DataFrame) -> pd.DataFrame:
@@ -64,7 +111,7 @@ def _verdict(row: pd.Series, best: pd.Series, least: float) -> str:
     """Say why not this larger setting: it was no faster, or it is not efficient enough."""
     name = counted(row["world_size"], row["unit"])
     if row["images_per_second"] <= best["images_per_second"]:
-        return f"{name} were no faster, for {_cost(row['device_hours'], row['unit'])}."
+        return f"{name} were no faster, for {_cost(row['device_hours'], row['price_unit'])}."
     return f"{name} gave {_gain(row)}: below your bar of {least:.0%}."
 
 
@@ -81,20 +128,26 @@ def _compared(rows: pd.DataFrame) -> str:
 
 
 def _fastest_and_cheapest(per_run: pd.DataFrame) -> str:
-    """Name the fastest and the cheapest run, compared or not."""
-    fastest, cheapest = extremes(per_run)
-    unit = unit_of_ranks(per_run)
-    first = f"the fastest was {_run_with_cost(fastest, unit)}"
-    return f"Of all runs {first}, the cheapest was {_run_with_cost(cheapest, unit)}."
+    """Name the fastest and the cheapest settings, compared or not, by the medians of their runs."""
+    unit, apart = unit_of_price(per_run), noise(per_run)
+    fastest, cheapest = (_first_and_near(rows, unit, apart) for rows in extremes(per_run))
+    return f"Of all settings the fastest is {fastest}; the cheapest is {cheapest}."
 
 
-def _run_with_cost(row: pd.Series, unit: str) -> str:
-    """Name a run, and in brackets its seconds to the target, if it reached it, and its cost."""
-    name = f"{row['scaling']} on {counted(row['world_size'], unit)}{_cpus(row)}"
+def _first_and_near(settings: pd.DataFrame, unit: str, apart: float) -> str:
+    """Name the first setting, and those that lie within the noise of it."""
+    first, *near = (_setting_with_cost(row, unit) for _, row in settings.iterrows())
+    if not near:
+        return first
+    return f"{first}, but within the noise of {apart:.0%} it may be {' or '.join(near)}"
+
+
+def _setting_with_cost(row: pd.Series, unit: str) -> str:
+    """Name a setting, and in brackets its seconds to the target, if it reaches it, and its cost."""
     cost = _cost(row["device_hours"], unit)
-    if pd.isna(row["to_target"]):
-        return f"{name} ({cost})"
-    return f"{name} ({row['to_target']:.3g} s to the target, {cost})"
+    if not math.isfinite(row["to_target"]):
+        return f"{row['name']} ({cost})"
+    return f"{row['name']} ({row['to_target']:.3g} s to the target, {cost})"
 
 
 def _not_compared(others: pd.DataFrame, best: pd.Series) -> str:
@@ -117,7 +170,10 @@ def _cpus(row: pd.Series) -> str:
 
 
 def _cost(hours: float, unit: str) -> str:
-    """Write what a run held, in GPU-hours, or in GPU-seconds below a tenth of an hour."""
+    """Write what a run held, in GPU-hours, or in GPU-seconds below a tenth of an hour.
+
+    unit: GPU, or CPU or rank where there are none.
+    """
     if hours >= 0.1:
         return f"{hours:,.2g} {unit}-hours a run"
     return f"{3600 * hours:.0f} {unit}-seconds a run"
@@ -125,7 +181,7 @@ def _cost(hours: float, unit: str) -> str:
 
 def _gain(row: pd.Series) -> str:
     """Write a setting's speed-up over the fewest ranks, its efficiency and its cost."""
-    cost = _cost(row["device_hours"], row["unit"])
+    cost = _cost(row["device_hours"], row["price_unit"])
     if row["world_size"] == row["base"]:
         return cost
     speed = f"{row['speedup']:.1f} times the speed of {counted(row['base'], row['unit'])}"

@@ -1,9 +1,9 @@
-"""Draw the figures of notebook 09: strong and weak scaling, speed-up, shares of the time, cost.
+"""Draw the figures of notebook 09: speed-up, the four parts of the time, cost.
 
 The notebook calls them in its own process, on the tables of `records.scaling`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,45 +20,28 @@ from ddp_helpers.draw.labels import (
     line_name,
     scale_ranks_axis,
 )
-from ddp_helpers.draw.style import GREY, INK, LEFT, ORANGE, TIMES, WIDTH, WRONG, rank_colour
-from ddp_helpers.lessons.plot_the_scaling.advice import extremes
-from ddp_helpers.records.scaling import counted, data_and_machine, unit_of_ranks
+from ddp_helpers.draw.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    TIMES,
+    WIDTH,
+    WRONG,
+    rank_colour,
+)
+from ddp_helpers.lessons.plot_the_scaling.advice import EQUAL, extremes, noise
+from ddp_helpers.records.scaling import (
+    counted,
+    data_and_machine,
+    unit_of_price,
+    unit_of_ranks,
+)
 
+# Where a rank's seconds go: it loads, computes, waits for late ranks, and exchanges gradients.
+PARTS = {"data": ORANGE, "compute": BLUE, "wait": "#CCCCCC", "exchange": RED}
 _PUBLISHED_LINE, _PUBLISHED_LABEL = "#AAAAAA", "#A0A0A0"
-
-
-def strong_and_weak(counts: Sequence[int] = (1, 2, 4), batch: int = 8) -> Picture:
-    """Draw a step on 1, 2 and 4 ranks, with strong and with weak scaling.
-
-    A brick is an image, a column is a rank, and its height the work of that rank.
-    batch: images of a step on one rank.
-    """
-    title = "Strong: a step gets shorter. Weak: a step does more."
-    ax = drawing.canvas(4.3, title)
-    rows = (
-        (2.0, "strong", "the same\nglobal batch"),
-        (3.95, "weak", "the same\nbatch per rank"),
-    )
-    parts = drawing.equal_parts(1.9, WIDTH - 0.1, len(counts), gap=0.3)
-    for floor, scaling, kept in rows:
-        drawing.write_text(ax, LEFT, floor - 1.1, scaling, ha="left", weight="bold")
-        drawing.write_text(ax, LEFT, floor - 0.8, kept, ha="left")
-        for ranks, (left, _) in zip(counts, parts, strict=True):
-            per_rank = batch // ranks if scaling == "strong" else batch
-            _draw_bricks(ax, left, floor, ranks, per_rank)
-            label = f"{counted(ranks, 'rank')}: {per_rank * ranks} images a step"
-            drawing.write_text(ax, left, floor + 0.18, label, ha="left", size=10.5)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return drawing.described(figure, f"Bricks, an image each, a column a rank. {title}")
-
-
-def _draw_bricks(ax: Axes, left: float, floor: float, ranks: int, per_rank: int) -> None:
-    """Draw a column of bricks for each rank, from the floor up."""
-    for rank in range(ranks):
-        for brick in range(per_rank):
-            corner = (left + 0.5 * rank, floor - 0.16 * (brick + 1))
-            drawing.box(ax, corner, (0.44, 0.14), "", rank_colour(rank), fill=0.5)
 
 
 def speedup(
@@ -90,17 +73,22 @@ def speedup(
     ax.set_ylabel(f"times as fast as {counted(base, unit)}")
     at_the_right(ax, [*labels, (most, most / base, "ideal", INK)], gap=0.055)
 
-    best = speedups.loc[speedups["speedup"].idxmax()]
-    fastest = counted(best["world_size"], unit)
-    title, muted = f"At best {best['speedup']:.1f} times as fast, on {fastest}", ""
+    best = [_best_gain(rows, unit) for _, rows in speedups.groupby("scaling")]
+    title, muted = f"At best {', '.join(best)}", ""
     if published:
         gain, ranks = max(map(_published_gain, published))
-        title += f"; published: {gain:.0f} times, on {ranks} GPUs"
+        title += f"; published: {gain:.0f} times on {ranks} GPUs"
         muted = "grey: published, on other machines, each against its own first size"
     bars = "bars: lowest to highest repeat; in brackets: efficiency"
     single = ", ".join(line_name(*setting) for setting, rows in settings if len(rows) == 1)
     alone = f"one size only: {single}" if single else ""
     return captioned(figure, title, speedups["where"].iloc[0], bars, muted, alone, left_out)
+
+
+def _best_gain(rows: pd.DataFrame, unit: str) -> str:
+    """Write the largest speed-up of one scaling, and its ranks."""
+    best = rows.loc[rows["speedup"].idxmax()]
+    return f"{best['speedup']:.1f} times on {counted(best['world_size'], unit)} ({best['scaling']})"
 
 
 def _published_gain(table: Mapping) -> tuple[float, int]:
@@ -130,49 +118,69 @@ def _draw_published(ax: Axes, table: Mapping) -> Label:
     return ranks[-1], speeds[-1], text, _PUBLISHED_LABEL
 
 
-def shares(speedups: pd.DataFrame, left_out: str = "") -> Picture:
-    """Draw a bar for each setting: the share of its training time that waited for data.
+def parts_by_size(seconds: Mapping[int, Sequence[float]], steps: str) -> Picture:
+    """Draw where the seconds of rank 0 go, a bar for each number of ranks.
 
-    speedups: what scaling.speedup gives. left_out: for the caption.
+    seconds: by the number of ranks, the four numbers of PARTS. steps: for the caption.
     """
-    rows = speedups.sort_values(["scaling", "cpus_per_task", "world_size"]).dropna(subset="data")
-    settings = zip(rows["scaling"], rows["cpus_per_task"], rows["world_size"], strict=True)
-    unit = speedups["unit"].iloc[0]
-    names = [f"{line_name(kind, cpus)}: {counted(ranks, unit)}" for kind, cpus, ranks in settings]
-    size = WIDTH, 2.2 + 0.36 * len(rows)
+    rows = {counted(size, "rank"): values for size, values in seconds.items()}
+    _, compute, _, exchange = zip(*seconds.values(), strict=True)
+    title = f"On {_series(seconds, '{}')} ranks: computing takes {_series(compute)} s, "
+    title += f"the exchange {_series(exchange)} s"
+    return _stacked(rows, title, f"rank 0, {steps}")
+
+
+def parts_by_rank(seconds: Mapping[str, Sequence[Sequence[float]]], steps: str) -> Picture:
+    """Draw where the seconds of each rank go, in each of several runs.
+
+    seconds: by the name of a run, for each rank the four numbers of PARTS. steps: for the caption.
+    """
+    rows = {}
+    for name, ranks in seconds.items():
+        rows |= {f"{name}: rank {rank}": values for rank, values in enumerate(ranks)}
+    *_, (name, last) = seconds.items()
+    waits = [f"rank {rank} waits {wait:.1f} s" for rank, (_, _, wait, _) in enumerate(last)]
+    return _stacked(rows, f"{name}: {', '.join(waits)}", f"every rank, {steps}")
+
+
+def _series(numbers: Iterable[float], form: str = "{:.1f}") -> str:
+    """Write numbers one after the other, as in 1.0, 0.5, 0.6."""
+    return ", ".join(map(form.format, numbers))
+
+
+def _stacked(seconds: Mapping[str, Sequence[float]], title: str, caption: str) -> Picture:
+    """Draw a bar for each row: the seconds of PARTS, one behind the other."""
+    names, values = list(seconds), np.array(list(seconds.values()))
+    size = WIDTH, 2.1 + 0.42 * len(names)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
-    data = rows["data"].to_numpy()
-    _draw_shares(ax, data, np.zeros(len(data)), ORANGE, "data")
-    _draw_shares(ax, 1 - data, data, "#CCCCCC", "computing, and waiting for ranks")
-    ax.set_yticks(range(len(rows)), names)
+    starts = np.cumsum(values, axis=1) - values
+    longest = values.sum(axis=1).max()
+    for (part, colour), width, left in zip(PARTS.items(), values.T, starts.T, strict=True):
+        bars = ax.barh(range(len(names)), width, 0.68, left, color=colour, label=part)
+        texts = [f"{second:.2f}" if second > 0.06 * longest else "" for second in width]
+        text_colour = "white" if colour == BLUE else "black"
+        ax.bar_label(bars, texts, label_type="center", color=text_colour)
+    ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.set(xlim=(0, 1), xlabel="share of the training time of an epoch")
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.set_xlabel("seconds")
     ax.tick_params(axis="y", length=0)
-    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
-    title = f"Waiting for data: at most {rows['data'].max():.0%} of the time"
-    return captioned(figure, title, speedups["where"].iloc[0], left_out)
-
-
-def _draw_shares(ax: Axes, share: np.ndarray, left: np.ndarray, colour: str, part: str) -> None:
-    """Draw a part of each bar, from `left` on, with its per cent where there is room."""
-    bars = ax.barh(range(len(share)), share, 0.68, left, color=colour, label=part)
-    texts = [f"{width:.0%}" if width > 0.04 else "" for width in share]
-    ax.bar_label(bars, texts, label_type="center", color="black")
+    ax.legend(ncols=len(PARTS), loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
+    return captioned(figure, title, caption)
 
 
 def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Picture:
     """Draw for each setting the seconds to the target accuracy, and what the job cost.
 
-    The seconds are without start-up, the cost with it; repeats are joined by a line. Where no run
-    has an accuracy, as in a regression, the seconds are those of an epoch.
+    The seconds are without start-up, the cost with it; the runs of a setting are joined by a line,
+    and its median is a bar. What is within the noise of the best is grey. Where no run has an
+    accuracy, as in a regression, the seconds are those of an epoch.
 
     per_run: what scaling.per_run gives for this target (0 to 1). left_out: for the caption.
     """
-    unit = unit_of_ranks(per_run)
+    unit, price_unit = unit_of_ranks(per_run), unit_of_price(per_run)
     hues = colours(sorted(per_run["world_size"].unique()))
     rows = per_run.assign(cost=3600 * per_run["device_hours"])
-    groups = list(rows.groupby(["scaling", "cpus_per_task", "world_size"], dropna=False))
+    groups = [runs for _, runs in rows.groupby(EQUAL, dropna=False)]
     size = WIDTH, 2.2 + 0.36 * len(groups)
     figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     scored = per_run["accuracy"].notna().any()
@@ -181,32 +189,46 @@ def time_cost(per_run: pd.DataFrame, target: float, left_out: str = "") -> Pictu
         time, axis = "to_target", f"seconds to {target:.0%}"
 
     labels = []
-    for row, ((scaling, cpus, ranks), runs) in enumerate(groups):
-        labels.append(f"{line_name(scaling, cpus)}: {counted(ranks, unit)}")
+    for row, runs in enumerate(groups):
+        scaling, ranks = " or ".join(sorted(runs["scaling"].unique())), runs["world_size"].iloc[0]
+        name = line_name(scaling, runs["cpus_per_task"].iloc[0])
+        labels.append(f"{name}: {counted(ranks, unit)}")
         for ax, column in ((left, time), (right, "cost")):
             y = [row] * len(runs)
-            ax.plot(runs[column], y, "o-", color=hues[ranks], linewidth=2, markersize=8)
+            ax.plot(runs[column], y, "o-", color=hues[ranks], linewidth=2, markersize=7)
+            ax.plot(runs[column].median(), row, "|", color=INK, markersize=16, markeredgewidth=2)
         if runs[time].isna().all():
             edge, text = left.get_yaxis_transform(), f"never reached {target:.0%}"
             left.text(0.02, row, text, color=WRONG, va="center", size=10, transform=edge)
 
-    _scale_seconds_axis(left, f"{axis}, without start-up")
-    _scale_seconds_axis(right, f"{unit}-seconds of the job, with start-up")
-    left.set_yticks(range(len(groups)), labels)
-    left.invert_yaxis()
+    fastest, cheapest = extremes(per_run)
+    apart = np.nan_to_num(noise(per_run))
     title = f"No run reached {target:.0%}"
     if rows[time].notna().any():
-        fastest, cheapest = (_setting_name(run, unit) for run in extremes(rows))
         goal = f" to {target:.0%}" if scored else ""
-        title = f"Fastest{goal}: {fastest}. Cheapest: {cheapest}"
-    dots = "a dot a run; repeats are joined; further left is faster, or cheaper"
-    return captioned(figure, title, data_and_machine(per_run), dots, left_out)
+        title = f"Fastest{goal}: {_names(fastest)}. Cheapest: {_names(cheapest)}"
+        if not scored or np.isfinite(fastest[time]).all():
+            _shade_noise(left, fastest[time].iloc[0], apart)
+            _shade_noise(right, 3600 * cheapest["device_hours"].iloc[0], apart)
+    _scale_seconds_axis(left, f"{axis}, without start-up")
+    _scale_seconds_axis(right, f"{price_unit}-seconds of the job, with start-up")
+    left.set_yticks(range(len(groups)), labels)
+    left.invert_yaxis()
+    dots = "a dot a run, a bar the median of a row; further left is faster, or cheaper"
+    grey = f"grey: within {apart:.0%} of the best, as far as equal jobs lie apart" if apart else ""
+    where = data_and_machine(per_run)
+    return captioned(figure, title, where, "logarithmic scales", dots, grey, left_out)
 
 
-def _setting_name(run: pd.Series, unit: str) -> str:
-    """Name the setting of a run: its ranks, its scaling and the CPUs of each rank."""
-    name = line_name(run["scaling"], run["cpus_per_task"])
-    return f"{counted(run['world_size'], unit)}, {name}"
+def _names(settings: pd.DataFrame) -> str:
+    """Name the best setting; where others are within its noise, all of them."""
+    return " or, within the noise, ".join(settings["name"])
+
+
+def _shade_noise(ax: Axes, best: float, apart: float) -> None:
+    """Shade what equal jobs lie apart, from the best on."""
+    if apart:
+        ax.axvspan(best, best * (1 + apart), color=drawing.tint(GREY, 0.25), linewidth=0, zorder=0)
 
 
 def _scale_seconds_axis(ax: Axes, title: str) -> None:
@@ -214,12 +236,11 @@ def _scale_seconds_axis(ax: Axes, title: str) -> None:
     ax.set_title(title, loc="left")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_formatter(_minor_tick)
+    low, high = ax.get_xlim()
+    digits = "25" if high > 10 * low else "2357"
+    ax.xaxis.set_minor_formatter(
+        lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in digits else ""
+    )
     ax.tick_params(axis="x", which="both", length=3)
     ax.grid(axis="x", which="both", color=drawing.tint(GREY, 0.2))
     ax.set_axisbelow(True)
-
-
-def _minor_tick(value: float, _position: float) -> str:
-    """Write a minor tick that begins with 2, 3, 5 or 7; leave the others empty."""
-    return f"{value:g}" if f"{value:.0e}"[0] in "2357" else ""
