@@ -135,7 +135,7 @@ def parts_by_rank(seconds: Mapping[str, Sequence[Sequence[float]]], steps: str) 
 
     seconds: by the name of a run, for each rank the four numbers of PARTS. steps: for the caption.
     """
-    rows = {}
+    rows: dict[str, Sequence[float]] = {}
     for name, ranks in seconds.items():
         rows |= {f"{name}: rank {rank}": values for rank, values in enumerate(ranks)}
     *_, (name, last) = seconds.items()
