@@ -7,7 +7,7 @@ from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
-from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes, signal_path
+from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
@@ -37,8 +37,6 @@ CASES = [  # function, arguments, and what its alt text must name
     (global_batch, {"per_rank": 64, "world_size": 4}, ["64 samples", "256 samples"]),
     (global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
     (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
-    (signal_path, {}, ["LOCAL_RANK=2", "cuda:2", "4 GPUs"]),
-    (signal_path, {"local_rank": 0, "gpus": 8}, ["SLURM_LOCALID=0", "8 GPUs"]),
     (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
     (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),

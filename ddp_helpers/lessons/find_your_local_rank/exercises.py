@@ -1,6 +1,6 @@
-"""The exercises of notebook 03: the local rank by host, a launcher's variables, the GPU of a rank.
+"""The exercises of notebook 03: the GPU of a task, the local rank by host, a launcher's variables.
 
-`lessons.check` asks them for verdicts. The first runs on ranks that `on_ranks` forks, where every
+`lessons.check` asks them for verdicts. The second runs on ranks that `on_ranks` forks, where every
 rank calls the answer; the others run in the learner's process.
 """
 
@@ -11,6 +11,51 @@ import torch.distributed as dist
 from ddp_helpers.lessons.exercise import Exercise
 from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case
 from ddp_helpers.rank.launchers import LAUNCHERS
+
+# ---- the GPU of a task
+
+
+def gpu_index(env: Mapping[str, str]) -> int:
+    """Return torch's index of the GPU of a Slurm task, which sees all GPUs of its node, or one."""
+    return 0 if len(_visible(env)) == 1 else int(env["SLURM_LOCALID"])
+
+
+def _visible(env: Mapping[str, str]) -> list[str]:
+    """List the node's numbers of the GPUs that a task sees."""
+    return env["CUDA_VISIBLE_DEVICES"].split(",")
+
+
+def _first_visible(env: Mapping[str, str]) -> int:
+    """A mistake: the node's number of the first GPU that a task sees."""
+    return int(_visible(env)[0])
+
+
+def _task(gpus: str, local_rank: int) -> tuple[dict[str, str]]:
+    """Make a case: a task with this local rank that sees these GPUs."""
+    return ({"SLURM_LOCALID": str(local_rank), "CUDA_VISIBLE_DEVICES": gpus},)
+
+
+_GPU_CASES = [
+    _task("0,1", 1),
+    _task("0,1", 0),
+    _task("1,2", 1),
+    _task("1", 1),
+    _task("10", 1),
+    _task("10,11", 0),
+]
+_GPU_TRAPS = {
+    "A task that is shown one GPU calls it cuda:0.": lambda env: int(env["SLURM_LOCALID"]),
+    "Those are the node's own numbers; torch counts the visible GPUs from 0.": (
+        lambda env: int([*_visible(env), "0"][int(env["SLURM_LOCALID"])])
+    ),
+    "Count the numbers between the commas, not the characters.": (
+        lambda env: 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
+    ),
+    "That is the node's number of the first visible GPU; torch calls it cuda:0.": _first_visible,
+    "The local rank counts places in the list; it is no number that stands in it.": (
+        lambda env: _visible(env).index(env["SLURM_LOCALID"])
+    ),
+}
 
 # ---- the local rank, by host
 
@@ -99,52 +144,8 @@ _NUMBERS_TRAPS = {
     "What the environment holds are strings: make them int.": _numbers_as_text,
 }
 
-# ---- the GPU of a task
-
-
-def gpu_index(env: Mapping[str, str]) -> int:
-    """Return torch's index of the GPU of a Slurm task, which sees all GPUs of its node, or one."""
-    return 0 if len(_visible(env)) == 1 else int(env["SLURM_LOCALID"])
-
-
-def _visible(env: Mapping[str, str]) -> list[str]:
-    """List the node's numbers of the GPUs that a task sees."""
-    return env["CUDA_VISIBLE_DEVICES"].split(",")
-
-
-def _first_visible(env: Mapping[str, str]) -> int:
-    """A mistake: the node's number of the first GPU that a task sees."""
-    return int(_visible(env)[0])
-
-
-def _task(gpus: str, local_rank: int) -> tuple[dict[str, str]]:
-    """Make a case: a task with this local rank that sees these GPUs."""
-    return ({"SLURM_LOCALID": str(local_rank), "CUDA_VISIBLE_DEVICES": gpus},)
-
-
-_GPU_CASES = [
-    _task("0,1", 1),
-    _task("0,1", 0),
-    _task("1,2", 1),
-    _task("1", 1),
-    _task("10", 1),
-    _task("10,11", 0),
-]
-_GPU_TRAPS = {
-    "A task that is shown one GPU calls it cuda:0.": lambda env: int(env["SLURM_LOCALID"]),
-    "Those are the node's own numbers; torch counts the visible GPUs from 0.": (
-        lambda env: int([*_visible(env), "0"][int(env["SLURM_LOCALID"])])
-    ),
-    "Count the numbers between the commas, not the characters.": (
-        lambda env: 0 if len(env["CUDA_VISIBLE_DEVICES"]) == 1 else int(env["SLURM_LOCALID"])
-    ),
-    "That is the node's number of the first visible GPU; torch calls it cuda:0.": _first_visible,
-    "The local rank counts places in the list; it is no number that stands in it.": (
-        lambda env: _visible(env).index(env["SLURM_LOCALID"])
-    ),
-}
-
 EXERCISES = [
+    Exercise(gpu_index, _GPU_CASES, _GPU_TRAPS),
     OnRanks(
         local_rank_on,
         [(("a",), ("b",), ("b",)), (("a",), ("b",), ("a",)), (("a",), ("a",))],
@@ -156,5 +157,4 @@ EXERCISES = [
         [(_TORCHRUN,), (_MPIRUN,), (_STEP,), (_BATCH_SCRIPT,), (_STEP | _TORCHRUN,), ({},)],
         _NUMBERS_TRAPS,
     ),
-    Exercise(gpu_index, _GPU_CASES, _GPU_TRAPS),
 ]

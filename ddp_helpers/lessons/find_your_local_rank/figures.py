@@ -1,6 +1,6 @@
-"""The figures of notebook 03: ranks on the GPUs of nodes, and the way of a local rank to its GPU.
+"""The figure of notebook 03: ranks on the GPUs of nodes.
 
-The notebook calls them, in its own process; they draw from their arguments alone.
+The notebook calls it, in its own process; it draws from its arguments alone.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,14 @@ from matplotlib.axes import Axes
 from ddp_helpers.draw.drawing import (
     Picture,
     Point,
-    arrow,
     box,
     canvas,
     cross_out,
     described,
-    equal_parts,
     halo,
-    link,
     write_text,
 )
 from ddp_helpers.draw.style import CODE, GREY, LEFT, WRONG, rank_colour
-
-# ---- ranks on the GPUs of nodes
 
 
 class _RankOnNode(NamedTuple):
@@ -108,49 +103,3 @@ def _draw_rank(ax: Axes, corner: Point, extent: Point, rank: _RankOnNode, exists
 def _ranks_text(ranks: list[int]) -> str:
     """Compose a text of some ranks, as in rank 4, or ranks 4, 5."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-# ---- the way of a local rank to its GPU
-
-
-def signal_path(local_rank: int = 2, gpus: int = 4) -> Picture:
-    """Draw the local rank's way from the launcher to the device, one of so many GPUs of a node."""
-    bottom = max(3.35, 0.95 + 0.36 * gpus)
-    middle = (0.95 + bottom) / 2
-    colour = rank_colour(local_rank)
-    ax = canvas(bottom + 0.2, "Three names, one number: how a process finds its GPU")
-    headings = {"launcher": 0.65, "environment": 2.98, "script": 6.2, "node": 8.75}
-    for heading, x in headings.items():
-        write_text(ax, x, 0.7, heading, weight="bold")
-    calls = f"local_rank = {local_rank}\ntorch.cuda.set_device({local_rank})"
-    script = box(ax, (4.95, middle - 0.4), (2.5, 0.8), calls, colour, **CODE)
-    _draw_launchers(ax, middle, local_rank)
-    for gpu, (top, height) in enumerate(equal_parts(0.95, bottom, gpus, gap=0.1)):
-        corner, extent, name = (8.15, top), (1.2, height), f"cuda:{gpu}"
-        if gpu == local_rank:
-            device = box(ax, corner, extent, name, colour, weight="bold", **CODE)
-            link(ax, script, device)
-        else:
-            box(ax, corner, extent, name, fill=0.05, **CODE)
-    return described(
-        ax.figure,
-        f"torchrun sets LOCAL_RANK={local_rank}, srun SLURM_LOCALID={local_rank}, mpirun "
-        f"OMPI_COMM_WORLD_LOCAL_RANK={local_rank}; so the script works on cuda:{local_rank}, one "
-        f"of the {gpus} GPUs of its node.",
-    )
-
-
-def _draw_launchers(ax: Axes, middle: float, local_rank: int) -> None:
-    """Draw each launcher with the variable by which it tells a process its local rank."""
-    launchers = {
-        "torchrun": "LOCAL_RANK",
-        "srun": "SLURM_LOCALID",
-        "mpirun": "OMPI_COMM_WORLD_LOCAL_RANK",
-    }
-    for row, (launcher, variable) in enumerate(launchers.items()):
-        y = middle + 0.85 * (row - 1)
-        setting = f"{variable}={local_rank}"
-        box(ax, (LEFT, y - 0.25), (1.1, 0.5), launcher, **CODE)
-        arrow(ax, (1.22, y), (1.6, y))
-        box(ax, (1.62, y - 0.25), (2.72, 0.5), setting, rank_colour(local_rank), **CODE)
-        arrow(ax, (4.36, y), (4.93, middle + 0.2 * (row - 1)))
