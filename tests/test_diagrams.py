@@ -7,7 +7,7 @@ from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
-from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes
+from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
@@ -22,6 +22,11 @@ CASES = [  # function, arguments, and what its alt text must name
     (ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
     (ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
     (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
+    (batch_script_and_step, {"moment": 1}, ["its number is 0", "no step", "it prints 0."]),
+    (batch_script_and_step, {"moment": 2}, ["Moment 2 of 5", "no step."]),
+    (batch_script_and_step, {"moment": 3}, ["told: echo 0", "it prints 0 0 0 0."]),
+    (batch_script_and_step, {"moment": 4}, ["Moment 4 of 5", "no step."]),
+    (batch_script_and_step, {}, ["4 tasks on 2 nodes", "told: echo $SLURM_PROCID", "0 1 2 3"]),
     (picture_of_shards, {"samples": 10, "world_size": 4}, ["10 samples", "4 ranks", "rank 2 gets 2, 6, 0", "repeated"]),
     (picture_of_shards, {"samples": 10, "world_size": 4, "drop_last": True}, ["rank 3 gets 3, 7", "2 are dropped"]),
     (picture_of_shards, {"samples": 3, "world_size": 8}, ["5 are repeated"]),

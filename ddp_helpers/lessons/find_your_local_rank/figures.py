@@ -1,6 +1,6 @@
-"""The figure of notebook 03: ranks on the GPUs of nodes.
+"""The figures of notebook 03: ranks on the GPUs of nodes, and a batch script with its steps.
 
-The notebook calls it, in its own process; it draws from its arguments alone.
+The notebook calls them, in its own process; they draw from their arguments alone.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ from ddp_helpers.draw.drawing import (
     canvas,
     cross_out,
     described,
+    equal_parts,
     halo,
     write_text,
 )
-from ddp_helpers.draw.style import CODE, GREY, LEFT, WRONG, rank_colour
+from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
+
+# ---- ranks on the GPUs of nodes
 
 
 class _RankOnNode(NamedTuple):
@@ -103,3 +106,106 @@ def _draw_rank(ax: Axes, corner: Point, extent: Point, rank: _RankOnNode, exists
 def _ranks_text(ranks: list[int]) -> str:
     """Compose a text of some ranks, as in rank 4, or ranks 4, 5."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+# ---- a batch script and its steps
+
+# The lines of a batch script, and what each prints in a job of two nodes with two tasks each.
+JOB = (
+    "echo $SLURM_PROCID",
+    'srun bash -c "echo $SLURM_PROCID"',
+    "srun bash -c 'echo $SLURM_PROCID'",
+)
+PRINTED = ("0", "0 0 0 0", "0 1 2 3")
+
+
+class _Moment(NamedTuple):
+    """A moment of the job: what it shows, the line that runs, and what everybody does."""
+
+    title: str
+    line: int  # of JOB
+    script: str  # what the batch script does
+    told: str = ""  # what each task of a step is to run; nothing where there is no step
+    prints: bool = True  # whether this line's result is there
+
+
+_MOMENTS = [
+    _Moment(
+        "Slurm runs the batch script once, on the first node; its number is 0", 0, "runs: echo 0"
+    ),
+    _Moment(
+        "Double quotes: the batch script fills in its own 0, before the step begins",
+        1,
+        'runs: srun bash -c "echo 0"',
+        prints=False,
+    ),
+    _Moment(
+        "So each of the four tasks is told to print 0, whatever its own number",
+        1,
+        "waits for the step to end",
+        told="echo 0",
+    ),
+    _Moment(
+        "Single quotes: the batch script passes the name on, and fills in nothing",
+        2,
+        f"runs: {JOB[2]}",
+        prints=False,
+    ),
+    _Moment(
+        "Single quotes: each of the four tasks fills in its own number, its rank",
+        2,
+        "waits for the step to end",
+        told="echo $SLURM_PROCID",
+    ),
+]
+
+
+def moments_of_a_job() -> list[Picture]:
+    """Draw the moments of the job one by one, to be stepped through."""
+    return [batch_script_and_step(moment) for moment in range(1, len(_MOMENTS) + 1)]
+
+
+def batch_script_and_step(moment: int = len(_MOMENTS)) -> Picture:
+    """Draw who runs at a moment of the job, from 1 on, and who fills in `$SLURM_PROCID`."""
+    now = _MOMENTS[moment - 1]
+    ax = canvas(4.6, now.title)
+    _draw_job(ax, now)
+    for node, (left, width) in enumerate(equal_parts(LEFT, RIGHT, 2)):
+        box(ax, (left, 2.0), (width, 2.5), fill=0.06)
+        write_text(ax, left + 0.42, 2.38, f"node {node}", weight="bold")
+        if node == 0:
+            text = f"batch script, SLURM_PROCID=0\n{now.script}"
+            box(ax, (left + 0.85, 2.1), (3.65, 0.58), text, INK, fill=0.12, **CODE)
+        for local_rank, (start, extent) in enumerate(
+            equal_parts(left + 0.1, left + width - 0.1, 2, gap=0.1)
+        ):
+            _draw_task(ax, (start, 2.8), (extent, 1.6), 2 * node + local_rank, now)
+    step = f"a step of 4 tasks on 2 nodes, each told: {now.told}" if now.told else "no step"
+    printed = f"; it prints {PRINTED[now.line]}" if now.prints else ""
+    number = f"Moment {moment} of {len(_MOMENTS)}"
+    return described(ax.figure, f"{number}, {JOB[now.line]}: {now.title}; {step}{printed}.")
+
+
+def _draw_job(ax: Axes, now: _Moment) -> None:
+    """Draw the batch script's lines, the one that runs framed, and what has been printed."""
+    for line, (command, printed) in enumerate(zip(JOB, PRINTED, strict=True)):
+        y = 0.73 + 0.42 * line
+        if line == now.line:
+            box(ax, (LEFT, y - 0.2), (9.3, 0.4), colour=INK, fill=0.12)
+        write_text(ax, 0.25, y, command, ha="left", **CODE)
+        if line < now.line or (line == now.line and now.prints):
+            write_text(ax, 5.1, y, f"prints {printed}", ha="left", weight="bold")
+
+
+def _draw_task(ax: Axes, corner: Point, extent: Point, rank: int, now: _Moment) -> None:
+    """Draw a task of the step, or its empty place."""
+    if not now.told:
+        box(ax, corner, extent, "no task", fill=0, line=":", **SMALL)
+        return
+    number = PRINTED[now.line].split()[rank]
+    (x, y), (width, _) = corner, extent
+    box(ax, corner, extent, colour=rank_colour(rank))
+    write_text(ax, x + width / 2, y + 0.27, f"task {rank}", weight="bold")
+    told = f"SLURM_PROCID={rank}\ntold:\n{now.told}"
+    write_text(ax, x + width / 2, y + 0.78, told, **CODE)
+    write_text(ax, x + width / 2, y + 1.35, f"prints {number}", weight="bold")
