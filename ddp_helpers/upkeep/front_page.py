@@ -1,7 +1,7 @@
 """Write README's map and headline from the notebooks and notebooks/results.
 
 `make notebooks` runs it, in one process. It also counts the minutes: in each notebook's Time line,
-and of the tracks in docs/scripts.md.
+of the tracks in docs/scripts.md, and in the plans of docs/trainers.md.
 """
 
 import json
@@ -23,6 +23,7 @@ from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.records import runs, scaling
 
 _README, _TRACKS = ROOT / "README.md", ROOT / "docs" / "scripts.md"
+_PLANS = ROOT / "docs" / "trainers.md"
 _HEADLINE, _MAP = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
 _RESULTS = ROOT / "notebooks" / "results"
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
@@ -30,6 +31,9 @@ NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[
 _MAP_ROW = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)
 # A track's row, with its notebooks.
 _TRACK_ROW = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)
+
+# A notebook's row in a plan for a day: so many minutes of those that it takes.
+_PLAN_ROW = re.compile(r"^(\|.*\| \[(\d\d) .*\| \d+ of )\d+( \|)$", re.M)
 
 
 @cache
@@ -137,6 +141,11 @@ def front_page_text(text: str) -> str:
 def tracks_text(text: str) -> str:
     """Return the text of docs/scripts.md with the minutes of its tracks counted anew."""
     return _TRACK_ROW.sub(_track_row, text)
+
+
+def plans_text(text: str) -> str:
+    """Return the text of docs/trainers.md with the minutes that each notebook takes as a whole."""
+    return _PLAN_ROW.sub(lambda row: f"{row[1]}{minutes(row[2])}{row[3]}", text)
 
 
 def _needed(needs: str) -> list[str]:
@@ -247,7 +256,8 @@ if __name__ == "__main__":
     readme = front_page_text(_README.read_text())
     _README.write_text(readme)
     _TRACKS.write_text(tracks_text(_TRACKS.read_text()))
+    _PLANS.write_text(plans_text(_PLANS.read_text()))
     headline().save(_HEADLINE)
     course_map(readme).save(_MAP)
     pictures = f"{_HEADLINE.relative_to(ROOT)}, {_MAP.relative_to(ROOT)}"
-    print(f"wrote {pictures}, and the tables of README.md and {_TRACKS.name}")
+    print(f"wrote {pictures}, and the tables of README.md, {_TRACKS.name} and {_PLANS.name}")
