@@ -11,11 +11,12 @@ from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_st
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
-from ddp_helpers.lessons.shard_the_data.figures import global_batch, picture_of_shards, shards_by_epoch
+from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
 
 DEALT, MOVED = [[0, 2], [1, 3]], [[3, 2], [0, 1]]
+FOLLOWED = {"forgotten": [DEALT, DEALT], "called": [DEALT, MOVED], "sample": 3}
 CASES = [  # function, arguments, and what its alt text must name
     (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
     (spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
@@ -34,13 +35,8 @@ CASES = [  # function, arguments, and what its alt text must name
     (collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
     (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
     (ddp_buckets, {}, ["17 ms long instead of 23", "2 ms a layer"]),
-    (
-        shards_by_epoch,
-        {"without_set_epoch": [DEALT, DEALT], "with_set_epoch": [DEALT, MOVED]},
-        ["0 of 4", "2 do"],
-    ),
-    (global_batch, {"per_rank": 64, "world_size": 4}, ["64 samples", "256 samples"]),
-    (global_batch, {"per_rank": 100, "world_size": 8}, ["800 samples"]),
+    (sample_by_epoch, FOLLOWED, ["Sample 3 stays on rank 1", "2 ranks see it: rank 1, 0 in epochs 0 to 1"]),
+    (lambda **case: steps_of_a_sample(**case, seed=1)[1], FOLLOWED, ["seed 1 + epoch 1 gives sample 3 to rank 0"]),
     (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
     (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),

@@ -1,27 +1,24 @@
-"""The figures of notebook 04: shards, the global batch, the orders of epochs, large batches.
+"""The figures of notebook 04: shards, and where one sample goes in each epoch.
 
 The notebook calls them, in its own process; they draw from their arguments alone.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.draw.drawing import (
     Picture,
+    arrow,
     box,
     canvas,
     described,
     equal_parts,
-    span,
-    tint,
     write_text,
 )
-from ddp_helpers.draw.labels import write_caption, write_title
-from ddp_helpers.draw.style import BLUE, GREY, INK, LEFT, RIGHT, SMALL, TIMES, WIDTH, rank_colour
+from ddp_helpers.draw.style import GREY, LEFT, RIGHT, SMALL, rank_colour
 
 # ---- shards
 
@@ -87,87 +84,34 @@ def _draw_order(ax: Axes, samples: int, world_size: int, in_shards: int, pitch: 
             box(ax, *in_order, sample, line=":", fill=0.05, color=GREY)
 
 
-# ---- the global batch
-
-
-def global_batch(per_rank: int, world_size: int) -> Picture:
-    """Draw the batches of one optimizer step side by side: together they are the global batch."""
-    ax = canvas(3.75, "One optimizer step sees the batches of all ranks")
-    for rank, (left, width) in enumerate(equal_parts(LEFT, RIGHT, world_size)):
-        middle = left + width / 2
-        box(ax, (left, 0.55), (width, 2.4), colour=rank_colour(rank), fill=0.08)
-        write_text(ax, middle, 0.77, f"rank {rank}", weight="bold")
-        _draw_dots(ax, middle, min(width * 0.85, 1.5), per_rank, rank_colour(rank))
-        write_text(ax, middle, 2.72, f"{per_rank} samples", size=11.5 if width > 1.2 else 10)
-    total = per_rank * world_size
-    product = f"{world_size} ranks {TIMES} {per_rank} samples = a global batch of {total} samples"
-    span(ax, LEFT, RIGHT, 3.2, product, size=13)
-    return described(
-        ax.figure,
-        f"Batches side by side, one a rank: {product}, whose gradients one step averages.",
-    )
-
-
-def _draw_dots(ax: Axes, middle: float, width: float, count: int, colour: str) -> None:
-    """Draw so many dots as a grid around a point, in 1.5 inches of height."""
-    height = 1.5
-    columns = math.ceil(math.sqrt(count * width / height))
-    rows = math.ceil(count / columns)
-    pitch = min(width / columns, height / rows)
-    grid = [divmod(dot, columns) for dot in range(count)]
-    x = [middle + (column - columns / 2 + 0.5) * pitch for _, column in grid]
-    y = [1.72 + (row - rows / 2 + 0.5) * pitch for row, _ in grid]
-    ax.scatter(x, y, s=(pitch * 45) ** 2, color=colour, linewidths=0)
-
-
-# ---- the orders of epochs
+# ---- one sample through the epochs
 
 Shards = Sequence[Sequence[int]]  # of one epoch: samples, by rank and position
+_FOLLOWED = 0.85  # the share of its colour in the box of the sample that is followed
 
 
-def shards_by_epoch(
-    without_set_epoch: Sequence[Shards],
-    with_set_epoch: Sequence[Shards],
-) -> Picture:
-    """Draw which rank has each sample in each epoch, if set_epoch is forgotten and if it is called.
+def _rank_of(sample: int, shards: Shards) -> int:
+    """Return the rank that has a sample in an epoch."""
+    return next(rank for rank, shard in enumerate(shards) if sample in shard)
 
-    Both have the shards of each epoch.
+
+def sample_by_epoch(forgotten: Sequence[Shards], called: Sequence[Shards], sample: int) -> Picture:
+    """Draw the shards of each epoch, if set_epoch is forgotten and if it is called.
+
+    Both have the shards of each epoch; a line joins the boxes of one sample.
     """
-    epochs, world_size = len(with_set_epoch), len(with_set_epoch[0])
-    samples = sum(map(len, with_set_epoch[0]))
-    moved = _count_moved(without_set_epoch)
-    title = f"Without set_epoch {moved} of {samples} samples ever change their rank; "
-    title += f"with it {_count_moved(with_set_epoch)} do"
-    ax = canvas(1.75 + 0.4 * epochs, title)
-    write_text(ax, LEFT, 1.0, "sample", color=GREY, ha="left", **SMALL)
-    for epoch in range(epochs):
-        write_text(ax, LEFT, 1.32 + 0.4 * epoch, f"epoch {epoch}", ha="left")
-    (left, width), (right, _) = equal_parts(0.95, RIGHT, 2, gap=0.3)
-    _draw_epochs(ax, left, width, "set_epoch forgotten", without_set_epoch)
-    _draw_epochs(ax, right, width, "set_epoch called", with_set_epoch)
-    foot = 1.4 + 0.4 * epochs
-    key = "colour: the rank; number: the sample's place in that rank's shard"
-    write_text(ax, 0.95, foot, key, color=GREY, ha="left", **SMALL)
-    for rank, (left, width) in enumerate(equal_parts(6.3, RIGHT, world_size)):
-        corner, extent = (left, foot - 0.15), (width, 0.3)
-        box(ax, corner, extent, f"rank {rank}", rank_colour(rank), fill=0.4, **SMALL)
-    return described(ax.figure, f"{title}. {epochs} epochs, {world_size} ranks.")
-
-
-def _owners(shards: Shards) -> dict[int, tuple[int, int]]:
-    """Map each sample to its rank, and its position in the rank's shard."""
-    owners = {}
-    for rank, shard in enumerate(shards):
-        for position, sample in enumerate(shard):
-            owners[sample] = rank, position
-    return owners
-
-
-def _count_moved(epochs: Sequence[Shards]) -> int:
-    """Count the samples that are not on the same rank in all epochs."""
-    owners = [_owners(shards) for shards in epochs]
-    ranks = [{owner[sample][0] for owner in owners} for sample in owners[0]]
-    return sum(len(of_sample) > 1 for of_sample in ranks)
+    stays = {_rank_of(sample, shards) for shards in forgotten}
+    ranks = [_rank_of(sample, shards) for shards in called]
+    title = f"Sample {sample} stays on rank {min(stays)} if set_epoch is forgotten"
+    title += f"; if it is called, {len(set(ranks))} ranks see it"
+    ax = canvas(1.55 + 0.42 * len(called), title)
+    for epoch in range(len(called)):
+        write_text(ax, LEFT, 1.5 + 0.42 * epoch, f"epoch {epoch}", ha="left")
+    (left, width), (right, _) = equal_parts(0.95, RIGHT, 2, gap=0.35)
+    _draw_epochs(ax, left, width, "set_epoch forgotten: one order for ever", forgotten, sample)
+    _draw_epochs(ax, right, width, "set_epoch called: a new order each epoch", called, sample)
+    visited = ", ".join(map(str, ranks))
+    return described(ax.figure, f"{title}: rank {visited} in epochs 0 to {len(called) - 1}.")
 
 
 def _draw_epochs(
@@ -176,64 +120,96 @@ def _draw_epochs(
     width: float,
     name: str,
     epochs: Sequence[Shards],
+    followed: int,
 ) -> None:
-    """Draw a row for each epoch, and in it a box for each sample, in the colour of its rank."""
-    write_text(ax, left, 0.7, name, weight="bold", ha="left")
-    samples = sum(map(len, epochs[0]))
-    pitch = width / samples
-    for sample in range(samples):
-        write_text(ax, left + (sample + 0.46) * pitch, 1.0, sample, color=GREY, **SMALL)
+    """Draw a row for each epoch: the samples of rank 0, those of rank 1, and so on."""
+    write_text(ax, left, 0.72, name, weight="bold", ha="left")
+    parts = equal_parts(left, left + width, len(epochs[0]), gap=0.1)
+    for rank, (x, extent) in enumerate(parts):
+        write_text(ax, x + extent / 2, 1.08, f"rank {rank}", color=GREY, **SMALL)
+    way = []
     for epoch, shards in enumerate(epochs):
-        for sample, (rank, position) in _owners(shards).items():
-            corner, extent = (left + sample * pitch, 1.15 + 0.4 * epoch), (pitch - 0.03, 0.34)
-            box(ax, corner, extent, position, rank_colour(rank), fill=0.4, **SMALL)
+        y = 1.3 + 0.42 * epoch
+        for rank, shard in enumerate(shards):
+            for sample, (x, extent) in zip(
+                shard, equal_parts(*_edges(parts[rank]), len(shard), gap=0.03), strict=True
+            ):
+                _sample_box(ax, (x, y), (extent, 0.34), sample, rank, sample == followed)
+                if sample == followed:
+                    way.append((x + extent / 2, y))
+    for (x, y), below in pairwise(way):
+        arrow(ax, (x, y + 0.34), below, mutation_scale=8, linewidth=1.4)
 
 
-# ---- large batches
+def _edges(part: tuple[float, float]) -> tuple[float, float]:
+    """Return the left and the right edge of a part that is given as left edge and width."""
+    return part[0], part[0] + part[1]
 
 
-def large_batches(
-    accuracy: Mapping[str, Mapping[str, float]],
-    factor: int,
-    where: str,
-) -> Picture:
-    """Draw the test accuracy that runs with each optimizer end with.
+def _sample_box(
+    ax: Axes,
+    corner: tuple[float, float],
+    extent: tuple[float, float],
+    sample: int,
+    rank: int,
+    followed: bool,
+) -> None:
+    """Draw the box of a sample in the colour of its rank, full if it is the one followed."""
+    fill = _FOLLOWED if followed else 0.2
+    weight = "bold" if followed else "normal"
+    box(ax, corner, extent, sample, rank_colour(rank), fill=fill, weight=weight, **SMALL)
 
-    accuracy: in per cent, by optimizer and run: the small batch first, then the large one, then
-    the large one with remedies. factor: large over small; where: for the caption.
+
+def steps_of_a_sample(
+    forgotten: Sequence[Shards],
+    called: Sequence[Shards],
+    sample: int,
+    seed: int,
+) -> list[Picture]:
+    """Draw each epoch: its order, dealt to the ranks, and where the sample has been so far.
+
+    Both have the shards of each epoch, if set_epoch is forgotten and if it is called.
     """
-    size = WIDTH, 3.2
-    figure, axes = plt.subplots(1, len(accuracy), figsize=size, layout="constrained", sharey=True)
-    costs, gains = [], []
-    for ax, (optimizer, runs) in zip(axes, accuracy.items(), strict=True):
-        small, large, *remedied = runs.values()
-        best = max(remedied)
-        costs.append(f"{optimizer} {small - large:.0f}")
-        gains.append(f"{best - large:.0f}")
-        _draw_runs(ax, runs, best)
-        remedy = next(run for run in list(runs)[2:] if runs[run] == best)
-        ax.set_title(f"{optimizer}: best with {remedy}", loc="left")
-    axes[0].invert_yaxis()
-    title = f"{factor} times the batch costs {' and '.join(costs)} points; "
-    title += f"a larger rate regains {' and '.join(gains)}"
-    write_title(figure, title)
-    write_caption(figure, where)
-    texts: list[str] = []
-    for optimizer, runs in accuracy.items():
-        texts += [f"{optimizer}, {run}: {percent:.1f}" for run, percent in runs.items()]
-    return described(figure, f"{title}. Test accuracy in per cent: {'; '.join(texts)}.")
+    return [
+        _dealt(forgotten[: epoch + 1], called[: epoch + 1], sample, seed, len(called))
+        for epoch in range(len(called))
+    ]
 
 
-def _draw_runs(ax: Axes, runs: Mapping[str, float], best: float) -> None:
-    """Draw a bar for each run of an optimizer: the small batch grey, the best of the large dark."""
-    for row, percent in enumerate(runs.values()):
-        dark = row == 0 or percent == best
-        colour = GREY if row == 0 else tint(BLUE, 1 if dark else 0.35)
-        ink = "white" if dark else INK
-        ax.barh(row, percent, color=colour)
-        ax.text(percent - 2, row, f"{percent:.1f}", ha="right", va="center", color=ink)
-    small, *_ = runs.values()
-    ax.axvline(small, color=GREY, linewidth=1, linestyle=":")
-    ax.set(xlim=(0, 100), xlabel="test accuracy in per cent")
-    ax.set(yticks=range(len(runs)), yticklabels=list(runs))
-    ax.tick_params(axis="y", length=0)
+def _dealt(
+    forgotten: Sequence[Shards],
+    called: Sequence[Shards],
+    followed: int,
+    seed: int,
+    epochs: int,
+) -> Picture:
+    """Draw the order of the last epoch given, the shards below it, and the ranks of one sample."""
+    epoch, shards = len(called) - 1, called[-1]
+    world_size, each = len(shards), len(shards[0])
+    title = f"Epoch {epoch}: the order from seed {seed} + epoch {epoch} gives sample {followed}"
+    title += f" to rank {_rank_of(followed, shards)}"
+    ax = canvas(2.9 + 0.5 * world_size, title)
+    write_text(ax, LEFT, 1.05, "this epoch's\norder", ha="left")
+    pitch = (RIGHT - _ORDER_LEFT) / (each * world_size)
+    for rank, shard in enumerate(shards):
+        y = 1.6 + 0.5 * rank
+        write_text(ax, LEFT, y + 0.2, f"rank {rank}", ha="left", weight="bold")
+        for position, sample in enumerate(shard):
+            x = _ORDER_LEFT + (position * world_size + rank) * pitch
+            for corner, height in (((x, 0.83), 0.44), ((x, y), 0.4)):
+                _sample_box(ax, corner, (pitch * 0.9, height), sample, rank, sample == followed)
+            if sample == followed:
+                middle = x + pitch * 0.45
+                arrow(ax, (middle, 1.27), (middle, y))
+    foot = 1.85 + 0.5 * world_size
+    write_text(ax, LEFT, foot, f"The rank of sample {followed} so far:", ha="left", color=GREY)
+    names = "set_epoch called", "set_epoch forgotten"
+    for row, (name, history) in enumerate(zip(names, (called, forgotten), strict=True)):
+        y = foot + 0.2 + 0.38 * row
+        write_text(ax, LEFT, y + 0.16, name, ha="left")
+        for past, (x, width) in enumerate(equal_parts(2.1, RIGHT, epochs)):
+            if past <= epoch:
+                rank = _rank_of(followed, history[past])
+                text = f"epoch {past}: rank {rank}"
+                box(ax, (x, y), (width, 0.32), text, rank_colour(rank), **SMALL)
+    return described(ax.figure, f"{title}.")
