@@ -8,7 +8,7 @@ from legible import must_be_legible
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
 from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
-from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
+from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
@@ -20,6 +20,7 @@ FOLLOWED = {"forgotten": [DEALT, DEALT], "called": [DEALT, MOVED], "sample": 3}
 CASES = [  # function, arguments, and what its alt text must name
     (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
     (spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
+    (spmd, {"stages": 3}, ["Stage 3 of 5", "another gradient"]),
     (ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
     (ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
     (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),
@@ -34,6 +35,9 @@ CASES = [  # function, arguments, and what its alt text must name
     (picture_of_shards, {"samples": 24, "world_size": 5}, ["24 samples", "1 is repeated"]),
     (collectives, {}, ["4 ranks", "10, 20, 30, 40"]),
     (collectives, {"world_size": 8}, ["8 ranks", "36, 72"]),
+    (ring_step, {"number": 0}, ["4 pieces", "0 of 6 pieces"]),
+    (ring_step, {"number": 3}, ["the whole sum of one piece", "3 of 6 pieces"]),
+    (ring_step, {"number": 4, "world_size": 3}, ["every rank has every sum", "4 of 4 pieces"]),
     (ddp_buckets, {}, ["17 ms long instead of 23", "2 ms a layer"]),
     (sample_by_epoch, FOLLOWED, ["Sample 3 stays on rank 1", "2 ranks see it: rank 1, 0 in epochs 0 to 1"]),
     (lambda **case: steps_of_a_sample(**case, seed=1)[1], FOLLOWED, ["seed 1 + epoch 1 gives sample 3 to rank 0"]),

@@ -1,18 +1,19 @@
-"""The exercises of notebook 02: a mean over ranks, who waits in a barrier, which rank is missing.
+"""The exercises of notebook 02: a mean over ranks, which rank is missing, the ring all-reduce.
 
-`lessons.check` asks them for verdicts. The first runs on ranks that `on_ranks` forks, where every
-rank calls the answer; the others run in the learner's process. The figures use `barrier_waits`.
+`lessons.check` asks them for verdicts. The first and the last run on ranks that `on_ranks` forks,
+where every rank calls the answer; the other runs in the learner's process.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from ddp_helpers.lessons.exercise import Answer, Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case, sum_over_ranks
+from ddp_helpers.lessons.on_ranks import OnRanks, call_with_own_case, on_ranks, sum_over_ranks
 
 # ---- a mean over ranks
 
@@ -44,26 +45,6 @@ _MEAN_TRAPS = {
     "The group may have any size: ask for it with dist.get_world_size().": _mean_of_two,
     "That is rank 0's number on every rank: all ranks' numbers count.": _number_of_rank_0,
     "Each rank gives its own number back: all_reduce leaves the sum in the tensor.": _unchanged,
-}
-
-# ---- who waits in a barrier
-
-
-def barrier_waits(arrival: Sequence[float]) -> list[float]:
-    """Compute the seconds that each rank spends in a barrier.
-
-    arrival: the seconds at which the ranks enter it.
-    """
-    return [max(arrival) - seconds for seconds in arrival]
-
-
-_WAITS_TRAPS = {
-    "That is when the barrier opens; a rank waits from its own arrival on.": (
-        lambda arrival: [max(arrival)] * len(arrival)
-    ),
-    "A rank waits for those that come after it, not for those before.": (
-        lambda arrival: [seconds - min(arrival) for seconds in arrival]
-    ),
 }
 
 # ---- which rank is missing
@@ -120,6 +101,148 @@ _MISSING_TRAPS: dict[str, Answer] = {
     "What a regular expression finds is a string: make it int.": _all_ranks,
 }
 
+# ---- the ring
+
+Pieces = list[torch.Tensor]
+_RING_PATIENCE = 5.0  # seconds for a case, of which a hang takes all
+_BLOCKED = (
+    "Every rank waits in dist.send until its neighbour receives, and the neighbour sends as well: "
+    "begin the send with dist.isend, receive, then wait() for it."
+)
+_NOBODY_SENDS = (
+    "A rank waits for a message that nobody sends to it: send to rank + 1, receive from rank - 1."
+)
+_COLLECTIVE = "Build it from dist.isend and dist.recv alone: no collective does the work for you."
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "all_to_all")
+
+
+def ring_all_reduce(pieces: Pieces) -> None:
+    """Leave in each piece its sum over all ranks; every rank calls it with as many as ranks."""
+    _ring(pieces)
+
+
+def _ring(
+    pieces: Pieces,
+    *,
+    steps: int | None = None,
+    sends: Callable[[int, int], int] = lambda rank, step: rank - step,
+    shift: int = -1,
+    always_add: bool = False,
+) -> None:
+    """Go round the ring; what differs from the default is a mistake.
+
+    steps: how many, all if None. sends: the piece that a rank sends in a step. shift: from that
+    piece to the one that what arrives is meant for. always_add: in the second half, too.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(2 * (size - 1) if steps is None else min(steps, size - 1)):
+        sent = sends(rank, step) % size
+        place = (sent + shift) % size
+        arrived = torch.empty_like(pieces[place])
+        sending = dist.isend(pieces[sent], (rank + 1) % size)
+        dist.recv(arrived, (rank - 1) % size)
+        sending.wait()
+        if step < size - 1 or always_add:
+            arrived += pieces[place]
+        pieces[place].copy_(arrived)
+
+
+def _whole_tensors(pieces: Pieces) -> None:
+    """A mistake: each rank passes on all pieces of every other rank, and adds them up."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    passed = torch.cat(pieces)
+    total, arrived = passed.clone(), torch.empty_like(passed)
+    for _ in range(size - 1):
+        sending = dist.isend(passed, (rank + 1) % size)
+        dist.recv(arrived, (rank - 1) % size)
+        sending.wait()
+        passed = arrived.clone()
+        total += passed
+    pieces[:] = total.chunk(size)
+
+
+def _all_reduced(pieces: Pieces) -> None:
+    """A mistake: a collective for each piece."""
+    for piece in pieces:
+        dist.all_reduce(piece)
+
+
+def _blocking_ring(pieces: Pieces) -> None:
+    """A mistake: every rank sends before it receives."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(size - 1):
+        dist.send(pieces[(rank - step) % size], (rank + 1) % size)
+        dist.recv(pieces[(rank - step - 1) % size], (rank - 1) % size)
+
+
+def _other_way_round(pieces: Pieces) -> None:
+    """A mistake: each rank waits for the rank that it sends to."""
+    after = (dist.get_rank() + 1) % dist.get_world_size()
+    for piece in pieces[1:]:
+        sending = dist.isend(piece, after)
+        dist.recv(piece, after)
+        sending.wait()
+
+
+def _refuse_collective(*_: object, **__: object) -> None:
+    """Stand for a collective, on a rank that is to do without it."""
+    raise RuntimeError(_COLLECTIVE)
+
+
+def _go_round(answer: Callable[[Pieces], None], *numbers: tuple[float, ...]) -> dict[str, list]:
+    """Call an answer on as many ranks as there are rows of numbers: a trial.
+
+    Returns each rank's pieces afterwards, and how many numbers it sent that a ring need not send.
+    Raises TimeoutError, with the likely mistake, where ranks wait for each other.
+    """
+    size = len(numbers)
+    sent: list[int] = []
+
+    def noting(send: Callable) -> Callable:
+        def noted(tensor: torch.Tensor, *args: object, **options: object) -> object:
+            sent.append(tensor.numel())
+            return send(tensor, *args, **options)
+
+        return noted
+
+    def rank_work() -> tuple[list[float], int]:
+        pieces = list(torch.tensor(numbers[dist.get_rank()]).split(1))
+        stand_ins = dict.fromkeys(_COLLECTIVES, _refuse_collective)
+        stand_ins |= {name: noting(getattr(dist, name)) for name in ("send", "isend")}
+        with patch.multiple(dist, **stand_ins):
+            answer(pieces)
+        dist.barrier()  # or who is done early leaves while its message is on its way
+        return torch.cat(pieces).tolist(), max(0, sum(sent) - 2 * (size - 1))
+
+    try:
+        done = on_ranks(size, rank_work, _RING_PATIENCE)
+    except TimeoutError:
+        names = getattr(getattr(answer, "__code__", None), "co_names", ())
+        raise TimeoutError(_BLOCKED if "send" in names else _NOBODY_SENDS) from None
+    return {"sums": [sums for sums, _ in done], "sent too many": [excess for _, excess in done]}
+
+
+_RING_TRAPS: dict[str, Answer] = {
+    "Each rank has the whole sum of one piece so far: hand the sums round, in as many steps.": (
+        lambda pieces: _ring(pieces, steps=dist.get_world_size() - 1)
+    ),
+    "In the second half whole sums arrive: put each in the place of yours, and do not add.": (
+        lambda pieces: _ring(pieces, always_add=True)
+    ),
+    "In each step send another piece: the one that has just arrived.": (
+        lambda pieces: _ring(pieces, sends=lambda rank, step: rank)
+    ),
+    "What arrives is the piece that the rank before you sent, not the one that you sent.": (
+        lambda pieces: _ring(pieces, shift=0)
+    ),
+    "The sums are right, but whole tensors go round: send one piece in a step, and add to it.": (
+        _whole_tensors
+    ),
+    _COLLECTIVE: _all_reduced,
+    _BLOCKED: _blocking_ring,
+    _NOBODY_SENDS: _other_way_round,
+}
+
 EXERCISES = [
     OnRanks(
         mean_over_ranks,
@@ -127,10 +250,20 @@ EXERCISES = [
         _MEAN_TRAPS,
         call_with_own_case,
     ),
-    Exercise(
-        barrier_waits,
-        [([0.0, 1.0, 3.0],), ([2.0, 2.0],), ([0.5, 2.0, 1.0, 0.0],)],
-        _WAITS_TRAPS,
-    ),
     Exercise(missing_ranks, _MISSING_CASES, _MISSING_TRAPS),
+    OnRanks(
+        ring_all_reduce,
+        [
+            ((1.0, 2.0, 3.0), (10.0, 20.0, 30.0), (100.0, 200.0, 300.0)),
+            ((1.0, -2.0), (0.5, 4.0)),
+            (
+                (1.0, 2.0, 3.0, 4.0),
+                (5.0, 6.0, 7.0, 8.0),
+                (1.0, 0.0, 1.0, 0.0),
+                (9.0, 9.0, 9.0, 9.0),
+            ),
+        ],
+        _RING_TRAPS,
+        _go_round,
+    ),
 ]

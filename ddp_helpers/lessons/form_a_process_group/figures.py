@@ -1,4 +1,4 @@
-"""The figures of notebook 02: one program on every rank, the collectives, the ring, a barrier.
+"""The figures of notebook 02: one program on every rank, the collectives, the ring.
 
 The notebook calls them, in its own process; they draw from their arguments alone.
 """
@@ -10,36 +10,55 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
 from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
-from ddp_helpers.lessons.form_a_process_group.exercises import barrier_waits
 
 # ---- one program on every rank
 
 _RANKS_LEFT = 2.3  # inches: where the ranks begin, right of the names of the stages
 
 
-def spmd(world_size: int = 4) -> Picture:
-    """Draw one script as many processes: what differs by rank, and what all-reduce makes equal."""
+_FINDINGS = [  # what each stage leaves, the last one at the end
+    "Before the step, every process has the same weights",
+    "Each process takes its own shard of the data",
+    "So each process computes another gradient",
+    "All-reduce and a division leave the same mean on every rank",
+    "One program, many processes: different data, the same weights",
+]
+
+
+def spmd(world_size: int = 4, stages: int = len(_FINDINGS)) -> Picture:
+    """Draw one script as many processes: what differs by rank, and what all-reduce makes equal.
+
+    stages: how many of the five stages of a step are drawn.
+    """
     gradients = [2 * rank + 1 for rank in range(world_size)]
     mean, weight, rate = sum(gradients) / world_size, 10, 0.5
     weight_after = weight - rate * mean
     terms = " + ".join(map(str, gradients))
-    ax = canvas(6.35, "One program, many processes: different data, the same weights")
+    ax = canvas(6.35, _FINDINGS[stages - 1])
     box(ax, (_RANKS_LEFT, 0.5), (7.1, 0.42), f"one script, started {world_size} times")
     for rank, (left, width) in enumerate(equal_parts(_RANKS_LEFT, RIGHT, world_size)):
         middle = left + width / 2
         arrow(ax, (middle, 0.95), (middle, 1.25))
         box(ax, (left, 1.27), (width, 4.95), colour=rank_colour(rank), fill=0.04)
         write_text(ax, middle, 1.5, f"rank {rank}", weight="bold")
-        arrow(ax, (middle, 3.72), (middle, 3.99))
-    shards = [f"shard {rank}" for rank in range(world_size)]
-    _stage(ax, 1.75, "data", shards, by_rank=True, first=True)
-    _stage(ax, 2.5, "weights", [f"w = {weight}"] * world_size)
-    _stage(ax, 3.25, "gradient", [f"g = {gradient}" for gradient in gradients], by_rank=True)
-    _stage(ax, 4.75, "averaged gradient", [f"g = {mean:g}"] * world_size)
-    step = f"step: w {MINUS} {rate} {TIMES} g"
-    _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
+        if stages > 3:
+            arrow(ax, (middle, 3.72), (middle, 3.99))
     quotient = f"({terms}) / {world_size} = {mean:g}"
-    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce and a division:  {quotient}", INK, fill=0.12)
+    _stage(ax, 1.75, "weights", [f"w = {weight}"] * world_size, first=True)
+    if stages > 1:
+        shards = [f"shard {rank}" for rank in range(world_size)]
+        _stage(ax, 2.5, "data", shards, by_rank=True)
+    if stages > 2:
+        _stage(ax, 3.25, "gradient", [f"g = {gradient}" for gradient in gradients], by_rank=True)
+    if stages > 3:
+        _stage(ax, 4.75, "averaged gradient", [f"g = {mean:g}"] * world_size)
+        text = f"all-reduce and a division:  {quotient}"
+        box(ax, (2.2, 4.0), (7.25, 0.46), text, INK, fill=0.12)
+    if stages > 4:
+        step = f"step: w {MINUS} {rate} {TIMES} g"
+        _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
+    if stages < len(_FINDINGS):
+        return described(ax.figure, f"Stage {stages} of {len(_FINDINGS)}: {_FINDINGS[stages - 1]}.")
     return described(
         ax.figure,
         f"One script as {world_size} processes, each with its own shard. All-reduce turns their "
@@ -219,8 +238,8 @@ class _RingStep(NamedTuple):
 def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring: pieces are added up, then the sums are handed round."""
     rounds = world_size - 1
-    title = f"Ring all-reduce on {world_size} ranks: in 2 {TIMES} {rounds} steps each rank sends "
-    title += f"{2 * rounds / world_size:.3g} times its tensor"
+    title = f"Each of {world_size} ranks sends {2 * rounds} pieces, {2 * rounds / world_size:.3g} "
+    title += "tensors: with any number of ranks less than two"
     height = 0.75 + 0.42 * world_size
     ax = canvas(0.7 + 2 * height, title)
     columns = equal_parts(LEFT, RIGHT, world_size, gap=0.3)
@@ -237,7 +256,7 @@ def ring(world_size: int = 4) -> Picture:
     ]
     left, _ = columns[-1]
     write_text(ax, left, 0.7 + height + 0.9, "\n".join(key), ha="left", **SMALL)
-    alt = f"{title}. After {rounds} steps each rank has one whole sum, "
+    alt = f"Ring all-reduce. {title}. After {rounds} steps each rank has one whole sum, "
     return described(ax.figure, f"{alt}after {2 * rounds} all of them.")
 
 
@@ -274,33 +293,47 @@ def _draw_ring_step(ax: Axes, left: float, width: float, top: float, step: _Ring
                 ax.plot(ends, [y + 0.36] * 2, color=WRONG, linewidth=2.5)
 
 
-# ---- a barrier
+def ring_step(number: int, world_size: int = 4) -> Picture:
+    """Draw one step of the ring: which piece each rank sends on, and what the receiver then has.
 
-_TIMES_LEFT = 1.1  # inches: where the seconds begin, right of the names of the ranks
-
-
-def barrier_lanes(arrival: Sequence[float]) -> Picture:
-    """Draw each rank's time before a barrier and in it.
-
-    arrival: the seconds at which the ranks enter it.
+    number: of the step, from 0, the start, to 2 * (world_size - 1).
     """
-    waits = barrier_waits(arrival)
-    scale = (RIGHT - _TIMES_LEFT) / max(arrival)  # inches a second
-    latest = arrival.index(max(arrival))
-    title = f"Rank {latest} comes last: the others wait {sum(waits):g} s for it, together"
-    bottom = 0.5 + 0.5 * len(arrival)
-    ax = canvas(bottom + 0.45, title)
-    for rank, (seconds, wait) in enumerate(zip(arrival, waits, strict=True)):
-        y = 0.55 + 0.5 * rank
-        write_text(ax, LEFT, y + 0.2, f"rank {rank}", ha="left")
-        if seconds:
-            text = f"{seconds:g} s before it"
-            box(ax, (_TIMES_LEFT, y), (scale * seconds, 0.4), text, rank_colour(rank))
-        if wait:
-            enters = _TIMES_LEFT + scale * seconds
-            text = f"{wait:g} s in the barrier"
-            box(ax, (enters, y), (scale * wait, 0.4), text, fill=0.05, hatch="//")
-    ax.plot([RIGHT] * 2, [0.5, bottom + 0.1], color=INK, linewidth=2)
-    write_text(ax, RIGHT, bottom + 0.25, "all leave", ha="right", **SMALL)
-    texts = ", ".join(f"rank {rank} {wait:g}" for rank, wait in enumerate(waits))
-    return described(ax.figure, f"Seconds in the barrier: {texts}.")
+    rounds = world_size - 1
+    step = list(_ring_steps(world_size))[number]
+    if not number:
+        finding = f"Start: each rank has {world_size} pieces, and only its own numbers"
+    elif number < rounds:
+        finding = f"Step {number}: each rank adds the piece that arrives to its own"
+    elif number == rounds:
+        finding = f"Step {number}: now each rank has the whole sum of one piece"
+    elif number < 2 * rounds:
+        finding = f"Step {number}: a whole sum arrives, and takes the place of the old piece"
+    else:
+        finding = f"Step {number}: every rank has every sum"
+    bottom = 1.0 + 0.55 * world_size
+    ax = canvas(bottom + 0.75, finding)
+    columns = equal_parts(1.35, 8.75, world_size, gap=0.75)
+    for piece in range(world_size):
+        write_text(ax, LEFT, 1.2 + 0.55 * piece, f"piece {piece}", ha="left", **SMALL)
+    for rank, (left, width) in enumerate(columns):
+        write_text(ax, left + width / 2, 0.75, f"rank {rank}", weight="bold")
+        for piece, count in enumerate(step.held[rank]):
+            y = 1.0 + 0.55 * piece
+            summed = "+".join(str((rank - added) % world_size) for added in reversed(range(count)))
+            if count == world_size:
+                box(ax, (left, y), (width, 0.4), "all", INK, fill=0.85, color="white", **SMALL)
+            else:
+                fill = 0.12 + 0.15 * (count - 1)
+                box(ax, (left, y), (width, 0.4), summed, rank_colour(rank), fill=fill, **SMALL)
+            if step.arrived.get(rank) == piece:
+                start = left - 0.72 if rank else left - 0.45
+                arrow(ax, (start, y + 0.2), (left - 0.03, y + 0.2), linewidth=2.5)
+                if not rank:  # it comes from the last rank, round the page
+                    end = sum(columns[-1])
+                    arrow(ax, (end + 0.03, y + 0.2), (end + 0.45, y + 0.2), linewidth=2.5)
+    counter = f"sent so far by each rank: {number} of {2 * rounds} pieces, "
+    counter += f"{number / world_size:g} {TIMES} its tensor"
+    key = "in a box: the ranks whose numbers are added up; the last rank sends to rank 0"
+    write_text(ax, LEFT, bottom + 0.2, counter, ha="left", weight="bold")
+    write_text(ax, LEFT, bottom + 0.5, key, ha="left", **SMALL)
+    return described(ax.figure, f"{finding}; {counter}.")
