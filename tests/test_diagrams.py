@@ -20,7 +20,6 @@ FOLLOWED = {"forgotten": [DEALT, DEALT], "called": [DEALT, MOVED], "sample": 3}
 CASES = [  # function, arguments, and what its alt text must name
     (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
     (spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
-    (spmd, {"stages": 3}, ["Stage 3 of 5", "another gradient"]),
     (ranks_on_nodes, {}, ["8 ranks", "4 and 4 GPUs", "every rank has its own GPU"]),
     (ranks_on_nodes, {"gpus_per_node": (4, 2), "use": "rank"}, ["ranks 4, 5 would fail"]),
     (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, ["ranks 8, 9, 10"]),

@@ -16,49 +16,29 @@ from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, 
 _RANKS_LEFT = 2.3  # inches: where the ranks begin, right of the names of the stages
 
 
-_FINDINGS = [  # what each stage leaves, the last one at the end
-    "Before the step, every process has the same weights",
-    "Each process takes its own shard of the data",
-    "So each process computes another gradient",
-    "All-reduce and a division leave the same mean on every rank",
-    "One program, many processes: different data, the same weights",
-]
-
-
-def spmd(world_size: int = 4, stages: int = len(_FINDINGS)) -> Picture:
-    """Draw one script as many processes: what differs by rank, and what all-reduce makes equal.
-
-    stages: how many of the five stages of a step are drawn.
-    """
+def spmd(world_size: int = 4) -> Picture:
+    """Draw one script as many processes: what differs by rank, and what all-reduce makes equal."""
     gradients = [2 * rank + 1 for rank in range(world_size)]
     mean, weight, rate = sum(gradients) / world_size, 10, 0.5
     weight_after = weight - rate * mean
     terms = " + ".join(map(str, gradients))
-    ax = canvas(6.35, _FINDINGS[stages - 1])
+    ax = canvas(6.35, "One program, many processes: different data, the same weights")
     box(ax, (_RANKS_LEFT, 0.5), (7.1, 0.42), f"one script, started {world_size} times")
     for rank, (left, width) in enumerate(equal_parts(_RANKS_LEFT, RIGHT, world_size)):
         middle = left + width / 2
         arrow(ax, (middle, 0.95), (middle, 1.25))
         box(ax, (left, 1.27), (width, 4.95), colour=rank_colour(rank), fill=0.04)
         write_text(ax, middle, 1.5, f"rank {rank}", weight="bold")
-        if stages > 3:
-            arrow(ax, (middle, 3.72), (middle, 3.99))
-    quotient = f"({terms}) / {world_size} = {mean:g}"
+        arrow(ax, (middle, 3.72), (middle, 3.99))
+    shards = [f"shard {rank}" for rank in range(world_size)]
     _stage(ax, 1.75, "weights", [f"w = {weight}"] * world_size, first=True)
-    if stages > 1:
-        shards = [f"shard {rank}" for rank in range(world_size)]
-        _stage(ax, 2.5, "data", shards, by_rank=True)
-    if stages > 2:
-        _stage(ax, 3.25, "gradient", [f"g = {gradient}" for gradient in gradients], by_rank=True)
-    if stages > 3:
-        _stage(ax, 4.75, "averaged gradient", [f"g = {mean:g}"] * world_size)
-        text = f"all-reduce and a division:  {quotient}"
-        box(ax, (2.2, 4.0), (7.25, 0.46), text, INK, fill=0.12)
-    if stages > 4:
-        step = f"step: w {MINUS} {rate} {TIMES} g"
-        _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
-    if stages < len(_FINDINGS):
-        return described(ax.figure, f"Stage {stages} of {len(_FINDINGS)}: {_FINDINGS[stages - 1]}.")
+    _stage(ax, 2.5, "data", shards, by_rank=True)
+    _stage(ax, 3.25, "gradient", [f"g = {gradient}" for gradient in gradients], by_rank=True)
+    _stage(ax, 4.75, "averaged gradient", [f"g = {mean:g}"] * world_size)
+    step = f"step: w {MINUS} {rate} {TIMES} g"
+    _stage(ax, 5.5, step, [f"w = {weight_after:g}"] * world_size)
+    quotient = f"({terms}) / {world_size} = {mean:g}"
+    box(ax, (2.2, 4.0), (7.25, 0.46), f"all-reduce and a division:  {quotient}", INK, fill=0.12)
     return described(
         ax.figure,
         f"One script as {world_size} processes, each with its own shard. All-reduce turns their "
