@@ -218,8 +218,8 @@ class _RingStep(NamedTuple):
 def ring(world_size: int = 4) -> Picture:
     """Draw an all-reduce around a ring: pieces are added up, then the sums are handed round."""
     rounds = world_size - 1
-    title = f"Each of {world_size} ranks sends {2 * rounds} pieces, {2 * rounds / world_size:.3g} "
-    title += "tensors: with any number of ranks less than two"
+    title = f"Each of {world_size} ranks sends {2 * rounds} pieces: "
+    title += f"{2 * rounds / world_size:.3g} tensors, and never 2 with more ranks"
     height = 0.75 + 0.42 * world_size
     ax = canvas(0.7 + 2 * height, title)
     columns = equal_parts(LEFT, RIGHT, world_size, gap=0.3)
