@@ -351,7 +351,7 @@ def test_the_titles_say_what_was_found(study):
     assert numbers(titles[0])[-3:] == [97.0, 90.0, 97.0]  # accuracy with one global batch; from, to with one per rank
     # Times as fast, on so many GPUs: strong, weak, and published.
     assert numbers(titles[1]) == [2.0, 4, 1.0, 1, 27, 32]
-    assert numbers(titles[2]) == [95, 4, 2, 2, 2, 1, 2, 2, 2] and "noise" in titles[2]  # target; fastest, two; cheapest, two
+    assert numbers(titles[2]) == [95, 4, 2, 2, 2, 1, 2, 2, 2] and "noise" in titles[2]  # target; fastest; cheapest
     assert numbers(titles[3])[:2] == [1, 2] and numbers(titles[3])[-1] == 4, titles[3]  # fitted on; held out
     never = time_cost(scaling.per_run(runs.table(study), 0.99), 0.99).figure
     assert numbers(never.get_suptitle()) == [99]
