@@ -13,7 +13,7 @@ from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
-from ddp_helpers.lessons.wrap_the_model.figures import data_parallel_vs_ddp, ddp_buckets, memory_of_gradients
+from ddp_helpers.lessons.wrap_the_model.figures import BUCKET_MOMENTS, bucket_step, ddp_buckets
 
 DEALT, MOVED = [[0, 2], [1, 3]], [[3, 2], [0, 1]]
 FOLLOWED = {"forgotten": [DEALT, DEALT], "called": [DEALT, MOVED], "sample": 3}
@@ -38,14 +38,16 @@ CASES = [  # function, arguments, and what its alt text must name
     (ring_step, {"number": 3}, ["the whole sum of one piece", "3 of 6 pieces"]),
     (ring_step, {"number": 4, "world_size": 3}, ["every rank has every sum", "4 of 4 pieces"]),
     (ddp_buckets, {}, ["17 ms long instead of 23", "2 ms a layer"]),
+    *[(bucket_step, {"ms": ms}, [f"{ms} ms"]) for ms in BUCKET_MOMENTS],
+    (bucket_step, {"ms": 4}, ["gradient 5 is ready", "bucket 0 is full and leaves"]),
+    (bucket_step, {"ms": 6}, ["gradient 4 is ready", "bucket 0 is under way"]),
+    (bucket_step, {"ms": 12}, ["bucket 2 is full and leaves", "only waits"]),
     (sample_by_epoch, FOLLOWED, ["Sample 3 stays on rank 1", "2 ranks see it: rank 1, 0 in epochs 0 to 1"]),
     (lambda **case: steps_of_a_sample(**case, seed=1)[1], FOLLOWED, ["seed 1 + epoch 1 gives sample 3 to rank 0"]),
-    (data_parallel_vs_ddp, {}, ["4 threads", "4 processes"]),
     (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
     (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),
     (backfill, {"long": 30, "short": 5}, ["from 30 to 60 min", "for 5 min"]),
-    (memory_of_gradients, {}, ["300 MB", "200 MB"]),
     (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "FSDP2 with tensor parallel", "PowerSGD", "Join"]),
     (who_holds, {"held": {"parameters": 16e6, "optimizer state": 32e6}}, ["DDP 48 MB, ZeRO 32 MB, FSDP2 24 MB"]),
     (who_holds, {"held": {"parameters": 4e9, "gradients": 4e9}}, ["DDP 8000 MB, ZeRO 8000 MB, FSDP2 4000 MB"]),
@@ -62,7 +64,7 @@ def test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_
 
 def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
     alt = 'a "quoted" <figure>'
-    picture = Picture(memory_of_gradients().figure, alt)
+    picture = Picture(ddp_buckets().figure, alt)
     data, metadata = picture._repr_mimebundle_()
     png = base64.b64decode(data["image/png"], validate=True)
     assert png.startswith(b"\x89PNG") and data.keys() == {"image/png", "text/plain"}

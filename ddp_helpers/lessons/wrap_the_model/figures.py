@@ -1,10 +1,9 @@
-"""The figures of notebook 05: a measured step, buckets, memory of gradients, DataParallel.
+"""The figures of notebook 05: a measured step, and a sketch of buckets that fill and leave.
 
 The notebook calls them, in its own process: the first with what its ranks noted, the others draw
 from their arguments alone.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,15 +18,13 @@ from ddp_helpers.draw.drawing import (
     canvas,
     described,
     equal_parts,
-    link,
     write_text,
 )
 from ddp_helpers.draw.labels import write_caption, write_title
-from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
+from ddp_helpers.draw.style import GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
+from ddp_helpers.lessons.wrap_the_model.stopwatch import Note
 
 # ---- a measured step
-
-Note = tuple[str, list[int], float]  # an event, the layers that it was about, and when, in ms
 
 
 class _AllReduce(NamedTuple):
@@ -67,7 +64,7 @@ def one_step(ranks: Sequence[Sequence[Note]], where: str) -> Picture:
     for rank, (ax, notes) in enumerate(zip(axes, ranks, strict=True)):
         _draw_compute(ax, notes, rank_colour(rank))
         hidden = _draw_all_reduces(ax, notes)
-        title = f"rank {rank}: {hidden:.0%} of the all-reduce time before its last gradient"
+        title = f"rank {rank}: {hidden:.0%} of the all-reduce time while backward computes"
         ax.set_title(title, loc="left")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
@@ -217,69 +214,101 @@ def _draw_schedule(ax: Axes, top: float, title: str, earliest_starts: list[int])
     return total
 
 
-# ---- where gradients live, and why not DataParallel
+# ---- the same sketch, moment by moment
+
+BUCKET_MOMENTS = (0, 2, 4, 6, 8, 10, 12, 15)  # ms: when a gradient is ready, and when all is done
 
 
-def memory_of_gradients() -> Picture:
-    """Draw what gradient_as_bucket_view saves: the second copy of all gradients."""
-    title = "Views save one copy of the gradients: 300 MB become 200 MB"
-    ax = canvas(2.85, title)
-    _draw_memory(ax, 0.92, False, ["parameters", "gradients", "buckets: a second copy"])
-    _draw_memory(ax, 1.92, True, ["parameters", "gradients, in the buckets"])
-    note = "The memory of one rank, without activations and the optimizer's state."
-    write_text(ax, LEFT, 2.65, note, ha="left", color=GREY, **SMALL)
-    return described(ax.figure, f"{title}, of which parameters are 100 MB. {note}")
+def bucket_step(ms: int) -> Picture:
+    """Draw which gradients are ready, and which buckets have left, at one moment of the sketch.
+
+    ms: one of BUCKET_MOMENTS.
+    """
+    ready = [layer for layer, end in _gradient_times() if end <= ms]
+    title = f"{ms} ms: {_what_happens(ms, ready)}"
+    ax = canvas(3.75, title)
+    for text, y in {"backward": 0.83, "gradients": 1.98, "network": 3.08}.items():
+        write_text(ax, LEFT, y, text, ha="left")
+    columns = dict(zip(sum(_BUCKETS, ()), equal_parts(1.3, RIGHT, 6), strict=True))
+    for layer, (left, width) in columns.items():
+        _draw_layer(ax, (left, 0.6), width, layer, layer in ready, _computing(ms) == layer)
+    for number, layers in enumerate(_BUCKETS):
+        left, right = columns[layers[0]][0], sum(columns[layers[1]])
+        box(ax, (left - 0.04, 1.4), (right - left + 0.08, 1.15), fill=0.04, line="--")
+        missing = [f"gradient {layer}" for layer in layers if layer not in ready]
+        text = "empty" if len(missing) == 2 else f"waits for {', '.join(missing)}"
+        all_reduce = _all_reduce_state(ms, number)
+        text = {"under way": "full, has left", "averaged": "back"}.get(all_reduce, text)
+        write_text(ax, (left + right) / 2, 1.62, f"bucket {number}: {text}", **SMALL)
+        for layer in set(layers) & set(ready):
+            corner, width = (columns[layer][0] + 0.06, 1.9), columns[layer][1] - 0.12
+            box(ax, corner, (width, 0.5), f"gradient {layer}", rank_colour(0), **SMALL)
+        _draw_network(ax, (left, 2.85), right - left, all_reduce)
+    note = "A sketch: its times are made up, as above."
+    write_text(ax, LEFT, 3.58, note, ha="left", color=GREY, **SMALL)
+    return described(ax.figure, f"{title}.")
 
 
-def _draw_memory(ax: Axes, y: float, view: bool, blocks: Sequence[str]) -> None:
-    """Draw a block for each 100 MB, with gradient_as_bucket_view or without."""
-    setting = f"gradient_as_bucket_view={view}"
-    write_text(ax, LEFT, y - 0.2, setting, ha="left", weight="bold", **CODE)
-    for block, (left, width) in zip(blocks, equal_parts(LEFT, RIGHT, 3), strict=False):
-        hatch = "///" if "copy" in block else ""
-        text = f"{block}, 100 MB"
-        box(ax, (left, y), (width, 0.42), text, rank_colour(0), hatch=hatch, size=11)
+def _gradient_times() -> list[tuple[int, int]]:
+    """List each layer with the ms at which its gradient is ready, the last layer first."""
+    layers = sum(_BUCKETS, ())
+    return [(layer, _LAYER_MS * place) for place, layer in enumerate(layers, start=1)]
 
 
-def data_parallel_vs_ddp() -> Picture:
-    """Draw why not DataParallel: all its traffic passes through GPU 0, while DDP has no hub."""
-    title = "DataParallel sends all through GPU 0; DDP has no hub"
-    ax = canvas(4.65, title)
-    _draw_data_parallel(ax)
-    _draw_ddp(ax)
-    data_parallel = "4 threads of a process, and all goes through GPU 0's"
-    ddp = "4 processes in a ring, each with a GPU"
-    return described(ax.figure, f"{title}: {data_parallel}; {ddp}.")
+def _computing(ms: int) -> int | None:
+    """Return the layer whose gradient is being computed; None if all are ready."""
+    return next((layer for layer, end in _gradient_times() if end > ms), None)
 
 
-def _draw_data_parallel(ax: Axes) -> None:
-    """Draw one process whose GPU 0 sends to the other three, and receives from them."""
-    write_text(ax, 2.35, 0.65, "DataParallel: 1 process, 4 threads", weight="bold")
-    box(ax, (LEFT, 0.85), (4.5, 2.9), fill=0.06)
-    hub = box(ax, (1.7, 1.0), (1.3, 0.5), "GPU 0", rank_colour(0), weight="bold")
-    for gpu, (left, width) in enumerate(equal_parts(0.25, 4.45, 3), start=1):
-        corner = left + width / 2 - 0.55, 3.05
-        other = box(ax, corner, (1.1, 0.5), f"GPU {gpu}", rank_colour(gpu), size=10)
-        link(ax, hub, other, bend=0.12)
-        link(ax, other, hub, bend=0.12, line="--")
-    lines = [
-        "every step, all through GPU 0",
-        "solid: a piece of the batch, a copy of the model",
-        "dashed: outputs, gradients",
-    ]
-    write_text(ax, 2.35, 4.2, "\n".join(lines), **SMALL)
+def _all_reduce_state(ms: int, bucket: int) -> str:
+    """Say where the all-reduce of a bucket is at a moment; an empty text before it starts."""
+    sent = 0  # ms
+    ready = dict(_gradient_times())
+    for layers in _BUCKETS[: bucket + 1]:
+        start = max(sent, ready[layers[-1]])
+        sent = start + _ALL_REDUCE_MS
+    if ms < start:
+        return ""
+    return "under way" if ms < sent else "averaged"
 
 
-def _draw_ddp(ax: Axes) -> None:
-    """Draw four processes in a ring, each with a GPU."""
-    write_text(ax, 7.15, 0.65, "DDP: 4 processes, no hub", weight="bold")
-    ring = []
-    for gpu in range(4):
-        angle = math.pi * (gpu - 1) / 2
-        corner = 6.65 + 1.7 * math.cos(angle), 2.02 + 1.17 * math.sin(angle)
-        text = f"rank {gpu}\nGPU {gpu}"
-        ring.append(box(ax, corner, (1.0, 0.56), text, rank_colour(gpu), size=10))
-    for rank, following in zip(ring, ring[1:] + ring[:1], strict=True):
-        link(ax, rank, following, bend=-0.2)
-    text = "every step, round the ring:\nall-reduce of the gradients;\nno weights are sent"
-    write_text(ax, 7.15, 4.2, text, **SMALL)
+def _what_happens(ms: int, ready: Sequence[int]) -> str:
+    """Say in a sentence what happens at a moment of the sketch. ready: the layers so far."""
+    states = [_all_reduce_state(ms, number) for number in range(len(_BUCKETS))]
+    if not ready:
+        return f"backward begins with layer {_computing(ms)}, the last one"
+    if states[-1] == "averaged":
+        return "every gradient is the mean over the ranks, and step() begins"
+    sentence = f"gradient {ready[-1]} is ready"
+    number = next(place for place, layers in enumerate(_BUCKETS) if ready[-1] in layers)
+    if states[number]:
+        waits = "" if _computing(ms) else ", and backward only waits"
+        return f"{sentence}, so bucket {number} is full and leaves{waits}"
+    if "under way" in states:
+        return f"{sentence}, while bucket {states.index('under way')} is under way"
+    return f"{sentence}, and waits in bucket {number}"
+
+
+def _draw_layer(
+    ax: Axes,
+    corner: tuple[float, float],
+    width: float,
+    layer: int,
+    done: bool,
+    computing: bool,
+) -> None:
+    """Draw a layer of the backward pass: done, computing now, or still to come."""
+    text, extent = f"layer {layer}", (width, 0.46)
+    if computing:
+        box(ax, corner, extent, text, GREY, fill=1, weight="bold", color="white")
+    else:
+        box(ax, corner, extent, text, GREY, fill=0.25 * done, line="-" if done else ":")
+
+
+def _draw_network(ax: Axes, corner: tuple[float, float], width: float, state: str) -> None:
+    """Draw the all-reduce of a bucket, which is under way or done."""
+    if state == "under way":
+        text = "all-reduce under way"
+        box(ax, corner, (width, 0.46), text, INK, fill=0.8, color="white", **SMALL)
+    elif state:
+        box(ax, corner, (width, 0.46), "averaged on all ranks", INK, fill=0.15, **SMALL)
