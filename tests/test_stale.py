@@ -85,8 +85,8 @@ def test_each_file_that_a_notebook_opened_makes_it_stale(path, tmp_path, monkeyp
 def test_what_the_real_notebooks_start_and_show_is_among_what_they_were_made_from():
     opened = {path.stem[:2]: nbformat.read(path, as_version=4).metadata.made_from.keys() for path in NOTEBOOKS}
     assert {"notebooks/spirals.py", "notebooks/spirals_ddp.py"} <= opened["06"]
-    assert {"slurm/job.sbatch.jinja", "slurm/sites/local.toml"} <= opened["07"]
-    assert {"slurm/job.ipynb", "ddp_helpers/rank/scripts/mnist_ddp.py"} <= opened["08"]
+    assert {"slurm/sites/greene.toml", "slurm/sites/local.toml"} <= opened["07"]
+    assert {"slurm/job.ipynb", "slurm/job.sbatch.jinja", "ddp_helpers/rank/scripts/mnist_ddp.py"} <= opened["08"]
     assert {"notebooks/results/published.json", "notebooks/results/two_cpu_cores"} <= opened["09"]
     assert not any(name.startswith("slurm/") for name in opened["05"]), "the control: 05 has no job"
 

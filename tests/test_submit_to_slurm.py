@@ -1,5 +1,6 @@
 """Notebook 07's exercises that submit a job file, and its `%%slurm` cells, on the course's own Slurm."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from IPython.core.error import UsageError
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
-from ddp_helpers.lessons.submit_to_slurm import terminal
+from ddp_helpers.lessons.submit_to_slurm import start, terminal
 
 JOB_FILES = {one.oracle.__name__: one for one in lesson.EXERCISES if isinstance(one, lesson.JobFile)}
 FOUR, THREE = lesson.job_file(2, 2), lesson.array_job(["0.1", "0.01", "0.001"])  # of each exercise's first case
@@ -116,3 +117,21 @@ def test_a_value_in_double_quotes_is_one_word_for_bash(value: str) -> None:
     cell = terminal.Terminal(Shell(data=value)).fill_in('printf "%s|" "{data}" ${HOME} {x}')
     done = subprocess.run(["bash", "-c", cell], env={"HOME": "/h"}, capture_output=True, text=True, check=True)
     assert done.stdout == f"{value}|/h|{{x}}|"
+
+
+def test_a_sites_flags_reach_slurms_commands_and_its_gpus_the_cells(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    names = [f"{command}_{key}" for command in ("SALLOC", "SBATCH", "SLURM") for key in ("PARTITION", "ACCOUNT")]
+    for name in names:  # put back afterwards, whether they were set or not
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    flags = start.flags_of("local", gpus_per_node=4)
+    assert flags[:3] == ("--gres=gpu:1", "--gres=gpu:2", "--gres=gpu:4")
+    assert flags.script_args == "--no-cuda" and flags.hide_gpus.endswith("CUDA_VISIBLE_DEVICES=")
+    assert {name: os.environ.get(name) for name in names} == {
+        name: "course" if name.endswith("PARTITION") else None for name in names
+    }
+    (tmp_path / "real.toml").write_text('account = "physics"\ngpus = "--gpus-per-node=a100:{n}"\n')
+    flags = start.flags_of(str(tmp_path / "real.toml"), gpus_per_node=4)
+    assert flags == ("--gpus-per-node=a100:1", "--gpus-per-node=a100:2", "--gpus-per-node=a100:4", "", "")
+    assert os.environ["SALLOC_ACCOUNT"] == os.environ["SBATCH_ACCOUNT"] == os.environ["SLURM_ACCOUNT"] == "physics"

@@ -54,7 +54,8 @@ def flags_of(name: str, gpus_per_node: int) -> Flags:
     site = Site.load(name)
     for flag in site.flags:
         key, _, value = flag.removeprefix("--").partition("=")
-        os.environ |= {f"{command}_{key.upper()}": value for command in ("SALLOC", "SBATCH", "SLURM")}
+        for command in ("SALLOC", "SBATCH", "SLURM"):
+            os.environ[f"{command}_{key.upper()}"] = value
     one, two, some = (site.gpus.replace("{n}", str(count)) for count in (1, 2, gpus_per_node))
     hide = "env CUDA_VISIBLE_DEVICES=" if "--no-cuda" in site.script_args else ""
     return Flags(one, two, some, " ".join(site.script_args), hide)
