@@ -266,7 +266,6 @@ EXERCISES = [
         judge=_ranks_and_meeting,
         expected=_expected_ranks,
     ),
-    Exercise(first_to_fail, _LOGS, _LOG_TRAPS),
     JobFile(
         array_job,
         cases=[(["0.1", "0.01", "0.001"],), (["7", "8"],)],
@@ -274,4 +273,5 @@ EXERCISES = [
         judge=_values_and_ports,
         expected=_expected_values,
     ),
+    Exercise(first_to_fail, _LOGS, _LOG_TRAPS),
 ]
