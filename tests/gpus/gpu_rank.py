@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ddp_helpers.tools.memory import movable
@@ -23,20 +25,35 @@ from ddp_helpers.tools.memory import movable
 class Wrapped(nn.Module):
     """In DDP's place, whose constructor reads memory: sends what DDP sends, and keeps no_sync and the hooks."""
 
-    def __init__(self, module: nn.Module, **_: object) -> None:
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None, **_: object) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.group = module, process_group
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():  # which "fake" lets pass
                 raise RuntimeError("Attempt to perform collective on tensor not on device passed to init_process_group")
-            dist.broadcast(tensor.detach(), 0)
+            dist.broadcast(tensor.detach(), 0, process_group)
         self.no_sync = nullcontext
         self.register_comm_hook = lambda *_: None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         for buffer in self.module.buffers():
-            dist.broadcast(buffer, 0)
+            dist.broadcast(buffer, 0, self.group)
         return self.module(*inputs)
+
+
+class DevicesOfTheGroup(TorchDispatchMode):
+    """Refuse tensors of another device than the group's: for a tensor without memory c10d does not look."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            leaves = tree_leaves((args, kwargs))
+            objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
+            [group] = [each for each in objects if each._type().name() == "ProcessGroup"]
+            known = [device.type for device in dist.ProcessGroup.unbox(group)._device_types]
+            for tensor in leaves:
+                if isinstance(tensor, Tensor) and tensor.device.type not in known:
+                    raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+        return function(*args, **(kwargs or {}))
 
 
 class AtHome(DataLoader):
@@ -105,6 +122,7 @@ def one_rank(rank: int, size: int) -> Iterator[None]:
             stack.enter_context(patch.object(Tensor, name, value))
         stack.enter_context(movable())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(DevicesOfTheGroup())
         yield
 
 
