@@ -11,12 +11,17 @@ from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_st
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
 from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
 from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
+from ddp_helpers.lessons.go_beyond_ddp.large_batches import large_batches
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import BUCKET_MOMENTS, bucket_step, ddp_buckets
 
 DEALT, MOVED = [[0, 2], [1, 3]], [[3, 2], [0, 1]]
 FOLLOWED = {"forgotten": [DEALT, DEALT], "called": [DEALT, MOVED], "sample": 3}
+LEARNED = {
+    "SGD": {"batch 32": 93.0, "batch 512": 60.0, "4 times lr": 80.0, "16 times lr": 75.0},
+    "Adam": {"batch 32": 95.0, "batch 512": 82.0, "4 times lr": 92.0, "16 times lr": 30.0},
+}
 CASES = [  # function, arguments, and what its alt text must name
     (spmd, {}, ["4 processes", "mean, (1 + 3 + 5 + 7) / 4 = 4", "weight 10 to 8"]),
     (spmd, {"world_size": 8}, ["8 processes", "weight 10 to 6"]),
@@ -48,6 +53,11 @@ CASES = [  # function, arguments, and what its alt text must name
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
     (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),
     (backfill, {"long": 30, "short": 5}, ["from 30 to 60 min", "for 5 min"]),
+    (
+        large_batches,
+        {"accuracy": LEARNED, "factor": 16, "where": "here"},
+        ["SGD, 4 times lr: 80.0", "regains 20 and 10"],
+    ),
     (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "FSDP2 with tensor parallel", "PowerSGD", "Join"]),
     (who_holds, {"held": {"parameters": 16e6, "optimizer state": 32e6}}, ["DDP 48 MB, ZeRO 32 MB, FSDP2 24 MB"]),
     (who_holds, {"held": {"parameters": 4e9, "gradients": 4e9}}, ["DDP 8000 MB, ZeRO 8000 MB, FSDP2 4000 MB"]),
