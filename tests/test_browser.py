@@ -54,6 +54,11 @@ def written(page, lab):
     return opened
 
 
+def figures_in(path):
+    """How many figures a notebook holds, those that are stepped through among them."""
+    return len(re.findall(r'"image/png": "|class=\\"animation\\"', path.read_text()))
+
+
 def status(lab, query=""):
     """The answer to somebody who asks for the files."""
     try:
@@ -73,7 +78,7 @@ def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
 def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missing(page, lab):
     path = next(path for path in PATHS if path.name.startswith("09"))
     notebook = Notebook(page, lab, path.name)
-    assert notebook.figures() == path.read_text().count('"image/png": "') > 5 and notebook.bad() == []
+    assert notebook.figures() == figures_in(path) > 5 and notebook.bad() == []
     notebook.picture(PICTURES / "opened.png", notebook.panel.locator(".jp-OutputArea-output img").first)
     number = next(i for i, source in enumerate(notebook.sources) if "table.groupby" in source)
     notebook.restart()
@@ -172,7 +177,7 @@ def test_the_bar_of_a_training_grows_in_its_place(written):
 def test_every_notebook_opens_and_runs(path, page, lab):
     notebook = Notebook(page, lab, path.name)
     committed = notebook.figures()
-    assert committed == path.read_text().count('"image/png": "')
+    assert committed == figures_in(path)
     assert notebook.bad() == []  # as the reader finds it
     assert notebook.run_all() == []
     assert notebook.figures() == committed
