@@ -1,4 +1,4 @@
-"""The exercises of notebook 01: the best speed-up, a pass of training, an accuracy.
+"""The exercises of notebook 01: the best speed-up, an accuracy, a pass of training.
 
 `lessons.check` asks them for verdicts, in the learner's process; no ranks.
 """
@@ -14,12 +14,33 @@ from ddp_helpers.lessons.exercise import Exercise
 
 Batches = list[tuple[Tensor, Tensor]]  # images and labels
 
-# ---- the oracles: a bound, a training loop to mend, and a test
+# ---- the oracles: a bound, a test, and a training loop to mend
 
 
 def best_speed_up(p: float) -> float:
     """Compute old time over new time, if a share p of the old time costs nothing any more."""
     return 1 / (1 - p)
+
+
+def accuracy(
+    model: nn.Module,
+    batches: Batches,
+    set_mode: bool = True,
+    weigh_batches: bool = True,
+) -> float:
+    """Compute the share of the images whose highest score is at their label.
+
+    Each switch that is off is a plausible mistake.
+    """
+    if set_mode:
+        model.eval()
+    total, count = 0.0, 0
+    for images, labels in batches:
+        right = model(images).argmax(dim=1) == labels
+        weight = len(labels) if weigh_batches else 1
+        total += right.double().mean().item() * weight
+        count += weight
+    return total / count
 
 
 def train_pass(
@@ -45,27 +66,6 @@ def train_pass(
         optimizer.step()
         weight = len(labels) if weigh_batches else 1
         total += loss.item() * weight
-        count += weight
-    return total / count
-
-
-def accuracy(
-    model: nn.Module,
-    batches: Batches,
-    set_mode: bool = True,
-    weigh_batches: bool = True,
-) -> float:
-    """Compute the share of the images whose highest score is at their label.
-
-    Each switch that is off is a plausible mistake.
-    """
-    if set_mode:
-        model.eval()
-    total, count = 0.0, 0
-    for images, labels in batches:
-        right = model(images).argmax(dim=1) == labels
-        weight = len(labels) if weigh_batches else 1
-        total += right.double().mean().item() * weight
         count += weight
     return total / count
 
@@ -156,13 +156,13 @@ _ACCURACY_TRAPS = {
 EXERCISES = [
     Exercise(best_speed_up, [(0.5,), (0.2,), (0.0,)], _SPEED_UP_TRAPS),
     Exercise(
-        train_pass,
-        [_training_case(seed, training) for seed in (1, 2) for training in (False, True)],
-        _TRAIN_TRAPS,
-    ),
-    Exercise(
         accuracy,
         [_model_and_batches(seed, training) for seed in (3, 4) for training in (True, False)],
         _ACCURACY_TRAPS,
+    ),
+    Exercise(
+        train_pass,
+        [_training_case(seed, training) for seed in (1, 2) for training in (False, True)],
+        _TRAIN_TRAPS,
     ),
 ]
