@@ -6,6 +6,7 @@ where every rank calls the answer; the other runs in the learner's process.
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 from functools import partial
 from unittest.mock import patch
 
@@ -207,7 +208,7 @@ def _go_round(answer: Callable[[Pieces], None], *numbers: tuple[float, ...]) -> 
 
     def rank_work() -> tuple[list[float], int]:
         pieces = list(torch.tensor(numbers[dist.get_rank()]).split(1))
-        stand_ins = dict.fromkeys(_COLLECTIVES, _refuse_collective)
+        stand_ins: dict[str, Any] = dict.fromkeys(_COLLECTIVES, _refuse_collective)
         stand_ins |= {name: noting(getattr(dist, name)) for name in ("send", "isend")}
         with patch.multiple(dist, **stand_ins):
             answer(pieces)

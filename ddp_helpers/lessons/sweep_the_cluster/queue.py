@@ -40,8 +40,7 @@ def node_held(site: str) -> Iterator[None]:
 
 def job_file(site: str, nodes: int, gpus: int) -> Path:
     """Write the sbatch file of a job of this size, and return its path."""
-    shape = {"nodes": nodes, "tasks_per_node": gpus, "gpus_per_node": gpus}
-    job = jobs.Job("ask", ("mnist_ddp.py",), **shape)
+    job = jobs.Job("ask", ("mnist_ddp.py",), nodes, tasks_per_node=gpus, gpus_per_node=gpus)
     return jobs.write_job(job, jobs.Site.load(site), runs.new_run_folder(_FILES, "ask"))
 
 
