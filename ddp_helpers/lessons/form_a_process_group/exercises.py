@@ -6,8 +6,8 @@ where every rank calls the answer; the other runs in the learner's process.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -122,6 +122,13 @@ def ring_all_reduce(pieces: Pieces) -> None:
     _ring(pieces)
 
 
+def _begin_send(tensor: torch.Tensor, rank: int) -> dist.Work:
+    """Begin to send a tensor to a rank, and return the handle to wait with."""
+    sending = dist.isend(tensor, rank)
+    assert sending is not None, "only a process outside of the group gets none"
+    return sending
+
+
 def _ring(
     pieces: Pieces,
     *,
@@ -140,7 +147,7 @@ def _ring(
         sent = sends(rank, step) % size
         place = (sent + shift) % size
         arrived = torch.empty_like(pieces[place])
-        sending = dist.isend(pieces[sent], (rank + 1) % size)
+        sending = _begin_send(pieces[sent], (rank + 1) % size)
         dist.recv(arrived, (rank - 1) % size)
         sending.wait()
         if step < size - 1 or always_add:
@@ -154,7 +161,7 @@ def _whole_tensors(pieces: Pieces) -> None:
     passed = torch.cat(pieces)
     total, arrived = passed.clone(), torch.empty_like(passed)
     for _ in range(size - 1):
-        sending = dist.isend(passed, (rank + 1) % size)
+        sending = _begin_send(passed, (rank + 1) % size)
         dist.recv(arrived, (rank - 1) % size)
         sending.wait()
         passed = arrived.clone()
@@ -180,7 +187,7 @@ def _other_way_round(pieces: Pieces) -> None:
     """A mistake: each rank waits for the rank that it sends to."""
     after = (dist.get_rank() + 1) % dist.get_world_size()
     for piece in pieces[1:]:
-        sending = dist.isend(piece, after)
+        sending = _begin_send(piece, after)
         dist.recv(piece, after)
         sending.wait()
 
