@@ -92,7 +92,7 @@ def _draw_nodes(ax: Axes, nodes: int, tasks_per_node: int) -> None:
 
 def _draw_run_folder(ax: Axes) -> None:
     """Draw the run folder below the boxes, and who writes and reads it."""
-    text = "the run folder: record, log, script and job.sbatch, on a disk that all nodes share"
+    text = "on a disk that all nodes share: script, job.sbatch, the log, and the record of each run"
     bottom = _TOP + _HEIGHT
     box(ax, (LEFT, 3.65), (9.3, 0.5), text, INK, fill=0.1)
     arrow(ax, (7.95, bottom), (7.95, 3.63))
