@@ -31,7 +31,10 @@ _SIGNS = {
     "fast-forward": "last",
 }
 _STYLE = """<style>
-.animation img { max-width: 100%; }
+.animation { display: block; max-width: 100%; }
+.animation img { max-width: 100%; height: auto; }
+.anim-controls { max-width: 100%; }
+div.anim-buttons { flex-wrap: wrap; }
 div.anim-buttons button { width: auto; padding: 2px 8px; }
 .anim-state { display: none; }
 </style>"""
