@@ -27,7 +27,6 @@ from ddp_helpers.rank.votes import Votes
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 RANKS = re.compile(r"%%ranks (\d+).*\n")
 REFUSED = "No backend type associated with device type cpu"
-TWO_DEVICES = "Expected all tensors to be on the same device"  # the same mistake, where the call has tensors of both
 SCRIPTS = [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "notebooks" / "solutions").glob("*.py")]
 SCRIPTS += [*(ROOT / "slurm" / "scripts").glob("*.py"), *(ROOT / "ddp_helpers").rglob("*.py")]
 # The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
@@ -119,7 +118,7 @@ def test_a_cell_that_sends_a_tensor_of_the_cpu_is_refused():
         assert ", device=device" in cell
         with one_rank(0, 4):
             run(before + cell, {})
-            with pytest.raises(RuntimeError, match=f"{REFUSED}|{TWO_DEVICES}"):
+            with pytest.raises(RuntimeError, match=REFUSED):
                 run(before + cell.replace(", device=device", "", 1), {})
 
 

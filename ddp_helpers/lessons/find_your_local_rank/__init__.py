@@ -1,1 +1,1 @@
-"""Notebook 03: its exercises and its figure."""
+"""Notebook 03: its exercises and figures."""
