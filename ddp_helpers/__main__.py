@@ -5,7 +5,7 @@ It reads the arguments of each; `commands` has what each does.
 
 import os
 import sys
-from argparse import ArgumentParser, _SubParsersAction
+from argparse import ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -44,6 +44,7 @@ def make_parser() -> Parser:
     _add_doctor(subparsers)
     _add_hang(subparsers)
     _add_audit(subparsers)
+    _add_explain(subparsers)
     _add_fits(subparsers)
     return parser
 
@@ -197,6 +198,33 @@ def _add_audit(subparsers: _Commands) -> None:
     resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
     command.add_argument("--resume-with", help=resume_with)
     command.add_argument("--json", type=Path, help="a file for the table")
+
+
+_EXPLAIN = """Say of the log of a failed run which rank failed first, what its message means,
+the likeliest causes in order, and the cure. It knows the messages of docs/troubleshooting.md,
+and needs no network."""
+_EXPLAIN_MORE = """examples:
+  python -m ddp_helpers explain slurm-4711.log
+  torchrun --nproc-per-node 2 train.py 2>&1 | tee train.log | python -m ddp_helpers explain
+
+exit status: 0 no failure is seen, 1 a failure is explained, 2 wrong use, or a log that cannot be
+read, 3 a failure that no rule knows"""
+
+
+def _add_explain(subparsers: _Commands) -> None:
+    purpose = "explain the log of a failed run: who failed first, why, and what to do"
+    command = subparsers.add_parser(
+        "explain",
+        help=purpose,
+        allow_abbrev=False,
+        description=_EXPLAIN,
+        epilog=_EXPLAIN_MORE,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run_command=commands.explain_logs)
+    log = "a file, a run folder, or - for standard input, which is read without any"
+    command.add_argument("log", type=Path, nargs="*", help=log)
+    command.add_argument("--json", action="store_true", help="print the verdict as JSON")
 
 
 def _add_fits(subparsers: _Commands) -> None:

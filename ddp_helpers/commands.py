@@ -208,6 +208,13 @@ def audit_script(args: Namespace) -> int:
     return command.report(rows, args.json)
 
 
+def explain_logs(args: Namespace) -> int:
+    """Explain the logs of a failed run; the status says whether it is known."""
+    from ddp_helpers.tools.explain.command import explain
+
+    return explain(args.log, args.json)
+
+
 def predict_fit(args: Namespace) -> int:
     """Print whether training a model fits a GPU, with DDP, ZeRO or FSDP2."""
     import torch

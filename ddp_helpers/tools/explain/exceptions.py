@@ -1,0 +1,58 @@
+"""Find what a log says in Python's and C++'s own form: tracebacks, and lines of errors.
+
+`judge` calls it. An exception that no rule knows is still an answer: its last lines.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddp_helpers.tools.explain.lines import Line
+
+_BEGIN = "Traceback (most recent call last)"
+_FINAL = re.compile(r"^[A-Za-z_][\w.]*(?:: |:$|$)")
+_LONGEST = 400  # lines of a traceback
+# A line that is an error by its form, not by a word in somebody's sentence.
+_ERROR = re.compile(
+    r"^\W{0,3}(?:[\w./-]+: )?(?:fatal |internal |unknown )?"
+    r"(?:error|Error|ERROR|FATAL|Fatal|CRITICAL)\b ?[:\]]"
+    r"|^\[?[EF]\d{4} \d\d:\d\d|^[\w./-]+: line \d+: "
+    r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
+    r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
+)
+_NO_ERROR = ("INFO", "DEBUG", "WARN")
+
+
+def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield the last line of each traceback, which names the exception.
+
+    The lines of a rank may stand between those of others: each rank is read by itself.
+    """
+    by_rank: dict[tuple[str, int | None], list[Line]] = {}
+    for line in lines:
+        by_rank.setdefault((line.file, line.rank), []).append(line)
+    for own in by_rank.values():
+        for index, line in enumerate(own):
+            column = line.text.find(_BEGIN)
+            if column >= 0:
+                final = _final(own, index + 1, line.text[:column])
+                if final:
+                    yield final
+
+
+def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
+    """Return the line that ends a traceback which begins before this index."""
+    for line in own[begin : begin + _LONGEST]:
+        text = line.text
+        text = text[len(prefix) :] if text.startswith(prefix) else text
+        if text[:1].strip() and _FINAL.match(text):
+            return line
+    return None
+
+
+def error_lines(lines: Iterable[Line]) -> list[Line]:
+    """List the lines that are errors by their form."""
+    return [
+        line
+        for line in lines
+        if _ERROR.search(line.text) and not any(word in line.text for word in _NO_ERROR)
+    ]

@@ -1,0 +1,61 @@
+"""Take off what launchers and loggers put in front of a line, and read rank and time from it.
+
+`lines` calls it for each line of a log.
+"""
+
+import re
+from collections.abc import Sequence
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_PREFIXES = (
+    re.compile(r" {0,2}\[[Rr]ank[ :=]?(\d{1,6})\](?:: ?| |(?=\[))"),  # torch: [rank0]: and ours
+    re.compile(r"\[[A-Za-z_]+(\d{1,6})\]: ?"),  # torchrun --tee: [default0]:
+    re.compile(r"\[(?:[\w.-]+@)?\d+,(\d{1,6})\]<std(?:err|out|diag)>: ?"),  # Open MPI 4 and 5
+)
+LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
+_OF_A_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|mpirun|prterun)\b|\*\*\*|-{5}")
+_IN_TEXT = re.compile(r"\[(?:PG [^\]]*?)?Rank (\d{1,6})\]")
+_GLOG = re.compile(r"\b[EWIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
+_ISO = re.compile(r"\b\d{4}[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
+_AMERICAN = re.compile(r"\b(\d\d)/(\d\d)/\d{4}[T ](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
+_LABELLED = 0.8  # share of lines with a number in front, from which on it is srun's label
+
+
+def without_colours(text: str) -> str:
+    """Take terminal colours and titles out of a text."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def is_labelled(lines: Sequence[str]) -> bool:
+    """Say whether nearly each line begins with a task's number, as after `srun --label`."""
+    own = [line for line in lines if line.strip() and not _OF_A_LAUNCHER.match(line)]
+    labelled = sum(LABEL.match(line) is not None for line in own)
+    return len(own) > 1 and labelled >= _LABELLED * len(own)
+
+
+def split_prefix(text: str, labelled: bool) -> tuple[int | None, str]:
+    """Return the rank that the prefixes of a line name, if any, and what stands behind them."""
+    rank = None
+    if labelled and (match := LABEL.match(text)):
+        rank, text = int(match[1]), text[match.end() :]
+    while match := next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None):
+        rank, text = int(match[1]), text[match.end() :]
+    if rank is None and "Rank " in text and (match := _IN_TEXT.search(text[:400])):
+        rank = int(match[1])
+    return rank, text
+
+
+def time_of(text: str) -> float | None:
+    """Return the time that a line begins with, in seconds of a year of 31-day months, or None.
+
+    Many logs leave out the year, so it never counts.
+    """
+    head = text[:200]
+    if ":" not in head:
+        return None
+    match = _GLOG.search(head) or _ISO.search(head) or _AMERICAN.search(head)
+    if not match:
+        return None
+    month, day, hour, minute = (int(number) for number in match.groups()[:4])
+    days = 31 * month + day
+    return ((24 * days + hour) * 60 + minute) * 60 + float(match[5].replace(",", "."))

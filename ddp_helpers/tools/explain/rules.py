@@ -1,0 +1,148 @@
+"""The rules by which a log is explained: an entry of `rules.toml` for each known message.
+
+`judge` asks them of each line; the page docs/troubleshooting.md is written from the same file.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RULES = Path(__file__).with_name("rules.toml")
+HOLE = "…"  # in a message and in a pattern: what differs from case to case
+# What a message says of its run, from the strongest to the weakest. The highest one is the root.
+LEVELS = {
+    "cause": 6,  # why something failed
+    "general": 5,  # an error that names no reason: any cause is better
+    "unknown": 4,  # an exception that no rule knows
+    "ending": 3,  # a process was ended by a signal or a time limit
+    "waits": 2,  # this rank waited in vain for another one
+    "follows": 1,  # another rank has gone
+    "summary": 0,  # a launcher says that some rank failed
+    "harmless": -1,  # a warning
+}
+_QUOTED = re.compile(r"`([^`]+)`")
+_SHORTEST = 6  # letters of a quoted piece that can be told from other words
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A message: how it is known, what it means, its causes from the likeliest on, and a cure.
+
+    message: as the page shows it, literal pieces between backticks.
+    patterns: pieces with … for what differs; those of the message unless given. They match a line
+        that holds the pieces in this order.
+    regexes: for what no literal piece can tell.
+    unless: pieces of lines that are something else.
+    statuses: exit statuses of a process, below 0 for a signal.
+    names_rank: a regex whose first group is the number of the rank at fault.
+    page: where one can read more, if not at the message on docs/troubleshooting.md.
+    source, seen: who had it, and where it was read or seen, with the version.
+    who: the file of an installed library that says it, or the program; empty for the course.
+    example: a line of a log that this rule knows; the message is one unless given.
+    silent: something that one sees, and no line of a log says.
+    """
+
+    id: str
+    section: str
+    kind: str
+    meaning: str
+    cure: str
+    message: str = ""
+    causes: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    regexes: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    statuses: tuple[int, ...] = ()
+    names_rank: str = ""
+    page: str = ""
+    source: str = ""
+    seen: str = ""
+    who: str = ""
+    example: str = ""
+    silent: bool = False
+
+    @property
+    def level(self) -> int:
+        """How near to the root of a failure it is."""
+        return LEVELS[self.kind]
+
+    def match(self, text: str) -> int:
+        """Count the letters of a line by which this rule knows it; 0 if it does not."""
+        if any(piece in text for piece in self.unless):
+            return 0
+        lengths = [_matched(pieces, text) for pieces in literal_pieces(self)]
+        for regex in self.regexes:
+            match = _compiled(regex).search(text)
+            lengths.append(len(match[0]) if match else 0)
+        return max(lengths, default=0)
+
+    def may_match(self, text: str) -> bool:
+        """Say whether a long text can hold a line that this rule matches; quick."""
+        if self.regexes:
+            return True
+        return any(all(piece in text for piece in pieces) for pieces in literal_pieces(self))
+
+    def named_ranks(self, text: str) -> list[int]:
+        """List the ranks that the line itself says are at fault."""
+        match = _compiled(self.names_rank).search(text) if self.names_rank else None
+        return [int(number) for number in re.findall(r"\d+", match[1])] if match else []
+
+
+@cache
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
+
+
+@cache
+def literal_pieces(rule: Rule) -> tuple[tuple[str, ...], ...]:
+    """Return the patterns of a rule, each as its pieces between what differs."""
+    patterns = rule.patterns
+    if not (patterns or rule.regexes or rule.statuses or rule.silent):
+        patterns = tuple(_QUOTED.findall(rule.message))
+    pieces = [tuple(filter(None, pattern.split(HOLE))) for pattern in patterns]
+    return tuple(group for group in pieces if len("".join(group)) >= _SHORTEST)
+
+
+def _matched(pieces: Iterable[str], text: str) -> int:
+    """Count the letters of pieces that stand in the text in this order; 0 if one does not."""
+    place = length = 0
+    for piece in pieces:
+        place = text.find(piece, place)
+        if place < 0:
+            return 0
+        place += len(piece)
+        length += len(piece)
+    return length
+
+
+@cache
+def load_rules(path: Path = RULES) -> tuple[Rule, ...]:
+    """Read all rules, in the order of the file.
+
+    Raises ValueError at an entry that cannot be used.
+    """
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["rule"]
+    rules = []
+    for entry in entries:
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
+        rule = Rule(**values)
+        if rule.kind not in LEVELS or rule.kind == "unknown":
+            raise ValueError(f"rule {rule.id}: kind {rule.kind!r} is none of {', '.join(LEVELS)}")
+        rules.append(rule)
+    return tuple(rules)
+
+
+def best_rule(rules: Iterable[Rule], text: str) -> Rule | None:
+    """Return the rule that knows this line by the most letters; one that is general counts half."""
+    best, most = None, 0.0
+    for rule in rules:
+        length = rule.match(text) * (0.5 if rule.kind == "general" else 1)
+        if length > most:
+            best, most = rule, length
+    return best

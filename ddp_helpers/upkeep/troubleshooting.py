@@ -1,0 +1,62 @@
+"""Write the tables of docs/troubleshooting.md from the rules of `explain`; the prose stays.
+
+A maintainer runs it after a change of rules.toml, in one process:
+`python -m ddp_helpers.upkeep.troubleshooting`. A comment on the page names the section of a table.
+"""
+
+import re
+from collections.abc import Iterable
+
+from ddp_helpers import ROOT
+from ddp_helpers.tools.explain.rules import Rule, load_rules
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+# A comment, and the table below it if there is one.
+_TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _causes(rule: Rule) -> str:
+    """Return the causes as a cell, the likeliest first; where there is none, the meaning."""
+    return "; or ".join(rule.causes) or rule.meaning
+
+
+def table(rules: Iterable[Rule]) -> str:
+    """Return the table of the rules of one section."""
+    rules = list(rules)
+    if any(rule.silent for rule in rules):
+        head, rows = ("you see", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules]
+        return _lines(head, rows)
+    if any(rule.who for rule in rules):
+        named = ("their message", "who says it", "cause", "cure")
+        return _lines(named, [(r.message, r.who, _causes(r), r.cure) for r in rules])
+    return _lines(("message", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules])
+
+
+def _lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Write down a table."""
+    lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def page(text: str, rules: Iterable[Rule]) -> str:
+    """Return the page with each table written anew. Raises ValueError where a rule has no table."""
+    by_section: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_section.setdefault(rule.section, []).append(rule)
+
+    def written(match: re.Match[str]) -> str:
+        return f"<!-- rules: {match[1]} -->\n\n{table(by_section.pop(match[1], []))}"
+
+    text = _TABLE.sub(written, text)
+    if by_section:
+        raise ValueError(f"no table on {PAGE.name} for the sections {', '.join(by_section)}")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(), load_rules()))
+    print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -1,0 +1,200 @@
+"""`explain`: each rule knows its message and no other, logs of real failures name who failed first, and bad input."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
+from ddp_helpers.tools.explain.judge import judge
+from ddp_helpers.tools.explain.lines import read_logs
+from ddp_helpers.tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
+from ddp_helpers.upkeep import troubleshooting
+
+RULES = load_rules()
+SPOKEN = [rule for rule in RULES if not rule.silent]
+
+
+def by_id(name: str) -> Rule:
+    return next(rule for rule in RULES if rule.id == name)
+
+
+def explain(tmp_path: Path, text: str, name: str = "job.log"):
+    """The verdict on a log of this text."""
+    (tmp_path / name).write_text(text)
+    return judge(read_logs([tmp_path / name]))
+
+
+# ---- the rules
+
+
+def example(rule: Rule) -> str:
+    """A line of a log that the rule must know."""
+    return rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
+
+
+def test_the_rules_are_many_and_each_has_its_own_name() -> None:
+    names = [rule.id for rule in RULES]
+    assert len(names) == len(set(names)) >= 110
+
+
+@pytest.mark.parametrize("rule", [rule for rule in SPOKEN if not rule.statuses or rule.example], ids=lambda r: r.id)
+def test_a_rule_knows_its_example_and_no_other_rule_knows_it_better(rule: Rule) -> None:
+    known = best_rule(SPOKEN, example(rule))
+    assert known is not None and (known.meaning, known.cure) == (rule.meaning, rule.cure)
+
+
+@pytest.mark.parametrize("rule", SPOKEN, ids=lambda rule: rule.id)
+def test_a_rule_says_what_it_means_what_to_do_and_where_to_read_on(rule: Rule) -> None:
+    assert rule.meaning and rule.cure and (rule.source or rule.seen)
+    page, _, anchor = rule.page.partition("#")
+    assert not page or (ROOT / page).exists()
+    if page.endswith(".ipynb"):
+        assert f'<a id=\\"{anchor}\\">' in (ROOT / page).read_text()
+    elif anchor:
+        heads = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.M)
+        assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+ORDINARY = """\
+epoch 3: loss 0.31, error 4.2 %, 10,211 images/s
+mean squared error: 0.0231
+validation error improved from 0.31 to 0.29; saving the model
+no errors in 3 of 3 files; killed 0 workers, retried 0 times
+0 failed, 12 passed; timeout is 600 s, rank 0 exits
+2024-11-22 10:00:00,123 INFO error_rate=0.02 memory 12.1 GB of 40 GB
+NCCL version 2.21.5+cuda12.4
+node1:123:456 [0] NCCL INFO Connected all rings
+the connection to the database was closed after 12 queries
+"""
+
+
+def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) -> None:
+    for line in ORDINARY.splitlines():
+        assert best_rule(SPOKEN, line) is None, line
+    assert explain(tmp_path, ORDINARY).root is None
+    assert explain(tmp_path, ORDINARY + "RuntimeError: CUDA out of memory.\n").root is not None  # the control
+
+
+# ---- the page
+
+
+def test_the_page_is_written_from_the_rules() -> None:
+    text = troubleshooting.PAGE.read_text()
+    assert troubleshooting.page(text, RULES) == text
+    assert troubleshooting.page(text, RULES[1:]) != text  # the control
+    with pytest.raises(ValueError, match="no table"):
+        troubleshooting.page(text.replace("<!-- rules: data -->", ""), RULES)
+
+
+# ---- prefixes: the same log, as each launcher would mark it
+
+FAILS = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons"""
+GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26503."
+PREFIXES = {
+    "torch": "[rank{}]: ",
+    "torchrun": "[default{}]:",
+    "both": "[default{0}]:[rank{0}]: ",
+    "srun": "{}: ",
+    "Open MPI 4": "[1,{}]<stderr>:",
+    "Open MPI 5": "[prterun-node-1-4711@1,{}]<stderr>: ",
+    "course": "\x1b[34m[rank {}]\x1b[0m ",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_a_rank_is_read_from_its_prefix(tmp_path: Path, prefix: str) -> None:
+    texts = {0: GONE, 3: FAILS, 1: GONE}
+    log = "".join(textwrap.indent(text, prefix.format(rank)) + "\n" for rank, text in texts.items())
+    verdict = explain(tmp_path, log)
+    assert verdict.root.rule is by_id("ready-twice") and verdict.first == 3
+    assert {(finding.rule.id, finding.rank) for finding in verdict.follows} == {
+        ("peer-gone-gloo", 0),
+        ("peer-gone-gloo", 1),
+    }
+    assert verdict.own[-1].text.startswith("RuntimeError: Expected to mark")
+
+
+def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: Path) -> None:
+    verdict = explain(tmp_path, f"{GONE}\n{FAILS}\n")
+    assert verdict.root.rule is by_id("ready-twice") and verdict.first is None
+
+
+TIMES = {
+    "torch": "[rank{rank}]:[E1122 10:0{minute}:00.123456789 x.cpp:1] {text}",
+    "iso": "[rank{rank}]: 2024-11-22T10:0{minute}:00.123Z {text}",
+    "logging": "[rank{rank}]: [2024-11-22 10:0{minute}:00,123] {text}",
+}
+
+
+@pytest.mark.parametrize("form", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("late", [0, 2])
+def test_the_earliest_by_time_is_first_wherever_it_stands(tmp_path: Path, form: str, late: int) -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    minutes = {rank: 3 if rank == late else 5 for rank in (0, 1, 2)}
+    lines = [form.format(rank=rank, minute=minutes[rank], text=text) for rank in (1, 0, 2)]
+    verdict = explain(tmp_path, "\n".join(lines))
+    assert (verdict.first, verdict.by) == (late, "by time")
+
+
+# ---- what it says, and its exit statuses
+
+
+def run(*words: object, data: bytes = b"") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ddp_helpers", "explain", *map(str, words)]
+    return subprocess.run(command, input=data, cwd=ROOT, capture_output=True, timeout=100)
+
+
+def test_a_clean_log_an_explained_one_and_one_that_is_not_known(capsys, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(ORDINARY)
+    assert main(["explain", str(log)]) == 0
+    assert "No failure is seen" in capsys.readouterr().out
+    log.write_text(ORDINARY + textwrap.indent(FAILS, "[rank1]: "))
+    assert main(["explain", str(log)]) == 1
+    output = capsys.readouterr().out
+    assert "Failed first: rank 1" in output and "use_reentrant=False" in output and "#fault-26" in output
+    log.write_text("[rank2]: Traceback (most recent call last):\n[rank2]:   File x\n[rank2]: my.Odd: row 7\n")
+    assert main(["explain", str(log)]) == 3
+    output = capsys.readouterr().out
+    assert "Not known" in output and "my.Odd: row 7" in output and "rank 2" in output
+
+
+def test_the_verdict_as_json_and_from_standard_input() -> None:
+    done = run("--json", data=textwrap.indent(FAILS, "[rank1]: ").encode())
+    data = json.loads(done.stdout)
+    assert done.returncode == 1 and data["verdict"] == "explained" and data["first_failed"] == 1
+    assert data["root"]["rule"] == "ready-twice" and data["root"]["line"] == 1 + FAILS.count("\n")
+
+
+BAD = {
+    "missing": None,
+    "empty": b"",
+    "zeros": bytes(10_000),
+    "gzip": gzip.compress(b"RuntimeError"),
+    "binary": os.urandom(64) + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes | None) -> None:
+    log = tmp_path / "job.log"
+    if content is not None:
+        log.write_bytes(content)
+    refused(main, ["explain", str(log)], named=[str(log)])
+
+
+def test_a_folder_without_logs_is_refused_in_one_line(tmp_path: Path) -> None:
+    refused(main, ["explain", str(tmp_path)], named=["holds no log"])
