@@ -1,4 +1,4 @@
-"""What notebook 13 counts with, in one process, and what it draws of it; the notebook does so on two ranks."""
+"""What notebooks 14 and 15 count with, in one process, and what they draw of it; they do so on two ranks."""
 
 import re
 
@@ -17,10 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons import on_ranks
-from ddp_helpers.lessons.go_beyond_ddp import measure
-from ddp_helpers.lessons.go_beyond_ddp.collectives import SENT, sent_counts
-from ddp_helpers.lessons.go_beyond_ddp.figures import KINDS, memory_and_speed
+from ddp_helpers.lessons import measure, on_ranks
+from ddp_helpers.lessons.shard_the_model.collectives import SENT, sent_counts
+from ddp_helpers.lessons.side_by_side import KINDS, memory_and_speed
 
 BATCH, WIDE = 32, 50
 
@@ -87,7 +86,7 @@ def test_weights_saved_in_another_precision_are_copies(batch):
 
 @pytest.fixture
 def results():
-    """What `measure_methods` returns of two ways; notebook 13 runs it on ranks, and compares with formulas."""
+    """What `measure_methods` returns of two ways; notebooks 14 and 15 run it on ranks, and compare with formulas."""
     memory = dict.fromkeys(KINDS, 10e6)
     ddp = {"memory": memory, "ms": [100.0] * 5, "sent": 16e6, "weights off": 0, "gradient off": 0, "allocated": None}
     changed = {"memory": memory | {"parameters": 5e6}, "ms": [200.0, 190, 200, 210, 200], "sent": measure.sent_bytes()}

@@ -8,11 +8,12 @@ from legible import must_be_legible
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
 from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
+from ddp_helpers.lessons.fit_the_model.figures import who_holds
+from ddp_helpers.lessons.fit_the_model.large_batches import large_batches
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
-from ddp_helpers.lessons.go_beyond_ddp.collectives import sent_when
-from ddp_helpers.lessons.go_beyond_ddp.figures import choose, who_holds
-from ddp_helpers.lessons.go_beyond_ddp.large_batches import large_batches
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
+from ddp_helpers.lessons.shard_the_model.collectives import sent_when
+from ddp_helpers.lessons.shard_the_model.figures import choose
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import BUCKET_MOMENTS, bucket_step, ddp_buckets
 

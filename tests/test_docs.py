@@ -52,7 +52,7 @@ def section(text: str, heading: str) -> str:
 def test_the_map_of_the_course_has_each_notebook_with_what_it_needs() -> None:
     boxes = dict(part.split(" needs ") for part in course_map((ROOT / "README.md").read_text()).alt.split("; "))
     assert list(boxes) == list(NOTEBOOKS)
-    assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["14"] == "06, 07, 10"
+    assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["17"] == "06, 07, 10"
 
 
 def test_the_front_pages_say_what_the_notebooks_and_the_records_say() -> None:

@@ -1,4 +1,4 @@
-"""The projects of notebook 14: right answers pass, and whatever is missing or still wrong is told in one line."""
+"""The projects of notebook 17: right answers pass, and whatever is missing or still wrong is told in one line."""
 
 import json
 import re
@@ -19,18 +19,18 @@ from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
 
 pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
-SOLUTION = ROOT / "notebooks" / "solutions" / "14_do_it_yourself.ipynb"
+SOLUTION = ROOT / "notebooks" / "solutions" / "17_do_it_yourself.ipynb"
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
 
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory):
     """Execute the worked solutions; what they print, and the folder of the run that they make."""
-    before = set((ROOT / "runs").glob("14_my_net-*"))
+    before = set((ROOT / "runs").glob("17_my_net-*"))
     notebook = nbformat.read(SOLUTION, as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(SOLUTION.parent)}}).execute()
     printed = [out.text for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "stream"]
-    [folder] = set((ROOT / "runs").glob("14_my_net-*")) - before
+    [folder] = set((ROOT / "runs").glob("17_my_net-*")) - before
     kept = shutil.move(folder, tmp_path_factory.mktemp("solved") / folder.name)
     return "".join(printed).splitlines(), kept
 

@@ -1,6 +1,6 @@
 """Make a job of a script, the course's or anybody's, checked before it waits in a queue.
 
-The command `job`, job.ipynb and notebook 14 call it, in one process on the login node.
+The command `job`, job.ipynb and notebook 17 call it, in one process on the login node.
 """
 
 import ast

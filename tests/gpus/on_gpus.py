@@ -17,8 +17,8 @@ from gpu_rank import one_rank, run
 from packaging.requirements import Requirement
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.find_the_lost_time.pipeline import write_forms
-from ddp_helpers.lessons.go_beyond_ddp.measure import trains_alike
+from ddp_helpers.lessons.feed_the_ranks.pipeline import write_forms
+from ddp_helpers.lessons.measure import trains_alike
 from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import one_pass

@@ -1,4 +1,4 @@
-"""Exercises of notebook 14: a small one, and three projects, whose answers are run for real.
+"""Exercises of notebook 17: a small one, and three projects, whose answers are run for real.
 
 `lessons.check` reads EXERCISES, in the learner's process. The judges of the projects start the
 ranks that they need on this machine; the first one also takes a Slurm.

@@ -1,4 +1,4 @@
-"""Project 2 of notebook 14: a script with three faults that no error tells of, and its judge.
+"""Project 2 of notebook 17: a script with three faults that no error tells of, and its judge.
 
 The notebook shows the faulty script and `Net`; `exercises.py` calls `judge`, in the learner's
 process, which starts the ranks of the mended script on this machine.

@@ -1,4 +1,4 @@
-"""Project 1 of notebook 14: judge a run of a network of one's own by its record.
+"""Project 1 of notebook 17: judge a run of a network of one's own by its record.
 
 `exercises.py` calls `judge`, in the learner's process. The learner's function submits the job;
 without a Slurm its ranks run on this machine.
@@ -31,7 +31,7 @@ def judge(my_run: Callable[..., object]) -> list[str]:
 
     Prints what the record of a right run shows.
     """
-    folder = runs.new_run_folder(ROOT / "runs", "14_my_net")
+    folder = runs.new_run_folder(ROOT / "runs", "17_my_net")
     my_run(folder)
     size = _size_in_notebook(my_run)
     lines = list_missing(folder, size.nodes, size.gpus_per_node)

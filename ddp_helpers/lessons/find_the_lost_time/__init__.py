@@ -1,1 +1,1 @@
-"""Notebook 12: traces, an input pipeline, and a network with a dial."""
+"""Notebook 12: traces, and a network with a dial."""

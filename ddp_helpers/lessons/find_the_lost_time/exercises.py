@@ -1,17 +1,9 @@
-"""The exercises of notebook 12: exposed time, when compression pays, the samples of a worker.
+"""The exercises of notebook 12: exposed time, when compression pays, whose time an all-reduce is.
 
-`lessons.check` asks them for verdicts, in the learner's process; the answer of the third runs on
-real ranks, which are forked from it.
+`lessons.check` asks them for verdicts, in the learner's process.
 """
 
-from collections import Counter
-from collections.abc import Callable
-from itertools import chain
-
-import torch.distributed as dist
-
 from ddp_helpers.lessons.exercise import Exercise
-from ddp_helpers.lessons.on_ranks import OnRanks, on_ranks
 
 _Spans = list[tuple[int, int]]  # (begin, end) in ms
 
@@ -125,90 +117,40 @@ _PAYS_BELOW = Exercise(
 )
 
 
-# ---- 3: the samples of a worker of a rank
-
-_WORLD_SIZES = (2, 3)  # on which each case runs
+# ---- 3: whose time an all-reduce is
 
 
-def my_samples(n: int, num_workers: int, worker_id: int) -> list[int]:
-    """List the samples, of n, that this worker of this rank takes; every worker calls it."""
-    return list(range(_reader(num_workers, worker_id), n, _readers(num_workers)))
+def late_and_exchange(joined: list[int], end: int) -> list[tuple[int, int]]:
+    """Split each rank's time in an all-reduce: its wait for the last rank, and the exchange."""
+    last = max(joined)
+    return [(last - begin, end - last) for begin in joined]
 
 
-def _reader(num_workers: int, worker_id: int) -> int:
-    """Number a worker of this rank over all ranks."""
-    return dist.get_rank() * num_workers + worker_id
+def _all_is_exchange(joined: list[int], end: int) -> list[tuple[int, int]]:
+    """A mistake: nobody waits."""
+    return [(0, end - begin) for begin in joined]
 
 
-def _readers(num_workers: int) -> int:
-    """Count the workers of all ranks."""
-    return dist.get_world_size() * num_workers
+def _from_the_first(joined: list[int], end: int) -> list[tuple[int, int]]:
+    """A mistake: the time since the first rank joined is a wait, for the late rank itself."""
+    return [(begin - min(joined), end - begin) for begin in joined]
 
 
-def _by_worker(n: int, num_workers: int, worker_id: int) -> list[int]:
-    """A mistake: the ranks take the same."""
-    return list(range(worker_id, n, num_workers))
+def _all_is_waiting(joined: list[int], end: int) -> list[tuple[int, int]]:
+    """A mistake: the exchange is a wait, too."""
+    return [(end - begin, end - max(joined)) for begin in joined]
 
 
-def _by_rank(n: int, num_workers: int, worker_id: int) -> list[int]:
-    """A mistake: the workers of a rank take the same."""
-    return list(range(dist.get_rank(), n, dist.get_world_size()))
-
-
-def _in_chunks(n: int, num_workers: int, worker_id: int) -> list[int]:
-    """A mistake: nobody takes what is left over after equal chunks."""
-    size = n // _readers(num_workers)
-    start = _reader(num_workers, worker_id) * size
-    return list(range(start, start + size))
-
-
-def _rest_to_the_last(n: int, num_workers: int, worker_id: int) -> list[int]:
-    """A mistake: the last reader has more than the others."""
-    samples = _in_chunks(n, num_workers, worker_id)
-    readers = _readers(num_workers)
-    if _reader(num_workers, worker_id) == readers - 1:
-        samples += range(n - n % readers, n)
-    return samples
-
-
-def _on_all_readers(answer: Callable, n: int, num_workers: int) -> dict[str, list]:
-    """Call an answer for each worker of each rank, and count what they take: a trial.
-
-    Returns each count for every one of _WORLD_SIZES. The learner's process calls it.
-    """
-
-    def samples_of_workers() -> list[list[int]]:
-        return [list(answer(n, num_workers, worker)) for worker in range(num_workers)]
-
-    counts: dict[str, list] = {
-        "never seen": [],
-        "seen at most": [],
-        "not of the n": [],
-        "even shares": [],
-    }
-    for world_size in _WORLD_SIZES:
-        shares = list(chain.from_iterable(on_ranks(world_size, samples_of_workers)))
-        times = Counter(chain.from_iterable(shares))
-        sizes = [len(share) for share in shares]
-        counts["never seen"].append(len(set(range(n)) - times.keys()))
-        counts["seen at most"].append(max(times.values(), default=0))
-        counts["not of the n"].append(len(times.keys() - set(range(n))))
-        counts["even shares"].append(max(sizes) - min(sizes) <= 1)
-    return counts
-
-
-_MY_SAMPLES = OnRanks(
-    my_samples,
-    [(24, 2), (11, 2), (10, 3)],
+_LATE_AND_EXCHANGE = Exercise(
+    late_and_exchange,
+    [([3, 10], 14), ([5, 5, 5], 9), ([8, 2, 7], 8)],
     {
-        "The ranks take the same samples: number the workers over all ranks.": _by_worker,
-        "The workers of a rank take the same samples: share the rank's out among them.": _by_rank,
-        "Equal chunks lose the rest: "
-        "of k readers, each takes every k-th sample, from its own number on.": _in_chunks,
-        "The last worker has all of the rest, and the other ranks wait: "
-        "deal samples out one by one.": _rest_to_the_last,
+        "Before the last rank has joined, nothing can be exchanged: "
+        "up to then the others wait.": _all_is_exchange,
+        "The late rank waits for nobody. "
+        "Count for each rank from its own begin to the last one's.": _from_the_first,
+        "The wait ends when the last rank joins; what is left is the exchange.": _all_is_waiting,
     },
-    _on_all_readers,
 )
 
-EXERCISES = [_NOT_HIDDEN, _PAYS_BELOW, _MY_SAMPLES]
+EXERCISES = [_NOT_HIDDEN, _PAYS_BELOW, _LATE_AND_EXCHANGE]

@@ -1,4 +1,4 @@
-"""The input pipeline of notebook 12: images as many files, one archive or shards; their rates.
+"""The input pipeline of notebook 13: images as many files, one archive or shards; their rates.
 
 The notebook calls it, in its own process, before its ranks read the files.
 """

@@ -1,4 +1,4 @@
-"""The exercises of notebook 13: the collectives of a layer whose weight is cut over the ranks.
+"""The exercises of notebook 15: the collectives of a layer whose weight is cut over the ranks.
 
 `lessons.check` asks them for verdicts, in the learner's process; each answer runs on real ranks,
 which are forked from it.

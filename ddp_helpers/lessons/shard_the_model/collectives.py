@@ -1,6 +1,6 @@
 """The collectives of a training step, by method: when each is sent, as a figure and as counts.
 
-Notebook 13 calls it, in its own process; a test compares the counts with what ranks send.
+Notebook 15 calls it, in its own process; a test compares the counts with what ranks send.
 """
 
 from typing import NamedTuple

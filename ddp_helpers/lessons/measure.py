@@ -1,7 +1,8 @@
 """Count what a rank holds in memory, by kind, what it sends, and how long a step takes.
 
-Notebook 13 compares methods of training with it: its ranks measure and print, its own process
-makes rows of a table. Needs an initialized process group; it knows gloo on CPUs and NCCL on GPUs.
+Notebooks 14 and 15 compare methods of training with it: their ranks measure and print, their own
+process makes rows of a table. Needs an initialized process group; it knows gloo on CPUs and NCCL
+on GPUs.
 """
 
 import os
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 
 from ddp_helpers.tools.memory import SavedTensors, held_bytes, nbytes
 
-# With what the notebook and the tests need of tools.memory.
+# With what the notebooks and the tests need of tools.memory.
 __all__ = [
     "Batch",
     "Method",

@@ -1,10 +1,10 @@
-"""The images of notebook 12's input pipeline: its three forms hold the same, made again they are the same bytes."""
+"""The images of notebook 13's input pipeline: its three forms hold the same, made again they are the same bytes."""
 
 import tarfile
 from hashlib import sha256
 from pathlib import Path
 
-from ddp_helpers.lessons.find_the_lost_time.pipeline import write_forms
+from ddp_helpers.lessons.feed_the_ranks.pipeline import write_forms
 
 
 def contents(form: list[Path]) -> dict[str, bytes]:

@@ -1,0 +1,1 @@
+"""Notebook 13: the input pipeline of many ranks."""

@@ -1,1 +1,0 @@
-"""Notebook 13: models that do not fit."""

@@ -1,0 +1,1 @@
+"""Notebook 15: models that do not fit on one GPU."""
