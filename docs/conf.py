@@ -79,7 +79,7 @@ class _CellLexer(IPython3Lexer):
 def _contents_line(path: Path) -> str:
     """Write a file's line of the contents: its name, or a notebook's number and title."""
     document = path.relative_to(_ROOT).with_suffix("").as_posix()
-    number = re.match(r"\d+(?=_)", path.name)
+    number = re.match(r"\d+[a-z]?(?=_)", path.name)
     if path.suffix != ".ipynb" or not number:
         return document
     first = "".join(_read_cells(path)[0]["source"])

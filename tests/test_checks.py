@@ -37,7 +37,8 @@ def test_a_plausible_mistake_is_refused_with_a_word_about_it(name: str, told: st
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_notebook_has_three_exercises_with_hints_and_without_their_answers(path: Path) -> None:
     names = asked(path)
-    assert len(names) >= 3 and set(names) <= EVERY.keys()
+    least = 3 if path.stem.partition("_")[0].isdigit() else 1  # an appendix, such as 10b, has one
+    assert len(names) >= least and set(names) <= EVERY.keys()
     text = "\n".join(cells(path, "markdown"))
     assert text.count("<details>") == text.count("</details>") >= len(names)
     stubs = [source for source in cells(path, "code") if "NotImplementedError" in source]

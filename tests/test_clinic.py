@@ -1,6 +1,7 @@
-"""The `%%clinic` magic, and notebook 10: each failure has its row, its section, its cells, and its true message."""
+"""The `%%clinic` magic, and 10 and 10b: each failure has its row, its section, its cells, and its true message."""
 
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -14,7 +15,7 @@ from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand
 
-NOTEBOOK = ROOT / "notebooks" / "10_break_it_and_fix_it.ipynb"
+TEN, REFERENCE = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("10_break_it_and_fix_it", "10b_look_up_a_fault"))
 NUMBERS = [str(number) for number in range(1, 30)]
 
 
@@ -117,23 +118,19 @@ def test_frames_are_left_out_and_messages_are_kept():
     assert len(run_script.telling_lines([f"line {number}" for number in range(99)])) == run_script.MOST_LINES
 
 
-# ---- the notebook
+# ---- the notebooks
+
+ROW = re.compile(r"^\| \[(\d+)\]\(([\w.]*)#fault-\1\) \| (.*?) \|.*\|$", re.M)  # number, notebook, what one sees
+SECTION = re.compile(r'<a id="fault-(\d+)"></a>\n### \1 · \w')
 
 
-def problems(notebook: nbformat.NotebookNode) -> list[str]:
-    """What the 29 failures lack, a line each."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    rows = dict(re.findall(r"^\| \[(\d+)\]\(#fault-\1\) \| (.*?) \|.*\|$", text, re.M))
-    headings = re.findall(r'^<a id="fault-(\d+)"></a>\n### \1 · \w', text, re.M)
-    found = [] if list(rows) == NUMBERS else [f"rows of the table: {list(rows)}"]
-    found += [] if headings == NUMBERS else [f"headings: {headings}"]
-    said = spoken(notebook)
-    for number, row in rows.items():
-        if number not in said:
-            found.append(f"{number}: no cell that was run")
-            continue
-        found += [f"{number}: no cell says {word}" for word in re.findall("`([^`]+)`", row) if word not in said[number]]
-    return found
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def markdown(path: Path) -> str:
+    """The markdown cells of a notebook."""
+    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
 
 
 def spoken(notebook: nbformat.NotebookNode) -> dict[str, str]:
@@ -149,15 +146,34 @@ def spoken(notebook: nbformat.NotebookNode) -> dict[str, str]:
     return said
 
 
-@pytest.fixture(scope="module")
-def notebook():
-    return nbformat.read(NOTEBOOK, as_version=4)
+def problems(table: str) -> list[str]:
+    """What the failures lack, a line each: a row of the table, a section where the row leads, a cell that says it."""
+    rows = ROW.findall(table)
+    found = [] if [number for number, *_ in rows] == NUMBERS else [f"rows: {[number for number, *_ in rows]}"]
+    sections = {path.name: SECTION.findall(markdown(path)) for path in (TEN, REFERENCE)}
+    said = spoken(read(TEN)) | spoken(read(REFERENCE))
+    for number, name, row in rows:
+        if number not in sections[name or REFERENCE.name]:
+            found.append(f"{number}: its row leads to no section")
+        elif number not in said:
+            found.append(f"{number}: no cell that was run")
+        else:
+            words = re.findall("`([^`]+)`", row)
+            found += [f"{number}: no cell says {word}" for word in words if word not in said[number]]
+    return found
 
 
-def test_each_failure_has_a_row_a_section_and_its_true_message(notebook):
-    assert problems(notebook) == []
-    quoted = re.findall(r"^\| \[\d+\]\(#fault-\d+\) \| ([^|]*`)", "\n".join(c.source for c in notebook.cells), re.M)
+def test_each_failure_has_a_row_a_section_and_its_true_message():
+    table = markdown(REFERENCE)
+    assert problems(table) == []
+    quoted = [row for *_, row in ROW.findall(table) if "`" in row]
     assert len(quoted) >= 15, "failures that say something are found by their message"
+    assert problems(table.replace("](#fault-1)", f"]({TEN.name}#fault-1)")) == ["1: its row leads to no section"]
+    assert problems(table.replace("`EADDRINUSE`", "`EADDRLOST`")) == ["2: no cell says EADDRLOST"]
+
+
+def test_a_failure_has_one_section():
+    assert sorted(SECTION.findall(markdown(TEN) + markdown(REFERENCE)), key=int) == NUMBERS
 
 
 # ---- its figures

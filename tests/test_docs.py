@@ -23,7 +23,7 @@ from ddp_helpers.__main__ import make_parser
 from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, honest_minutes, minutes, tracks_text
 
-LINK = re.compile(r"\[(\d\d)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
+LINK = re.compile(r"\[(\d\d[a-z]?)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
 
 
 def headings(number: str) -> set[str]:
@@ -192,7 +192,7 @@ def assigned(nodes: Iterable[ast.AST]) -> Names:
 
 @cache
 def messages() -> tuple[str, ...]:
-    """All texts of the helpers, with a hole for each value, and the files that are not Python; notebook 10 whole."""
+    """All texts of the helpers, with a hole for each value, and the files that are not Python; 10 and 10b whole."""
     found = []
     for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -207,11 +207,8 @@ def messages() -> tuple[str, ...]:
         re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
         for name in ("Makefile", "slurm/cluster", "slurm/job.sbatch.jinja", ".ci/packages")
     ]
-    ten = nbformat.read(NOTEBOOKS["10"], as_version=4)
-    return (
-        *found,
-        "\n".join([cell.source for cell in ten.cells] + [json.dumps(cell.get("outputs", "")) for cell in ten.cells]),
-    )
+    faults = [cell for number in ("10", "10b") for cell in nbformat.read(NOTEBOOKS[number], as_version=4).cells]
+    return (*found, "\n".join([cell.source + json.dumps(cell.get("outputs", "")) for cell in faults]))
 
 
 def unknown_messages(text: str) -> list[str]:
@@ -375,8 +372,8 @@ def test_elsewhere_knows_which_notebooks_need_what() -> None:
     needs = {row[0]: row[1:] for row in rows((DOCS / "elsewhere.md").read_text(), "need", "how much", "where it bites")}
     workers = {number for number in NOTEBOOKS if re.search(r'num_workers"? ?[=:] ?[1-9]', code(number))}
     slurm = {number for number in NOTEBOOKS if re.search(r"jobs\.available\(|^%%slurm", code(number), re.M)}
-    assert {*re.findall(r"\b\d\d\b(?! MB)", needs["`/dev/shm`"][0])} == workers
-    assert {*re.findall(r"\b\d\d\b", needs["Slurm"][1])} == slurm
+    assert {*re.findall(r"\b\d\d[a-z]?\b(?! MB)", needs["`/dev/shm`"][0])} == workers
+    assert {*re.findall(r"\b\d\d[a-z]?\b", needs["Slurm"][1])} == slurm
     assert f"06 starts {sum(RANKS)} at once" in needs["processes"][0]
 
 
@@ -420,7 +417,7 @@ def test_once_a_week_the_newest_torch_is_tried() -> None:
 
 # ---- the quiz
 
-PLACE = re.compile(r"\[(\d\d), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
+PLACE = re.compile(r"\[(\d\d[a-z]?), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
 
 
 def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:

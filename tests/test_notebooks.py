@@ -83,10 +83,20 @@ def test_no_line_of_a_code_cell_is_too_wide(path: Path) -> None:
 
 
 def test_the_course_is_a_chain_and_each_notebook_has_a_lesson_of_its_name() -> None:
-    assert [path.stem[:2] for path in PATHS] == [f"{number:02}" for number in range(1, len(PATHS) + 1)]
-    for path in PATHS:
+    chain = [path for path in PATHS if path.stem.partition("_")[0].isdigit()]
+    assert [path.stem[:2] for path in chain] == [f"{number:02}" for number in range(1, len(chain) + 1)]
+    for path in chain:
         lesson = ROOT / "ddp_helpers" / "lessons" / path.stem[3:]
         assert lesson.is_dir() or lesson.with_suffix(".py").is_file(), lesson
-    for before, after in pairwise(PATHS):
+    for before, after in pairwise(chain):
         assert f"({after.name})" in nbformat.read(before, as_version=4).cells[0].source, f"{before.name} has no next"
         assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"
+
+
+def test_an_appendix_and_the_notebook_that_it_belongs_to_lead_to_each_other() -> None:
+    appendices = [path for path in PATHS if not path.stem.partition("_")[0].isdigit()]
+    assert appendices, "10b and others have the number of a notebook, and a letter"
+    for appendix in appendices:
+        [owner] = [path for path in PATHS if path.stem.startswith(f"{appendix.stem[:2]}_")]
+        assert f"({appendix.name})" in nbformat.read(owner, as_version=4).cells[0].source
+        assert f"({owner.name})" in nbformat.read(appendix, as_version=4).cells[0].source

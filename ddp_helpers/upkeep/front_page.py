@@ -26,9 +26,12 @@ _README, _TRACKS = ROOT / "README.md", ROOT / "docs" / "scripts.md"
 _PLANS = ROOT / "docs" / "trainers.md"
 _HEADLINE, _MAP = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
 _RESULTS = ROOT / "notebooks" / "results"
-NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+# By number: 01, 02, … are the chain; 10b, a number with a letter, is an appendix to notebook 10.
+NOTEBOOKS = {
+    path.stem.partition("_")[0]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+}
 # A notebook's row in the map: its number, and what one needs.
-_MAP_ROW = re.compile(r"^\| \[(\d\d) .*?\| ([^|]*) \|$", re.M)
+_MAP_ROW = re.compile(r"^\| \[(\d\d[a-z]?) .*?\| ([^|]*) \|$", re.M)
 # A track's row, with its notebooks.
 _TRACK_ROW = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)
 
@@ -120,7 +123,8 @@ def _track_row(row: re.Match[str]) -> str:
     """Return the row of a track, with the minutes of its notebooks added up."""
     numbers = re.findall(r"\d\d", row[2])
     if " to " in row[2]:
-        numbers = [number for number in NOTEBOOKS if numbers[0] <= number <= numbers[1]]
+        chain = filter(str.isdigit, NOTEBOOKS)  # appendices are to look things up
+        numbers = [number for number in chain if numbers[0] <= number <= numbers[1]]
     total = sum(minutes(number) for number in numbers)
     return f"{row[1]}{row[2]}{row[3]}{total}{row[4]}"
 

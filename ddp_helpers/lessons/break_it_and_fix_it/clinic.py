@@ -1,4 +1,4 @@
-"""The `%%clinic` magic of notebook 10: run a cell with its fault and with its cure, and show both.
+"""The `%%clinic` magic of 10 and 10b: run a cell with its fault and with its cure, and show both.
 
 The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs on this machine.
 """

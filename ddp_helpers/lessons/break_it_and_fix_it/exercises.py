@@ -1,4 +1,4 @@
-"""Exercises of notebook 10: two in plain Python, and two whose answers run on real ranks.
+"""Exercises of notebooks 10 and 10b: two in plain Python, and two whose answers run on real ranks.
 
 `lessons.check` reads EXERCISES, in the learner's process. Functions that "every rank calls" run
 on ranks that `on_ranks` forks from it.
