@@ -1,16 +1,20 @@
-"""What each command of `python -m ddp_helpers` does, given what the command line asks for.
+"""What each command of `ddp-course` and `python -m ddp_helpers` does, given what is asked for.
 
-`__main__` calls them, in one process, with the namespace that its parser fills in; each returns the
+`cli.run` calls them, in one process, with the namespace that its parser fills in; each returns the
 exit status. What a command needs is imported when it is called, so that writing a script needs no
 Jupyter. All raise PlainError, or stop, at input that cannot be used.
 """
 
+import json
+import platform
 import sys
 from argparse import Namespace
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import PlainError, __version__
+from ddp_helpers.rank.files import write_whole
 
 if TYPE_CHECKING:
     from ddp_helpers.jobs import Site
@@ -82,7 +86,8 @@ def make_job(args: Namespace) -> int:
     site = jobs.Site.load(args.name)
     gpus, ranks = _gpus_and_ranks(args, site)
     usual_name = f"{args.script.stem}-{args.nodes}x{ranks}"
-    folder = jobs.run_folder(ROOT / "runs", args.run, usual_name)
+    root = args.course / "runs" if args.course else Path.cwd()
+    folder = jobs.run_folder(root, args.run, usual_name)
     jobs.prepare(
         args.script,
         args.arguments,
@@ -180,7 +185,9 @@ def run_doctor(args: Namespace) -> int:
     """Check what a job needs; under any launcher, on each rank."""
     from ddp_helpers.rank.scripts.doctor import main
 
-    main(args.arguments, "python -m ddp_helpers doctor")
+    # Outside the course nobody has MNIST: the last --data counts.
+    usual = [] if args.course else ["--data", "none", "--run-dir", "."]
+    main([*usual, *args.arguments], args.prog)
     return 0
 
 
@@ -195,17 +202,22 @@ def audit_script(args: Namespace) -> int:
     """Audit a DDP script on two CPU ranks; the status is 1 if a row is red."""
     from ddp_helpers.tools.audit import command
 
+    _check_json(args.json)
     rows = command.audit(
         args.script,
         args.arguments,
         folder=args.folder,
+        course=args.course,
         cwd=args.cwd,
         limit=args.limit,
         on_cpu=args.on_cpu,
         batch_size_flag=args.batch_size_flag,
         resume_with=args.resume_with,
     )
-    return command.report(rows, args.json)
+    status = command.report(rows)
+    answer = {"script": str(args.script), "arguments": args.arguments}
+    _write_json(args.json, answer | {"rows": [row._asdict() for row in rows]})
+    return status
 
 
 def explain_logs(args: Namespace) -> int:
@@ -216,12 +228,13 @@ def explain_logs(args: Namespace) -> int:
 
 
 def predict_fit(args: Namespace) -> int:
-    """Print whether training a model fits a GPU, with DDP, ZeRO or FSDP2."""
+    """Print whether training a model fits a GPU; the status is 1 if no way of training does."""
     import torch
 
-    from ddp_helpers.tools.fits import predict, show_table
+    from ddp_helpers.tools.fits import fits_somewhere, predict, show_table
     from ddp_helpers.tools.model_file import load, sample_of
 
+    _check_json(args.json)
     make = load(args.model)
     types = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
     by_name = {str(dtype).removeprefix("torch."): dtype for dtype in types}
@@ -231,4 +244,54 @@ def predict_fit(args: Namespace) -> int:
     batch = args.batch_size_per_rank
     prediction = predict(make, shape, dtype, batch, args.optimizer, args.bf16)
     print(show_table(prediction, args.gpu))
-    return 0
+    _write_json(args.json, {"model": args.model, "gpus": args.gpu, **prediction})
+    return int(not fits_somewhere(prediction, args.gpu))
+
+
+def name_who_hangs(args: Namespace) -> int:
+    """Print which rank missed which collective; the status is 1 unless all ranks ended the same.
+
+    Or write the file that has a script's ranks leave their flight recorders.
+    """
+    from ddp_helpers.tools import watched, who_hangs
+
+    if args.watched:
+        if args.dumps or args.json:
+            raise PlainError("--watched FILE takes nothing else: it writes watched.py")
+        if args.watched.exists():
+            raise PlainError(f"{args.watched} is there already: give another path")
+        _write(args.watched, Path(watched.__file__).read_bytes())
+        print(f"wrote {args.watched}")
+        return 0
+    _check_json(args.json)
+    try:
+        lines = who_hangs.who_hangs(who_hangs.read_dumps(args.dumps))
+    except ValueError as error:
+        raise PlainError(str(error)) from None
+    print("\n".join(lines))
+    ended = lines == [who_hangs.SAME]
+    _write_json(args.json, {"ended": ended, "lines": lines})
+    return int(not ended)
+
+
+def _check_json(path: Path | None) -> None:
+    """Raise PlainError, before anything is done, where an answer could not be written."""
+    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise PlainError(f"--json {path} cannot be written: give a file in a folder that is there")
+
+
+def _write_json(path: Path | None, answer: dict[str, Any]) -> None:
+    """Write an answer as JSON, with the versions that gave it, if a file is named."""
+    if path:
+        versions = {"ddp-course": __version__, "torch": version("torch")}
+        versions["python"] = platform.python_version()
+        _write(path, f"{json.dumps(answer | {'versions': versions}, indent=1)}\n".encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole. Raises PlainError where that is refused."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        cure = "choose another path"
+        raise PlainError(f"{path} cannot be written ({error.strerror}): {cure}") from None

@@ -228,7 +228,7 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     words = ["audit", str(home / "mine.py"), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
     words += ["--batch-size-flag=--batch-size", "--", "--epochs=2", "--batch-size=48", "--save=spirals.pt"]
     assert main(words) == 1
-    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
     said = capsys.readouterr().out
     assert table["files"]["verdict"] == RED and "cure: " in said
     assert f"1 of {len(table)} checks" in said and [row["verdict"] for row in table.values()].count(RED) == 1
@@ -405,6 +405,6 @@ def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
     (script := tmp_path / "mine.py").write_text(RESUMED)
     words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
     assert main([*words, "--resume-with=--from 'my last.pt'"]) == 0
-    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
     assert table["resume"]["verdict"] == OK and table["resume"]["seen"].endswith("bit"), table
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterable
 from difflib import unified_diff
 from functools import cache
@@ -18,7 +19,7 @@ import yaml
 from pages import DOCS, GLOSSARY, PAGES, README, SCRIPTS, SEEDS, TRAINERS, TROUBLE, contents, prose, rows
 from real import python
 
-from ddp_helpers import ROOT, __version__
+from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.__main__ import make_parser
 from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, honest_minutes, minutes, tracks_text
@@ -303,17 +304,27 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 # ---- commands and paths that the pages name
 
 
+PARSERS = {"python -m ddp_helpers": make_parser, "ddp-course": cli.make_parser}
+
+
+def commands_of(parser: ArgumentParser) -> set[str]:
+    """The names of a parser's commands."""
+    [subparsers] = [action for action in parser._actions if isinstance(action.choices, dict)]
+    return set(subparsers.choices)
+
+
 def wrong_names(text: str) -> list[str]:
     """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "ddp_helpers" / "__main__.py").read_text()))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
     found = [
         f"make {name}"
         for name in re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z]+)\b", code, re.M)
         if name not in targets
     ]
-    found += [f"ddp_helpers {name}" for name in re.findall(r"-m ddp_helpers (\w+)", code) if name not in known]
+    for program, parser in PARSERS.items():
+        names = re.findall(rf"(?<![\w/-]){program} ([\w-]+)", code)
+        found += [f"{program} {name}" for name in names if name not in commands_of(parser())]
     paths = re.findall(r"(?<![\w./-])((?:ddp_helpers|tests|slurm|docs|notebooks)/[\w./-]+\w)", code)
     made = ("notebooks/NN", "slurm/sites/NAME", "slurm/sites/ours")  # names that stand for others
     return found + [path for path in paths if not path.startswith(made) and not list(ROOT.glob(f"{path}*"))]
@@ -325,12 +336,12 @@ def test_what_a_page_names_is_there(path: Path) -> None:
 
 
 def refused(text: str) -> list[str]:
-    """Commands of ddp_helpers in a line of text that lack something, or give what cannot be given."""
+    """Commands in a line of text that lack something, or give what cannot be given."""
     found = []
-    for line in re.findall(r"`(?:\.venv/bin/)?python -m ddp_helpers ([^`\n]+)`", text):
+    for program, line in re.findall(rf"`(?:\.venv/bin/)?({'|'.join(PARSERS)}) ([^`\n]+)`", text):
         words, _, _ = line.partition(" -- ")
         try:
-            _, more = make_parser().parse_known_args(shlex.split(words))
+            _, more = PARSERS[program]().parse_known_args(shlex.split(words))
             found += [line] if more else []
         except SystemExit:
             found.append(line)
@@ -341,7 +352,9 @@ def refused(text: str) -> list[str]:
 def test_a_command_within_a_sentence_is_whole(path: Path) -> None:  # test_typed types those in blocks
     assert refused(path.read_text()) == []
     wrong = ["fits", "fits my.py:Net --inputs 1", "site"]
-    assert refused("".join(f"`python -m ddp_helpers {line}`" for line in wrong)) == wrong
+    for program in PARSERS:
+        assert refused("".join(f"`{program} {line}`" for line in wrong)) == wrong
+        assert wrong_names(f"`{program} none my.py`") == [f"{program} none"]
 
 
 # ---- numbers and lists that the pages take from elsewhere

@@ -38,7 +38,7 @@ TYPED = [
     Typed("scripts", "python -m ddp_helpers script mnist_ddp", "images/s", needs="mpirun"),
     Typed("README", "slurm/cluster up", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
-    Typed("audit", "python -m ddp_helpers audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
+    Typed("audit", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
     Typed("hang_lab", "python -m ddp_helpers hang --seed 7", "not yet: ", status=1),  # a guess
     Typed("own", "python -m ddp_helpers job ours my_training.py --nodes", "it is not submitted"),
     Typed(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, SLURM
 from ddp_helpers.jobs.allowed import quoted, quoted_setup
 from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError, seconds
 from ddp_helpers.jobs.site import Site
@@ -67,7 +67,7 @@ def _with_comments_in_a_column(text: str) -> str:
 def _environment() -> Environment:
     """Make the jinja environment of the template, with filters that quote values for the shell."""
     environment = Environment(
-        loader=FileSystemLoader(ROOT / "slurm"),
+        loader=FileSystemLoader(SLURM),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,

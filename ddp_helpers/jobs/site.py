@@ -15,11 +15,11 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from ddp_helpers import ROOT
+from ddp_helpers import SLURM
 from ddp_helpers.jobs.allowed import complaint
 from ddp_helpers.jobs.job import NAME, JobError, seconds
 
-SITES = ROOT / "slurm" / "sites"
+SITES = SLURM / "sites"
 _USER = re.compile(r"(?<!\$)\{user\}")  # ${user} is a variable
 
 _Value = str | bool | int | tuple[str, ...]

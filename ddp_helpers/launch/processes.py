@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import psutil
-from IPython.core.getipython import get_ipython
-from IPython.core.interactiveshell import InteractiveShell
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 # An environment variable by which every process of a launch is found again.
 MARK = "DDP_COURSE_LAUNCH"
@@ -41,14 +42,23 @@ def _interrupt_handler(handler: Callable | signal.Handlers) -> Iterator[None]:
     try:
         yield
     finally:
-        shell = get_ipython()
+        shell = _shell()
         if shell and signal.getsignal(signal.SIGINT) != handler:  # an interrupt came: see stop_once
             _at_the_next_cell(shell, partial(signal.signal, signal.SIGINT, before))
         else:
             signal.signal(signal.SIGINT, before)
 
 
-def _at_the_next_cell(shell: InteractiveShell, call: Callable[[], object]) -> None:
+def _shell() -> "InteractiveShell | None":
+    """The shell of the notebook, if this process is its kernel; a command needs no IPython."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _at_the_next_cell(shell: "InteractiveShell", call: Callable[[], object]) -> None:
     """Call this once, before IPython runs its next cell."""
 
     def call_once(info: object) -> None:

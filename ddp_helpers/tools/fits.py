@@ -200,6 +200,13 @@ def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
     return f"DDP needs {takes} GPU, {answer}; {'; '.join(ways) or nothing}"
 
 
+def fits_somewhere(prediction: Prediction, gpus: Sequence[str] = SIZES) -> bool:
+    """Whether some way of training surely fits one of these GPUs."""
+    kinds = cards.gpus_named(gpus)
+    peaks = [row["peak"] for row in prediction["rows"]]
+    return any(gpu.answer(peak) == FITS for gpu in kinds for peak in peaks)
+
+
 def _need_of_ddp(prediction: Prediction) -> float:
     """What DDP takes of each GPU, in bytes."""
     return next(row["peak"] for row in prediction["rows"] if row["way"] == "DDP")

@@ -56,6 +56,7 @@ def load(model: str) -> Callable[[], nn.Module]:
         raise FitsError(f"{path.name} cannot be imported: Python has no loader for it")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # as for a script
+    sys.dont_write_bytecode = True  # no __pycache__ beside somebody's files
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stderr, suppress
 from dataclasses import dataclass, field
@@ -73,8 +73,14 @@ def examine(case: Case) -> tuple[int | None, list[str]]:
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
     """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
     purpose = "Check what a job needs before it burns an hour."
-    parser = OneLineParser(prog, description=purpose, allow_abbrev=False)
+    layout = RawDescriptionHelpFormatter
+    parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
     parser.label = f"{parser.prog}: "
+    program = f"--no-python {parser.prog}" if prog else parser.prog
+    parser.epilog = f"""example:
+  torchrun --standalone --nproc-per-node 2 {program} --data none
+
+exit status: 0: all is green; 1: a row is red; 2: what was given cannot be used"""
     data = os.environ.get("DDP_MNIST_ROOT", "data")
     run_dir_help = "folder for run records, which all nodes share"
     workers_help = "DataLoader workers that each rank will start"
@@ -84,10 +90,13 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     add("--num-workers", type=int, default=0, help=workers_help)
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
+    add("--json", type=Path, metavar="FILE", help="rank 0 also writes the rows there")
     args = parser.parse_args(argv)
     if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
         numbers = f"--num-workers {args.num_workers} or --timeout {args.timeout}"
         parser.error(f"{numbers} is out of range")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        parser.error(f"--json {args.json}: give a file in a folder that is there")
     return args
 
 
@@ -108,6 +117,8 @@ def consult(case: Case, trouble: list[str]) -> int:
             seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
             _, usual_cure = CHECKS["ranks"]
             rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
+        if case.args.json:
+            write_json(rows, case.args.json)
         case.store.set("status", str(print_table(rows)))
     case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
     status = int(case.store.get("status"))
@@ -183,6 +194,16 @@ def print_table(rows: list[tuple[str, str, str]]) -> int:
     sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
     sys.stdout.flush()
     return min(red, 1)
+
+
+def write_json(rows: list[tuple[str, str, str]], path: Path) -> None:
+    """Write the rows to a file, each with its verdict; rank 0 calls it."""
+    names = ("name", "verdict", "seen", "cure")
+    table = [
+        dict(zip(names, (name, "RED" if cure else "ok", seen, cure), strict=True))
+        for name, seen, cure in rows
+    ]
+    write_whole(path, f"{json.dumps({'rows': table}, indent=1)}\n".encode())
 
 
 def printable(line: str) -> str:
@@ -952,6 +973,25 @@ CHECKS = {  # each row of the table: its check, and the usual cure
 TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in its place when all of it is on the disk; any process calls it.
+
+    Until then it has a name that is new each time, and that no symbolic link can have: nobody
+    else's file is touched. Raises OSError, and then nothing has changed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.parent / f".part-{os.urandom(8).hex()}"
+    try:
+        with part.open("xb") as file:  # x: O_CREAT with O_EXCL, which follows no link
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # first: after a power cut the name has all of it behind it
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 34a93ad8369291bd
+# As it was written out, the SHA-256 of the lines above begins with af49104dad5ecd21

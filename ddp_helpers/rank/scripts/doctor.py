@@ -8,7 +8,7 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 import json
 import os
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case, capture_trouble
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
+from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import OLDER_NCCL, stop, who_am_i
 
 
@@ -56,8 +57,14 @@ def examine(case: Case) -> tuple[int | None, list[str]]:
 def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Namespace:
     """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
     purpose = "Check what a job needs before it burns an hour."
-    parser = OneLineParser(prog, description=purpose, allow_abbrev=False)
+    layout = RawDescriptionHelpFormatter
+    parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
     parser.label = f"{parser.prog}: "
+    program = f"--no-python {parser.prog}" if prog else parser.prog
+    parser.epilog = f"""example:
+  torchrun --standalone --nproc-per-node 2 {program} --data none
+
+exit status: 0: all is green; 1: a row is red; 2: what was given cannot be used"""
     data = os.environ.get("DDP_MNIST_ROOT", "data")
     run_dir_help = "folder for run records, which all nodes share"
     workers_help = "DataLoader workers that each rank will start"
@@ -67,10 +74,13 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     add("--num-workers", type=int, default=0, help=workers_help)
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")
+    add("--json", type=Path, metavar="FILE", help="rank 0 also writes the rows there")
     args = parser.parse_args(argv)
     if not (0 <= args.num_workers < 2**20 and 1 <= args.timeout < 2**20):
         numbers = f"--num-workers {args.num_workers} or --timeout {args.timeout}"
         parser.error(f"{numbers} is out of range")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        parser.error(f"--json {args.json}: give a file in a folder that is there")
     return args
 
 
@@ -91,6 +101,8 @@ def consult(case: Case, trouble: list[str]) -> int:
             seen = trouble or [f"rank {', '.join(map(str, lost))} of {case.size} is lost"]
             _, usual_cure = CHECKS["ranks"]
             rows[0] = ("ranks", seen[0], seen[1] if len(seen) > 1 else usual_cure)
+        if case.args.json:
+            write_json(rows, case.args.json)
         case.store.set("status", str(print_table(rows)))
     case.store.set_timeout(timedelta(seconds=2 * case.args.timeout + 10))
     status = int(case.store.get("status"))
@@ -166,6 +178,16 @@ def print_table(rows: list[tuple[str, str, str]]) -> int:
     sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
     sys.stdout.flush()
     return min(red, 1)
+
+
+def write_json(rows: list[tuple[str, str, str]], path: Path) -> None:
+    """Write the rows to a file, each with its verdict; rank 0 calls it."""
+    names = ("name", "verdict", "seen", "cure")
+    table = [
+        dict(zip(names, (name, "RED" if cure else "ok", seen, cure), strict=True))
+        for name, seen, cure in rows
+    ]
+    write_whole(path, f"{json.dumps({'rows': table}, indent=1)}\n".encode())
 
 
 def printable(line: str) -> str:

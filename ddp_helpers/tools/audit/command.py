@@ -3,13 +3,12 @@
 The learner's process calls it; notebooks call `audit` and `show`. Needs no torch in this process.
 """
 
-import json
 import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +73,7 @@ class _Runs:
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
             "CUDA_VISIBLE_DEVICES": "",
             "DDP_AUDIT_STOP": stop_rank,
+            "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
         }
         cwd = Path(self.cwd or self.folder / work).resolve()
         command = [str(self.script), *arguments]
@@ -89,10 +89,12 @@ def audit(
     on_cpu: bool = False,
     batch_size_flag: str = "",
     resume_with: str | None = None,
+    course: Path | None = ROOT,
 ) -> list[Row]:
     """Run an unchanged script on two CPU ranks under witnesses, and judge it.
 
-    arguments: the script's. folder: for all that the audit leaves, build/audit/NAME if none.
+    arguments: the script's. folder: for all that the audit leaves; without it, a folder of
+    build/audit in the course, or, where there is no course, one that is removed at the end.
     cwd: where the script runs, if not in an empty one. limit: seconds until a script that has not
     ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
     script's flag with which one rank can be given the same global batch, whether it counts all
@@ -100,9 +102,27 @@ def audit(
     besides, maybe none. The learner's process calls it. Raises AuditError.
     """
     script = Path(script).resolve()
-    folder = Path(folder or ROOT / "build" / "audit" / script.stem).resolve()
-    _check(script, folder, cwd, limit, resume_with or "")
-    runs = _Runs(script, folder, cwd, limit, on_cpu)
+    with ExitStack() as stack:
+        if folder is None and course is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+        elif folder is None:
+            assert course
+            name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
+            folder = course / "build" / "audit" / name
+        folder = Path(folder).resolve()
+        _check(script, folder, cwd, limit, resume_with or "")
+        runs = _Runs(script, folder, cwd, limit, on_cpu)
+        return _audit_rows(runs, arguments, batch_size_flag, resume_with)
+
+
+def _audit_rows(
+    runs: _Runs,
+    arguments: Sequence[str],
+    batch_size_flag: str,
+    resume_with: str | None,
+) -> list[Row]:
+    """Run the script as often as it takes, and make all rows. Raises AuditError."""
+    folder, on_cpu = runs.folder, runs.on_cpu
     ranks = runs.run(RANKS, arguments, "")
     check_started(ranks, folder / "notes" / "output.log")
     rows = judge(ranks)
@@ -239,9 +259,7 @@ def _printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
-def report(rows: Sequence[Row], table: Path | None) -> int:
-    """Print the table, and write it to a file of JSON, if any; 1 if a row is red, else 0."""
+def report(rows: Sequence[Row]) -> int:
+    """Print the table; 1 if a row is red, else 0."""
     print(show_table(rows), flush=True)
-    if table:
-        table.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
     return int(any(row.verdict == RED for row in rows))

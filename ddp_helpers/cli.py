@@ -1,0 +1,290 @@
+"""The command `ddp-course`: the tools for one's own scripts, in any folder, without the course.
+
+`main` is its console script, in one process. `python -m ddp_helpers` has the same tools, by the
+same functions, beside the commands of the course; `commands` has what each does.
+"""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from ddp_helpers import PlainError, commands
+from ddp_helpers.rank.launchers import stop
+
+_DESCRIPTION = """Tools for your own multi-GPU training script, on this machine, without a GPU.
+
+They write nothing but what you name: no runs/, no build/, no cache beside your files."""
+_EPILOG = """ddp-course TOOL --help has an example, and what each exit status means.
+Status 2 is the same for all: what was given cannot be used, and one line says why."""
+# Tools with arguments for a script behind --.
+_WITH_A_SCRIPT = {"job", "audit"}
+SITE = "one of the course's sites, or the path of a .toml file"
+
+
+class Parser(ArgumentParser):
+    """A parser, and so its commands, that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Stop with the line."""
+        stop(f"{self.prog}: {message}; --help lists what can be given")
+
+
+Commands: TypeAlias = "_SubParsersAction[Parser]"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a tool of `ddp-course`, and return its exit status; stops at wrong arguments."""
+    return run(make_parser(), argv, course=None)
+
+
+def make_parser() -> Parser:
+    """Make the parser of `ddp-course`."""
+    parser = Parser(
+        prog="ddp-course",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    add_tools(parser.add_subparsers(dest="command", required=True, metavar="TOOL"))
+    return parser
+
+
+def add_tools(subparsers: Commands) -> None:
+    """Add all tools to a parser's commands."""
+    _add_doctor(subparsers)
+    _add_audit(subparsers)
+    _add_explain(subparsers)
+    _add_fits(subparsers)
+    _add_job(subparsers)
+    _add_script(subparsers)
+    _add_who_hangs(subparsers)
+
+
+def run(
+    parser: Parser,
+    argv: list[str] | None,
+    course: Path | None,
+    with_a_folder: Sequence[str] = ("audit",),
+) -> int:
+    """Run one command, and return its exit status; stops at arguments that cannot be used.
+
+    argv: the arguments; those of this process if None. course: the checkout in which audits and
+    jobs leave their folders; without it, where they are told. with_a_folder: the commands whose
+    folder may be at fault where the system refuses something.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    args, unknown = parser.parse_known_args(argv[:end])
+    args.course, args.prog = course, f"{parser.prog} {args.command}"
+    args.arguments = unknown  # the doctor's
+    if unknown and args.command != "doctor":
+        text, cure = " ".join(unknown), ""
+        if args.command in _WITH_A_SCRIPT:
+            example = f"{args.command} … -- {text}"
+            cure = f"; what the script is given stands behind --, as in: {example}"
+        parser.error(f"unrecognized arguments: {text}{cure}")
+    if args.command in _WITH_A_SCRIPT:
+        args.arguments = argv[end + 1 :]
+    try:
+        return args.run_command(args)
+    except PlainError as error:
+        stop(str(error))
+    except ModuleNotFoundError as error:
+        cure = "make .venv/installed, then source .venv/bin/activate"
+        if not course:
+            cure = "install ddp-course anew, with what it depends on"
+        stop(f"{args.command} needs {error.name}, which this Python lacks: {cure}")
+    except BrokenPipeError:  # whoever read has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if args.command not in with_a_folder:
+            raise
+        path = error.filename or getattr(args, "folder", "a file")
+        cure = "choose another folder"
+        stop(f"{args.command}: {path} cannot be used ({error.strerror}): {cure}")
+
+
+# ---- Each of these adds a tool: its line in --help, what it calls, its arguments, an example.
+
+
+def _add(
+    subparsers: Commands,
+    name: str,
+    run_command: Callable[[Namespace], int],
+    purpose: str,
+    example: str,
+    statuses: str,
+) -> Parser:
+    """Add a tool without its arguments.
+
+    example: a command line that works. statuses: what each exit status but 2 means.
+    """
+    program = subparsers._prog_prefix  # as in `ddp-course`
+    lines = [f"example:\n  {program} {example}"]
+    lines += [f"exit status: {statuses}; 2: what was given cannot be used"]
+    command = subparsers.add_parser(
+        name,
+        help=purpose,
+        description=purpose,
+        epilog="\n\n".join(lines),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.set_defaults(run_command=run_command)
+    return command
+
+
+def _add_json(command: Parser) -> None:
+    """Add the flag --json."""
+    command.add_argument("--json", type=Path, metavar="FILE", help="also write the answer there")
+
+
+def _add_doctor(subparsers: Commands) -> None:
+    purpose = "check what a job needs; under any launcher, on each rank"
+    # It reads its arguments by itself, as its script does, and has a help of its own.
+    command = subparsers.add_parser("doctor", help=purpose, allow_abbrev=False, add_help=False)
+    command.set_defaults(run_command=commands.run_doctor)
+
+
+def _add_audit(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "audit",
+        commands.audit_script,
+        "run a DDP script, anybody's, unchanged on two CPU ranks under witnesses,"
+        " and say what is wrong with it",
+        "audit train.py -- --epochs 2",
+        "0: no row is red; 1: a row is red",
+    )
+    command.add_argument("script", type=Path, help="then -- and what it is given")
+    folder = "keep the audit and what the script writes there"
+    command.add_argument("--folder", type=Path, help=folder)
+    cwd = "where the script runs, if not in an empty folder"
+    command.add_argument("--cwd", type=Path, help=cwd)
+    limit = "seconds that the script may take"
+    command.add_argument("--limit", type=float, default=120, help=limit)
+    on_cpu = "for a script that asks for CUDA: do it on the CPU, under gloo"
+    command.add_argument("--on-cpu", action="store_true", help=on_cpu)
+    batch_size_flag = "the script's, as in --batch-size-flag=--batch-size: one rank too"
+    command.add_argument("--batch-size-flag", default="", help=batch_size_flag)
+    resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
+    command.add_argument("--resume-with", help=resume_with)
+    _add_json(command)
+
+
+def _add_explain(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "explain",
+        commands.explain_logs,
+        "explain the log of a failed run: who failed first, what its message means, the likeliest"
+        " causes in order, and the cure; without a network",
+        "explain train.log",
+        "0: no failure is seen; 1: a failure is explained; 3: a failure that no rule knows",
+    )
+    log = "a file, a run folder, or - for standard input, which is read without any"
+    command.add_argument("log", type=Path, nargs="*", help=log)
+    command.add_argument("--json", action="store_true", help="print the verdict as JSON")
+
+
+def _add_fits(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "fits",
+        commands.predict_fit,
+        "predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2,"
+        " on how many of which size",
+        "fits model.py:Net --input 1 28 28 --gpu 16 80",
+        "0: some way of training fits a GPU; 1: none surely fits",
+    )
+    model = "FILE.py:NAME, a class or a function that makes the model without being given anything"
+    command.add_argument("model", help=model)
+    shape = "shape of one sample, as in 1 28 28; else read off the first layer"
+    command.add_argument("--input", type=int, nargs="+", help=shape)
+    dtypes = ("float32", "float16", "bfloat16", "int64")
+    command.add_argument(
+        "--type",
+        choices=dtypes,
+        help="of the input; else as the first layer asks",
+    )
+    batch = "samples on each GPU"
+    command.add_argument("--batch-size-per-rank", type=int, default=32, help=batch)
+    optimizer = "one of torch.optim, or momentum"
+    command.add_argument("--optimizer", default="AdamW", help=optimizer)
+    bf16 = "autocast; with FSDP2 its MixedPrecisionPolicy"
+    command.add_argument("--bf16", action="store_true", help=bf16)
+    gpu, sizes = "GB as sold, or cards: T4, A10G, L40S, H100, …", ("16", "24", "40", "80")
+    command.add_argument("--gpu", nargs="+", default=sizes, help=gpu)
+    _add_json(command)
+
+
+def _add_job(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "job",
+        commands.make_job,
+        "make a job of a script, the course's or your own, and show its file;"
+        " what stands behind -- is the script's",
+        "job local train.py --nodes 2 --gpus 0 --ranks 2 --run first -- --epochs 2",
+        "0: the job is made, and submitted where that was asked for",
+    )
+    command.add_argument("name", nargs="?", help=SITE)  # none with --again
+    command.add_argument("--nodes", type=int, default=1)
+    gpus = "on each node, and one rank for each; else 1, or 0 at a site that has none"
+    command.add_argument("--gpus", type=int, help=gpus)
+    ranks = "on each node, with --gpus 0: they use CPUs"
+    command.add_argument("--ranks", type=int, help=ranks)
+    script = "one of the course's scripts, or a file; then -- and what it is given"
+    command.add_argument("script", type=Path, nargs="?", help=script)
+    cpus = "for each rank; else the site's cpus_per_rank, or 1"
+    command.add_argument("--cpus", type=int, help=cpus)
+    time = "after which Slurm ends the job; else the site's time, or 00:10:00"
+    command.add_argument("--time", help=time)
+    launcher = "srun: a task for each rank; torchrun: one on each node"
+    command.add_argument("--launcher", default="srun", help=launcher)
+    array = "values of {array} among the script's words: a task of the job for each"
+    command.add_argument("--array", nargs="+", default=(), help=array)
+    requeue = "the script can go on where it stopped; docs/own.md: how it is warned"
+    command.add_argument("--requeue", action="store_true", help=requeue)
+    run_name = "the name of the run folder: below the course's runs/, or, of ddp-course, below"
+    run_name += " the folder in which you are"
+    command.add_argument("--run", default="", help=run_name)
+    command.add_argument("--submit", action="store_true")
+    again = "instead: submit the job in a run folder again, to go on there"
+    command.add_argument("--again", type=Path, metavar="FOLDER", help=again)
+
+
+def _add_script(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "script",
+        commands.write_script,
+        "write a standalone script of the course, such as mnist_ddp, to make your own of",
+        "script mnist_ddp my_ddp.py",
+        "0: it is written",
+    )
+    command.add_argument("name")
+    command.add_argument("path", type=Path)
+    force = "also over a file that you have edited, or another one"
+    command.add_argument("--force", action="store_true", help=force)
+
+
+def _add_who_hangs(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "who-hangs",
+        commands.name_who_hangs,
+        "say which rank missed which collective, from the flight recorder of each rank",
+        "who-hangs recorder_rank*.json",
+        "0: all ranks called the same, and it ended; 1: a rank waits, is lost, or kept no record",
+    )
+    dumps = "the flight recorder of every rank, as watched.py writes it"
+    command.add_argument("dumps", type=Path, nargs="*", help=dumps)
+    watched = "instead: write watched.py, which starts a script so that a signal has each rank"
+    watched += " write its flight recorder"
+    command.add_argument("--watched", type=Path, metavar="FILE", help=watched)
+    _add_json(command)
