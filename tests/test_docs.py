@@ -9,7 +9,6 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from difflib import unified_diff
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -224,23 +223,6 @@ def unknown_messages(text: str) -> list[str]:
             if not any(pattern.search(source) for source in messages()):
                 found.append(quote)
     return found
-
-
-def unsaid(table: str) -> tuple[list[str], int]:
-    """Messages of installed libraries that do not say them, and how many rows could be looked up."""
-    found, looked_up = [], 0
-    for first, library, *_ in rows(table, "their message", "who says it", "cause", "cure"):
-        path = Path(find_spec("torch").origin).parents[1] / library
-        if path.exists():  # a torch for CPUs has neither CUDA nor NCCL beside it
-            looked_up += 1
-            found += [quote for quote in re.findall(r"`([^`]+)`", first) if quote.encode() not in path.read_bytes()]
-    return found, looked_up
-
-
-def test_the_libraries_say_what_is_quoted_of_them() -> None:
-    found, looked_up = unsaid(TROUBLE)
-    assert found == [] and looked_up >= 8
-    assert unsaid(TROUBLE.replace("Too many open files", "Too few open files"))[0] == ["Too few open files"]
 
 
 def test_every_quoted_message_is_in_the_source() -> None:

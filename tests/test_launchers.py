@@ -206,3 +206,28 @@ def test_ranks_meet_at_an_ipv6_address(tmp_path):
     env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=env) for rank in range(2)]
     assert [rank.wait(LIMIT) for rank in ranks] == [0, 0]
+
+
+ONE_STAYS_AWAY = """
+import os, sys, torch
+from ddp_helpers.rank.group import join
+rank = int(os.environ["RANK"])
+if rank != 1:
+    join("torchrun", rank, 3, torch.device("cpu"), 3)
+"""
+
+
+def test_a_rank_that_never_joins_is_named_by_the_others(tmp_path):
+    script = tmp_path / "one_stays_away.py"
+    script.write_text(ONE_STAYS_AWAY)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node=3", script],
+        env=clean_environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    lines = [line for line in run.stderr.splitlines() if re.match("rank [02] of 3: ", line)]
+    assert run.returncode and lines, run.stderr
+    assert all("; rank 1 has not joined: " in line and "MASTER_ADDR" not in line for line in lines), lines

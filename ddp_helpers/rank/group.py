@@ -146,6 +146,10 @@ def _cure_of(text: str) -> str:
     """Choose what to do about an error of the group, from its text."""
     if "CUDA error" in text:
         return "nvidia-smi shows this node's GPUs, and who uses them"
+    # Gloo's ranks write their addresses into the store, each under its own rank.
+    missing = re.search(r"wait timeout .*//cpu//\d+/(\d+)$", text)
+    if missing:
+        return f"rank {missing[1]} has not joined: read its own lines in the log of its node"
     if "NCCL" not in text:
         return _EXPORT_ADDRESS
     debug = "export NCCL_DEBUG=INFO, which tells more"

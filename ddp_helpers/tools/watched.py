@@ -26,14 +26,15 @@ from typing import Any
 
 def recorded() -> dict[str, Any]:
     """This rank's calls, of all recorders: gloo's, and those of both classes behind "nccl"."""
-    from torch._C import _distributed_c10d as c10d
+    from torch._C import _distributed_c10d
 
+    c10d: Any = _distributed_c10d  # the type stubs of some releases lack these functions
     # A group can have gloo and NCCL, and each counts for itself: behind the group's name stands
     # which one it is.
     recorders = {
         "": lambda: c10d._dump_fr_trace_json(True, False),
         # Of ProcessGroupNCCL: a torch without NCCL lacks it.
-        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),  # type: ignore[attr-defined]
+        " of nccl": lambda: c10d._dump_nccl_trace_json(True, False),
         " of nccl2": lambda: c10d._dump_fr_trace_json(True, False, "nccl2"),  # ProcessGroupNCCL2
     }
     entries: list[dict] = []

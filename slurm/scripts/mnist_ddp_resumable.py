@@ -752,6 +752,10 @@ def _cure_of(text: str) -> str:
     """Choose what to do about an error of the group, from its text."""
     if "CUDA error" in text:
         return "nvidia-smi shows this node's GPUs, and who uses them"
+    # Gloo's ranks write their addresses into the store, each under its own rank.
+    missing = re.search(r"wait timeout .*//cpu//\d+/(\d+)$", text)
+    if missing:
+        return f"rank {missing[1]} has not joined: read its own lines in the log of its node"
     if "NCCL" not in text:
         return _EXPORT_ADDRESS
     debug = "export NCCL_DEBUG=INFO, which tells more"
@@ -1380,4 +1384,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 82b0e0bff2323136
+# As it was written out, the SHA-256 of the lines above begins with ab8637a4ebe99a69
