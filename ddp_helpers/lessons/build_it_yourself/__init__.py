@@ -1,0 +1,1 @@
+"""Notebook 16: its exercises, their judge and the figures."""
