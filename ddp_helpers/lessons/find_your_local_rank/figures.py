@@ -125,7 +125,7 @@ class _Moment(NamedTuple):
     title: str
     line: int  # of JOB
     script: str  # what the batch script does
-    told: str = ""  # what each task of a step is to run; nothing where there is no step
+    command: str = ""  # what each task of a step is to run; nothing where there is no step
     prints: bool = True  # whether this line's result is there
 
 
@@ -143,7 +143,7 @@ _MOMENTS = [
         "So each of the four tasks is told to print 0, whatever its own number",
         1,
         "waits for the step to end",
-        told="echo 0",
+        command="echo 0",
     ),
     _Moment(
         "Single quotes: the batch script passes the name on, and fills in nothing",
@@ -155,7 +155,7 @@ _MOMENTS = [
         "Single quotes: each of the four tasks fills in its own number, its rank",
         2,
         "waits for the step to end",
-        told="echo $SLURM_PROCID",
+        command="echo $SLURM_PROCID",
     ),
 ]
 
@@ -180,7 +180,7 @@ def batch_script_and_step(moment: int = len(_MOMENTS)) -> Picture:
             equal_parts(left + 0.1, left + width - 0.1, 2, gap=0.1)
         ):
             _draw_task(ax, (start, 2.8), (extent, 1.6), 2 * node + local_rank, now)
-    step = f"a step of 4 tasks on 2 nodes, each told: {now.told}" if now.told else "no step"
+    step = f"a step of 4 tasks on 2 nodes, each told: {now.command}" if now.command else "no step"
     printed = f"; it prints {PRINTED[now.line]}" if now.prints else ""
     number = f"Moment {moment} of {len(_MOMENTS)}"
     return described(ax.figure, f"{number}, {JOB[now.line]}: {now.title}; {step}{printed}.")
@@ -199,13 +199,13 @@ def _draw_job(ax: Axes, now: _Moment) -> None:
 
 def _draw_task(ax: Axes, corner: Point, extent: Point, rank: int, now: _Moment) -> None:
     """Draw a task of the step, or its empty place."""
-    if not now.told:
+    if not now.command:
         box(ax, corner, extent, "no task", fill=0, line=":", **SMALL)
         return
     number = PRINTED[now.line].split()[rank]
     (x, y), (width, _) = corner, extent
     box(ax, corner, extent, colour=rank_colour(rank))
     write_text(ax, x + width / 2, y + 0.27, f"task {rank}", weight="bold")
-    told = f"SLURM_PROCID={rank}\ntold:\n{now.told}"
-    write_text(ax, x + width / 2, y + 0.78, told, **CODE)
+    text = f"SLURM_PROCID={rank}\ntold:\n{now.command}"
+    write_text(ax, x + width / 2, y + 0.78, text, **CODE)
     write_text(ax, x + width / 2, y + 1.35, f"prints {number}", weight="bold")
