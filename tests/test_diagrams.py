@@ -7,9 +7,9 @@ from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
+from ddp_helpers.lessons.do_it_yourself.large_batches import large_batches
 from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
-from ddp_helpers.lessons.fit_the_model.large_batches import large_batches
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch, steps_of_a_sample
 from ddp_helpers.lessons.shard_the_model.collectives import sent_when

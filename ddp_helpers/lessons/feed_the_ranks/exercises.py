@@ -1,4 +1,4 @@
-"""The exercises of notebook 13: equal steps, a shuffle buffer, the samples of a worker.
+"""The exercises of notebook 13: equal steps, where to resume, the samples of a worker.
 
 `lessons.check` asks them for verdicts, in the learner's process; the answer of the third runs on
 real ranks, which are forked from it.
@@ -54,49 +54,53 @@ _EQUAL_STEPS = Exercise(
 )
 
 
-# ---- 2: the order out of a shuffle buffer
+# ---- 2: where to go on in the middle of an epoch
 
 
-def through_buffer(samples: list, size: int, picks: list[int]) -> list:
-    """List samples in the order in which they leave a shuffle buffer.
+def where_to_resume(sizes: list[int], done: int) -> tuple[int, int]:
+    """Find the shard in which a reader goes on, and the samples to skip in it.
 
-    size: of the buffer; picks: the places that leave, one for each sample beyond the first `size`.
+    sizes: of its shards, in the order in which it reads them; done: the samples that it had
+    yielded.
     """
-    buffer, left = list(samples[:size]), []
-    for sample, place in zip(samples[size:], picks, strict=True):
-        left.append(buffer[place])
-        buffer[place] = sample
-    return left + buffer
+    for index, size in enumerate(sizes):
+        if done < size:
+            return index, done
+        done -= size
+    return len(sizes), 0
 
 
-def _buffer_is_dropped(samples: list, size: int, picks: list[int]) -> list:
-    """A mistake: what is in the buffer at the end never leaves it."""
-    return through_buffer(samples, size, picks)[: len(picks)]
+def _whole_shard_again(sizes: list[int], done: int) -> tuple[int, int]:
+    """A mistake: a shard that was read to its end is opened again, and skipped whole."""
+    for index, size in enumerate(sizes):
+        if done <= size:
+            return index, done
+        done -= size
+    return len(sizes), 0
 
 
-def _new_before_old(samples: list, size: int, picks: list[int]) -> list:
-    """A mistake: the new sample is put into its place first, and leaves at once."""
-    return list(samples[size:]) + list(samples[:size])
+def _skips_from_the_start(sizes: list[int], done: int) -> tuple[int, int]:
+    """A mistake: the samples of earlier shards are skipped in this one, too."""
+    index, rest = where_to_resume(sizes, done)
+    return index, done if rest else 0
 
 
-def _moves_up(samples: list, size: int, picks: list[int]) -> list:
-    """A mistake: the others move up, and the new sample comes to the end of the buffer."""
-    buffer, left = list(samples[:size]), []
-    for sample, place in zip(samples[size:], picks, strict=True):
-        left.append(buffer.pop(place))
-        buffer.append(sample)
-    return left + buffer
+def _equal_shards(sizes: list[int], done: int) -> tuple[int, int]:
+    """A mistake: all shards have as many samples as the first."""
+    return done // sizes[0], done % sizes[0]
 
 
-_THROUGH_BUFFER = Exercise(
-    through_buffer,
-    [(list("abcdefg"), 3, [1, 0, 2, 0]), (list(range(6)), 2, [0, 0, 1, 1]), ([1, 2], 2, [])],
+_WHERE_TO_RESUME = Exercise(
+    where_to_resume,
+    [([10, 6, 8], 13), ([10, 6, 8], 16), ([10, 6, 8], 24), ([5, 5], 0), ([4, 9, 2], 13)],
     {
-        "Samples are missing: at the end the rest of the buffer leaves, too.": _buffer_is_dropped,
-        "The sample that was in the buffer leaves; the new one stays in its place.": (
-            _new_before_old
+        "A shard that was read to its end is done: go on at the start of the next.": (
+            _whole_shard_again
         ),
-        "The new sample takes the place of the one that left, and the others stay.": _moves_up,
+        "Take off what the shards before this one had: skip only the rest.": (
+            _skips_from_the_start
+        ),
+        "The shards need not be of equal size: take them off one by one.": _equal_shards,
     },
 )
 
@@ -187,4 +191,4 @@ _MY_SAMPLES = OnRanks(
     _on_all_readers,
 )
 
-EXERCISES = [_EQUAL_STEPS, _THROUGH_BUFFER, _MY_SAMPLES]
+EXERCISES = [_EQUAL_STEPS, _WHERE_TO_RESUME, _MY_SAMPLES]

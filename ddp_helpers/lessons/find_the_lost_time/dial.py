@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -39,6 +40,13 @@ OWN = ["unshare", "-Urnp", "--mount-proc", "--kill-child", "sh"]
 SBIN = ":/usr/sbin:/sbin"  # where Debian keeps tc, which is not in an ordinary user's PATH
 TRIAL = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms"
 TRIAL += " && ip link add card0 type veth peer name card1"
+
+
+class Turned(NamedTuple):
+    """What two ranks measured of each way of training a batch, on a network that is turned down."""
+
+    seconds: dict[int, dict[str, float]]  # of a batch, by Mbit/s (0 for open) and way
+    sent: dict[str, float]  # bytes of a step, of both ranks together, by way
 
 
 class DialError(PlainError, RuntimeError):
@@ -102,14 +110,18 @@ def run_two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dic
         return run_in_own_network("-c", with_loopback, "sh", *torchrun, timeout=timeout)
 
 
-def time_at_rates(rates: Sequence[int] = RATES, steps: int = 5) -> dict[int, dict[str, float]]:
+def time_at_rates(rates: Sequence[int] = RATES, steps: int = 5) -> Turned:
     """Start two ranks, once, and turn their network down to each rate.
 
-    rates: Mbit/s, 0 for open; steps: of each way at each rate. Returns the seconds a batch, by rate
-    and way. Raises DialError.
+    rates: Mbit/s, 0 for open; steps: of each way at each rate. Raises DialError.
     """
-    by_rate = run_two_ranks(RANKS, ",".join(map(str, rates)), steps)
-    return {int(mbit): seconds for mbit, seconds in by_rate.items()}
+    return _as_turned(run_two_ranks(RANKS, ",".join(map(str, rates)), steps))
+
+
+def _as_turned(printed: Mapping) -> Turned:
+    """Give what the ranks printed its type: JSON has no numbers as keys."""
+    seconds = {int(mbit): by_way for mbit, by_way in printed["seconds"].items()}
+    return Turned(seconds, dict(printed["sent"]))
 
 
 def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
@@ -123,8 +135,7 @@ def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
 def read_record() -> dict:
     """Read the recorded run: `turned` and `two_nodes` as they return them, and its provenance."""
     record = json.loads(RECORD.read_text())
-    by_rate = {int(mbit): seconds for mbit, seconds in record["turned"].items()}
-    return record | {"turned": by_rate}
+    return record | {"turned": _as_turned(record["turned"])}
 
 
 # ---- figures
@@ -196,7 +207,7 @@ def draw_by_rate(
 ) -> Picture:
     """Draw the time of a batch by bandwidth, a line for each way, and what is predicted, dashed.
 
-    measured: seconds by Mbit/s and way, as `turned` returns them; 0, the open network, stands at
+    measured: seconds by Mbit/s and way, as in `Turned`; 0, the open network, stands at
     the right. predict: seconds by way and Mbit/s. where: the machine, for the caption.
     """
     rates = sorted(filter(None, measured))
@@ -230,7 +241,8 @@ def draw_by_rate(
 
 def _record() -> None:
     """Record this machine."""
-    record = provenance() | {"turned": time_at_rates(), "two_nodes": time_two_nodes()}
+    turned = time_at_rates()._asdict()
+    record = provenance() | {"turned": turned, "two_nodes": time_two_nodes()}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Time a batch of training in four ways, on a network that rank 0 turns down.
+"""Time a batch of training in four ways, and count its bytes, on a network that rank 0 turns down.
 
 torchrun starts it on every rank, in a network namespace of their own, which `unshare -Urn` makes:
 there rank 0 may turn the network down.
@@ -18,6 +18,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddp_helpers.lessons.measure import sent_bytes
 
 LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows a rank
 MICRO_BATCHES, APPROXIMATION_RANK = 4, 4
@@ -56,6 +58,8 @@ def _make_step(
                 model(rows).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        # Up to here this rank has its sums; the other may still wait for bytes on the link.
+        dist.barrier(group)
         return (time.perf_counter() - began) / pieces
 
     return step
@@ -92,14 +96,31 @@ def time_steps(steps: dict[str, Step], count: int) -> dict[str, float]:
     return lower_quartiles
 
 
-def main(rates: str, count: str) -> None:
-    """Print as JSON the seconds a batch at each rate, by way; every rank calls it, rank 0 prints.
+def count_sent(steps: dict[str, Step]) -> dict[str, float]:
+    """Take a step of each way; returns the bytes that all ranks together send for it, by way.
 
-    rates: Mbit/s with commas, 0 for the open network; count: the steps of each way.
+    Every rank calls it. NaN where the kernel does not tell.
+    """
+    sent_by_rank: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    sent_here = {}
+    for way, step in steps.items():
+        before = sent_bytes()
+        step()
+        sent_here[way] = sent_bytes() - before
+    dist.all_gather_object(sent_by_rank, sent_here)
+    return {way: sum(sent[way] for sent in sent_by_rank) for way in steps}
+
+
+def main(rates: str, count: str) -> None:
+    """Print as JSON the seconds a batch at each rate, by way, and the bytes of a step, by way.
+
+    Every rank calls it, rank 0 prints. rates: Mbit/s with commas, 0 for the open network; count:
+    the steps of each way.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     steps = make_steps(dist.group.WORLD)
+    sent = count_sent(steps)
     by_rate = {}
     for mbit in map(int, rates.split(",")):
         if mbit and dist.get_rank() == 0:
@@ -107,7 +128,7 @@ def main(rates: str, count: str) -> None:
         # An open network is soon measured.
         by_rate[mbit] = time_steps(steps, int(count) if mbit else 3 * int(count))
     if dist.get_rank() == 0:
-        print(json.dumps(by_rate))
+        print(json.dumps({"seconds": by_rate, "sent": sent}))
     dist.destroy_process_group()
 
 

@@ -13,27 +13,23 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ddp_helpers import ROOT
-from ddp_helpers.draw.drawing import Picture, tint
+from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
-from ddp_helpers.draw.style import GREY, WIDTH, rank_colour
+from ddp_helpers.draw.style import WIDTH, rank_colour
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.lessons.find_the_lost_time import dial
 
 _RANKS = dial.RANKS.with_name("models_ranks.py")
 _RECORD = ROOT / "notebooks" / "results" / "letters" / "two_cpu_cores.json"
-_TIMED = ("MNIST's Net", "letters.Net(64)", "letters.Net(512)")  # drawn by bandwidth
 
-# Bytes: float32, and with Adam four numbers for each parameter.
-_STATE_BYTES = 16
-_GRADIENT_BYTES = 4
+_GRADIENT_BYTES = 4  # float32
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What `models_ranks` found of a model: bytes, and the least seconds of a step of each kind."""
+    """What `models_ranks` measured of a model: the least seconds of a step of each kind."""
 
     parameters: int  # how many
-    activations: int  # bytes that forward keeps for backward
     backward: float  # seconds, in a step of one rank alone
     alone: float  # seconds of that step
     two: dict[int, float]  # seconds of a step of two ranks, by Mbit/s; 0 for the open network
@@ -77,26 +73,24 @@ def step_bounds(model: Measured, mbit: float) -> tuple[float, float]:
 
 
 def draw_models(record: Record) -> Picture:
-    """Draw efficiency and memory of the recorded models."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.9), layout="constrained")
-    _draw_efficiency(left, record.models)
-    _draw_memory(right, record.models)
+    """Draw the efficiency of two ranks by bandwidth, for each of the recorded models."""
+    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    _draw_efficiency(ax, record.models)
     mnist, *others = (needed_mbit(model) / 1e3 for model in record.models.values())
     title = f"MNIST's Net needs {mnist:.1f} Gbit/s to hide its all-reduce, "
     title += f"letters.Net {min(others):.1f} to {max(others):.1f}"
     legend = "bands: predicted, from all hidden to nothing; "
-    legend += "dotted: the all-reduce takes as long as backward. "
-    legend += "State: parameters, gradients, Adam's two averages"
+    legend += "dotted: the all-reduce takes as long as backward"
     return captioned(figure, title, f"2 ranks, {record.machine}", legend)
 
 
 def _draw_efficiency(ax: Axes, models: Mapping[str, Measured]) -> None:
     """Draw the efficiency of two ranks by bandwidth: as measured, and the predicted band."""
-    rates = sorted(mbit for mbit in models[_TIMED[0]].two if mbit)
+    rates = sorted({mbit for model in models.values() for mbit in model.two if mbit})
     band_rates = np.geomspace(rates[0] / 1.5, 2 * rates[-1], 200)
     at_open = 5 * rates[-1]  # where the open network is drawn
-    for number, name in enumerate(_TIMED):
-        model, colour = models[name], rank_colour(number)
+    for number, (name, model) in enumerate(models.items()):
+        colour = rank_colour(number)
         efficiency = [model.alone / model.two[mbit] for mbit in (*rates, 0)]
         band = [[model.alone / s for s in step_bounds(model, mbit)] for mbit in band_rates]
         hidden, exposed = np.array(band).T  # all of the all-reduce that can be, or none
@@ -110,25 +104,6 @@ def _draw_efficiency(ax: Axes, models: Mapping[str, Measured]) -> None:
     ax.yaxis.set_major_formatter("{x:.0%}")
     # Opaque: no line runs through the names.
     ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
-
-
-def _draw_memory(ax: Axes, models: Mapping[str, Measured]) -> None:
-    """Draw a rank's memory in float32 with Adam, and the share that does not depend on the batch.
-
-    models: by name, a row each.
-    """
-    state = np.array([_STATE_BYTES * model.parameters for model in models.values()]) / 1e6
-    activations = np.array([model.activations for model in models.values()]) / 1e6
-    rows = range(len(models))
-    ax.barh(rows, state, color=GREY, label="state")
-    bars = ax.barh(rows, activations, left=state, color=tint(GREY, 0.35), label="activations")
-    shares = state / (state + activations)
-    ax.bar_label(bars, [f"{share:.0%} state" for share in shares], padding=4)
-    ax.set(yticks=rows, yticklabels=list(models), xlabel="memory of a rank [MB]")
-    ax.invert_yaxis()
-    ax.tick_params(axis="y", length=0)
-    ax.margins(x=0.35)  # room for the numbers
-    ax.legend(loc="upper right")
 
 
 def _write_record() -> None:

@@ -15,7 +15,6 @@ from operator import itemgetter
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
@@ -23,7 +22,7 @@ from scipy.optimize import nnls
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned, darkened, scale_ranks_axis
 from ddp_helpers.draw.style import BLUE, GREY, RED, SKY, WIDTH
-from ddp_helpers.records.scaling import ScalingError, counted
+from ddp_helpers.records.scaling import ScalingError
 
 TERMS = {"work": "1/n", "transfer": "2(n-1)/n", "waiting": "n-1"}  # each in seconds an epoch
 _DRAWS = 400
@@ -208,57 +207,6 @@ def _errors_held_out(model: Model, ranks: np.ndarray, seconds: np.ndarray) -> st
         verdict = "" if low <= middle <= high else ", outside its band"
         errors.append(f"{abs(error):.0%} too {direction} on {size}{verdict}")
     return ", ".join(errors) or "nothing held out"
-
-
-def extrapolation(
-    model: Model,
-    about: str,
-    published: Sequence[Mapping] = (),
-    up_to: int = 1536,
-) -> Picture:
-    """Draw the efficiency that follows from the model, up to far more GPUs than were measured.
-
-    about: the runs fitted, for the caption. published: rows of published.json, each with name,
-    ranks and efficiency.
-    """
-    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
-    base, last = model.ranks.min(), model.ranks.max()
-    n = np.geomspace(base, up_to, 200)
-    ax.fill_between(n, *model.efficiency_band(n), color=SKY, alpha=0.35, linewidth=0)
-    ax.plot(n, model.efficiency(n), color=BLUE, linewidth=2)
-    base_seconds = np.median(model.measured[model.ranks == base])
-    measured = base_seconds * base / (model.measured * model.ranks)
-    ax.plot(model.ranks, measured, "o", color=BLUE, markersize=8)
-    ax.axvline(last, color=GREY, linewidth=1, linestyle=":")
-    edge = ax.get_xaxis_transform()
-    ax.text(last, 1.03, " nothing fitted beyond", color=GREY, transform=edge)
-    for study in published:
-        _draw_published(ax, study)
-    between = [count for count in (4, 16, 64, 256) if base < count < up_to]
-    scale_ranks_axis(ax, [base, *between, up_to], "GPU")
-    ax.set_ylim(0, max(1.08, ax.get_ylim()[1]))
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    ax.set_ylabel(f"efficiency against {counted(int(base), 'GPU')}")
-    low, high = (f"{float(end):.0%}" for end in model.efficiency_band(up_to))
-    title = f"Fitted on {base} to {last} GPUs: "
-    title += f"on {up_to:,} anything from {low} to {high} of the ideal"
-    band = f"{about}; band: 90% of fits to runs drawn again"
-    return captioned(figure, title, band, "squares: published, of another model")
-
-
-def _draw_published(ax: Axes, study: Mapping) -> None:
-    """Draw the efficiency of a published study as a square, with its name left below it."""
-    point = study["ranks"], study["efficiency"]
-    ax.plot(*point, "s", color=GREY, markersize=7)
-    ax.annotate(
-        f"{study['name']}: {study['efficiency']:.0%}",
-        point,
-        (-6, -13),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        color=GREY,
-    )
 
 
 def assumptions(ends: Mapping[str, tuple[float, float]], few: int, many: int) -> Picture:

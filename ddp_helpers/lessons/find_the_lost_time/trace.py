@@ -38,6 +38,11 @@ _PARTS = {
     "exposed": _Part("only all-reduces", RED),
     "late": _Part("waits for the late rank", "white"),
 }
+_LOSSES = {  # what a rank loses, as the title says it
+    "data": "waits for data",
+    "exposed": "has an all-reduce that nothing hides",
+    "late": "waits for the late rank",
+}
 
 
 @dataclass
@@ -245,7 +250,7 @@ def draw_lanes(before: list[Trace], after: list[Trace], loss: str, where: str = 
     """
     was, now = account(before), account(after)
     rank = was[loss].idxmax()
-    title = f"Rank {rank} {_PARTS[loss].label}: "
+    title = f"Rank {rank} {_LOSSES[loss]}: "
     title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms a step, "
     title += f"then {now[loss][rank]:.0f} of {now['step'][rank]:.0f}"
     size = WIDTH, 2.3 + 1.0 * len(before)
