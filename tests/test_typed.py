@@ -58,6 +58,7 @@ TYPED = [
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
+    ("asked", "nohup torchrun"): "tests/test_asked.py runs it, in a terminal that it closes",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("elsewhere", "docker build"): "needs Docker",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",

@@ -139,10 +139,8 @@ def load_rules(path: Path = RULES) -> tuple[Rule, ...]:
 
 
 def best_rule(rules: Iterable[Rule], text: str) -> Rule | None:
-    """Return the rule that knows this line by the most letters; one that is general counts half."""
-    best, most = None, 0.0
-    for rule in rules:
-        length = rule.match(text) * (0.5 if rule.kind == "general" else 1)
-        if length > most:
-            best, most = rule, length
-    return best
+    """Return the rule that knows this line by the most letters; one that is general comes last."""
+    matches = [(rule, length) for rule in rules if (length := rule.match(text))]
+    if not matches:
+        return None
+    return max(matches, key=lambda match: (match[0].kind != "general", match[1]))[0]
