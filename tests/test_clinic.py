@@ -16,7 +16,7 @@ from ddp_helpers.lessons.break_it_and_fix_it import clinic
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand
 
 TEN, REFERENCE = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("10_break_it_and_fix_it", "10b_look_up_a_fault"))
-NUMBERS = [str(number) for number in range(1, 30)]
+NUMBERS = [str(number) for number in range(1, 32)]
 
 
 # ---- the magic

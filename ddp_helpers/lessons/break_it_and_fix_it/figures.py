@@ -35,7 +35,7 @@ _QUESTIONS = [
         "Do all live on\nto the end?",
         "somebody died",
         "exit status; first complaint",
-        [7, 11, 12, 17, 18, 19, 22, 26, 28, 29],
+        [7, 11, 12, 17, 18, 19, 22, 26, 28, 29, 30],
     ),
     _Question(
         "Does it keep\nmoving?",
@@ -53,7 +53,7 @@ _QUESTIONS = [
         "Are the numbers those\nof one process?",
         "it lies",
         "compare ranks, and with one process",
-        [10, 13, 14, 15, 16],
+        [10, 13, 14, 15, 16, 31],
     ),
     _Question(
         "Does a restart go on\nwhere it stopped?",
