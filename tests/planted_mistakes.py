@@ -186,4 +186,107 @@ _LAYER = _planted(
     ("chunk(size)[rank].clone()", "clone()", "has 36 numbers, and should have 18 of 36"),
 )
 
-PLANTED = [*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER]
+_SUM_FORWARD = "        dist.all_reduce(sums)\n        count"
+_SUM_BACKWARD = "        dist.all_reduce(sums)\n        mean"
+_WITHOUT_FUNCTION = """    sums = torch.cat([x.sum(0), x.square().sum(0), x.new_tensor([len(x)])])
+    dist.all_reduce(sums)
+    mean, square = (sums[:-1] / sums[-1]).chunk(2)
+    return (x - mean) / (square - mean**2 + eps).sqrt()"""
+_NORM = _planted(
+    "sync_batch_norm",
+    (_SUM_FORWARD, "        count", "normalised by this rank's mean and variance"),
+    (
+        ("x.sum(0)", "x.square().sum(0)", "[len(x)]"),
+        ("x.mean(0)", "x.square().mean(0)", "[1.0]"),
+        "add up sums and counts",
+    ),
+    ("square - mean**2", "(square - mean**2) * count / (count - 1)", "the variance is divided by the count - 1"),
+    ("(square - mean**2 + eps).sqrt()", "(square - mean**2).sqrt() + eps", "eps is added to the root"),
+    # right output, wrong input gradient
+    ("    return SyncNorm.apply(x, eps)", _WITHOUT_FUNCTION, "Autograd does not know of the all-reduce"),
+    (_SUM_BACKWARD, "        mean", "as if only this rank's output depended on x"),
+    ("sums / count\n        return", "sums / len(y)\n        return", "are divided by this rank's rows only"),
+    ("sums / count\n        return", "sums\n        return", "the two sums are not divided by the count of all rows"),
+    ("- mean - y * slope", "- mean", "the term with the normalised x is missing"),
+    ("- mean - y * slope", "- y * slope", "the mean of the gradient is missing"),
+    ("(grad - mean - y * slope)", "grad", "treats mean and variance as constants"),
+    ("slope) / std, None", "slope), None", "divide by the root, too"),
+    (" / std, None", " / std", "None for those that need none"),
+    ("SyncNorm.apply(x, eps)", "SyncNorm.apply(x.detach(), eps)", "autograd does not know that it came from x"),
+    (
+        _SUM_FORWARD,
+        "        dist.all_reduce(sums[:4]); dist.all_reduce(sums[4:])\n        count",
+        "all sums fit into one tensor",
+    ),
+)
+
+_ADDED_UP = "AddUp.apply(hidden @ down.T)"
+_PARALLEL = _planted(
+    "parallel_mlp",
+    (_ADDED_UP, "hidden @ down.T", "the output is this rank's product only"),
+    (_ADDED_UP, f"{_ADDED_UP} / dist.get_world_size()", "the output is the mean of the ranks' products"),
+    # right output, wrong input gradient
+    ("Enter.apply(x)", "x", "the gradient of x is only the part that comes through this rank's rows of up"),
+    (
+        ("Enter.apply(x)", f"    return {_ADDED_UP}"),
+        ("x", "    y = hidden @ down.T\n    dist.all_reduce(y)\n    return y"),
+        "where x enters, backward adds up over the ranks",
+    ),
+    (
+        "        return grad\n",
+        "        dist.all_reduce(grad := grad.clone())\n        return grad\n",
+        "2 times too large",
+    ),
+    ("        return grad\n", "        return grad / dist.get_world_size()\n", "2 times too small"),
+    ("return total\n\n\nclass", "return total / dist.get_world_size()\n\n\nclass", "the gradient of x is a mean"),
+    (
+        "return x.view_as(x)",
+        "dist.all_reduce(y := x.clone())\n        return y / dist.get_world_size()",
+        "One each is enough",
+    ),
+    ("Enter.apply(x)", "Enter.apply(x.detach())", "but x gets no gradient: something cuts the graph"),
+    (
+        f"return {_ADDED_UP}",
+        "dist.all_reduce(y := (hidden @ down.T).detach())\n    return y",
+        "does not know that it came from x",
+    ),
+)
+
+_SEND_FORWARD, _SEND_BACK = "isend(y.detach(), rank + 1)", "isend(x.grad, rank - 1)"
+_FIRST = "min(size - 1 - rank, count) if one_by_one else count"
+_PIPELINE = _planted(
+    "pipeline_step",
+    (
+        _FIRST,
+        "min(size - 1 - rank, count)",
+        "this stage held 2 at once, between forward and backward: all 4 go forward first",
+    ),
+    (_FIRST, "count", "held 4 at once, between forward and backward, and 2 would do"),
+    ("size - 1 - rank, count", "size - rank, count", "held 3 at once, between forward and backward, and 2 would do"),
+    (
+        "size - 1 - rank, count",
+        "rank, count",
+        "rank 0 is in recv of 8 numbers from rank 1; rank 1 is in recv of 8 numbers from rank 0",
+    ),
+    # one by one with blocking sends
+    (
+        (f"sends.append(dist.{_SEND_FORWARD})", f"sends.append(dist.{_SEND_BACK})"),
+        (f"dist.{_SEND_FORWARD[1:]}", f"dist.{_SEND_BACK[1:]}"),
+        "rank 0 is in send of 8 numbers to rank 1; rank 1 is in send of 8 numbers to rank 0",
+    ),
+    (" / count", "", "4 times too large: the loss is the mean over the micro-batches"),
+    ("            x.requires_grad_()\n", "", "What arrives from the stage before needs requires_grad_()"),
+    ("    for sending in sends:\n        sending.wait()", "", "othing waits for"),
+    ("held.pop(0)", "held.pop(0 if rank else -1)", "The first that went forward is the first to go back"),
+    ("y.backward(gradient)", "y.backward()", "Only the last stage has a loss"),
+    ("y.backward(gradient)", "y.detach().backward(gradient)", "send y.detach(), and call backward on y itself"),
+    (f"            sends.append(dist.{_SEND_BACK})", "            pass", "rank 1 has returned"),
+    (
+        "            dist.recv(gradient, rank + 1)\n",
+        "            pass\n",
+        "is in wait() for isend of 8 numbers to rank 0",
+    ),
+    (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "isend names rank 2, which does not exist"),
+)
+
+PLANTED = [*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE]

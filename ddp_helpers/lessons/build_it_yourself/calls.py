@@ -15,7 +15,6 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor
 
-_NO_SUCH_RANK = "which does not exist: after the last rank comes rank 0, (rank + 1) % size"
 NOBODY = -1  # the peer of a collective
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
@@ -39,6 +38,7 @@ COLLECTIVES = (
 _SENT_BY_NAME = ("input_tensor", "input_tensor_list", "input_list", "input", "tensor")
 _PEER_BY_NAME = ("dst", "src", "group_dst", "group_src")
 _CASE = "case"  # the line with which a log of one more call of a learner's function begins
+_DROPPED = "dropped"  # the object to wait with is gone
 _RETURNED = "returned"  # and the line that ends it
 
 
@@ -113,9 +113,11 @@ class CallLog:
         def logged(*arguments: Any, **options: Any) -> Any:
             given = signature.bind(*arguments, **options).arguments
             peer = _peer(given)
-            if peer >= dist.get_world_size():
-                raise ValueError(f"{name} names rank {peer}, {_NO_SUCH_RANK}")
-            place = self._add(Call(name, _numbers(given), peer))
+            size = dist.get_world_size()
+            if peer is not None and not 0 <= peer < size:
+                last = f"there are ranks 0 to {size - 1}"
+                raise ValueError(f"{name} names rank {peer}, which does not exist: {last}")
+            place = self._add(Call(name, _numbers(given), NOBODY if peer is None else peer))
             work = function(*arguments, **options)
             if isinstance(work, dist.Work):
                 self._write("done")
@@ -172,6 +174,10 @@ class CallLog:
             self.waits_for_earlier += 1
         self._write("done")
 
+    def drop(self, call: Call) -> None:
+        """Log that nothing can wait for a call any more, though nothing has."""
+        self._write(f"{_DROPPED} {call.name} {call.numbers} {call.peer}")
+
     def _write(self, line: str) -> None:
         with self._path.open("a") as file:
             file.write(f"{line}\n")
@@ -182,14 +188,19 @@ class _LoggedWork:
 
     def __init__(self, log: CallLog, place: int, work: dist.Work) -> None:
         self._log, self._place, self._work = log, place, work
-        self._call = log.calls[place]
+        self._call, self._is_waited_for = log.calls[place], False
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
         """Wait as torch's own object does."""
+        self._is_waited_for = True
         self._log.wait(self._call)
         result = self._work.wait(*arguments, **options)
         self._log.complete(self._place, self._call)
         return result
+
+    def __del__(self) -> None:
+        if not self._is_waited_for:
+            self._log.drop(self._call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -205,17 +216,17 @@ def _numbers(given: dict[str, Any]) -> int:
     return 0
 
 
-def _peer(given: dict[str, Any]) -> int:
-    """Return the rank that a call names; NOBODY if none."""
+def _peer(given: dict[str, Any]) -> int | None:
+    """Return the rank that a call names; None if none."""
     ranks = [given[name] for name in _PEER_BY_NAME if given.get(name) is not None]
-    return ranks[0] if ranks else NOBODY
+    return ranks[0] if ranks else None
 
 
 class RankState(NamedTuple):
     """What a log's file says of a rank: its calls in the last case, and where it waits."""
 
     calls: list[Call]
-    unwaited: list[Call]  # of isend and irecv, earlier than the one where it waits
+    dropped: list[Call]  # asynchronous ones that nothing can wait for any more
     waiting: Call | None
     in_wait: bool  # in wait(), and not in the call itself
     returned: bool  # the learner's function has ended
@@ -225,17 +236,18 @@ def read_log(path: Path) -> RankState:
     """Read the log of a rank, which may have been ended at any line."""
     lines = path.read_text().splitlines() if path.exists() else []
     calls: list[Call] = []
-    unwaited: list[Call] = []
+    dropped: list[Call] = []
     waiting: Call | None = None
     verb = ""
     for line in lines:
-        verb, *rest = line.split()
-        waiting = Call(rest[0], int(rest[1]), int(rest[2])) if len(rest) == 3 else None
+        kind, *rest = line.split()
+        call = Call(rest[0], int(rest[1]), int(rest[2])) if len(rest) == 3 else None
+        if call and kind == _DROPPED:
+            dropped.append(call)
+            continue
+        verb, waiting = kind, call
         if verb == _CASE:
-            calls, unwaited = [], []
-        elif waiting and verb == "call":
-            calls.append(waiting)
-            unwaited += [waiting] * (waiting.name in ("isend", "irecv"))
-        elif waiting in unwaited:
-            unwaited.remove(waiting)
-    return RankState(calls, unwaited, waiting, verb == "wait", verb == _RETURNED)
+            calls, dropped = [], []
+        elif call and verb == "call":
+            calls.append(call)
+    return RankState(calls, dropped, waiting, verb == "wait", verb == _RETURNED)

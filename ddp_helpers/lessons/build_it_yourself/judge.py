@@ -7,6 +7,7 @@ run on ranks that are forked from it.
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,9 @@ from ddp_helpers.lessons.exercise import Answer
 SIZES = (2, 3)
 Trial = Callable[[Answer, CallLog], Iterator[str]]  # for each case, the mistake, or an empty text
 
+# What torch imports at the first backward(gradient), and with the first optimizer. That takes
+# seconds: imported before the ranks are forked, it takes none of theirs.
+_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 _CLOSED = "Connection closed by peer"  # what gloo says on a rank whose partner is gone
 
 
@@ -37,6 +41,8 @@ def judge_on_ranks(trial: Trial, hints: Mapping[str, str]) -> Callable[[Answer],
     """
 
     def judge(answer: Answer) -> list[str]:
+        for module in _IMPORTED_LATE:
+            import_module(module)
         for size in SIZES:
             if mistake := _try_on(size, trial, answer, hints):
                 return [f"on {size} ranks: {mistake}"]
@@ -102,11 +108,13 @@ def _who_waits(states: list[RankState]) -> str:
         return f"{sentence} {_ALL_SEND}"
     if "send" in waiting:
         return f"{sentence} {_ONE_SENDS}"
-    if dropped := [call for state in states for call in state.unwaited]:
+    if dropped := [call for state in states for call in state.dropped]:
         return f"{sentence} Nothing waits for the {dropped[0].text()}. {_DROPPED}"
     if set(waiting) == {"recv"} and len(waiting) == len(states):
         return f"{sentence} {_ALL_RECEIVE}"
-    difference = _first_difference(states) or _NOBODY_COMES
+    somebody_returned = any(state.returned for state in states)
+    reason = _RETURNED_EARLY if somebody_returned else _NOBODY_COMES
+    difference = _first_difference(states) or reason
     return f"{sentence} {difference[0].upper()}{difference[1:]}"
 
 
@@ -123,6 +131,10 @@ _DROPPED = (
     "may never be sent or received."
 )
 _ALL_RECEIVE = "All wait for a message that nobody has begun to send: isend comes before recv."
+_RETURNED_EARLY = (
+    "A rank that has returned sends and receives nothing more: has it made the call for which the "
+    "other waits?"
+)
 _NOBODY_COMES = "Somebody waits for a message, or a collective, to which the other never comes."
 
 

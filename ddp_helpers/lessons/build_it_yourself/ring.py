@@ -104,6 +104,7 @@ _EACH_ONCE = (
     "r - s and adds what arrives to chunk r - s - 1; in the second half nothing is added any more."
 )
 _HINTS = {
+    "which does not exist": "In a ring, after the last rank comes rank 0: (rank + 1) % size.",
     "index out of range": (
         "torch.chunk(tensor, n) may give fewer than n chunks; torch.tensor_split gives n, "
         "some of which may be empty."
