@@ -13,11 +13,14 @@ from faults.slurm_rows import SLURM_ROWS
 
 def main() -> int:
     """Run the rows that are asked for, print each as it ends, and return 1 if one has not passed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="only rows whose fault has this in its name")
     parser.add_argument("--times", type=int, default=1, help="the whole matrix so often")
     args = parser.parse_args()
     rows = [row for row in [*ROWS, *SLURM_ROWS] if args.only in row[0]]
+    if not rows:
+        names = "; ".join(dict.fromkeys(row[0] for row in [*ROWS, *SLURM_ROWS]))
+        parser.error(f"no fault has {args.only!r} in its name: give a part of one of {names}")
     failed, begin = 0, time.monotonic()
     for again in range(args.times):
         print(

@@ -115,12 +115,19 @@ def models():
     return [thing.module for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
 
 
+def move_run_folder():
+    """Move the run's folder away, as somebody's `mv` does while the job runs."""
+    folder = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    folder.rename(folder.with_name("moved"))
+
+
 HARMS = {
     "SIGKILL": lambda: send(signal.SIGKILL),
     "SIGSTOP": lambda: send(signal.SIGSTOP),
     "SIGTERM": lambda: send(signal.SIGTERM),
     "SIGUSR2": lambda: send(signal.SIGUSR2),
     "weights change": lambda: next(p for model in models() for p in model.parameters()).data.add_(1e-3),
+    "run folder moved": move_run_folder,
     "exit 7": lambda: os._exit(7),
     # A disk that is full: no file of this process may grow beyond 1 MB.
     "disk full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY)),

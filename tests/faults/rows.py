@@ -114,6 +114,19 @@ def disk_full(matrix):
     return ended.seconds
 
 
+def moved(matrix):
+    """The run goes on in a new folder of the old name; what was moved goes on elsewhere; both have golden weights."""
+    folder, elsewhere = matrix.fresh("moved"), matrix.fresh("moved_elsewhere")
+    ended = matrix.train(folder, fault=(0, "run folder moved", *PHASES["mid-epoch"]))
+    assert ended.statuses == [0, 0], ended.said
+    assert weight_digest(saved_model(folder)) == matrix.golden(), "the run that went on differs"
+    elsewhere.mkdir()
+    (folder / "moved").rename(elsewhere / "run")
+    assert [int(path.name[5:13]) for path in list_checkpoints(elsewhere / "run" / "checkpoints")] == [10, 5]
+    matrix.must_resume_equal(elsewhere)
+    return ended.seconds
+
+
 def refused(matrix, name, env=None, data=None, says=""):
     """Exit status 2, and one line that names what is wrong."""
     folder = matrix.fresh(f"refused_{name}")
@@ -272,6 +285,7 @@ ROWS = [
     ("weights of rank 1 change", "step", drifted),
     *((f"checkpoint {how}", "load", partial(damaged, how=how)) for how in ("cut", "flipped", "empty")),
     ("disk full", "save", disk_full),
+    ("run folder moved", "mid-epoch", moved),
     *((f"data {how}", "init", partial(bad_data, how=how)) for how in ("missing", "cut")),
     *((name, "init", partial(refused, name=name, env=env, says=says)) for name, (env, says) in VARIABLES.items()),
     ("port busy", "init", port_busy),
