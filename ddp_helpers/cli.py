@@ -158,7 +158,7 @@ def _add_audit(subparsers: Commands) -> None:
         "run a DDP script, anybody's, unchanged on two CPU ranks under witnesses,"
         " and say what is wrong with it",
         "audit train.py -- --epochs 2",
-        "0: no row is red; 1: a row is red",
+        "0: no row is red; 1: a row is red; 2, too: the script failed before it did anything",
     )
     command.add_argument("script", type=Path, help="then -- and what it is given")
     folder = "keep the audit and what the script writes there"
@@ -169,6 +169,8 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("--limit", type=float, default=120, help=limit)
     on_cpu = "for a script that asks for CUDA: do it on the CPU, under gloo"
     command.add_argument("--on-cpu", action="store_true", help=on_cpu)
+    two_nodes = "each rank is told that it is alone on its node: finds local_rank taken for rank"
+    command.add_argument("--two-nodes", action="store_true", help=two_nodes)
     batch_size_flag = "the script's, as in --batch-size-flag=--batch-size: one rank too"
     command.add_argument("--batch-size-flag", default="", help=batch_size_flag)
     resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"

@@ -199,7 +199,7 @@ def play_hang_lab(args: Namespace) -> int:
 
 
 def audit_script(args: Namespace) -> int:
-    """Audit a DDP script on two CPU ranks; the status is 1 if a row is red."""
+    """Audit a DDP script on two CPU ranks; the status is 1 if a row is red, 2 if nothing ran."""
     from ddp_helpers.tools.audit import command
 
     _check_json(args.json)
@@ -208,6 +208,7 @@ def audit_script(args: Namespace) -> int:
         args.arguments,
         folder=args.folder,
         course=args.course,
+        two_nodes=args.two_nodes,
         cwd=args.cwd,
         limit=args.limit,
         on_cpu=args.on_cpu,

@@ -44,6 +44,13 @@ IN_TURN = "    while rank and not args.save.exists():\n        time.sleep(0.1)\n
 DROPOUT = ("nn.Sequential(*hidden, nn.Linear", "nn.Sequential(*hidden, nn.Dropout(0.1), nn.Linear")
 SHARE = "range(rank, len(test_set), world_size)"
 PADDED = "DataLoader(test_set, 100, sampler=DistributedSampler(test_set, shuffle=False))"
+STEP, ENDS = "            optimizer.zero_grad()", "            optimizer.step()"
+BATCH_NORM = ("nn.Linear(2, 64), nn.ReLU()", "nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU()")
+DRAWN = "train_set[torch.randint(960, [24], generator=dice)]"
+SPLIT = "torch.utils.data.random_split(spirals(960, seed=1), [720, 240], torch.Generator().manual_seed(rank))"
+UNUSED = '    model.register_parameter("unused", nn.Parameter(torch.ones(1)))'
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (1 + rank))"
+ON_TWO_NODES = "`local_rank` for `rank`, with `--two-nodes`"
 PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     SOUND: [],
     WITH_DROPOUT: [DROPOUT],
@@ -69,10 +76,39 @@ PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
     "the same dropout": [DROPOUT, ("torch.manual_seed(1 + rank)", "torch.manual_seed(1)")],
     "a metric is not reduced": [("        dist.all_reduce(right)\n", "")],
+    "NaN on one rank": [(STEP, f"            loss = loss * (float('nan') if rank else 1)\n{STEP}")],
+    "never wrapped": [("    ddp_model = DDP(model)", "    ddp_model = model")],
+    "the optimizer has a copy's weights": [
+        ("import os\n", "import copy\nimport os\n"),
+        ("optim.SGD(model.parameters()", "optim.SGD(copy.deepcopy(model).parameters()"),
+    ],
+    "`zero_grad` after `backward`": [
+        (f"{STEP}\n            loss.backward()\n", f"            loss.backward()\n{STEP}\n"),
+    ],
+    "one batch for all, drawn by hand": [
+        ("        model.train()", "        model.train()\n        dice = torch.Generator().manual_seed(epoch)"),
+        ("for x, y in train_batches:", f"for _ in range(20):\n            x, y = {DRAWN}"),
+    ],
+    "another split on each rank": [("spirals(960, seed=1), spirals(250, seed=2)", SPLIT)],
+    "statistics of its own on each rank": [BATCH_NORM, ("DDP(model)", "DDP(model, broadcast_buffers=False)")],
+    "only rank 0 tests, through the wrapper": [
+        BATCH_NORM,
+        ("for x, y in test_batches:", "for x, y in test_batches if rank == 0 else ():"),
+        ("right += (model(", "right += (ddp_model("),
+    ],
+    "a weight that is not used": [("    ddp_model = DDP(model)", f"{UNUSED}\n    ddp_model = DDP(model)")],
+    "a rank clamps a weight": [(ENDS, f"{ENDS}\n            model[0].bias.data.clamp_(-9, 9 - 9 * rank)")],
+    "each rank clips by another norm": [(ENDS, f"            {CLIP}\n{ENDS}")],
+    "only rank 0 steps": [(ENDS, "            if rank == 0:\n                optimizer.step()")],
+    "a slow rank": [TIME, (STEP, f"            time.sleep(0.2 * rank)\n{STEP}")],
+    ON_TWO_NODES: [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, local_rank)")],
 }
 WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
+WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the wrapper", "only rank 0 steps"}
+WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
 WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}
 NAMES = [name for name in PLANTED if THOROUGH or name not in WEEKLY]
+ENV = {ON_TWO_NODES: {"DDP_AUDIT_TWO_NODES": "1"}}
 HANGS, AT_ONCE = 30.0, 3  # seconds after which a run hangs that is to hang: by then it has come there; runs
 
 
@@ -103,7 +139,8 @@ def tables(tmp_path_factory):
     scripts = {name: planted(PLANTED[name], tmp_path_factory.mktemp("planted") / "it") for name in names}
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
-        wait_for_runs(*(start(scripts[name], *FLAGS, limit=limits[name]) for name in some))
+        runs = [start(scripts[name], *FLAGS, limit=limits[name], **ENV.get(name, {})) for name in some]
+        wait_for_runs(*runs)
     return {name: judge(read_notes(script.parent / "notes", RANKS)) for name, script in scripts.items()}
 
 
@@ -332,6 +369,9 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
         assert row.verdict == UNSEEN and told in row.seen
 
 
+STEPPED = Step(sums=[[1.0, 1.0]])
+
+
 def told(first, last, *more):
     """The notes of a rank with one weight: its first gradient, its last weight, and what else was noted between."""
     begin = Weights(when="begin", names=["w"], sums=[[0.0, 0.0]], bits=["0"])
@@ -346,11 +386,12 @@ def told(first, last, *more):
         ("a s b", told(2.0, 1.0001), OK, "close, not equal"),
         ("a s b", told(2.0, 2.0, RandomUse(state="b")), RED, "apart"),
         ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNSEEN, "with other random numbers: restore"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNSEEN, "with other random numbers"),
         ("a s", told(2.0, 2.0, RandomUse(state="b")), UNSEEN, "cannot be compared"),
     ],
 )
 def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, again, verdict, seen):
-    notes = [Save() if word == "s" else RandomUse(state=word) for word in before.split()]
+    notes = [Save() if word == "s" else RandomUse(state=word) for word in before.split()] + [STEPPED]
     row = compare_restarted(told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped()), [again] * RANKS)
     assert row.verdict == verdict and seen in row.seen, row
 

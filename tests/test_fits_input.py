@@ -31,6 +31,18 @@ class Backwards(nn.Module):  # its last layer is the first that it makes
     def __init__(self): super().__init__(); self.out = nn.Linear(8, 3); self.stem = nn.Linear(5, 8)
     def forward(self, x): return self.out(self.stem(x))
 class Bare(nn.Identity): pass
+class Named(Net):
+    def forward(self, x): return super().forward(x["pixels"])
+class WithLabels(Net):
+    def forward(self, x, labels): return super().forward(x)
+class OfWidth(Net):
+    def __init__(self, width): super().__init__()
+class Lazy(nn.Sequential):
+    def __init__(self): super().__init__(nn.LazyLinear(10))
+class Sparse(nn.Sequential):
+    def __init__(self): super().__init__(nn.Embedding(128, 8, sparse=True), nn.Linear(8, 128))
+class Pixels(nn.Conv2d):
+    def __init__(self): super().__init__(3, 8, 3); self.register_buffer("table", torch.zeros(10**6))
 class Fails(nn.Module):
     def __init__(self):
         super().__init__()
@@ -155,3 +167,26 @@ rank.join()
 assert rank.exitcode == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cure"),
+    [
+        ("Named", "784", "a small class around it"),
+        ("WithLabels", "784", "a small class around it"),
+        ("OfWidth", "784", "a small class around it"),
+        ("Lazy", "784", "give its sizes"),
+        ("Sparse", "16", "sparse=False"),
+    ],
+)
+def test_a_model_that_cannot_be_counted_says_what_to_give_instead(name, shape, cure, models: Path) -> None:
+    kind = ["--type", "int64"] if name == "Sparse" else []
+    refused(main, ["fits", f"{models}:{name}", "--input", shape, *kind], named=[cure])
+
+
+def test_the_table_says_which_loss_was_taken_and_what_buffers_have(models: Path, capsys) -> None:
+    assert main(["fits", f"{models}:Pixels", "--input", "3", "10", "10"]) == 0
+    told = capsys.readouterr().out
+    assert "over the last dimension of the output, 32 x 8 x 8 x 8" in told and "Buffers, 0.004 GB" in told
+    assert main(["fits", f"{models}:Net"]) == 0
+    assert "Buffers" not in capsys.readouterr().out

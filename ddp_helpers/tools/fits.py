@@ -18,9 +18,10 @@ from torch.optim import SGD, Optimizer
 from ddp_helpers.tools import cards
 from ddp_helpers.tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK, FitsError
 from ddp_helpers.tools.memory import StepMemory, measure_step
-from ddp_helpers.tools.model_file import error_line, needs_memory, start_autograd
+from ddp_helpers.tools.model_file import advice, error_line, needs_memory, start_autograd
 
 RANKS = (2, 4, 8, 16, 64)
+_SMALL = 0.01  # of the peak: fewer bytes of buffers are not mentioned
 Kind = Literal["parameters", "gradients", "optimizer state", "activations"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer state", "activations")
 
@@ -38,8 +39,11 @@ Row = TypedDict(
         "peak": float,
     },
 )
-# How the rows were counted, and the samples on each GPU.
-Prediction = TypedDict("Prediction", {"rows": list[Row], "how": str, "batch size": int})
+# How the rows were counted, the samples on each GPU, the bytes of buffers, and what was the loss.
+Prediction = TypedDict(
+    "Prediction",
+    {"rows": list[Row], "how": str, "batch size": int, "buffers": float, "loss": str},
+)
 
 
 class _Measured(NamedTuple):
@@ -85,8 +89,14 @@ def predict(
         measured, how = _measure_cheaply(measure)
     except (Exception, SystemExit) as error:
         step_text = f"a step on an input of {batch_shape}, {dtype}"
-        raise FitsError(f"{step_text}: {error_line(error)}") from error
-    return {"rows": _rows(measured), "how": how, "batch size": batch_size_per_rank}
+        raise FitsError(f"{step_text}: {error_line(error)}{advice(error)}") from error
+    return {
+        "rows": _rows(measured),
+        "how": how,
+        "batch size": batch_size_per_rank,
+        "buffers": measured.ddp.buffers,
+        "loss": measured.ddp.loss,
+    }
 
 
 def _measure_cheaply(
@@ -221,8 +231,11 @@ def show_table(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
         sizes = [digits(row[kind] / 1e9) for kind in KINDS]
         peak = digits(row["peak"] / 1e9)
         table.append(_columns(row["way"], row["GPUs"], *sizes, peak, *(fitting[:1] or ["-"])))
-    counted = f"GB of each GPU, counted {prediction['how']}."
+    counted = f"GB of each GPU, counted {prediction['how']}; the loss is {prediction['loss']}."
     not_sum = "The peak is no sum: not all is there at one time."
+    if prediction["buffers"] > _SMALL * _need_of_ddp(prediction):
+        size = digits(prediction["buffers"] / 1e9)
+        not_sum += f" Buffers, {size} GB, are in the peak alone."
     room = f"{BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator"
     left = f"fits: with {room}, which was measured on no GPU."
     here = this_machine(prediction)

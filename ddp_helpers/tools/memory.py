@@ -169,6 +169,15 @@ def loss_of(output: object) -> Tensor:
     return F.cross_entropy(scores, labels)
 
 
+def loss_words(output: object) -> str:
+    """Say in words what `loss_of` makes of what a model returns; any rank."""
+    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if first is None or not first.dim():
+        return "the number that forward() returned"
+    shape = " x ".join(map(str, first.shape))
+    return f"a cross-entropy over the last dimension of the output, {shape}"
+
+
 def shard(
     model: nn.Module,
     mesh: DeviceMesh | None = None,
@@ -256,6 +265,8 @@ class StepMemory(NamedTuple):
     backward: float
     step: float
     parameter_sizes: list[int]  # the largest first
+    buffers: float = 0.0  # of no kind, and in the peaks
+    loss: str = ""  # what was taken for one
 
 
 def measure_step(
@@ -297,7 +308,8 @@ def measure_step(
             p.grad, part.grad = part.grad if keep_gradients else None, None
         live.most = before = live.now
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
-            loss = loss_of(model(inputs))
+            output = model(inputs)
+            loss = loss_of(output)
         kinds["activations"] = live.now - before
         loss.backward()
         backward, live.most = live.most, live.now
@@ -305,7 +317,8 @@ def measure_step(
             part.grad = None if p.grad is None else local(p.grad)
         optimizer.step()
         sizes = sorted((p.numel() for p in trained), reverse=True)
-        return StepMemory(kinds, backward, live.most, sizes)
+        buffers = float(nbytes(model.buffers()))
+        return StepMemory(kinds, backward, live.most, sizes, buffers, loss_words(output))
 
 
 def _take_first_step(

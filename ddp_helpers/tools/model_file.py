@@ -37,6 +37,13 @@ _NEED_MEMORY_MESSAGES = (
     "numpy() is not supported for tensor subclass",
 )
 
+# What neither tensors without memory nor real steps can count, and what to give instead.
+_CURES = {
+    "UninitializedParameter": "a lazy layer has no size before its first call: give its sizes",
+    "uninitialized": "a lazy layer has no size before its first call: give its sizes",
+    "SparseTensorImpl": "sparse gradients cannot be counted: take Embedding(sparse=False)",
+}
+
 # An error is told by `error_line`, in a line.
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 
@@ -126,7 +133,8 @@ def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
                 raise
             layers = list(make().modules())
     except (Exception, SystemExit) as error:
-        raise FitsError(f"the model cannot be made: {error_line(error)}") from error
+        line = f"the model cannot be made: {error_line(error)}{advice(error)}"
+        raise FitsError(line) from error
     with_weights = (layer for layer in layers if list(layer.parameters(recurse=False)))
     return next(with_weights, None)
 
@@ -144,6 +152,16 @@ def needs_memory(error: BaseException) -> bool:
     if isinstance(error, _NEED_MEMORY):
         return True
     return any(message in str(error) for message in _NEED_MEMORY_MESSAGES)
+
+
+def advice(error: BaseException) -> str:
+    """What to do about an error of the model's, behind its line; "" where nobody knows."""
+    cures = [cure for message, cure in _CURES.items() if message in str(error)]
+    if cures:
+        return f": {cures[0]}"
+    if isinstance(error, TypeError | IndexError | KeyError):
+        return "; fits calls NAME() and gives forward() one tensor: write a small class around it"
+    return ""
 
 
 def error_line(error: BaseException) -> str:

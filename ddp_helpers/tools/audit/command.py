@@ -34,7 +34,10 @@ RANKS = 2
 _START = 90.0  # seconds more, for torchrun and the imports
 _RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
 _WIDTH = 200  # letters of a rank's last line
-_DEVICE = "the CPU stood in for CUDA, and gloo for NCCL: what only they do was not seen"
+_DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
+_DEVICE += " given to torch.load: what only they do was not seen"
+# Checks without any of which a table says nothing about the training.
+_ON_TRAINING = {"samples", "replicas", "gradients"}
 
 
 class AuditError(PlainError, ValueError):
@@ -50,6 +53,7 @@ class _Runs:
     cwd: Path | None
     limit: float
     on_cpu: bool
+    two_nodes: bool
 
     def run(
         self,
@@ -71,6 +75,7 @@ class _Runs:
             _make_empty(self.folder / work)
         env = {
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
+            "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
             "CUDA_VISIBLE_DEVICES": "",
             "DDP_AUDIT_STOP": stop_rank,
             "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
@@ -90,6 +95,7 @@ def audit(
     batch_size_flag: str = "",
     resume_with: str | None = None,
     course: Path | None = ROOT,
+    two_nodes: bool = False,
 ) -> list[Row]:
     """Run an unchanged script on two CPU ranks under witnesses, and judge it.
 
@@ -99,7 +105,9 @@ def audit(
     ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
     script's flag with which one rank can be given the same global batch, whether it counts all
     ranks or each. resume_with: have the script ended and started again, with these arguments
-    besides, maybe none. The learner's process calls it. Raises AuditError.
+    besides, maybe none. two_nodes: each rank is told that it is the only one of its node, so that
+    local_rank, which is 0 on both, cannot pass for rank. The learner's process calls it. Raises
+    AuditError.
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
@@ -111,7 +119,7 @@ def audit(
             folder = course / "build" / "audit" / name
         folder = Path(folder).resolve()
         _check(script, folder, cwd, limit, resume_with or "")
-        runs = _Runs(script, folder, cwd, limit, on_cpu)
+        runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
         return _audit_rows(runs, arguments, batch_size_flag, resume_with)
 
 
@@ -241,14 +249,14 @@ def _launch(
 def show_table(rows: Sequence[Row]) -> str:
     """Format the table, with a cure below each red row."""
     lines = [f"{'check':<12} {'':<8} what was seen"]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (RED, OK, UNSEEN).index(row.verdict)):
         lines.append(f"{row.name:<12} {row.verdict:<8} {row.seen}")
         if row.cure:
             lines.append(f"{'':<21} cure: {row.cure}")
     verdicts = [row.verdict for row in rows]
     red, ok, unseen = (verdicts.count(verdict) for verdict in (RED, OK, UNSEEN))
     lines.append(f"{red} of {len(rows)} checks RED, {ok} ok, {unseen} not seen")
-    if unseen >= len(rows) - 1:
+    if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
         question = "did it train, on a CPU, in these processes?"
         lines.append(f"So this says nothing about the script's training: {question}")
     return "\n".join(map(_printable, lines))
@@ -260,6 +268,8 @@ def _printable(line: str) -> str:
 
 
 def report(rows: Sequence[Row]) -> int:
-    """Print the table; 1 if a row is red, else 0."""
+    """Print the table; 1 if a row is red, else 0; 2 if the script failed before it did anything."""
     print(show_table(rows), flush=True)
-    return int(any(row.verdict == RED for row in rows))
+    red = [row.name for row in rows if row.verdict == RED]
+    seen = [row.name for row in rows if row.verdict != UNSEEN]
+    return 2 if red == seen == ["end"] else int(bool(red))

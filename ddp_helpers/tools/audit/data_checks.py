@@ -16,6 +16,7 @@ from ddp_helpers.tools.audit.notes import (
     Communication,
     FileWritten,
     Finding,
+    Inputs,
     Notes,
     Pass,
     datasets_differ,
@@ -65,9 +66,26 @@ def samples(ranks: list[Notes]) -> Finding:
             return finding
         most_padded, count = max(most_padded, shared), count + 1
     if not count:
-        return Finding(UNSEEN, "no training pass over a DataLoader was seen on all ranks")
+        return _batches_by_hand(ranks)
     padding = f"; {most_padded} taken twice, to make the shares equal" if most_padded else ""
     return Finding(OK, f"each rank trained on a share of its own, {count} passes{padding}")
+
+
+def _batches_by_hand(ranks: list[Notes]) -> Finding:
+    """Judge what a wrapped model was called with, where no loader gave it."""
+    unseen = "no training pass over a DataLoader was seen on all ranks"
+    inputs = [[note.digest for note in select(notes, Inputs)] for notes in ranks]
+    calls = list(zip(*inputs, strict=False))
+    equal = [number for number, digests in enumerate(calls, 1) if len({*digests}) == 1]
+    if len({*inputs[0]}) > 1 and len(equal) * 2 > len(calls):
+        at = short_line(select(ranks[0], Inputs)[equal[0] - 1].at)
+        seen = (
+            f"all ranks were given the same batch at {len(equal)} of the first {len(calls)} calls"
+        )
+        return Finding(RED, f"{at}: {seen}", "seed what draws the batches by rank: seed + rank")
+    if calls and not equal:
+        unseen += f"; the ranks' batches differ at the first {len(calls)} calls of the model"
+    return Finding(UNSEEN, unseen)
 
 
 def _finding_of_pass(
@@ -99,6 +117,10 @@ def _finding_of_pass(
         cure = "sampler=DistributedSampler(dataset) in the training loader, without shuffle"
         if first.iterable:
             cure = "share the samples by rank"
+        elif all(note.sampler == "DistributedSampler" for note in passes):
+            cure = "the same dataset, split and seed on all ranks: random_split(..., generator="
+            cure += "torch.Generator().manual_seed(0)); one seed, num_replicas and a rank of its "
+            cure += "own in DistributedSampler"
         seen = f"{shared} of {different} samples were trained on by more than one rank"
         return Finding(RED, f"{at}: {seen}", cure)
     return None
@@ -145,13 +167,51 @@ def _same_order(note: Pass) -> Finding:
 
 def evaluation(ranks: list[Notes]) -> Finding:
     """In evaluation, each sample is looked at once, or all of them by each rank."""
-    finding = Finding(UNSEEN, "no pass without steps was seen on all ranks")
+    if leak := _tested_samples_of_others(ranks):
+        return leak
+    findings = []
     for passes in _common_passes(ranks, trained=False):
         if not passes[0].iterable and all(note.complete for note in passes):
-            finding = _evaluation_pass(passes)
-            if finding.verdict == RED:
-                break
-    return finding
+            findings.append((len(passes[0].samples), _evaluation_pass(passes)))
+    for _, finding in findings:
+        if finding.verdict == RED:
+            return finding
+    if not findings:
+        return Finding(UNSEEN, "no pass without steps was seen on all ranks")
+    # Of several passes the largest: a small one may have the rest that does not divide.
+    return max(findings, key=lambda pair: pair[0])[1]
+
+
+def _tested_samples_of_others(ranks: list[Notes]) -> Finding | None:
+    """Find samples that one rank trains on and another tests, of a dataset that each has split.
+
+    None where a rank tests what it trains on itself, as for the training accuracy.
+    """
+    trained: list[set[int | str]] = []
+    tested: list[set[int | str]] = []
+    at = ""
+    for notes in ranks:
+        parts = [note for note in select(notes, Pass) if note.is_part and not note.iterable]
+        training = [note for note in parts if note.steps]
+        testing = [note for note in parts if not note.steps]
+        both = {note.dataset for note in training} & {note.dataset for note in testing}
+        pairs = [
+            {sample for note in notes_of if note.dataset in both for sample in note.samples}
+            for notes_of in (training, testing)
+        ]
+        if not both or pairs[0] & pairs[1]:
+            return None
+        trained.append(pairs[0])
+        tested.append(pairs[1])
+        at = at or short_line(next(note.begun for note in testing if note.dataset in both))
+    all_tested = {sample for samples_of_rank in tested for sample in samples_of_rank}
+    leaked = all_tested & {sample for samples_of_rank in trained for sample in samples_of_rank}
+    if not leaked:
+        return None
+    count = len(all_tested)
+    seen = f"{at}: {len(leaked)} of {count} tested samples are trained on by another rank"
+    cure = "one split for all ranks: random_split(..., generator=torch.Generator().manual_seed(0))"
+    return Finding(RED, seen, cure)
 
 
 def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
@@ -163,6 +223,8 @@ def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
         if _is_strided(first, count):
             seen = f"{at}: all ranks take samples 0, {count}, … and none the rest"
             return Finding(RED, seen, "begin the share at rank")
+        if len(times) == first.own_size:  # a part of a dataset may be the whole test set
+            size = first.own_size
         if len(times) < size:
             same = f"all ranks test the same {len(times)} of {size} samples: meant so?"
             return Finding(UNSEEN, f"{at}: {same}")

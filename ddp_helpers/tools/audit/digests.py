@@ -56,6 +56,24 @@ def sample_digests(batch: object) -> list[str]:
     return [hashlib.sha1(part).hexdigest()[:_LETTERS] for part in data]
 
 
+def inputs_digest(arguments: Iterable[object]) -> str:
+    """Digest the tensors among the arguments of a model, or in lists and dictionaries there."""
+    digest = hashlib.sha1()
+    waiting = [*arguments]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif not isinstance(value, torch.Tensor) or value.is_complex():
+            continue
+        elif value.layout == torch.strided:
+            flat = value.detach().cpu().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:_LETTERS]
+
+
 def names_in(saved: object, depth: int = 3) -> Iterator[str]:
     """List the names in what is saved, also in the dictionaries in it."""
     for name, value in saved.items() if isinstance(saved, dict) else ():

@@ -5,7 +5,7 @@ The audit's command calls it in the learner's process, with the notes of all ran
 
 from collections.abc import Callable
 
-from ddp_helpers.tools.audit import data_checks, rank_checks
+from ddp_helpers.tools.audit import data_checks, rank_checks, training_checks
 from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
 
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
@@ -13,13 +13,15 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "samples": data_checks.samples,
     "order": data_checks.order,
     "evaluation": data_checks.evaluation,
-    "replicas": rank_checks.replicas,
-    "gradients": rank_checks.gradients,
+    "replicas": training_checks.replicas,
+    "gradients": training_checks.gradients,
+    "finite": training_checks.finite,
     "collectives": rank_checks.collectives,
     "files": rank_checks.files,
     "saved names": rank_checks.saved_names,
     "dice": rank_checks.random_numbers,
     "metrics": data_checks.metrics,
+    "straggler": training_checks.straggler,
 }
 
 

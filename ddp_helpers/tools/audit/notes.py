@@ -4,8 +4,9 @@ The witness writes notes on every rank; the learner's process reads and judges t
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -55,6 +56,9 @@ class Pass(Note):
     begun: str = ""  # the line at which it began
     since: float = 0.0  # when it began
     dataset_size: int | None = None  # undivided; None for a stream
+    own_size: int | None = None  # of the loader's dataset, which may be a part
+    is_part: bool = False  # of the undivided dataset, as a Subset
+    dataset: int = 0  # tells the undivided datasets of a rank apart
     iterable: bool = False  # whether it is a stream
     sampler: str = ""  # the name of its class
     shuffles: bool = False
@@ -69,13 +73,15 @@ class Pass(Note):
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Note):
-    """The weights of a wrapped model."""
+    """The weights of a wrapped model, and its buffers, such as BatchNorm's statistics."""
 
     when: str  # begin, epoch or end
     model: int = 0  # in the order in which they were wrapped
     names: Sequence[str]
     sums: TensorSums
     bits: Sequence[str]  # one digest of all
+    buffers: TensorSums = ()
+    steps: int = 0  # of optimizers until then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,7 @@ class Wrap(Note):
     """A model was wrapped in DistributedDataParallel."""
 
     has_batch_norm: bool = False
+    broadcasts: bool = True  # rank 0's buffers, at each forward pass in training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +123,32 @@ class RandomUse(Note):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Inputs(Note):
+    """A wrapped model was called in training, with inputs of this digest."""
+
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite(Note):
+    """The output of a wrapped model, or the loss, was infinite or no number."""
+
+    what: str
+    steps: int  # of optimizers until then
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(Note):
     """An optimizer is about to step."""
 
     sums: TensorSums  # over the gradients of wrapped models
+    other_sums: TensorSums = ()  # over those of other models
+    weights: TensorSums = ()  # of both
+    rates: Sequence[float] = ()  # the learning rates
     forwards: int = 0  # calls of wrapped models until then
     wrapped_parameters: int = 0  # that this optimizer has of wrapped models
+    sharded: bool = False  # it has shards of weights, as FSDP makes them
+    seconds: Mapping[str, float] = field(default_factory=dict)  # since the last step, by phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +164,7 @@ class FileWritten(Note):
     """A file was opened to write, or renamed to this path."""
 
     path: str
+    by_logging: bool = False  # by Python's own module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +185,7 @@ class End(Note):
 
     status: int
     why: str = ""  # the error, in a line
+    steps: int = 0  # of optimizers
 
 
 Notes = list[Note]
@@ -165,7 +194,7 @@ _KINDS: dict[str, type[Note]] = {
     kind.__name__: kind
     for kind in (
         *(Start, Pass, Weights, Collective, GroupCollective, PointToPoint, Wrap),
-        *(RandomUse, Step, Save, FileWritten, Stopped, TimeUp, End),
+        *(RandomUse, Inputs, NotFinite, Step, Save, FileWritten, Stopped, TimeUp, End),
     )
 }
 
@@ -208,12 +237,18 @@ def short_line(at: str) -> str:
 
 
 def differ(sums: TensorSums, others: TensorSums) -> bool:
-    """Whether sums over tensors differ by more than rounding."""
+    """Whether sums over tensors differ by more than rounding; two that are no numbers do not."""
     pairs = zip_longest(sums, others, fillvalue=(float("inf"), 0.0))
     return any(
-        not abs(total - other_total) <= CLOSE * max(size, other_size, 1e-12)
+        str(total) != str(other_total)
+        and not abs(total - other_total) <= CLOSE * max(size, other_size, 1e-12)
         for (total, size), (other_total, other_size) in pairs
     )
+
+
+def is_finite(sums: TensorSums) -> bool:
+    """Whether all numbers behind these sums are finite."""
+    return all(math.isfinite(size) for _, size in sums)
 
 
 def training_passes(notes: Notes) -> list[Pass]:

@@ -1,50 +1,32 @@
-"""Note what a script does on this rank: the audit's witness makes an Observer on every rank.
+"""Note what a script reads and writes on this rank, and how it ends: the audit's observer.
 
-It hears of loaders, wrapped models and torch.save through `rank/watch.py`, and replaces the calls
-of collectives, forward passes, optimizers and files by itself. Needs torch.
+The audit's witness makes a `TrainingObserver` of it on every rank. It hears of loaders and of
+torch.save through `rank/watch.py`, and of files from Python. Needs torch.
 """
 
-import functools
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import DataLoader
 
-from ddp_helpers.rank.watch import LoaderPass, Watcher, replace_call
+from ddp_helpers.rank.watch import LoaderPass, Watcher
 from ddp_helpers.tools.audit import notes
 from ddp_helpers.tools.audit.digests import (
     is_library,
     names_in,
     rng_digest,
     sample_digests,
-    sums_of,
-    weights_digest,
 )
 from ddp_helpers.tools.audit.notes import STEPS
 
-# What ranks call to talk to each other; the second, only two of them.
-_PAIRS = "i?send|i?recv|batch_isend"
-_ALL = "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter"
-_COMMUNICATION = re.compile(f"{_ALL}|{_PAIRS}")
-_POINT_TO_POINT = re.compile(_PAIRS)
-_FORWARDS = 10 * STEPS  # calls of models before which random numbers are looked at
 _MOST_NAMES = 2000  # of what is saved
 _NOT_NOTED = ("/dev/", "/proc/")  # files below these
 
@@ -62,32 +44,37 @@ class ObservedPass(LoaderPass):
         self.digests: list[str] = []
         self.augmented: list[str] = []
         self.state_before = ""  # of the random numbers, where it is looked at
+        self.asked = 0.0  # when the script asked for a batch
+
+    def own_size(self) -> int | None:
+        """Count the samples of the loader's own dataset; None where it has no length."""
+        return len(self.dataset) if hasattr(self.dataset, "__len__") else None
+
+    def undivided(self) -> tuple[int, bool]:
+        """Tell the undivided dataset from others of this rank, and whether this is a part of it."""
+        subsets = self._subsets()
+        return id(subsets[-1].dataset if subsets else self.dataset), bool(subsets)
 
 
 class Observer(Watcher[ObservedPass]):
     """Writes a note of all that a script does on this rank, at once: none is lost with the rank."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, outermost: FrameType) -> None:
+        """Open the file of notes; outermost: the frame that runs the script."""
         super().__init__()
         self.rank = os.environ.get("RANK", "0")
-        self.models: list[DDP] = []
         self.steps = 0  # of optimizers
-        self._forwards = 0
+        self.spent: dict[str, float] = defaultdict(float)  # seconds since the last step, by phase
         self._first_save = 0  # after which step
-        self._in_communication = False  # which may call others
-        self._stepping: Optimizer | None = None
         self._process = os.getpid()
         self._folder = folder
         self._file = (folder / f"rank{self.rank}.jsonl").open("w", buffering=1)
-        self._outermost = sys._getframe(1)
+        self._outermost = outermost
         (folder / f"rank{self.rank}.pid").write_text(str(self._process))
 
     def start(self) -> None:
         """Note from now on, until the process ends."""
         super().start()
-        self._hook_communication()
-        self._hook_forward()
-        self._hook_optimizers()
         sys.addaudithook(self._heard_event)
 
     def write(self, note: notes.Note) -> None:
@@ -115,12 +102,14 @@ class Observer(Watcher[ObservedPass]):
         return ObservedPass(loader, self.line_of(sys._getframe(1)))
 
     def before_batch(self, loader_pass: ObservedPass) -> None:
-        """Look at the random numbers before the second and the third batch."""
+        """Look at the clock, and at the random numbers before the second and the third batch."""
+        loader_pass.asked = time.perf_counter()
         looks = loader_pass.batches in (1, 2)
         loader_pass.state_before = rng_digest() if looks else ""
 
     def after_batch(self, loader_pass: ObservedPass, batch: object) -> None:
-        """Keep whether random numbers were used, and the digests of the samples."""
+        """Keep how long it took, whether random numbers were used, and the samples' digests."""
+        self.spent["loading"] += time.perf_counter() - loader_pass.asked
         state = loader_pass.state_before
         if state and rng_digest() != state:
             loader_pass.augmented.append(state)
@@ -130,11 +119,15 @@ class Observer(Watcher[ObservedPass]):
     def after_pass(self, loader_pass: ObservedPass) -> None:
         """Note which samples a pass gave: numbers in the undivided dataset, or digests."""
         iterable = loader_pass.iterable
+        dataset, is_part = loader_pass.undivided()
         note = notes.Pass(
             **self.here(),
             begun=loader_pass.begun,
             since=loader_pass.since,
             dataset_size=loader_pass.dataset_size(),
+            own_size=loader_pass.own_size(),
+            is_part=is_part,
+            dataset=dataset,
             iterable=iterable,
             sampler=type(loader_pass.sampler).__name__,
             shuffles=loader_pass.shuffles,
@@ -147,127 +140,6 @@ class Observer(Watcher[ObservedPass]):
             augmented=loader_pass.augmented,
         )
         self.write(note)
-        if loader_pass.steps and loader_pass.complete:
-            self.note_weights("epoch")
-
-    # ---- models and optimizers
-
-    def after_wrap(self, model: DDP) -> None:
-        """Note that a model was wrapped, and its first weights."""
-        self.models.append(model)
-        layers = [type(layer).__name__ for layer in model.modules()]
-        has_batch_norm = any("BatchNorm" in layer for layer in layers)
-        self.write(notes.Wrap(**self.here(), has_batch_norm=has_batch_norm))
-        self.note_weights("begin")
-
-    def note_weights(self, when: str) -> None:
-        """Note the weights of each wrapped model."""
-        for number, model in enumerate(self.models):
-            parameters = dict(model.module.named_parameters())
-            note = notes.Weights(
-                **self.here(),
-                when=when,
-                model=number,
-                names=[*parameters],
-                sums=sums_of(parameters.values()),
-                bits=[weights_digest(parameters.values())],
-            )
-            self.write(note)
-
-    def _hook_forward(self) -> None:
-        """Note what DDP's forward sends, and whether the model uses random numbers."""
-
-        def observed(forward: Callable) -> Callable:
-            def call(model: DDP, *args: Any, **options: Any) -> object:
-                averages = torch.is_grad_enabled() and model.require_backward_grad_sync
-                has_buffers = any(True for _ in model.buffers())
-                if averages or (model.broadcast_buffers and has_buffers):
-                    self.write(notes.Collective(**self.here(), name="DDP's forward"))
-                self._forwards += 1
-                state = rng_digest() if self._forwards <= _FORWARDS else ""
-                output = forward(model, *args, **options)
-                if state and torch.is_grad_enabled() and rng_digest() != state:
-                    self.write(notes.RandomUse(**self.here(), state=state))
-                return output
-
-            return call
-
-        replace_call(DDP, "forward", observed)
-
-    def _hook_optimizers(self) -> None:
-        """Note the gradients at each step of an optimizer."""
-
-        def before_step(optimizer: Optimizer, *_: object) -> None:
-            # ZeroRedundancyOptimizer steps one of its own, for its share of the weights.
-            if self._stepping:
-                return
-            self._stepping = optimizer
-            for loader_pass in self.open_passes:
-                loader_pass.steps += 1
-            self.steps += 1
-            if self.steps <= STEPS:
-                self._note_step(optimizer)
-            ends_ranks = os.environ.get("DDP_AUDIT_STOP") == os.environ.get("RANK")
-            if ends_ranks and 0 < self._first_save < self.steps - 2:
-                self._end_all_ranks()
-
-        def after_step(optimizer: Optimizer, *_: object) -> None:
-            if self._stepping is optimizer:
-                self._stepping = None
-
-        register_optimizer_step_pre_hook(before_step)
-        register_optimizer_step_post_hook(after_step)
-
-    def _note_step(self, optimizer: Optimizer) -> None:
-        """Note the gradients of wrapped models that an optimizer is about to use."""
-        wrapped = {id(weights) for model in self.models for weights in model.parameters()}
-        stepped = [weights for group in optimizer.param_groups for weights in group["params"]]
-        ours = [weights for weights in stepped if id(weights) in wrapped]
-        gradients = [weights.grad for weights in ours if weights.grad is not None]
-        dense = [gradient for gradient in gradients if not gradient.is_sparse]
-        note = notes.Step(
-            **self.here(),
-            sums=sums_of(dense),
-            forwards=self._forwards,
-            wrapped_parameters=len(ours),
-        )
-        self.write(note)
-
-    # ---- collectives
-
-    def _hook_communication(self) -> None:
-        """Note each collective, and what is sent from rank to rank, in order."""
-
-        def observed(name: str, communicate: Callable) -> Callable:
-            @functools.wraps(communicate)
-            def call(*args: Any, **options: Any) -> object:
-                if self._in_communication:
-                    return communicate(*args, **options)
-                self._note_communication(name, [*args, *options.values()])
-                self._in_communication = True
-                try:
-                    return communicate(*args, **options)
-                finally:
-                    self._in_communication = False
-
-            return call
-
-        for name in filter(_COMMUNICATION.match, distributed_c10d.__all__):
-            call = observed(name, getattr(distributed_c10d, name))
-            setattr(dist, name, call)
-            setattr(distributed_c10d, name, call)
-
-    def _note_communication(self, name: str, arguments: list[object]) -> None:
-        """Note a call by which ranks talk to each other, with the size of its first tensor."""
-        groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        size = [*tensors[0].shape] if tensors else None
-        kind: type[notes.Communication] = notes.Collective
-        if groups and groups[0] is not dist.group.WORLD:
-            kind = notes.GroupCollective
-        if _POINT_TO_POINT.match(name):
-            kind = notes.PointToPoint
-        self.write(kind(**self.here(), name=name, size=size))
 
     # ---- files
 
@@ -289,12 +161,22 @@ class Observer(Watcher[ObservedPass]):
             path = arguments[1]
         if not path:
             return
+        callers = _modules_of(sys._getframe(1))
+        if "tempfile" in callers:  # also it tries whether a folder can be written
+            return
         file = str(Path(os.fsdecode(path)).absolute())
         ours = file.startswith((*_NOT_NOTED, str(self._folder))) or "__pycache__" in file
         if not ours:
-            self.write(notes.FileWritten(**self.here(), path=file))
+            by_logging = "logging" in callers
+            self.write(notes.FileWritten(**self.here(), path=file, by_logging=by_logging))
 
     # ---- ends
+
+    def end_if_asked(self) -> None:
+        """End all ranks, two steps after the first save, if this rank was started to do so."""
+        ends_ranks = os.environ.get("DDP_AUDIT_STOP") == os.environ.get("RANK")
+        if ends_ranks and 0 < self._first_save < self.steps - 2:
+            self._end_all_ranks()
 
     def end_at(self, limit: float) -> None:
         """After so many seconds, note where this rank is, and end it."""
@@ -314,3 +196,12 @@ class Observer(Watcher[ObservedPass]):
         self.write(notes.Stopped(**self.here()))
         for path in sorted(self._folder.glob("rank*.pid"), reverse=True):
             os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _modules_of(frame: FrameType | None, most: int = 8) -> set[str]:
+    """The names of the modules in which the innermost frames are."""
+    names = set()
+    while frame and most:
+        names.add(str(frame.f_globals.get("__name__", "")))
+        frame, most = frame.f_back, most - 1
+    return names

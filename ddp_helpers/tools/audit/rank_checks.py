@@ -1,10 +1,11 @@
-"""Checks of the audit that compare what each rank did: its end, weights, collectives, files.
+"""Checks of the audit that compare what each rank did: its end, collectives, files, random numbers.
 
 `judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
 """
 
 import linecache
 import re
+from collections.abc import Mapping
 from itertools import zip_longest
 
 from ddp_helpers.tools.audit.notes import (
@@ -21,20 +22,28 @@ from ddp_helpers.tools.audit.notes import (
     Pass,
     RandomUse,
     Save,
-    Step,
     TimeUp,
-    Weights,
-    Wrap,
-    differ,
     select,
     short_line,
 )
 
 _GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
-_WIDTH = 110  # letters of an error
-_COMPARED = 8  # forward passes whose random numbers are compared
-_SEE_LOG = "notes/output.log has all messages; "
+_WIDTH = 200  # letters of an error
+_SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
 _SEE_LOG += "'collectives' says whether one rank left another waiting"
+UNUSED = "Expected to have finished reduction"
+# What the commonest errors begin with, or hold, and their cure.
+_KNOWN = {
+    UNUSED: "some weights had no part in the loss: DDP(model, find_unused_parameters=True), or "
+    "leave them out of the model",
+    "marked as ready twice": "torch.utils.checkpoint with use_reentrant=False, or DDP(model, "
+    "static_graph=True); one forward and one backward pass for each step",
+    "marked a variable ready only once": "torch.utils.checkpoint with use_reentrant=False, or "
+    "DDP(model, static_graph=True)",
+    "Connection closed by peer": "another rank left first: its lines in notes/output.log say why "
+    "(--folder keeps them), and 'collectives' where",
+    "address already in use": "another MASTER_PORT, or torchrun --standalone",
+}
 
 
 def end(ranks: list[Notes]) -> Finding:
@@ -51,10 +60,16 @@ def end(ranks: list[Notes]) -> Finding:
         # The errors of the others may follow from the first one.
         note, rank = min(failed, key=lambda pair: pair[0].time)
         message = f"rank {rank} at {short_line(note.at)}: {_error_of(note)}"
-        return Finding(RED, "; ".join([message, *lost]), _SEE_LOG)
+        cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
+        return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else _SEE_LOG)
     if lost:
         return Finding(RED, "; ".join(lost), _SEE_LOG)
     return Finding(OK, f"{len(ranks)} ranks ended with status 0")
+
+
+def has_unused_weights(ranks: list[Notes]) -> bool:
+    """Whether a rank ended since some weights had no part in the loss."""
+    return any(UNUSED in note.why for notes in ranks for note in select(notes, End))
 
 
 def _ended_at_limit(ranks: list[Notes]) -> Finding:
@@ -79,56 +94,6 @@ def _error_of(note: End) -> str:
     return error
 
 
-def replicas(ranks: list[Notes]) -> Finding:
-    """After each epoch and at the end, all ranks hold the same weights."""
-    weights = [select(notes, Weights) for notes in ranks]
-    for notes_at_once in zip(*weights, strict=False):
-        first = notes_at_once[0]
-        for rank, note in enumerate(notes_at_once):
-            if note.names == first.names and differ(note.sums, first.sums):
-                when = "at the end" if note.when == "end" else "after an epoch"
-                name = _first_that_differs(note, first)
-                wrapped_at = short_line(select(ranks[0], Wrap)[0].at)
-                return Finding(
-                    RED,
-                    f"{when} rank {rank} holds another {name} than rank 0",
-                    f"see 'gradients'; the model is wrapped in {wrapped_at}",
-                )
-    if not all(weights):
-        return Finding(UNSEEN, "no model was wrapped in DistributedDataParallel")
-    compared = len(weights[0])
-    return Finding(OK, f"equal on all ranks, compared after epochs and at the end: {compared}")
-
-
-def _first_that_differs(weights: Weights, others: Weights) -> str:
-    """The name of the first tensor in which two ranks' weights differ."""
-    tensors = zip(weights.names, weights.sums, others.sums, strict=True)
-    return next(name for name, sums, other in tensors if differ([sums], [other]))
-
-
-def gradients(ranks: list[Notes]) -> Finding:
-    """At each step of an optimizer, all ranks hold the same gradients."""
-    steps = [select(notes, Step) for notes in ranks]
-    wraps = select(ranks[0], Wrap)
-    if not wraps or not any(step.wrapped_parameters for step in steps[0]):
-        return Finding(UNSEEN, "no optimizer stepped the weights of a wrapped model")
-    for number, notes_at_once in enumerate(zip(*steps, strict=False), 1):
-        first = notes_at_once[0]
-        if any(differ(step.sums, first.sums) for step in notes_at_once):
-            called = "the wrapper was not called before it"
-            if first.forwards:
-                called = f"the wrapper was called {first.forwards} times"
-            at, wrapped_at = short_line(first.at), short_line(wraps[0].at)
-            seen = f"{at}: step {number} had other gradients on each rank; {called}"
-            cure = f"call what DDP() returned in {wrapped_at}, not the model inside"
-            return Finding(RED, seen, f"{cure}; no no_sync() at the last")
-    count = len(steps[0])
-    if not any(size for step in steps[0] for _, size in step.sums):
-        question = "does the loss depend on the weights?"
-        return Finding(UNSEEN, f"all are zero at the first {count} steps: {question}")
-    return Finding(OK, f"equal on all ranks at the first {count} steps")
-
-
 def collectives(ranks: list[Notes]) -> Finding:
     """All ranks call the same collectives, in the same order."""
     calls = [select(notes, Collective) for notes in ranks]
@@ -139,11 +104,8 @@ def collectives(ranks: list[Notes]) -> Finding:
         if not alike or (absent and all(_is_known(ranks[rank]) for rank in absent)):
             each = [f"rank {rank} calls {_call_text(call)}" for rank, call in called.items()]
             each += [f"rank {rank} does not come" for rank in absent]
-            return Finding(
-                RED,
-                f"call {number}: {', '.join(each)}",
-                "let all ranks make this call, or none: no `if rank == 0`",
-            )
+            seen = f"call {number}: {', '.join(each)}"
+            return Finding(RED, seen, _cure_of_calls(ranks, called))
         if absent:
             return Finding(UNSEEN, f"alike for {number - 1} calls; then a rank failed")
     if not calls[0]:
@@ -151,6 +113,19 @@ def collectives(ranks: list[Notes]) -> Finding:
     in_groups = len(select(ranks[0], GroupCollective))
     rest = f"; {in_groups} in other groups were not compared" if in_groups else ""
     return Finding(OK, f"the same {len(calls[0])} calls on all ranks{rest}")
+
+
+def _cure_of_calls(ranks: list[Notes], called: Mapping[int, Communication]) -> str:
+    """The cure where ranks do not make the same call: unequal batches, a test of one rank."""
+    if any("to test" in call.name for call in called.values()):
+        return "test ddp_model.module, not the wrapper, or let all ranks test"
+    last = [[note for note in select(notes, Pass) if note.steps][-1:] for notes in ranks]
+    counts = [notes[0].batches for notes in last if notes]
+    if len(counts) == len(ranks) and len({*counts}) > 1:
+        each = ", ".join(f"rank {rank} had {count}" for rank, count in enumerate(counts))
+        cure = "equal shares, as DistributedSampler makes them, drop_last, or ddp_model.join()"
+        return f"{each} batches: {cure}; and no rank that leaves the loop early"
+    return "let all ranks make this call, or none: no `if rank == 0`"
 
 
 def _is_known(notes: Notes) -> bool:
@@ -167,12 +142,18 @@ def _call_text(call: Communication) -> str:
 
 def files(ranks: list[Notes]) -> Finding:
     """No two ranks write the same file."""
-    written = [{note.path: note.at for note in select(notes, FileWritten)} for notes in ranks]
-    for path, at in written[0].items():
+    written = [{note.path: note for note in select(notes, FileWritten)} for notes in ranks]
+    logs = []
+    for path, note in written[0].items():
         if sum(path in paths for paths in written) > 1:
-            seen = f"{short_line(at)}: several ranks write {path.rpartition('/')[2]}"
+            seen = f"{short_line(note.at)}: several ranks write {path.rpartition('/')[2]}"
+            if note.by_logging:
+                logs.append(f"{seen} by logging: meant so?")
+                continue
             others = "(the others wait in a barrier, if they need the file)"
             return Finding(RED, seen, f"let one rank do it: if rank == 0 {others}")
+    if logs:
+        return Finding(UNSEEN, logs[0])
     if not any(written):
         return Finding(UNSEEN, "none was written")
     return Finding(OK, "none was written by more than one rank")
@@ -185,8 +166,12 @@ def saved_names(ranks: list[Notes]) -> Finding:
         wrapped = [name for name in note.names if name.startswith("module.")]
         if wrapped or note.wrapper:
             saved = wrapped[0] if wrapped else "the wrapper itself"
-            cure = "save ddp_model.module.state_dict()"
-            return Finding(RED, f"{short_line(note.at)}: {saved} is saved", cure)
+            seen, cure = f"{short_line(note.at)}: {saved} is saved", "ddp_model.module.state_dict()"
+            path = note.at.rpartition(":")[0]
+            if any("load_state_dict" in line for line in linecache.getlines(path)):
+                only = "only a wrapped model can load it, as this script may: meant so?"
+                return Finding(UNSEEN, f"{seen}; {only} Else save {cure}")
+            return Finding(RED, seen, f"save {cure}")
     if not any(note.names for note in saves):
         return Finding(UNSEEN, "no state_dict was saved by torch.save")
     return Finding(OK, f"no name begins with module., {len(saves)} saved")
@@ -194,11 +179,11 @@ def saved_names(ranks: list[Notes]) -> Finding:
 
 def random_numbers(ranks: list[Notes]) -> Finding:
     """Dropout and augmentation use other random numbers on each rank."""
-    in_model = [select(notes, RandomUse)[:_COMPARED] for notes in ranks]
+    in_model = [select(notes, RandomUse) for notes in ranks]
     in_dataset = [_augmented_passes(notes) for notes in ranks]
     calls = zip(*in_model, strict=False)
     equal = [uses for uses in calls if len({note.state for note in uses}) == 1]
-    if equal and len(equal) == min(map(len, in_model)):
+    if equal:  # a state that comes twice is no accident
         at = short_line(equal[0][0].at)
         return Finding(
             RED,

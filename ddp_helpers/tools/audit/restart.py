@@ -19,7 +19,7 @@ from ddp_helpers.tools.audit.notes import (
     training_passes,
 )
 from ddp_helpers.tools.audit.one_rank import distance, models_at
-from ddp_helpers.tools.audit.rank_checks import end
+from ddp_helpers.tools.audit.rank_checks import collectives, end
 
 NAME = "resume"
 ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
@@ -36,7 +36,12 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
         finding = end(restarted)
         if finding.verdict == RED:
             seen = f"started again, it failed: {finding.seen}"
-            return Row(NAME, RED, seen, "notes_again/output.log has all messages")
+            cure = "read its messages (--folder keeps them, in notes_again/output.log)"
+            calls = collectives(restarted)
+            if calls.verdict == RED:
+                seen += f"; {calls.seen}"
+                cure = f"let all ranks load the checkpoint, and begin at the same step; {cure}"
+            return Row(NAME, RED, seen, cure)
         share = _share_of_way(complete, restarted[0])
     except ValueError as reason:
         return Row(NAME, UNSEEN, str(reason))
@@ -84,8 +89,7 @@ def _reason_apart(seen: str, complete: Notes, stopped: Notes, restarted: Notes) 
     trained = bool(training_passes(complete))
     if trained and not _goes_on(complete, restarted):
         return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
-    states = _random_states(complete)
-    if states and not {*_random_states(restarted)[:1]} <= {*states}:
+    if _other_random_numbers(complete, stopped, restarted):
         if _noted_at_restart(complete, stopped, restarted):
             reason = ", with other random numbers: restore torch.get_rng_state(), and look again"
         else:
@@ -105,6 +109,34 @@ def _random_states(notes: Notes) -> list[str]:
     in_model = [note.state for note in select(notes, RandomUse)]
     in_dataset = [state for note in training_passes(notes) for state in note.augmented]
     return in_model + in_dataset
+
+
+def _other_random_numbers(complete: Notes, stopped: Notes, restarted: Notes) -> bool:
+    """Whether the model's first step after the restart had other random numbers than it had once.
+
+    Where the notes do not have that step of the whole run, or no step: other ones than ever.
+    """
+    states = _random_states(complete)
+    begins = _random_states(restarted)[:1]
+    saves = [index for index, note in enumerate(complete) if isinstance(note, Save)]
+    count = len(select(stopped, Save))
+    if 0 < count <= len(saves):
+        once = _state_of_first_step(complete[saves[count - 1] :])
+        again = _state_of_first_step(restarted)
+        if once and again:
+            return once != again
+    return bool(states) and not {*begins} <= {*states}
+
+
+def _state_of_first_step(notes: Notes) -> str:
+    """The state of the random numbers with which the model was called for the first step; or ""."""
+    state = ""
+    for note in notes:
+        if isinstance(note, RandomUse):
+            state = note.state
+        elif isinstance(note, Step) and state:
+            return state
+    return ""
 
 
 def _noted_at_restart(complete: Notes, stopped: Notes, restarted: Notes) -> bool:

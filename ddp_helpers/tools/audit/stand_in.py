@@ -33,7 +33,6 @@ _SRUN = {  # what srun tells a task, and where torchrun has it
     "SLURM_GPUS_ON_NODE": "LOCAL_WORLD_SIZE",
     "GPUS_PER_NODE": "LOCAL_WORLD_SIZE",
 }
-_ONE_NODE = {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "1"}
 
 
 class Moment:
@@ -142,6 +141,11 @@ class OnCPU(TorchFunctionMode):
         return func(*map(_on_cpu, args), **options)
 
 
+def _unchanged(module: torch.nn.Module, *_: object, **__: object) -> torch.nn.Module:
+    """Leave a model as it is."""
+    return module
+
+
 def _spawned(
     function: Callable,
     args: tuple = (),
@@ -151,17 +155,29 @@ def _spawned(
 ) -> None:
     """Be one of the ranks that mp.spawn would start; every rank calls it."""
     world_size = os.environ["WORLD_SIZE"]
-    if nprocs != int(world_size):
+    if nprocs != _local_world_size():
         sys.exit(f"mp.spawn is asked for {nprocs} ranks, and the audit has {world_size}")
     # Rank 0 serves at the port that the script chooses.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    function(int(os.environ["RANK"]), *args)
+    function(_local_rank(), *args)
+
+
+def on_two_nodes() -> None:
+    """Have each rank be the only one of a node of its own; every rank calls it."""
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
+    os.environ["GROUP_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
 
 
 def as_launched() -> None:
     """Set what srun would, and be the rank that mp.spawn would start; every rank calls it."""
     told_by_srun = {name: os.environ[source] for name, source in _SRUN.items()}
-    os.environ.update(told_by_srun | _ONE_NODE)
+    world_size, on_node = int(os.environ["WORLD_SIZE"]), _local_world_size()
+    nodes = {
+        "SLURM_NNODES": str(world_size // on_node),
+        "SLURM_NODEID": str(int(os.environ["RANK"]) // on_node),
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    os.environ.update(told_by_srun | nodes)
     replace_call(multiprocessing, "spawn", lambda spawn: _spawned)
 
 
@@ -173,6 +189,8 @@ def without_gpus() -> None:
         for name, answer in _ANSWERS.items():
             if hasattr(module, name):
                 replace_call(module, name, functools.partial(_for_script, answer))
+    # It takes CUDA tensors alone; BatchNorm stays, and the row `device` says so.
+    replace_call(torch.nn.SyncBatchNorm, "convert_sync_batchnorm", lambda convert: _unchanged)
     replace_call(torch.cuda, "Event", lambda event: Moment)
     replace_call(torch.cuda, "Stream", lambda stream: Moment)
     _use_cpu_random_numbers()

@@ -3,18 +3,20 @@
 torchrun … witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
 """
 
+import dataclasses
 import os
 import runpy
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 # ddp_helpers need not be installed; the script does not see this folder.
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from ddp_helpers.tools.audit import notes, stand_in
 from ddp_helpers.tools.audit.digests import is_library
-from ddp_helpers.tools.audit.observer import Observer
+from ddp_helpers.tools.audit.training_observer import TrainingObserver
 
 sys.path.pop()
 
@@ -24,10 +26,13 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
 
     folder: for the notes; limit: seconds, after which this rank is ended.
     """
+    if os.environ.get("DDP_AUDIT_TWO_NODES"):
+        stand_in.on_two_nodes()
     stand_in.as_launched()
     if os.environ.get("DDP_AUDIT_ON_CPU"):
         stand_in.without_gpus()
-    observer = Observer(folder)
+    observer = TrainingObserver(folder, sys._getframe())
+    last_line = _LastLine()
     observer.start()
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
@@ -37,21 +42,40 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:
-        end = _end_by(error)
+        end = _end_by(error, last_line.text)
         raise
     finally:
         observer.close_passes()
         observer.note_weights("end")
-        observer.write(notes.End(time=time.time(), at=end.at, status=end.status, why=end.why))
+        last = dataclasses.replace(end, time=time.time(), steps=observer.steps)
+        observer.write(last)
 
 
-def _end_by(error: BaseException) -> notes.End:
-    """The note on an error, or a SystemExit, that ends the script, and where it was raised."""
+class _LastLine:
+    """Keeps the last line that the script writes to stderr: it may say why it ends."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        write = sys.stderr.write
+
+        def kept(text: str) -> int:
+            self.text = next((line for line in reversed(text.splitlines()) if line), self.text)
+            return write(text)
+
+        with suppress(AttributeError):  # whoever has put another stream there
+            sys.stderr.write = kept  # type: ignore[method-assign]
+
+
+def _end_by(error: BaseException, last_line: str) -> notes.End:
+    """The note on an error, or a SystemExit, that ends the script, and where it was raised.
+
+    last_line: the script's last one on stderr, for an exit that has a number and no words.
+    """
     why: object = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         why = error.code or ""
     status = why if isinstance(why, int) else int(bool(why))
-    first_line = "" if isinstance(why, int) else str(why).partition("\n")[0]
+    first_line = last_line if isinstance(why, int) else str(why).partition("\n")[0]
     frames = traceback.extract_tb(error.__traceback__)
     script_frames = [frame for frame in frames if not is_library(frame.filename)]
     last = script_frames[-1:]
