@@ -31,6 +31,10 @@ class Backwards(nn.Module):  # its last layer is the first that it makes
     def __init__(self): super().__init__(); self.out = nn.Linear(8, 3); self.stem = nn.Linear(5, 8)
     def forward(self, x): return self.out(self.stem(x))
 class Bare(nn.Identity): pass
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3)(torch.zeros(5))
 class Named(Net):
     def forward(self, x): return super().forward(x["pixels"])
 class WithLabels(Net):
@@ -43,10 +47,6 @@ class Sparse(nn.Sequential):
     def __init__(self): super().__init__(nn.Embedding(128, 8, sparse=True), nn.Linear(8, 128))
 class Pixels(nn.Conv2d):
     def __init__(self): super().__init__(3, 8, 3); self.register_buffer("table", torch.zeros(10**6))
-class Fails(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(3, 3)(torch.zeros(5))
 """
 
 
