@@ -28,8 +28,20 @@ _SPAWN = re.compile(
 _OURS = re.compile(r"\brank (\d+) (?:exit status (\d+)|ended by (SIG[A-Z0-9]+))")
 _FIELD = re.compile(r"^\s*(time|rank|exitcode) +: (?:(-?\d+)|.*)")
 _AGENT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_CODE = re.compile(r"\b(?:exits|exited) with (?:return |exit )?code:? ?=? ?(-?\d+)")  # DeepSpeed
 _SHELL = re.compile(rf"line \d+: +\d+ ({_WORDS})\b|^({_WORDS}) \(core dumped\)")
 _SHELL_BARE = re.compile(r"^(?:Killed|Segmentation fault|Bus error|Aborted|Terminated)\s*$")
+
+
+_WORTH = re.compile(
+    r"[Ee]xit|EXIT|RANK|rank +:|Root Cause|exited|ended by|terminated with|Process name|KILLED BY"
+    r"|srun: error|failed \(|core dumped|: +\d+ [A-Z]|^(?:Killed|Segm|Bus|Abort|Termin)"
+)
+
+
+def _may_tell(line: Line) -> bool:
+    """Say whether a line can tell of an ending: most lines of a long log cannot."""
+    return _WORTH.search(line.text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ def _task_numbers(text: str) -> list[int]:
 def read_endings(lines: Iterable[Line]) -> Iterator[Ending]:
     """Yield all endings with a status that is not 0, in the order of the lines."""
     report = _Report()
-    for line in lines:
+    for line in filter(_may_tell, lines):
         for ending in report.add(line):
             if ending.status:
                 yield ending
@@ -102,6 +114,8 @@ class _Report:
         elif match := _SPAWN.search(text):
             status = _SIGNALS.get(match[2], 1) if match[2] else int(match[3] or 1)
             yield Ending(int(match[1]), _signed(status), line)
+        elif match := _CODE.search(text):
+            yield Ending(line.rank, _signed(int(match[1])), line)
         elif match := _AGENT.search(text):
             # The number is of its node alone; the report below says the rank.
             yield Ending(None, _signed(int(match[1])), line)

@@ -3,6 +3,7 @@
 `judge` calls it. An exception that no rule knows is still an answer: its last lines.
 """
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,15 +12,23 @@ from ddp_helpers.tools.explain.lines import Line
 _BEGIN = "Traceback (most recent call last)"
 _FINAL = re.compile(r"^[A-Za-z_][\w.]*(?:: |:$|$)")
 _LONGEST = 400  # lines of a traceback
+_BUILT_IN = "|".join(
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
+)
 # A line that is an error by its form, not by a word in somebody's sentence.
 _ERROR = re.compile(
     r"^\W{0,3}(?:[\w./-]+: )?(?:fatal |internal |unknown )?"
     r"(?:error|Error|ERROR|FATAL|Fatal|CRITICAL)\b ?[:\]]"
     r"|^\[?[EF]\d{4} \d\d:\d\d|^[\w./-]+: line \d+: "
+    r"|^Error (?:executing|in|while|loading) |NCCL WARN .*(?:[Ff]ailed|[Ee]rror)"
     r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
+    rf"|: No such file or directory\s*$|^{re.escape(_BEGIN)}"
+    rf"|^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception))(?:: |\s*$)"
     r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
 )
-_NO_ERROR = ("INFO", "DEBUG", "WARN")
+_NO_ERROR = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b")
 
 
 def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
@@ -51,8 +60,4 @@ def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
 
 def error_lines(lines: Iterable[Line]) -> list[Line]:
     """List the lines that are errors by their form."""
-    return [
-        line
-        for line in lines
-        if _ERROR.search(line.text) and not any(word in line.text for word in _NO_ERROR)
-    ]
+    return [line for line in lines if _ERROR.search(line.text) and not _NO_ERROR.search(line.text)]
