@@ -63,7 +63,7 @@ class _CellLexer(IPython3Lexer):
     """
 
     shell = (
-        r"(?s)\A(%%)(slurm|bash|writefile [\w.]+\.sbatch)(.*?\n)(.*)",
+        r"(?s)\A(%%)(slurm|bash|writefile [\w./]+\.(?:sbatch|sh))(.*?\n)(.*)",
         bygroups(Operator, Keyword, String, using(BashLexer)),
     )
     magic = (

@@ -1,7 +1,7 @@
 """What becomes of a run that is submitted twice, killed, requeued, or sent to a cluster that does not answer."""
 
 import json
-import re
+import os
 import shlex
 import sys
 import time
@@ -116,25 +116,47 @@ def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_
     assert not list(folder.glob("requeue-*"))
 
 
-def test_the_lines_that_notebook_11_prints_do_the_same(cluster, tmp_path):
+@pytest.fixture
+def printed(tmp_path, monkeypatch):
+    """Submit the job file that a cell of notebook 11 writes, with a script behind it; it is cancelled at the end."""
+    monkeypatch.chdir(tmp_path)
     cells = nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells
-    [lines] = [found[1] for cell in cells if (found := re.search(r"```bash\n(#SBATCH.*?)```", cell.source, re.S))]
-    assert lines.count("python resumable.py run.pt") == 1
-    (tmp_path / "mine.py").write_text(SAVES.replace("MARK", MARK))
-    python = tmp_path / "python"  # its path has no space, as that of the checkout's may
+    [text] = [cell.source for cell in cells if cell.source.startswith("%%writefile job.sbatch\n")]
+    [other] = [cell.source for cell in cells if 'Path("job_torchrun.sbatch")' in cell.source]
+    Path("job.sbatch").write_text(text.partition("\n")[2])
+    exec(other, {"Path": Path})
+    Path("mine.py").write_text(SAVES.replace("MARK", MARK))
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    lines = lines.replace("python resumable.py run.pt", f"{python} mine.py .")
-    shape = "#SBATCH --nodes=2 --ntasks-per-node=1 --output=slurm-%j.log --time=10"
-    meet = "export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
-    head = lines.rindex("#SBATCH")
-    head = lines.index("\n", head) + 1
-    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n{shape}\n{lines[:head]}{meet}\n{lines[head:]}")
-    number = by_hand(tmp_path)
-    try:
-        warned_and_freed(tmp_path, number)
-    finally:
+    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
+    numbers = []
+
+    def submit(file):
+        done = queue.run_slurm("sbatch", "--parsable", "--output=slurm-%j.log", file, "mine.py", ".")
+        numbers.append(done.stdout.strip())
+        return numbers[-1]
+
+    yield submit
+    for number in numbers:
         jobs.cancel(number)
+
+
+@pytest.mark.parametrize("file", ["job.sbatch", "job_torchrun.sbatch"])
+def test_the_job_files_that_notebook_11_writes_do_the_same(file, cluster, printed, tmp_path):
+    warned_and_freed(tmp_path, printed(file))
+
+
+def test_a_job_of_notebook_11_that_is_cancelled_stays_ended(cluster, printed, tmp_path):
+    """Even if its ranks have asked for a requeue just before: the control of the test above."""
+    number = printed("job.sbatch")
+    until((tmp_path / "trains").exists, "a step")
+    (tmp_path / f"requeue-{number}-0").touch()  # as by ranks that were told just before
+    jobs.cancel(number)
+    assert end_of(number) == "CANCELLED"
+    time.sleep(3)  # in which it would be requeued
+    assert jobs.states_of_job(number)[0].state == "CANCELLED"
 
 
 def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):

@@ -19,7 +19,7 @@ from ddp_helpers.upkeep import records as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
 MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))
-SHELL = re.compile(r"%%(slurm|bash|writefile (--append )?[\w./]+\.sbatch)\b")  # what a learner types in a terminal
+SHELL = re.compile(r"%%(slurm|bash|writefile (--append )?[\w./]+\.(sbatch|sh))\b")  # what a learner types in a terminal
 
 
 def code_of(path):

@@ -1,6 +1,6 @@
 """The attempts of a run that was started more than once: its events, and a row for each attempt.
 
-Notebook 11 and its figures call it, on the record that the run has left; no rank needs it.
+Notebook 11b and its figures call it, on the record that the run has left; no rank needs it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Exercises of notebook 11: save on one rank, rest of an epoch, attempts and saves needed.
+"""Exercises of 11 and 11b: save on one rank, rest of an epoch, attempts and saves needed.
 
 `lessons.check` reads EXERCISES, in the learner's process. Functions that "every rank calls" run
 on ranks that `on_ranks` forks from it.

@@ -1,4 +1,4 @@
-"""Figures of notebook 11: attempts on a time line, the chance to survive, the cost of checkpoints.
+"""Figures of 11b: attempts on a time line, the chance to survive, the cost of checkpoints.
 
 The notebook draws them; they need no ranks.
 """
