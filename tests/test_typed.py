@@ -51,6 +51,7 @@ TYPED = [
     Typed("own", "mkdir -p build\npapermill slurm/job.ipynb", "100%", needs="cluster"),
     Typed("own", "python -m ddp_helpers curve", "After 3 epochs: "),
     Typed("own", "python -m ddp_helpers fits my.py:Net", "DDP fits a GPU of 16 GB"),
+    Typed("trackers", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
     Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "ours is sound"),
     Typed(  # daily its commands are typed in other blocks
         "trainers", "site=local", "checks green", needs="cluster", exported=("SLURM_CONF",), weekly=True
