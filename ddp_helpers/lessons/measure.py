@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -202,26 +202,22 @@ def trains_alike(result: Result) -> bool:
 def table_row(results: Mapping[str, Result], method: str) -> dict[str, float | str]:
     """Make a row of a table: MB by kind, held and sent, the speed, how near to DDP it trains.
 
-    The speed is DDP's time for a step divided by this method's: its quartiles over the steps.
+    The speed is DDP's time for a step divided by this method's: the median over the steps.
     """
     result = results[method]
     memory = {kind: size / 1e6 for kind, size in result["memory"].items()}
-    low, speed, high = _speed_quartiles(results["DDP"], result)
     return {
         **memory,
         "held": sum(memory.values()),
         "sent": result["sent"] / 1e6,
-        "low": low,
-        "speed": speed,
-        "high": high,
+        "speed": median(_speeds(results["DDP"], result)),
         "as DDP": _difference_from_ddp(result),
     }
 
 
-def _speed_quartiles(ddp: Result, result: Result) -> list[float]:
-    """Compute the quartiles of DDP's time for a step, divided by the method's."""
-    pairs = zip(ddp["ms"], result["ms"], strict=True)
-    return quantiles([of_ddp / ms for of_ddp, ms in pairs], n=4)
+def _speeds(ddp: Result, result: Result) -> list[float]:
+    """Compute DDP's time for each step, divided by the method's."""
+    return [of_ddp / ms for of_ddp, ms in zip(ddp["ms"], result["ms"], strict=True)]
 
 
 def _difference_from_ddp(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Draw methods of training side by side: what a rank holds, by kind, what it sends, its speed.
+"""Draw methods of training side by side: what a rank holds in memory, by kind, and what it sends.
 
 Notebooks 14 and 15 call it, in their own process, with rows that `lessons.measure` makes.
 """
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import write_caption, write_title
-from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 
 KINDS = {  # of memory, and their colours
     "parameters": BLUE,
@@ -20,20 +20,18 @@ KINDS = {  # of memory, and their colours
 }
 
 _COPIES_NOTE = "copies: weights in another precision or gathered from other ranks"
-_SPEED_NOTE = "speed: DDP's time for a step, divided by this way's; "
-_SPEED_NOTE += "the line spans the middle half of the turns"
 
 
-def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
-    """Draw a row for each method: memory stacked by kind, MB sent in a step, and the speed.
+def memory_and_bytes(table: pd.DataFrame, where: str) -> Picture:
+    """Draw a row for each method: memory stacked by kind, and MB sent in a step.
 
     table: MB and ratios, a method a row. Its columns: the KINDS; held; sent, NaN where nobody
-    knows; speed, low and high, of DDP's speed in the same run. where: the machine, for the caption.
+    knows. where: the machine, for the caption.
     """
     table = table.sort_values("held", ascending=False, kind="stable")
     size = 9.5, 2.6 + 0.42 * len(table)
-    figure, axes = plt.subplots(1, 3, figsize=size, width_ratios=[5, 2, 2.6], sharey=True)
-    for ax, draw in zip(axes, (_draw_memory, _draw_sent, _draw_speed), strict=True):
+    figure, axes = plt.subplots(1, 2, figsize=size, width_ratios=[5, 2.4], sharey=True)
+    for ax, draw in zip(axes, (_draw_memory, _draw_sent), strict=True):
         draw(ax, table)
         ax.tick_params(axis="y", length=0)
     axes[0].set_yticks(range(len(table)), table.index)
@@ -44,11 +42,10 @@ def memory_and_speed(table: pd.DataFrame, where: str) -> Picture:
     share = table["held"].min() / table["held"]["DDP"]
     title = f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds"
     write_title(figure, title)
-    write_caption(figure, where, _COPIES_NOTE, _SPEED_NOTE)
+    write_caption(figure, where, _COPIES_NOTE)
     figure.set_layout_engine("constrained", wspace=0.05)
     rows = [
-        f"{name} {row.held:.1f} MB, {row.speed:.2f} of DDP's speed"
-        for name, row in table.iterrows()
+        f"{name} holds {row.held:.1f} MB, sends {row.sent:.1f} MB" for name, row in table.iterrows()
     ]
     return described(figure, f"{title}; {where}. {'; '.join(rows)}.")
 
@@ -75,16 +72,3 @@ def _draw_sent(ax: Axes, table: pd.DataFrame) -> None:
         ax.text(value, row, f" {label}", va="center", fontsize=10)
     most = megabytes.max() if counted.any() else 1
     ax.set(xlabel="MB sent in a step", xlim=(0, 1.35 * most))
-
-
-def _draw_speed(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw a point and a line from low to high for each method, and a line for DDP's speed."""
-    ax.axvline(1, color=GREY, linewidth=1, linestyle="--")
-    beside = ax.get_yaxis_transform()
-    for row in range(len(table)):
-        low, speed, high = table[["low", "speed", "high"]].iloc[row].astype(float)
-        ax.plot([low, high], [row, row], color=INK, linewidth=2, solid_capstyle="butt")
-        ax.plot(speed, row, "o", color=INK, markersize=7)
-        ax.text(1.02, row, f"{speed:.2f}", va="center", fontsize=10, transform=beside)
-    most = max(table["high"].max(), table["speed"].max(), 1)
-    ax.set(xlabel="speed (DDP is 1)", xlim=(0, 1.1 * most))

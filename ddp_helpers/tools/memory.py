@@ -4,6 +4,7 @@
 Tensors may be without memory (FakeTensorMode). Needs torch.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -191,6 +192,8 @@ def shard(
     for unit in _units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    # PyTorch 2.14 warns of in-place operations on a model's output, of which there are none here.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return model
 
 

@@ -40,7 +40,10 @@ STOPS = {
     "init_device_mesh(device.type, (2,)": Exception,  # a mesh looks for its rank in a tensor
     '"weights kept"': NameError,  # wants the mesh
     "early = adamw(": NameError,
+    "for make in (ddp, fsdp)": NameError,
     "cut, alone = net(device), net(device)": NameError,
+    "stage = PipelineStage(": Exception,  # sends what it knows of tensors by its store
+    'meshes = {"FSDP2": init_device_mesh(': Exception,
     "init_device_mesh(device.type, (2, 2)": Exception,
     "dcp.async_save(": NameError,  # wants the model of the cell before
     "model, optimizer = loaded(device)": Exception,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
-from ddp_helpers.draw.style import BLUE, GREEN, INK, LEFT, ORANGE, PURPLE, RIGHT, SKY, SMALL
+from ddp_helpers.draw.style import BLUE, GREEN, INK, LEFT, PURPLE, RIGHT, SKY, SMALL
 
 
 class _Choice(NamedTuple):
@@ -28,19 +28,13 @@ _CHOICES = [
         BLUE,
     ),
     _Choice(
-        "Does it fit with a\nsmaller batch?",
-        "DDP, with accumulation, autocast or recomputation",
-        "small pieces, computing twice, or rounding; no more is sent",
+        "Does it fit with fewer\nactivations?",
+        "DDP, with accumulation or recomputation",
+        "small pieces, or computing twice; no more is sent",
         SKY,
     ),
     _Choice(
-        "Does it fit with the\noptimizer state cut?",
-        "DDP, with ZeroRedundancyOptimizer",
-        "a broadcast of the weights in each step",
-        ORANGE,
-    ),
-    _Choice(
-        "Does a layer fit whole,\nbeside 1/N of the rest?",
+        "Does a layer fit whole, beside\n1/N of the model and its state?",
         "FSDP2: fully_shard",
         "weights gathered twice a step; checkpoints in parts",
         GREEN,
@@ -53,13 +47,14 @@ _CHOICES = [
     ),
 ]
 _CURES = {  # by condition, whatever the choice
+    "A script with DDP lacks only a little memory:": "ZeroRedundancyOptimizer (ZeRO-1)",
     "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
     "The ranks have unequal numbers of batches:": "even them out in the sampler; else Join",
     "The device has units for bfloat16:": "autocast, for time",
 }
 # Of the boxes: the top of the first, the distance from one to the next, their height, the middle
 # and the width of those on the left, and the left edge of those on the right.
-_TOP, _DISTANCE, _HEIGHT, _MIDDLE, _WIDE, _METHODS_LEFT = 0.6, 1.0, 0.66, 1.4, 2.6, 3.5
+_TOP, _DISTANCE, _HEIGHT, _MIDDLE, _WIDE, _METHODS_LEFT = 0.6, 1.0, 0.66, 1.4, 2.8, 3.7
 
 
 def choose() -> Picture:
@@ -73,7 +68,7 @@ def choose() -> Picture:
     for row, (condition, cure) in enumerate(_CURES.items()):
         y = foot + 0.36 + 0.34 * row
         write_text(ax, LEFT, y, condition, ha="left", size=11)
-        write_text(ax, 3.65, y, cure, ha="left", weight="bold", size=11)
+        write_text(ax, 3.85, y, cure, ha="left", weight="bold", size=11)
     lines = [
         f"{choice.question} {choice.method}.".replace("\n", " ").lstrip() for choice in _CHOICES
     ]
@@ -93,7 +88,7 @@ def _draw_choice(ax: Axes, row: int, choice: _Choice) -> None:
         if row:
             arrow(ax, (_MIDDLE, above), (_MIDDLE, y))
         box(ax, (LEFT, y), (_WIDE, _HEIGHT), choice.question, INK, fill=0.06, size=11)
-        write_text(ax, 3.08, middle - 0.15, "yes", weight="bold", size=11)
+        write_text(ax, 3.28, middle - 0.15, "yes", weight="bold", size=11)
         start = LEFT + _WIDE + 0.02
     else:
         ax.plot([_MIDDLE, _MIDDLE], [above, middle], color=INK, linewidth=1.6)
@@ -101,5 +96,5 @@ def _draw_choice(ax: Axes, row: int, choice: _Choice) -> None:
     arrow(ax, (start, middle), (_METHODS_LEFT - 0.02, middle))
     size = RIGHT - _METHODS_LEFT, _HEIGHT
     box(ax, (_METHODS_LEFT, y), size, colour=choice.colour, fill=0.15)
-    write_text(ax, 3.65, y + 0.21, choice.method, ha="left", weight="bold", size=11)
-    write_text(ax, 3.65, y + 0.46, choice.price, ha="left", **SMALL)
+    write_text(ax, 3.85, y + 0.21, choice.method, ha="left", weight="bold", size=11)
+    write_text(ax, 3.85, y + 0.46, choice.price, ha="left", **SMALL)
