@@ -216,6 +216,8 @@ def audit_script(args: Namespace) -> int:
         resume_with=args.resume_with,
     )
     status = command.report(rows)
+    if folder := command.folder_of(args.script, args.folder, args.course):
+        print(f"kept in {folder}")
     answer = {"script": str(args.script), "arguments": args.arguments}
     _write_json(args.json, answer | {"rows": [row._asdict() for row in rows]})
     return status

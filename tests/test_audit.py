@@ -449,3 +449,51 @@ def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
     assert table["resume"]["verdict"] == OK and table["resume"]["seen"].endswith("bit"), table
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
+
+
+ALONE = """
+import os, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+LOGS = """
+import logging, sys, torch, torch.distributed as dist
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+logging.basicConfig(filename="all.log")
+logging.warning("begun")
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).cuda()
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+model = torch.nn.parallel.DistributedDataParallel(model)
+if len(sys.argv) > 1:
+    model.load_state_dict(torch.load(sys.argv[1]))
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "it.pt")
+dist.barrier()
+"""
+
+
+def test_what_is_a_matter_of_taste_is_not_red_and_who_trains_alone_is(tmp_path):
+    """Ranks that never talk; a log of all ranks, names with module. in a script that loads them, SyncBatchNorm."""
+    tables = []
+    for number, text in enumerate((ALONE, LOGS, LOGS.replace("load_state_dict", "load"))):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "it.py").write_text(text)
+        wait_for_runs(start(folder / "it.py", DDP_AUDIT_ON_CPU="1" if number else ""))
+        tables.append({row.name: row for row in judge(read_notes(folder / "notes", RANKS))})
+    alone, logs, never_loads = tables
+    assert (alone["gradients"].verdict, alone["files"].verdict) == (RED, UNSEEN), alone
+    assert [name for name, row in logs.items() if row.verdict == RED] == [], logs
+    assert "logging" in logs["files"].seen and "meant so" in logs["saved names"].seen
+    assert [name for name, row in never_loads.items() if row.verdict == RED] == ["saved names"]
+
+
+def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
+    (script := tmp_path / "it.py").write_text("import sys\nprint('give --lr', file=sys.stderr)\nsys.exit(2)\n")
+    assert main(["audit", str(script), "--folder", str(tmp_path / "its")]) == 2
+    said = capsys.readouterr().out
+    assert "give --lr" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said

@@ -23,6 +23,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ddp_helpers.tools.movable import movable
+
 
 def local(tensor: Tensor) -> Tensor:
     """Get this rank's shard of a sharded tensor, or else the tensor; any rank."""
@@ -221,40 +223,6 @@ def _pretended_group(ranks: int) -> Iterator[DeviceMesh | None]:
         yield init_device_mesh("cpu", (ranks,))
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def movable() -> Iterator[None]:
-    """Let models say .to(…), .half() and the like also on tensors without memory.
-
-    torch itself cannot swap these.
-    """
-    # By the id of a parameter, while the outermost call lasts: one that is shared stays one. The
-    # old one is kept, so that no other gets its id.
-    converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-    calls: list[nn.Module] = []
-
-    def apply(module: nn.Module, convert: Callable, recurse: bool = True) -> nn.Module:
-        calls.append(module)
-        for child in module.children() if recurse else ():
-            child._apply(convert)
-        for name, old in module._parameters.items():
-            if old is None:
-                continue
-            if id(old) not in converted:
-                new = nn.Parameter(convert(old.detach()), old.requires_grad)
-                converted[id(old)] = converted[id(new)] = (new, old)
-            module._parameters[name] = converted[id(old)][0]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = convert(buffer)
-        calls.pop()
-        if not calls:
-            converted.clear()
-        return module
-
-    with patch.object(nn.Module, "_apply", apply):
-        yield
 
 
 class StepMemory(NamedTuple):

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules.conv import _ConvNd
 
 from ddp_helpers.tools.cards import FitsError
-from ddp_helpers.tools.memory import movable
+from ddp_helpers.tools.movable import movable
 
 # How torch says that it cannot do something on tensors without memory.
 _NEED_MEMORY = (

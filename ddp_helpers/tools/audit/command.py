@@ -111,16 +111,20 @@ def audit(
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
-        if folder is None and course is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
-        elif folder is None:
-            assert course
-            name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
-            folder = course / "build" / "audit" / name
-        folder = Path(folder).resolve()
+        kept = folder_of(script, folder, course)
+        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
         _check(script, folder, cwd, limit, resume_with or "")
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
         return _audit_rows(runs, arguments, batch_size_flag, resume_with)
+
+
+def folder_of(script: Path, folder: Path | None, course: Path | None) -> Path | None:
+    """Where an audit is kept: the folder that was named, or one in the course; or None."""
+    if folder is None and course:
+        script = Path(script).resolve()
+        name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
+        folder = course / "build" / "audit" / name
+    return Path(folder).resolve() if folder else None
 
 
 def _audit_rows(
