@@ -1,7 +1,9 @@
-"""The exercises of notebook 12: exposed time, when compression pays, whose time an all-reduce is.
+"""Exercises of 12 and 12b: exposed time, when compression pays, whose time, the most ranks.
 
 `lessons.check` asks them for verdicts, in the learner's process.
 """
+
+import math
 
 from ddp_helpers.lessons.exercise import Exercise
 
@@ -153,4 +155,48 @@ _LATE_AND_EXCHANGE = Exercise(
     },
 )
 
-EXERCISES = [_NOT_HIDDEN, _PAYS_BELOW, _LATE_AND_EXCHANGE]
+# ---- 12b, 1: the most ranks of which an epoch has enough steps
+
+
+def most_ranks(samples: int, batch: int, steps: int) -> int:
+    """Return the most ranks on which an epoch still has so many steps, 0 if there are none.
+
+    batch: the samples of a rank in a step.
+    """
+    for ranks in range(samples, 0, -1):
+        if _steps_of_an_epoch(samples, batch, ranks) >= steps:
+            return ranks
+    return 0
+
+
+def _steps_of_an_epoch(samples: int, batch: int, ranks: int) -> int:
+    """Count the steps of an epoch, the last batch smaller, with shards padded to equal length."""
+    return math.ceil(math.ceil(samples / ranks) / batch)
+
+
+def _whole_batches(samples: int, batch: int, steps: int) -> int:
+    """A mistake: all batches are full, and nothing is padded."""
+    return samples // (batch * steps)
+
+
+def _batch_of_all(samples: int, batch: int, steps: int) -> int:
+    """A mistake: the batch is shared by all ranks, so their number does not matter."""
+    return samples if math.ceil(samples / batch) >= steps else 0
+
+
+def _at_least_one(samples: int, batch: int, steps: int) -> int:
+    """A mistake: one rank is always enough."""
+    return max(1, most_ranks(samples, batch, steps))
+
+
+_MOST_RANKS = Exercise(
+    most_ranks,
+    [(60_000, 64, 100), (1000, 10, 4), (100, 10, 11), (1281, 32, 2), (64, 64, 1)],
+    {
+        "The last batch may be smaller, and it is a step, too: round up, not down.": _whole_batches,
+        "Each rank takes `batch` samples, so more ranks take fewer steps.": _batch_of_all,
+        "If one rank takes fewer steps, the answer is 0.": _at_least_one,
+    },
+)
+
+EXERCISES = [_NOT_HIDDEN, _PAYS_BELOW, _LATE_AND_EXCHANGE, _MOST_RANKS]

@@ -1,6 +1,6 @@
 """Fit a communication model, the seconds of an epoch by number of ranks, and draw what it predicts.
 
-Notebook 12 and the tests call it in one process, with a few runs on few ranks.
+Notebook 12b and the tests call it in one process, with a few runs on few ranks.
 
 The ranks share the work. Each step adds an all-reduce around a ring: every rank sends 2(n-1)/n
 times the bytes of the gradients, and waits for n-1 neighbours. No term is negative, so n ranks are
