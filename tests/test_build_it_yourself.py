@@ -8,19 +8,11 @@ from asked import cells
 from planted_mistakes import PLANTED, Planted
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.build_it_yourself import functions, pipeline, replicas, ring, sharded_layer, sharded_optimizer
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Project
+from ddp_helpers.lessons.build_it_yourself import exercises
+from ddp_helpers.lessons.build_it_yourself.schedule import bubble, length, most_held, schedule
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 
-JUDGES = {
-    "ring_sum": ring.JUDGE,
-    "ddp_by_hand": replicas.DDP_JUDGE,
-    "overlap": replicas.BUCKETS_JUDGE,
-    "zero_1": sharded_optimizer.JUDGE,
-    "shard_layer": sharded_layer.JUDGE,
-    "sync_batch_norm": functions.NORM_JUDGE,
-    "parallel_mlp": functions.PARALLEL_JUDGE,
-    "pipeline_step": pipeline.JUDGE,
-}
+EXERCISES = {exercise.oracle.__name__: exercise for exercise in exercises.EXERCISES}
 SOLUTION = ROOT / "notebooks" / "solutions" / "16_build_it_yourself.ipynb"
 
 
@@ -35,18 +27,16 @@ def verdict(name: str, solution: str) -> str:
     """What the judge says of the source of an answer."""
     scope: dict[str, Callable] = {}
     exec(f"{source(name)[0]}\n{solution}", scope)
-    return Project(scope[name], [], {}, JUDGES[name]).verdict(scope[name])
+    return EXERCISES[name].verdict(scope[name])
 
 
-@pytest.mark.parametrize("name", JUDGES)
+@pytest.mark.parametrize("name", EXERCISES)
 def test_the_worked_solution_is_right_and_short_and_a_stub_not_attempted(name: str) -> None:
-    def stub(*_: object) -> None:
-        raise NotImplementedError
-
     solution = source(name)[1]
     assert verdict(name, solution) == RIGHT
-    assert Project(stub, [], {}, JUDGES[name]).verdict(stub) == NOT_ATTEMPTED
-    assert len([line for line in solution.splitlines() if line.strip()]) <= 30
+    assert EXERCISES[name].verdict(EXERCISES[name].oracle) == NOT_ATTEMPTED
+    body = [line for line in solution.splitlines()[1:] if line.strip() and '"""' not in line]
+    assert len(body) <= 30
 
 
 @pytest.mark.parametrize("mistake", PLANTED, ids=lambda mistake: f"{mistake.exercise}-{mistake.verdict[-30:]}")
@@ -61,4 +51,13 @@ def test_the_judge_names_a_planted_mistake(mistake: Planted) -> None:
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:
     counts = Counter(mistake.exercise for mistake in PLANTED)
-    assert counts.keys() == JUDGES.keys() and min(counts.values()) >= 5
+    assert counts.keys() == EXERCISES.keys() and min(counts.values()) >= 5
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 4), (4, 8), (3, 2)])
+def test_both_orders_of_a_pipeline_wait_alike_and_the_second_holds_less(stages: int, count: int) -> None:
+    first, second = (schedule(stages, count, one_by_one) for one_by_one in (False, True))
+    assert length(first) == length(second) == 3 * (count + stages - 1)
+    assert bubble(first) == bubble(second) == pytest.approx((stages - 1) / (count + stages - 1))
+    assert [most_held(works) for works in first] == [count] * stages
+    assert [most_held(works) for works in second] == [min(count, stages - stage) for stage in range(stages)]

@@ -7,6 +7,7 @@ from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped
+from ddp_helpers.lessons.build_it_yourself.figures import life_of_a_layer, schedules, two_sums
 from ddp_helpers.lessons.do_it_yourself.large_batches import large_batches
 from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
@@ -50,6 +51,12 @@ CASES = [  # function, arguments, and what its alt text must name
     (bucket_step, {"ms": 12}, ["bucket 2 is full and leaves", "only waits"]),
     (sample_by_epoch, FOLLOWED, ["Sample 3 stays on rank 1", "2 ranks see it: rank 1, 0 in epochs 0 to 1"]),
     (lambda **case: steps_of_a_sample(**case, seed=1)[1], FOLLOWED, ["seed 1 + epoch 1 gives sample 3 to rank 0"]),
+    (life_of_a_layer, {}, ["all-gather, forward, free", "2 ranks"]),
+    (life_of_a_layer, {"world_size": 4}, ["4 ranks"]),
+    (two_sums, {}, ["2 ranks", "an all-reduce adds up the gradients of x"]),
+    (two_sums, {"world_size": 3}, ["3 ranks"]),
+    (schedules, {}, ["18 units", "33%", "at most 4, 4, 4", "at most 3, 2, 1"]),
+    (schedules, {"stages": 2}, ["15 units", "20%", "at most 2, 1"]),
     (way_of_a_job, {}, ["2 nodes", "starts 2 tasks on each", "ranks 0 to 3"]),
     (way_of_a_job, {"nodes": 3, "tasks_per_node": 2}, ["3 nodes", "ranks 0 to 5"]),
     (backfill, {}, ["A runs on node 1 for 10 min", "from 10 to 20 min", "for 1 min"]),

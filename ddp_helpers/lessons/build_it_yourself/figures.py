@@ -1,0 +1,145 @@
+"""The figures of notebook 16: a layer that is whole at times, two sums, a pipeline's two orders.
+
+The notebook calls them, in its own process.
+"""
+
+from matplotlib.axes import Axes
+
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, LEFT, ORANGE, PURPLE, SMALL, rank_colour
+from ddp_helpers.lessons.build_it_yourself.schedule import (
+    FORWARD,
+    UNITS,
+    Work,
+    bubble,
+    length,
+    most_held,
+    schedule,
+)
+
+# ---- a layer that is whole only while it computes
+
+_LIFE = [  # what happens, how wide it is drawn, its colour, and whether the weight is whole
+    ("all-gather", 1.15, GREEN, True),
+    ("forward", 1.0, GREY, True),
+    ("free", 0.55, ORANGE, False),
+    ("other layers", 1.5, "", False),
+    ("all-gather", 1.15, GREEN, True),
+    ("backward", 1.1, GREY, True),
+    ("reduce-scatter", 1.45, PURPLE, True),
+    ("free", 0.55, ORANGE, False),
+]
+_HOOKS = {
+    0: "forward pre-hook",
+    2: "forward hook",
+    4: "backward pre-hook",
+    6: "hook on the weight",
+}
+
+
+def life_of_a_layer(world_size: int = 2) -> Picture:
+    """Draw one step of a sharded layer: what it does, and how much of the weight a rank holds."""
+    title = "The whole weight is there twice in a step, and in between only this rank's part"
+    ax = canvas(2.9, title)
+    x, level = 1.05, [2.6 - 1 / world_size, 1.6]  # of a part, and of the whole
+    write_text(ax, LEFT, 0.95, "does", ha="left", weight="bold", size=11)
+    write_text(ax, LEFT, level[1], "all of it", ha="left", **SMALL)
+    write_text(ax, LEFT, level[0], f"1 / {world_size} of it", ha="left", **SMALL)
+    xs, ys = [x], [level[0]]
+    for number, (name, width, colour, whole) in enumerate(_LIFE):
+        if colour:
+            box(ax, (x, 0.78), (width - 0.05, 0.34), name, colour, size=10)
+        else:
+            write_text(ax, x + width / 2 - 0.03, 0.95, name, color=GREY, **SMALL)
+        if hook := _HOOKS.get(number):
+            write_text(ax, x, 0.6, hook, ha="left", color=GREY, **SMALL)
+        xs += [x, x + width]
+        ys += [level[whole]] * 2
+        x += width
+    ax.plot(xs, ys, color=BLUE, linewidth=2.5)
+    ax.fill_between(xs, ys, 2.6, color=BLUE, alpha=0.12, linewidth=0)
+    note = "The line: how much of this layer's weight a rank holds. Widths are not times."
+    write_text(ax, LEFT, 2.75, note, ha="left", color=GREY, **SMALL)
+    words = ", ".join(name for name, *_ in _LIFE)
+    return described(ax.figure, f"{title}. In order: {words}, on each of {world_size} ranks.")
+
+
+# ---- the two sums of tensor parallel
+
+
+def two_sums(world_size: int = 2) -> Picture:
+    """Draw two layers that are cut over the ranks, and what is sent forward and backward."""
+    title = "Forward adds up where the output leaves, backward where the input enters"
+    ax = canvas(1.6 + 0.75 * world_size, title)
+    top, bottom = 0.95, 0.95 + 0.75 * world_size
+    middle = (top + bottom) / 2
+    box(ax, (0.1, middle - 0.2), (0.6, 0.4), "x")
+    box(ax, (8.75, middle - 0.2), (0.6, 0.4), "y")
+    for x, name in ((1.35, "enter"), (7.3, "add up")):
+        box(ax, (x, top), (0.85, bottom - top - 0.1), name, GREEN, weight="bold")
+    for rank in range(world_size):
+        y, colour = top + 0.75 * rank + 0.1, rank_colour(rank)
+        for x, text in ((3.0, f"rows of up, {rank}"), (5.1, f"columns of down, {rank}")):
+            box(ax, (x, y), (1.75, 0.42), text, colour, size=10)
+        for start, end in ((2.2, 3.0), (4.75, 5.1), (6.85, 7.3)):
+            arrow(ax, (start + 0.03, y + 0.21), (end - 0.03, y + 0.21))
+    arrow(ax, (0.73, middle), (1.32, middle))
+    arrow(ax, (8.18, middle), (8.72, middle))
+    for row, (name, at_entry, at_exit) in enumerate(
+        (
+            ("forward", "nothing to send", "all-reduce of the output"),
+            ("backward", "all-reduce of x's gradient", "nothing to send"),
+        )
+    ):
+        y = bottom + 0.1 + 0.27 * row
+        write_text(ax, LEFT, y, name, ha="left", weight="bold", size=10)
+        write_text(ax, 1.35, y, at_entry, ha="left", **SMALL)
+        write_text(ax, 8.15, y, at_exit, ha="right", **SMALL)
+    alt = (
+        f"{title}. x enters {world_size} ranks; each has rows of up and columns of down. Forward: "
+        "nothing is sent where x enters, an all-reduce adds up the outputs. Backward: nothing is "
+        "sent at the output, an all-reduce adds up the gradients of x."
+    )
+    return described(ax.figure, alt)
+
+
+# ---- a pipeline, in two orders
+
+_ORDERS = {"all forward, then all backward": False, "one forward, one backward": True}
+_ROW = 0.4  # inches
+
+
+def schedules(stages: int = 3, micro_batches: int = 4) -> Picture:
+    """Draw both orders of a pipeline: who computes what when, who waits, and what each holds."""
+    tables = {n: schedule(stages, micro_batches, order) for n, order in _ORDERS.items()}
+    units = max(map(length, tables.values()))
+    share = max(map(bubble, tables.values()))
+    title = f"Both orders take {units} units, {share:.0%} of them waiting; the second holds less"
+    block = 0.62 + _ROW * stages
+    ax = canvas(0.55 + block * len(tables) + 0.4, title)
+    sentences = []
+    for number, (name, table) in enumerate(tables.items()):
+        top = 0.55 + block * number
+        write_text(ax, LEFT, top + 0.12, name, ha="left", weight="bold", size=11)
+        write_text(ax, 9.4, top + 0.12, "holds at most", ha="right", **SMALL)
+        for stage, works in enumerate(table):
+            _draw_stage(ax, top + 0.32 + _ROW * stage, stage, works, units)
+        held = ", ".join(str(most_held(works)) for works in table)
+        sentences.append(f"{name}: the stages hold at most {held} micro-batches at once.")
+    note = "A number: the micro-batch. Pale: forward, 1 unit. Strong: backward, 2. White: waits."
+    write_text(ax, LEFT, 0.75 + block * len(tables), note, ha="left", color=GREY, **SMALL)
+    words = f"{title}. {stages} stages, {micro_batches} micro-batches. {' '.join(sentences)}"
+    return described(ax.figure, words)
+
+
+def _draw_stage(ax: Axes, y: float, stage: int, works: list[Work], units: int) -> None:
+    """Draw the row of a stage: its name, its works, and how many micro-batches it holds."""
+    left, right = 0.95, 8.6
+    unit = (right - left) / units
+    write_text(ax, LEFT, y + 0.16, f"stage {stage}", ha="left", **SMALL)
+    for work in works:
+        corner = left + unit * work.start, y
+        size = unit * UNITS[work.kind] - 0.03, 0.32
+        fill = 0.2 if work.kind == FORWARD else 0.6
+        box(ax, corner, size, work.micro_batch, rank_colour(stage), fill=fill, size=10)
+    write_text(ax, 9.1, y + 0.16, most_held(works), weight="bold", **SMALL)
