@@ -46,6 +46,7 @@ _RING = _planted(
     ("2 * (size - 1)", "size - 1", "only number 1 holds the sum over all ranks. After the first n - 1 steps"),
     (_ADD_OR_REPLACE, "own + arrived", "this rank's numbers once more. In the second half whole sums arrive"),
     ("(rank - step - 1)", "(rank - step)", "none holds the sum over all ranks"),
+    ("    rank, size", "    while True:\n        pass\n    rank, size", "Does a loop end?"),
     ("(rank + 1) % size", "rank + 1", "isend names rank 2, which does not exist"),
     ("= tensor.tensor_split", "= tensor.clone().tensor_split", "the tensor is as it was"),
     (f"{_ADD_OR_REPLACE})", f"{_ADD_OR_REPLACE})\n    tensor /= size", "holds the mean, and should hold the sum"),
@@ -185,6 +186,52 @@ _LAYER = _planted(
     ("return own", "return own.data", "return this rank's part, an nn.Parameter"),
     ("chunk(size)[rank].clone()", "clone()", "has 36 numbers, and should have 18 of 36"),
 )
+
+# Right answers that differ from the worked ones: the exercise, what is replaced, and by what.
+_SEND_AND_RECEIVE = """        sending = dist.isend(chunks[(rank - step) % size], (rank + 1) % size)
+        dist.recv(arrived, (rank - 1) % size)
+        sending.wait()
+"""
+_BATCHED = """        send = dist.P2POp(dist.isend, chunks[(rank - step) % size], (rank + 1) % size)
+        receive = dist.P2POp(dist.irecv, arrived, (rank - 1) % size)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+"""
+_BOTH_ASYNCHRONOUS = """        sending = dist.isend(tensor=chunks[(rank - step) % size], dst=(rank + 1) % size)
+        receiving = dist.irecv(arrived, src=(rank - 1) % size)
+        receiving.wait()
+        sending.wait()
+"""
+_ASYNCHRONOUS = """        works = []
+        for number, parameter in enumerate(parameters):
+            works.append(dist.broadcast(parameter.data, src=number % size, async_op=True))
+        for work in works:
+            work.wait()
+"""
+ALSO_RIGHT = [
+    ("ring_sum", _SEND_AND_RECEIVE, _BATCHED),
+    ("ring_sum", _SEND_AND_RECEIVE, _BOTH_ASYNCHRONOUS),
+    ("ddp_by_hand", "[*model.parameters(), *model.buffers()]", "model.state_dict().values()"),
+    ("overlap", "bucket /= dist.get_world_size()", "bucket.div_(dist.get_world_size())"),
+    (
+        "zero_1",
+        "        for number, parameter in enumerate(parameters):\n"
+        "            dist.broadcast(parameter.data, src=number % size)\n",
+        _ASYNCHRONOUS,
+    ),
+    (
+        "shard_layer",
+        "dist.all_gather(list(weight.data.view(-1).chunk(size)),",
+        "dist.all_gather_into_tensor(weight.data.view(-1),",
+    ),
+    (
+        "shard_layer",
+        "dist.reduce_scatter(own.grad, list(weight.grad.flatten().chunk(size)))",
+        "dist.reduce_scatter_tensor(own.grad, weight.grad.flatten())",
+    ),
+    ("parallel_mlp", "return x.view_as(x)", "return x.clone()"),
+    ("pipeline_step", "dist.recv(gradient, rank + 1)", "dist.irecv(gradient, rank + 1).wait()"),
+]
 
 _SUM_FORWARD = "        dist.all_reduce(sums)\n        count"
 _SUM_BACKWARD = "        dist.all_reduce(sums)\n        mean"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from asked import cells
-from planted_mistakes import PLANTED, Planted
+from planted_mistakes import ALSO_RIGHT, PLANTED, Planted
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.build_it_yourself import exercises
@@ -47,6 +47,13 @@ def test_the_judge_names_a_planted_mistake(mistake: Planted) -> None:
         solution = solution.replace(old, new)
     found = verdict(mistake.exercise, solution)
     assert found.startswith("not yet: on ") and mistake.verdict in found, found
+
+
+@pytest.mark.parametrize(("name", "old", "new"), ALSO_RIGHT)
+def test_another_right_answer_is_right(name: str, old: str, new: str) -> None:
+    solution = source(name)[1]
+    assert old in solution
+    assert verdict(name, solution.replace(old, new)) == RIGHT
 
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:

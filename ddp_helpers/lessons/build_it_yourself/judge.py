@@ -101,6 +101,8 @@ def _failure(error: Exception, states: list[RankState], hints: Mapping[str, str]
 
 def _who_waits(states: list[RankState]) -> str:
     """Say for each rank where it waited when the time was up, and what follows from it."""
+    if not any(state.waiting for state in states):
+        return "the time was up, and no rank was in a call of torch.distributed. Does a loop end?"
     places = [f"rank {rank} {_place(state)}" for rank, state in enumerate(states)]
     sentence = f"the ranks wait for each other: {'; '.join(places)}."
     waiting = [state.waiting.name for state in states if state.waiting and not state.in_wait]
