@@ -8,13 +8,17 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from functools import cache
 from pathlib import Path
 
+import nbformat
 import pytest
+from real import LIMIT
 from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
+from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.tools.explain.judge import judge
 from ddp_helpers.tools.explain.lines import read_logs
 from ddp_helpers.tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
@@ -231,3 +235,132 @@ def test_most_logs_of_strangers_are_explained(tmp_path: Path, name: str, least: 
 def test_no_thread_is_quoted_twice_and_none_at_length() -> None:
     assert len(THREADS["threads"]) == 100 and len(EACH) == sum(map(len, THREADS.values()))
     assert all(len(entry["text"].splitlines()) <= 15 for entry in EACH.values())
+
+
+# ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here
+
+# A fault: which rank failed first, which was not there, and what explains it. The others end well, or leave no message.
+FAULTS = {
+    1: (0, [], "waiting-for-clients"),
+    2: (None, [], "address-in-use"),
+    3: (1, [], "address-in-use"),
+    4: (None, [], "invalid-device-id"),
+    6: (0, [], "gloo-interface"),
+    7: (1, [], "sigkill"),
+    8: (0, [1], "monitored-barrier"),
+    9: (None, [], "ended-at-limit"),
+    10: (0, [], "collective-mismatch"),
+    11: (1, [], "received-size"),
+    12: (0, [], "unused-parameter"),
+    17: (1, [], "gzip-cut"),
+    18: (0, [], "worker-killed"),
+    22: (None, [], "map-location"),
+    23: (None, [], "sigusr"),
+    24: (1, [0], "gloo-timeout"),
+    25: (None, [], "sigkill"),
+    26: (0, [], "ready-twice"),
+    27: (1, [0], "gloo-timeout"),
+    28: (0, [], "open-files"),
+    29: (1, [], "no-such-file"),
+}
+
+
+@cache
+def faults() -> dict[int, str]:
+    """The output of each fault of notebook 10 and its appendix, without its cure, from the first cell that has one."""
+    outputs: dict[int, str] = {}
+    for name in ("10_break_it_and_fix_it", "10b_look_up_a_fault"):
+        number = 0
+        for cell in nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells:
+            numbers = re.findall(r'<a id="fault-(\d+)">', cell.source)
+            number = int(numbers[-1]) if numbers else number
+            texts = [out.text for out in cell.get("outputs", []) if out.output_type == "stream"]
+            broken = re.split(r"^cured", "".join(texts), flags=re.M)[0]
+            if number and broken.strip():
+                outputs.setdefault(number, broken)
+    return outputs
+
+
+@pytest.mark.parametrize("number", FAULTS)
+def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, number: int) -> None:
+    verdict = explain(tmp_path, faults()[number])
+    assert (verdict.first, verdict.late, answer(verdict)) == FAULTS[number]
+
+
+@pytest.mark.parametrize("number", [5, 13, 14, 15, 16])
+def test_a_fault_that_says_nothing_is_no_failure(tmp_path: Path, number: int) -> None:
+    assert answer(explain(tmp_path, faults()[number])) == "clean"
+
+
+FAILS_ALONE = """import os, signal, sys, torch, torch.distributed as dist
+from ddp_helpers.rank.launchers import who_am_i
+rank = who_am_i()[1]
+dist.init_process_group("gloo", rank=rank, world_size=2)
+dist.barrier()
+if rank == 1 and sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and sys.argv[1] == "fails":
+    open("train.csv")
+dist.all_reduce(torch.ones(1))
+print("trained")
+"""
+ENDS = {"killed": "sigkill", "fails": "no-such-file", "ends well": "clean"}
+STARTS = {
+    "torchrun": ["torchrun", "--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"],
+    "torchrun, tee": [
+        *["torchrun", "--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"],
+        *["--log-dir", "logs", "--tee", "3"],
+    ],
+    "mpirun": ["mpirun", "--oversubscribe", "--tag-output", "-np", "2", sys.executable],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("start", STARTS)
+def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
+    tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
+) -> None:
+    if start == "mpirun":
+        request.getfixturevalue("mpirun")
+    (tmp_path / "train.py").write_text(FAILS_ALONE)
+    env = clean_environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*STARTS[start], "train.py", end],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    verdict = explain(tmp_path, done.stdout)
+    assert answer(verdict) == ENDS[end], done.stdout
+    assert verdict.first == (None if end == "ends well" else 1), done.stdout
+
+
+def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
+    for rank, text in {0: GONE, 1: FAILS}.items():
+        (tmp_path / f"rank{rank}.log").write_text(text)
+    verdict = judge(read_logs([tmp_path]))
+    assert (verdict.first, answer(verdict)) == (1, "ready-twice")
+    assert main(["explain", str(tmp_path)]) == 1
+
+
+def test_a_log_of_progress_bars_long_lines_and_colours_is_read(tmp_path: Path) -> None:
+    bar = "\r".join(f"{percent}%|### | {percent}/100" for percent in range(100))
+    log = tmp_path / "job.log"
+    log.write_bytes(f"{bar}\r\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\r\n".encode("utf-16"))
+    verdict = judge(read_logs([log]))
+    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 1
+    log.write_bytes(b"\xff\xfe caf\xe9 " + b"x" * 100_000 + b"\nRuntimeError: CUDA out of memory.\n")
+    assert answer(judge(read_logs([log]))) is not None
+
+
+def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["explain", "tests/logs/example.log"]) == 1
+    page = (ROOT / "docs" / "explain.md").read_text()
+    assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)

@@ -39,6 +39,7 @@ TYPED = [
     Typed("README", "slurm/cluster up", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
     Typed("audit", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
+    Typed("explain", "python -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("hang_lab", "python -m ddp_helpers hang --seed 7", "not yet: ", status=1),  # a guess
     Typed("own", "python -m ddp_helpers job ours my_training.py --nodes", "it is not submitted"),
     Typed(
@@ -59,7 +60,7 @@ TYPED = [
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
-    ("asked", "nohup torchrun"): "tests/test_asked.py runs it, in a terminal that it closes",
+    ("asked", "nohup torchrun"): "tests/test_asked.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("elsewhere", "docker build"): "needs Docker",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
@@ -70,7 +71,8 @@ NOT_TYPED = {
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
-PYTHON = {"own": ("python",)}  # which tests/test_own_record.py pastes into a script, and runs
+# Run by tests/test_own_record.py, which pastes them into a script, and tests/test_asked.py.
+PYTHON = {"own": ("python",), "asked": ("python",)}
 MINE = {  # files that the pages take for the reader's own
     "my.py": "from torch.nn import *\ndef Net(): return Sequential(Conv2d(1, 8, 3), Flatten(), Linear(5408, 9))\n",
     "my_training.py": "import sys\nprint(sys.argv)\n",

@@ -15,6 +15,8 @@ from real import LIMIT, THOROUGH
 from refusals import one_line
 
 from ddp_helpers.rank.resume import list_checkpoints, load_checkpoint, read_checkpoint, weight_digest
+from ddp_helpers.tools.explain.judge import judge
+from ddp_helpers.tools.explain.lines import read_logs
 from faults.matrix import GIVES_UP, saved_model
 from faults.ranks import run
 
@@ -32,12 +34,19 @@ PHASES = {
 }
 
 
+def explained(folder):
+    """What `explain` makes of the logs of a run, one for each rank."""
+    return judge(read_logs(sorted(folder.glob("rank*.log"))))
+
+
 def killed(matrix, rank, phase):
     """Everyone leaves with an error, and the run goes on to the golden weights."""
     folder = matrix.fresh(f"kill_{rank}_{phase}")
     moment, number = PHASES.get(phase, (phase, 2))
     ended = matrix.train(folder, *GIVES_UP, fault=(rank, "SIGKILL", moment, number))
     assert ended.statuses[rank] == -9 and all(ended.statuses), f"exit statuses {ended.statuses}"
+    verdict = explained(folder)
+    assert verdict.known and verdict.late == [rank], f"explain: {verdict}"
     if phase.startswith("save"):
         saved_model(folder)  # all that has a checkpoint's name is whole
     matrix.must_resume_equal(folder)
@@ -49,6 +58,8 @@ def stopped(matrix, phase):
     folder = matrix.fresh(f"stop_{phase}")
     ended = matrix.train(folder, *GIVES_UP, fault=(1, "SIGSTOP", *PHASES[phase]), but=(1,))
     assert ended.statuses == [1, None], f"exit statuses {ended.statuses}"
+    verdict = explained(folder)
+    assert (verdict.first, verdict.late) == (0, [1]), f"explain: {verdict}"
     assert "[Rank 0]: Ranks 1 failed to pass" in ended.said[0], ended.said[0]  # gloo's own words
     return ended.seconds
 
@@ -72,6 +83,7 @@ def not_a_number(matrix, script=None):
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
     assert all(re.search(r"\brank 1\b.*finite", said) for said in ended.said), ended.said
     assert all(said.strip().endswith(weight_digest(saved_model(folder))) for said in ended.said), "weights changed"
+    assert explained(folder).late == [1], "explain names the rank with the NaN"
     return ended.seconds
 
 
@@ -82,6 +94,7 @@ def drifted(matrix):
     assert ended.statuses == [2, 2], f"exit statuses {ended.statuses}"
     assert all(re.search(r"step 5\b.*rank \[1\].*weights", said) for said in ended.said), ended.said
     assert not (folder / "run" / "checkpoints").exists()
+    assert explained(folder).late == [1], "explain names the rank whose weights changed"
     matrix.must_resume_equal(folder)
     return ended.seconds
 

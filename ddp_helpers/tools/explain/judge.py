@@ -35,7 +35,8 @@ class Verdict:
     """What a log comes to.
 
     root: what explains it, None where no failure was seen. first: the rank that failed first.
-    late: ranks for which others waited. own: the last lines of the first rank.
+    late: ranks that did not come, or left
+    without a word, as the others or their lines say. own: the last lines of the first rank.
     """
 
     root: Finding | None
@@ -159,9 +160,8 @@ def _name_first(
     named = root.rule.named_ranks(root.lines[0].text) if root.rule else []
     summary = next((e for e in endings if e.first and e.rank is not None), None)
     if root.rank is not None:
-        alike = [f for f in serious if f.rule is root.rule and f.rank not in (None, root.rank)]
-        timed = root.lines[0].time is not None
-        order = "by time" if timed else "by its place in the log"
+        alike = any(f.rule is root.rule and f.rank not in (None, root.rank) for f in serious)
+        order = "by its place in the log" if root.lines[0].time is None else "by time"
         verdict.first, verdict.by = root.rank, order if alike else "it alone says so"
     elif summary:
         verdict.first, verdict.by = summary.rank, "torchrun says so"
@@ -170,11 +170,11 @@ def _name_first(
         ranks += [f.rank for f in serious if f.rank is not None]
         if ranks:
             verdict.first, verdict.by = ranks[0], "the first of which its launcher speaks"
-    if root.level == LEVELS["waits"]:
-        waiting = {f.rank for f in serious if f.level == root.level}
-        absent = [rank for rank in verdict.ranks if rank not in waiting]
-        known = None not in waiting and len(verdict.ranks) > 1
-        verdict.late = named or (absent if known else [])
+    verdict.late = named
+    if not named and root.level in (LEVELS["waits"], LEVELS["follows"]):
+        complain = {f.rank for f in serious if f.level == root.level}
+        if None not in complain and len(verdict.ranks) > 1:
+            verdict.late = [rank for rank in verdict.ranks if rank not in complain]
 
 
 def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) -> None:

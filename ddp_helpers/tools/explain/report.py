@@ -13,7 +13,7 @@ from ddp_helpers.tools.explain.lines import Line, Logs
 from ddp_helpers.tools.explain.rules import Rule
 
 _WIDTH = 100
-_LONGEST = 240  # letters of a line of a log
+_LONGEST = 160  # letters of a line of a log
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
 _PAGE = "docs/troubleshooting.md"
 
@@ -71,7 +71,7 @@ def _first(verdict: Verdict) -> list[str]:
     if verdict.first is not None:
         lines.append(f"Failed first: rank {verdict.first} ({verdict.by}).")
     if verdict.late:
-        lines.append(f"Waited for: {_ranks(verdict.late)}. Look there first.")
+        lines.append(f"Not there when it was needed: {_ranks(verdict.late)}. Look there first.")
     owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
     lines.append(f"{owner}:")
     lines += [f"  | {_cut(line.text)}" for line in verdict.own]
@@ -90,7 +90,7 @@ def _explained(finding: Finding) -> list[str]:
     lines += _indented("  more:   ", page_of(rule))
     known = ", ".join(filter(None, (rule.source, rule.seen)))
     if known:
-        lines += _indented("  known:  ", known)
+        lines += _indented("  seen:   ", known)
     return lines
 
 
@@ -151,7 +151,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "ranks": verdict.ranks,
         "first_failed": verdict.first,
         "first_failed_by": verdict.by,
-        "waited_for": verdict.late,
+        "not_there": verdict.late,
         "last_lines": [line.text for line in verdict.own],
         "root": _data_of(verdict.root) if verdict.root else None,
         "others": list(_all_data(verdict.others)),
