@@ -57,6 +57,7 @@ PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     "no sampler": [("world_size, sampler=sampler", "world_size, shuffle=True")],
     "each rank takes share 0": [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, 0)")],
     "the sampler's seed differs": [("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=rank)")],
+    "four shares, two ranks": [("DistributedSampler(train_set)", "DistributedSampler(train_set, 4, rank)")],
     "no `set_epoch`": [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")],
     "padded evaluation": [
         ("DataLoader(Subset(test_set, test_indices), 100)", PADDED),
@@ -333,7 +334,7 @@ RESTORED = "            part.load_state_dict(state[name])"
 def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
     """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
     data = write_digits(tmp_path / "data", train=192, test=64)
-    text, progress = Script("mnist_ddp_resumable").text(), "self.progress = Progress("
+    text, progress = Script("mnist_ddp_resumable").text(), "self.progress = Progress(**"
     faults = {
         "whole": text,
         "stopped": text,
@@ -341,7 +342,7 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
         "optimizer": text.replace(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}'),
         "epoch": text.replace(progress, progress.replace("self.progress", "_")),
     }
-    assert len({*faults.values()}) == 3
+    assert len({*faults.values()}) == 3 and text.count(RESTORED) == text.count(progress) == 1
     attempts = ["right", "optimizer"] + ["epoch"] * THOROUGH
     notes = {}
     for several in (["whole", "stopped"], attempts):
@@ -419,6 +420,23 @@ def test_a_share_of_the_test_set_that_is_brought_together_somehow_is_not_red(cal
     shares = [Pass(samples=[rank, rank + 2], **tests) for rank in range(RANKS)]
     rows = {row.name: row for row in judge([[share, call, End(status=0, time=4)] for share in shares])}
     assert (rows["metrics"].verdict, rows["end"].verdict) == (verdict, OK), rows
+
+
+@pytest.mark.parametrize(
+    ("taken", "sampler", "verdict"),
+    [
+        (8, "DistributedSampler", OK),
+        (6, "DistributedSampler", OK),  # drop_last of the loader
+        (4, "DistributedSampler", RED),  # as if there were four ranks
+        (4, "SubsetRandomSampler", UNSEEN),
+    ],
+)
+def test_samples_that_no_rank_takes_are_red_where_a_distributed_sampler_deals(taken, sampler, verdict):
+    common = {"steps": 1, "dataset_size": 16, "own_size": 16, "sampler": sampler, "batch_size": 3, "complete": True}
+    shares = [Pass(samples=[*range(rank, 16, RANKS)][:taken], **common) for rank in range(RANKS)]
+    rows = {row.name: row for row in judge([[share, End(status=0)] for share in shares])}
+    assert (rows["coverage"].verdict, rows["samples"].verdict) == (verdict, OK), rows
+    assert ("left out" in rows["coverage"].seen) == (taken == 6)
 
 
 RESUMED = """

@@ -138,6 +138,30 @@ def _shares_of_many_datasets(note: Pass) -> Finding:
     )
 
 
+def coverage(ranks: list[Notes]) -> Finding:
+    """A whole training pass of all ranks together takes all samples of the dataset."""
+    if samples(ranks).verdict != OK:
+        return Finding(UNSEEN, "looked at only where 'samples' is ok")
+    most_left_out, count = 0, 0
+    for passes in _common_passes(ranks, trained=True):
+        dealt = all(note.sampler == "DistributedSampler" and note.complete for note in passes)
+        if not dealt or len({note.own_size for note in passes}) > 1:
+            continue  # another sampler may leave samples out on purpose
+        size = passes[0].own_size or 0
+        left_out = size - sum(len(note.samples) for note in passes)
+        # What drop_last may leave out: of each rank's loader, and of the sampler.
+        of_loaders = sum(max(note.batch_size - 1, 0) for note in passes)
+        if left_out > of_loaders + len(passes) - 1:
+            seen = f"{left_out} of {size} samples were trained on by no rank"
+            cure = "DistributedSampler(dataset): it knows the number of ranks, and this one's"
+            return Finding(RED, f"{short_line(passes[0].begun)}: {seen}", cure)
+        most_left_out, count = max(most_left_out, left_out), count + 1
+    if not count:
+        return Finding(UNSEEN, "no whole training pass with a DistributedSampler was seen")
+    rest = f"; {most_left_out} left out, as by drop_last" if most_left_out else ""
+    return Finding(OK, f"the ranks together took all samples, {count} passes{rest}")
+
+
 def order(ranks: list[Notes]) -> Finding:
     """Each training pass has an order of its own."""
     epochs = 0

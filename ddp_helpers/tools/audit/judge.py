@@ -11,6 +11,7 @@ from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "end": rank_checks.end,
     "samples": data_checks.samples,
+    "coverage": data_checks.coverage,
     "order": data_checks.order,
     "evaluation": data_checks.evaluation,
     "replicas": training_checks.replicas,
