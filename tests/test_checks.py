@@ -13,10 +13,21 @@ EVERY = exercises()
 # Those with a judge are run for real in test_projects, test_own_script and test_wrap_exercises.
 EXERCISES = {name: one for name, one in EVERY.items() if not hasattr(one, "judge")}
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-TRAPS = [(name, told) for name, exercise in EXERCISES.items() for told in exercise.traps]
 
 
-@pytest.mark.parametrize("name", EXERCISES)
+def lesson(name: str) -> str:
+    """The lesson that an exercise belongs to, so that `-k shard_the_data` selects all tests of a notebook."""
+    return EVERY[name].oracle.__module__.split(".")[-2]
+
+
+TRAPS = [
+    pytest.param(name, told, id=f"{lesson(name)}, {name}: {told}")
+    for name, exercise in EXERCISES.items()
+    for told in exercise.traps
+]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=f"{lesson(name)}, {name}") for name in EXERCISES])
 def test_a_stub_is_not_attempted_and_a_constant_not_enough(name: str) -> None:
     def stub(*_: object) -> None:
         raise NotImplementedError
@@ -38,7 +49,8 @@ def test_a_plausible_mistake_is_refused_with_a_word_about_it(name: str, told: st
 def test_a_notebook_has_three_exercises_with_hints_and_without_their_answers(path: Path) -> None:
     names = asked(path)
     least = 3 if path.stem.partition("_")[0].isdigit() else 1  # an appendix, such as 10b, has one
-    assert len(names) >= least and set(names) <= EVERY.keys()
+    assert len(names) >= least
+    assert not set(names) - EVERY.keys(), f"no Exercise of this name in exercises.py of {path.stem}'s lesson"
     text = "\n".join(cells(path, "markdown"))
     assert text.count("<details>") == text.count("</details>") >= len(names)
     stubs = [source for source in cells(path, "code") if "NotImplementedError" in source]
@@ -49,7 +61,9 @@ def test_a_notebook_has_three_exercises_with_hints_and_without_their_answers(pat
 
 
 def test_each_exercise_is_asked_once() -> None:
-    assert sorted(name for path in PATHS for name in asked(path)) == sorted(EVERY)
+    names = [name for path in PATHS for name in asked(path)]
+    assert not set(EVERY) - set(names), "in an exercises.py, and asked in no notebook"
+    assert len(names) == len(set(names)), "asked twice, in one notebook or in two"
 
 
 # Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_wrap_exercises, test_submit_to_slurm, test_projects.
@@ -58,7 +72,7 @@ def test_each_exercise_is_asked_once() -> None:
 )
 def test_the_worked_solutions_are_right(path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
     solution, scope = path.parent / "solutions" / path.name, {}
-    assert asked(solution) == asked(path)
+    assert asked(solution) == asked(path), f"solutions/{path.name} must check what the notebook asks, in its order"
     monkeypatch.chdir(solution.parent)
     for source in cells(solution, "code"):
         exec(source, scope)
