@@ -116,18 +116,19 @@ def schedules(stages: int = 3, micro_batches: int = 4) -> Picture:
     share = max(map(bubble, tables.values()))
     title = f"Both orders take {units} units, {share:.0%} of them waiting; the second holds less"
     block = 0.62 + _ROW * stages
-    ax = canvas(0.55 + block * len(tables) + 0.4, title)
+    ax = canvas(0.55 + block * len(tables) + 0.2, title)
     sentences = []
     for number, (name, table) in enumerate(tables.items()):
         top = 0.55 + block * number
         write_text(ax, LEFT, top + 0.12, name, ha="left", weight="bold", size=11)
-        write_text(ax, 9.4, top + 0.12, "holds at most", ha="right", **SMALL)
+        write_text(ax, 9.4, top + 0.12, "most held", ha="right", **SMALL)
         for stage, works in enumerate(table):
             _draw_stage(ax, top + 0.32 + _ROW * stage, stage, works, units)
         held = ", ".join(str(most_held(works)) for works in table)
         sentences.append(f"{name}: the stages hold at most {held} micro-batches at once.")
-    note = "A number: the micro-batch. Pale: forward, 1 unit. Strong: backward, 2. White: waits."
-    write_text(ax, LEFT, 0.75 + block * len(tables), note, ha="left", color=GREY, **SMALL)
+    note = "A number: the micro-batch. Pale: forward, 1 unit. Strong: backward, 2. White: waits. "
+    note += "Held: between forward and backward."
+    write_text(ax, LEFT, 0.5 + block * len(tables), note, ha="left", color=GREY, **SMALL)
     words = f"{title}. {stages} stages, {micro_batches} micro-batches. {' '.join(sentences)}"
     return described(ax.figure, words)
 
