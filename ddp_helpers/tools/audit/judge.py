@@ -5,7 +5,7 @@ The audit's command calls it in the learner's process, with the notes of all ran
 
 from collections.abc import Callable
 
-from ddp_helpers.tools.audit import data_checks, rank_checks, training_checks
+from ddp_helpers.tools.audit import data_checks, pace_checks, rank_checks, training_checks
 from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
 
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
@@ -22,7 +22,7 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "saved names": rank_checks.saved_names,
     "dice": rank_checks.random_numbers,
     "metrics": data_checks.metrics,
-    "straggler": training_checks.straggler,
+    "straggler": pace_checks.straggler,
 }
 
 

@@ -1,11 +1,10 @@
-"""Checks of the audit on the training itself: weights, gradients, finite numbers, slow ranks.
+"""Checks of the audit on the training itself: weights, gradients, finite numbers.
 
 `judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
 """
 
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median
 
 from ddp_helpers.tools.audit.notes import (
     CLOSE,
@@ -28,9 +27,6 @@ from ddp_helpers.tools.audit.notes import (
 from ddp_helpers.tools.audit.rank_checks import end, has_unused_weights
 
 _SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
-_PHASES = {"loading": "its batches", "forward": "the forward pass", "own code": "its own code"}
-_FEWEST = 5  # steps, whose times are compared
-_LONGER = 0.05  # seconds of a step, below which nothing is said of a slow rank
 
 
 # ---- weights
@@ -238,7 +234,7 @@ def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:
     return Finding(UNSEEN, f"{seen}; their weights are equal at the end (join?)")
 
 
-# ---- numbers and times
+# ---- numbers
 
 
 def finite(ranks: list[Notes]) -> Finding:
@@ -280,22 +276,3 @@ def _not_finite(ranks: list[Notes], seen: str) -> Finding:
         seen += f"; it began with the {note.what} of {which}, at {short_line(note.at)}"
     cure = "look at the batch that this rank had then: an empty one, log(0), 0/0, a wrong target;"
     return Finding(RED, seen, f"{cure} a lower learning rate, clip_grad_norm_ after backward")
-
-
-def straggler(ranks: list[Notes]) -> Finding:
-    """No rank takes much longer than the others over its own part of a step."""
-    seconds = [[step.seconds for step in select(notes, Step) if step.seconds] for notes in ranks]
-    if len(ranks) < 2 or min(map(len, seconds)) < _FEWEST:
-        return Finding(UNSEEN, f"fewer than {_FEWEST} steps, whose times could be compared")
-    for phase, words in _PHASES.items():
-        # The first step has whatever came before it.
-        middle = [median(step[phase] for step in steps[1:]) for steps in seconds]
-        slow = middle.index(max(middle))
-        others = max(value for rank, value in enumerate(middle) if rank != slow)
-        whole = median(step["whole"] for step in seconds[slow][1:])
-        if middle[slow] - others > max(_LONGER, whole / 2):
-            took = f"{middle[slow]:.2g} s of each step for {words}, the others {others:.2g} s"
-            cure = f"what does rank {slow} do there that the others do not: another file, more "
-            cure += "samples, `if rank`, printing? The others wait for it in each backward pass"
-            return Finding(RED, f"rank {slow} takes {took}", cure)
-    return Finding(OK, "no rank takes half a step longer than the others for its own part")
