@@ -16,7 +16,7 @@ from ddp_helpers import ROOT, PlainError
 from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
 from ddp_helpers.launch.processes import lines_of
 from ddp_helpers.tools.audit import one_rank, restart
-from ddp_helpers.tools.audit.judge import judge
+from ddp_helpers.tools.audit.judge import EARLY, judge
 from ddp_helpers.tools.audit.notes import (
     OK,
     RED,
@@ -275,5 +275,5 @@ def report(rows: Sequence[Row]) -> int:
     """Print the table; 1 if a row is red, else 0; 2 if the script failed before it did anything."""
     print(show_table(rows), flush=True)
     red = [row.name for row in rows if row.verdict == RED]
-    seen = [row.name for row in rows if row.verdict != UNSEEN]
-    return 2 if red == seen == ["end"] else int(bool(red))
+    seen = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
+    return 2 if red == ["end"] and not seen else int(bool(red))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ddp_helpers.tools.audit import data_checks, pace_checks, rank_checks, training_checks
 from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
 
+EARLY = "the run did not come to its end; until then: "
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "end": rank_checks.end,
     "samples": data_checks.samples,
@@ -36,5 +37,4 @@ def judge(ranks: list[Notes]) -> list[Row]:
 
 def _unseen(row: Row) -> Row:
     """A row that is not green, since the run ended early."""
-    early = "the run did not come to its end; until then: "
-    return row._replace(verdict=UNSEEN, seen=early + row.seen)
+    return row._replace(verdict=UNSEEN, seen=EARLY + row.seen)

@@ -164,7 +164,7 @@ class FileWritten(Note):
     """A file was opened to write, or renamed to this path."""
 
     path: str
-    by_logging: bool = False  # by Python's own module
+    tool: str = ""  # logging or hydra, if one of these writes it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from ddp_helpers.tools.audit.digests import (
 )
 from ddp_helpers.tools.audit.notes import STEPS
 
+_TOOLS = ("logging", "hydra")  # whose files each rank of a right script may write
 _MOST_NAMES = 2000  # of what is saved
 _NOT_NOTED = ("/dev/", "/proc/")  # files below these
 
@@ -167,8 +168,9 @@ class Observer(Watcher[ObservedPass]):
         file = str(Path(os.fsdecode(path)).absolute())
         ours = file.startswith((*_NOT_NOTED, str(self._folder))) or "__pycache__" in file
         if not ours:
-            by_logging = "logging" in callers
-            self.write(notes.FileWritten(**self.here(), path=file, by_logging=by_logging))
+            names = {name.partition(".")[0] for name in callers}
+            tool = next((name for name in _TOOLS if name in names), "")
+            self.write(notes.FileWritten(**self.here(), path=file, tool=tool))
 
     # ---- ends
 

@@ -147,8 +147,8 @@ def files(ranks: list[Notes]) -> Finding:
     for path, note in written[0].items():
         if sum(path in paths for paths in written) > 1:
             seen = f"{short_line(note.at)}: several ranks write {path.rpartition('/')[2]}"
-            if note.by_logging:
-                logs.append(f"{seen} by logging: meant so?")
+            if note.tool:
+                logs.append(f"{seen} by {note.tool}: meant so?")
                 continue
             others = "(the others wait in a barrier, if they need the file)"
             return Finding(RED, seen, f"let one rank do it: if rank == 0 {others}")

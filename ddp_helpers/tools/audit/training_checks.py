@@ -70,10 +70,9 @@ def _at_once(weights: list[list[Weights]]) -> Iterator[tuple[Weights, ...]]:
 
 def _comparable(notes_at_once: tuple[Weights, ...], ranks: list[Notes]) -> bool:
     """Whether weights were noted after as many steps on each rank, or at a good end."""
-    if len({note.steps for note in notes_at_once}) == 1:
-        return True
-    at_end = all(note.when == "end" for note in notes_at_once)
-    return at_end and end(ranks).verdict == OK
+    if notes_at_once[0].when == "end":
+        return end(ranks).verdict == OK
+    return len({note.steps for note in notes_at_once}) == 1
 
 
 def _first_that_differs(weights: Weights, others: Weights) -> str:

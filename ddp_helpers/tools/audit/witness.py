@@ -5,6 +5,7 @@ torchrun … witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.json
 
 import dataclasses
 import os
+import re
 import runpy
 import sys
 import time
@@ -19,6 +20,9 @@ from ddp_helpers.tools.audit.digests import is_library
 from ddp_helpers.tools.audit.training_observer import TrainingObserver
 
 sys.path.pop()
+
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")  # how Python tells one
 
 
 def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> None:
@@ -52,14 +56,16 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
 
 
 class _LastLine:
-    """Keeps the last line that the script writes to stderr: it may say why it ends."""
+    """Keeps the last line that the script writes to stderr, of errors if there is one."""
 
     def __init__(self) -> None:
         self.text = ""
         write = sys.stderr.write
 
         def kept(text: str) -> int:
-            self.text = next((line for line in reversed(text.splitlines()) if line), self.text)
+            for line in filter(None, text.splitlines()):
+                if _ERROR.match(line) or not _ERROR.match(self.text):
+                    self.text = line
             return write(text)
 
         with suppress(AttributeError):  # whoever has put another stream there
