@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from asked import cells
 from planted_mistakes import ALSO_RIGHT, PLANTED, Planted
 
@@ -54,6 +56,15 @@ def test_another_right_answer_is_right(name: str, old: str, new: str) -> None:
     solution = source(name)[1]
     assert old in solution
     assert verdict(name, solution.replace(old, new)) == RIGHT
+
+
+def test_in_a_process_of_a_group_the_judge_says_where_to_run(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        found = verdict("ring_sum", source("ring_sum")[1])
+    finally:
+        dist.destroy_process_group()
+    assert "without `%%ranks`" in found
 
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:

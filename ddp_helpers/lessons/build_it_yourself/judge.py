@@ -41,6 +41,8 @@ def judge_on_ranks(trial: Trial, hints: Mapping[str, str]) -> Callable[[Answer],
     """
 
     def judge(answer: Answer) -> list[str]:
+        if dist.is_initialized():
+            return ["run this cell without `%%ranks`: the judge starts ranks of its own"]
         for module in _IMPORTED_LATE:
             import_module(module)
         for size in SIZES:
