@@ -13,6 +13,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from real import LIMIT
 from refusals import refused
 
@@ -20,7 +22,8 @@ from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.tools.explain.judge import judge
-from ddp_helpers.tools.explain.lines import read_logs
+from ddp_helpers.tools.explain.lines import Line, Logs, read_logs
+from ddp_helpers.tools.explain.report import as_data, as_text
 from ddp_helpers.tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
 from ddp_helpers.upkeep import troubleshooting
 
@@ -364,3 +367,23 @@ def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.Monk
     assert main(["explain", "tests/logs/example.log"]) == 1
     page = (ROOT / "docs" / "explain.md").read_text()
     assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
+
+
+PIECES = [prefix.format(1) for prefix in PREFIXES.values()]
+PIECES += [FAILS, GONE, "Traceback (most recent call last):", "srun: error: n1: tasks 0-3: Killed", "exitcode  : -9"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(), min_size=1).map("\n".join))
+def test_no_text_makes_it_fail_or_prints_what_a_terminal_would_obey(text: str) -> None:
+    lines = [Line("x.log", number, None, None, line) for number, line in enumerate(text.split("\n"), start=1)]
+    logs = Logs(lines, ["x.log"], [])
+    report = as_text(judge(logs), logs)
+    assert all(letter.isprintable() or letter == "\n" for letter in report)
+    json.dumps(as_data(judge(logs), logs))
+
+
+def test_a_cause_is_found_behind_many_lines_that_are_alike(tmp_path: Path) -> None:
+    steps = "".join(f"step {step}: loss 0.5\n" for step in range(2000))
+    verdict = explain(tmp_path, f"{steps}RuntimeError: CUDA out of memory.\n{steps}")
+    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 2001

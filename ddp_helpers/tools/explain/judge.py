@@ -3,6 +3,8 @@
 `command` calls it, in one process, and `report` writes down what it found.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +14,9 @@ from ddp_helpers.tools.explain.lines import Line, Logs
 from ddp_helpers.tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 
 _OWN_LINES = 6
+# Lines that differ in their numbers alone: when so many are known to no rule, the others are not
+# asked. A long log has hundreds of thousands of such lines, one for each step.
+_ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
 
 
 @dataclass
@@ -84,9 +89,14 @@ def _known(lines: Sequence[Line], rules: Sequence[Rule]) -> list[Finding]:
     active = [rule for rule in rules if rule.may_match(whole)]
     findings: dict[tuple[str, int | None], Finding] = {}
     seen: dict[str, Rule | None] = {}
+    unknown: Counter[str] = Counter()
     for order, line in enumerate(lines):
+        form = _NUMBERS.sub("0", line.text[:_HEAD])
+        if unknown[form] >= _ALIKE:
+            continue
         if line.text not in seen:
             seen[line.text] = best_rule(active, line.text)
+            unknown[form] += seen[line.text] is None
         if rule := seen[line.text]:
             key = rule.id, line.rank
             finding = findings.setdefault(key, Finding(rule, line.rank, [], order))
