@@ -229,7 +229,7 @@ def test_a_strangers_log_is_explained_rightly_or_not_at_all(tmp_path: Path, entr
     assert "first" not in entry or verdict.first in (entry["first"], None)
 
 
-@pytest.mark.parametrize(("name", "least"), [("threads", 85), ("threads_later", 20)])
+@pytest.mark.parametrize(("name", "least"), [("threads", 85), ("threads_later", 20), ("threads_third", 45)])
 def test_most_logs_of_strangers_are_explained(tmp_path: Path, name: str, least: int) -> None:
     right = [answer(explain(tmp_path, entry["text"])) in entry["expects"] for entry in THREADS[name]]
     assert sum(right) >= least
@@ -237,7 +237,7 @@ def test_most_logs_of_strangers_are_explained(tmp_path: Path, name: str, least: 
 
 def test_no_thread_is_quoted_twice_and_none_at_length() -> None:
     assert len(THREADS["threads"]) == 100 and len(EACH) == sum(map(len, THREADS.values()))
-    assert all(len(entry["text"].splitlines()) <= 15 for entry in EACH.values())
+    assert all(len(entry["text"].splitlines()) <= 26 for entry in EACH.values())
 
 
 # ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here

@@ -28,14 +28,17 @@ _SPAWN = re.compile(
 _OURS = re.compile(r"\brank (\d+) (?:exit status (\d+)|ended by (SIG[A-Z0-9]+))")
 _FIELD = re.compile(r"^\s*(time|rank|exitcode) +: (?:(-?\d+)|.*)")
 _AGENT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_CODE = re.compile(r"\b(?:exits|exited) with (?:return |exit )?code:? ?=? ?(-?\d+)")  # DeepSpeed
+# DeepSpeed, kubectl, PyCharm
+_CODE = re.compile(
+    r"\b(?:exits|exited|terminated|finished) with (?:return |exit )?code:? ?=? ?(-?\d+)"
+)
 _SHELL = re.compile(rf"line \d+: +\d+ ({_WORDS})\b|^({_WORDS}) \(core dumped\)")
 _SHELL_BARE = re.compile(r"^(?:Killed|Segmentation fault|Bus error|Aborted|Terminated)\s*$")
 
 
 _WORTH = re.compile(
-    r"[Ee]xit|EXIT|RANK|rank +:|Root Cause|exited|ended by|terminated with|Process name|KILLED BY"
-    r"|srun: error|failed \(|core dumped|: +\d+ [A-Z]|^(?:Killed|Segm|Bus|Abort|Termin)"
+    r"[Ee]xit|EXIT|RANK|rank +:|Root Cause|exited|ended by|(?:terminated|finished) with"
+    r"|Process name|KILLED BY|srun: error|failed \(|core dumped|: +\d+ [A-Z]|^(?:Killed|Segm|Bus|Abort|Termin)"
 )
 
 

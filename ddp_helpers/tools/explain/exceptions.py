@@ -5,7 +5,7 @@
 
 import builtins
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddp_helpers.tools.explain.lines import Line
 
@@ -27,6 +27,11 @@ _ERROR = re.compile(
     rf"|: No such file or directory\s*$|^{re.escape(_BEGIN)}"
     rf"|^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception))(?:: |\s*$)"
     r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
+)
+# A piece of a traceback whose end nobody pasted: Python's, IPython's, rich's or C++'s.
+_FRAME = re.compile(
+    r'^\W*File ".+", line \d+, in |^\s+raise \w|^-+> \d+ |❱ +\d+ |^frame #\d+: '
+    r"|^Exception raised from "
 )
 _NO_ERROR = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b")
 
@@ -58,6 +63,14 @@ def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
     return None
 
 
-def error_lines(lines: Iterable[Line]) -> list[Line]:
-    """List the lines that are errors by their form."""
-    return [line for line in lines if _ERROR.search(line.text) and not _NO_ERROR.search(line.text)]
+def error_lines(lines: Sequence[Line]) -> list[Line]:
+    """List the lines that are errors by their form; where there are none, a traceback's last."""
+    errors = [line for line in lines if _is_error(line.text)]
+    return errors or [line for line in lines if _FRAME.search(line.text)][-1:]
+
+
+def _is_error(text: str) -> bool:
+    """Say whether a line is an error by its form."""
+    if _BEGIN in text:
+        return True
+    return _ERROR.search(text) is not None and not _NO_ERROR.search(text)

@@ -12,7 +12,13 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_helpers import PlainError
-from ddp_helpers.tools.explain.prefixes import is_labelled, split_prefix, time_of, without_colours
+from ddp_helpers.tools.explain.prefixes import (
+    is_labelled,
+    split_at_marks,
+    split_prefix,
+    time_of,
+    without_colours,
+)
 
 STDIN = "-"
 PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
@@ -117,10 +123,14 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
     file_rank = int(in_name[1]) if in_name else None
     logs.files.append(name)
     times: dict[int | None, float | None] = {}
+    row: tuple[int, float | None] = (0, None)  # the time of the line that a piece is of
     for number, text in _numbered(lines):
         rank, rest = split_prefix(text, labelled)
         rank = file_rank if rank is None else rank
         time = time_of(text)
+        if time is None and number == row[0]:
+            time = row[1]
+        row = number, time
         if time is None:
             time = times.get(rank)
         times[rank] = time
@@ -143,11 +153,9 @@ def _text(name: str, content: bytes) -> str:
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each line with its number; of a bar drawn over itself, each piece is one of the line.
 
-    A piece is what stands between two carriage returns.
+    A piece is what stands between two carriage returns, or from one rank's mark to the next one's.
     """
     for number, line in enumerate(lines, start=1):
-        if "\r" in line:
-            for piece in filter(str.strip, line.split("\r")):
+        for drawn in line.split("\r"):
+            for piece in filter(str.strip, split_at_marks(drawn)):
                 yield number, piece
-        elif line.strip():
-            yield number, line

@@ -12,6 +12,9 @@ _PREFIXES = (
     re.compile(r"\[[A-Za-z_]+(\d{1,6})\]: ?"),  # torchrun --tee: [default0]:
     re.compile(r"\[(?:[\w.-]+@)?\d+,(\d{1,6})\]<std(?:err|out|diag)>: ?"),  # Open MPI 4 and 5
 )
+# What stands before a rank's own mark, or before the text: a quote, a test's or Ray's process.
+_NOISE = re.compile(r"(?:>+ |(?:stderr|stdout): |\(\w[\w.:<>-]* pid=\d+[^)]*\) )+")
+_MARK = re.compile(r"(?=\[rank\d{1,6}\]:)")
 LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
 _OF_A_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|mpirun|prterun)\b|\*\*\*|-{5}")
 _IN_TEXT = re.compile(r"\[(?:PG [^\]]*?)?Rank (\d{1,6})\]")
@@ -36,6 +39,8 @@ def is_labelled(lines: Sequence[str]) -> bool:
 def split_prefix(text: str, labelled: bool) -> tuple[int | None, str]:
     """Return the rank that the prefixes of a line name, if any, and what stands behind them."""
     rank = None
+    if noise := _NOISE.match(text):
+        text = text[noise.end() :]
     if labelled and (match := LABEL.match(text)):
         rank, text = int(match[1]), text[match.end() :]
     while match := next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None):
@@ -43,6 +48,19 @@ def split_prefix(text: str, labelled: bool) -> tuple[int | None, str]:
     if rank is None and "Rank " in text and (match := _IN_TEXT.search(text[:400])):
         rank = int(match[1])
     return rank, text
+
+
+def split_at_marks(text: str) -> list[str]:
+    """Split a line before each `[rank0]:` that stands behind other text: a bar, or another rank."""
+    if "[rank" not in text:
+        return [text]
+    pieces: list[str] = []
+    for piece in _MARK.split(text):
+        if pieces and not split_prefix(pieces[-1], labelled=False)[1].strip():
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return pieces
 
 
 def time_of(text: str) -> float | None:

@@ -138,9 +138,16 @@ def load_rules(path: Path = RULES) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+# A line may report another one's words: "watchdog terminated with exception: CUDA error: …".
+_REPORTS = {"general": 1, "follows": 2, "summary": 2}
+
+
 def best_rule(rules: Iterable[Rule], text: str) -> Rule | None:
-    """Return the rule that knows this line by the most letters; one that is general comes last."""
+    """Return the rule that knows this line by the most letters.
+
+    One that says why comes before one that is general, and both before one that reports others.
+    """
     matches = [(rule, length) for rule in rules if (length := rule.match(text))]
     if not matches:
         return None
-    return max(matches, key=lambda match: (match[0].kind != "general", match[1]))[0]
+    return max(matches, key=lambda match: (-_REPORTS.get(match[0].kind, 0), match[1]))[0]
