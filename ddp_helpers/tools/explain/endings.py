@@ -38,7 +38,8 @@ _SHELL_BARE = re.compile(r"^(?:Killed|Segmentation fault|Bus error|Aborted|Termi
 
 _WORTH = re.compile(
     r"[Ee]xit|EXIT|RANK|rank +:|Root Cause|exited|ended by|(?:terminated|finished) with"
-    r"|Process name|KILLED BY|srun: error|failed \(|core dumped|: +\d+ [A-Z]|^(?:Killed|Segm|Bus|Abort|Termin)"
+    r"|Process name|KILLED BY|srun: error|failed \(|core dumped|: +\d+ [A-Z]"
+    r"|^(?:Killed|Segm|Bus|Abort|Termin)"
 )
 
 
