@@ -24,6 +24,8 @@ _HOOK = Path(__file__).parent / "hook"
 CELLS = "cells"  # the name of a notebook's own code in what it was made from
 # Recorded runs: of a folder there that was read, all that it holds counts.
 _RECORDS = ("notebooks", "results")
+# Messages, to which anybody may add a row: what a notebook shows of them is asserted there.
+_RULES = ("ddp_helpers", "tools", "explain", "rules.toml")
 # Folders of what is made, where nothing is a source; nor is it in hidden ones.
 _MADE = ("build", "runs", "data")
 # Tables of rank/launchers.py to which anybody may add a row: they count where cells, or the lesson,
@@ -68,7 +70,7 @@ def _is_source(path: Path) -> bool:
     for part in path.parts:
         if part.startswith(".") or part.endswith(".egg-info"):
             return False
-    return path.parts[0] not in _MADE
+    return path.parts[0] not in _MADE and path.parts != _RULES
 
 
 def made_from(notebook: NotebookNode, paths: Iterable[str]) -> dict[str, str]:
