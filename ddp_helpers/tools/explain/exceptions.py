@@ -17,10 +17,11 @@ _BUILT_IN = "|".join(
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
 )
+_RATE = r" *(?:\d*\.\d+|\d+ ?(?:%|$))"  # "error: 0.023" is a measure of a model
 # A line that is an error by its form, not by a word in somebody's sentence.
 _ERROR = re.compile(
     r"^\W{0,3}(?:[\w./-]+: )?(?:fatal |internal |unknown )?"
-    r"(?:error|Error|ERROR|FATAL|Fatal|CRITICAL)\b ?[:\]]"
+    rf"(?:error|Error|ERROR|FATAL|Fatal|CRITICAL)\b ?[:\]](?!{_RATE})"
     r"|^\[?[EF]\d{4} \d\d:\d\d|^[\w./-]+: line \d+: "
     r"|^Error (?:executing|in|while|loading) |NCCL WARN .*(?:[Ff]ailed|[Ee]rror)"
     r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
@@ -33,7 +34,10 @@ _FRAME = re.compile(
     r'^\W*File ".+", line \d+, in |^\s+raise \w|^-+> \d+ |❱ +\d+ |^frame #\d+: '
     r"|^Exception raised from "
 )
-_NO_ERROR = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b")
+_NO_ERROR = re.compile(
+    r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b|: ignored\.?\s*$"
+    r"|Unable to register cu\w+ factory|pip's dependency resolver does not currently"
+)
 
 
 def final_lines(lines: Sequence[Line]) -> Iterator[Line]:

@@ -67,7 +67,7 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     findings = _known(logs.lines, rules) + _ended(endings, rules, logs.lines)
     findings += _unknown(logs.lines, findings)
     serious = [finding for finding in findings if finding.level >= 0]
-    root = _earliest(_strongest(serious))
+    root = _earliest(_strongest(serious)) or _stopped(logs.lines, findings, rules)
     if root is None and not findings_are_clean(logs.lines, endings):
         root = _plain_error(logs.lines, endings)
     verdict = Verdict(root, None, "", [], [])
@@ -130,6 +130,19 @@ def _unknown(lines: Sequence[Line], known: Iterable[Finding]) -> list[Finding]:
             new = Finding(None, line.rank, [], orders[id(line)])
             findings.setdefault((line.text, line.rank), new).lines.append(line)
     return list(findings.values())
+
+
+def _stopped(
+    lines: Sequence[Line], findings: Iterable[Finding], rules: Sequence[Rule]
+) -> Finding | None:
+    """Explain a log that ends at a warning which is harmless unless nothing comes after it."""
+    last = lines[-1]
+    for finding in findings:
+        if finding.rule and finding.rule.at_end and finding.lines[-1] is last:
+            rule = best_rule([rule for rule in rules if rule.level >= 0], last.text)
+            rule = rule or next(rule for rule in rules if rule.id == finding.rule.at_end)
+            return Finding(rule, last.rank, [last], len(lines) - 1)
+    return None
 
 
 def findings_are_clean(lines: Sequence[Line], endings: Sequence[Ending]) -> bool:

@@ -44,6 +44,7 @@ class Rule:
     who: the file of an installed library that says it, or the program; empty for the course.
     example: a line of a log that this rule knows; the message is one unless given.
     silent: something that one sees, and no line of a log says.
+    at_end: of a warning that is harmless unless the log ends there, the rule that explains it then.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Rule:
     who: str = ""
     example: str = ""
     silent: bool = False
+    at_end: str = ""
 
     @property
     def level(self) -> int:
