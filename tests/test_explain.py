@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 from functools import cache
 from pathlib import Path
 
 import nbformat
 import pytest
+from explained import answer, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real import LIMIT
@@ -33,12 +33,6 @@ SPOKEN = [rule for rule in RULES if not rule.silent]
 
 def by_id(name: str) -> Rule:
     return next(rule for rule in RULES if rule.id == name)
-
-
-def explain(tmp_path: Path, text: str, name: str = "job.log"):
-    """The verdict on a log of this text."""
-    (tmp_path / name).write_text(text)
-    return judge(read_logs([tmp_path / name]))
 
 
 # ---- the rules
@@ -206,38 +200,6 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes | 
 
 def test_a_folder_without_logs_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(main, ["explain", str(tmp_path)], named=["holds no log"])
-
-
-# ---- logs of strangers, which were not used to write the rules: docs/explain.md has the scores
-
-LOGS = ROOT / "tests" / "logs"
-THREADS = {path.stem: tomllib.loads(path.read_text())["log"] for path in sorted(LOGS.glob("*.toml"))}
-EACH = {entry["source"].removeprefix("https://github.com/"): entry for logs in THREADS.values() for entry in logs}
-
-
-def answer(verdict) -> str | None:
-    """The id of the rule that explains a log; "clean" if no failure is seen, None for one that is not known."""
-    if verdict.root is None:
-        return "clean"
-    return verdict.root.rule.id if verdict.root.rule else None
-
-
-@pytest.mark.parametrize("entry", EACH.values(), ids=EACH)
-def test_a_strangers_log_is_explained_rightly_or_not_at_all(tmp_path: Path, entry: dict) -> None:
-    verdict = explain(tmp_path, entry["text"])
-    assert answer(verdict) in (*entry["expects"], None)
-    assert "first" not in entry or verdict.first in (entry["first"], None)
-
-
-@pytest.mark.parametrize(("name", "least"), [("threads", 85), ("threads_later", 20), ("threads_third", 45)])
-def test_most_logs_of_strangers_are_explained(tmp_path: Path, name: str, least: int) -> None:
-    right = [answer(explain(tmp_path, entry["text"])) in entry["expects"] for entry in THREADS[name]]
-    assert sum(right) >= least
-
-
-def test_no_thread_is_quoted_twice_and_none_at_length() -> None:
-    assert len(THREADS["threads"]) == 100 and len(EACH) == sum(map(len, THREADS.values()))
-    assert all(len(entry["text"].splitlines()) <= 26 for entry in EACH.values())
 
 
 # ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here

@@ -34,6 +34,11 @@ _FRAME = re.compile(
     r'^\W*File ".+", line \d+, in |^\s+raise \w|^-+> \d+ |❱ +\d+ |^frame #\d+: '
     r"|^Exception raised from "
 )
+# An exception's own line, whose traceback nobody pasted; and glog's last words, before it aborts.
+_EXCEPTION = re.compile(
+    rf"^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception)): \S|^F\d{{4}} \d\d:\d\d:"
+)
+_COMPLAINT = re.compile(r"(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL): (?!\s*[\d.]+\s*$)\S")
 _NO_ERROR = re.compile(
     r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b|: ignored\.?\s*$"
     r"|Unable to register cu\w+ factory|pip's dependency resolver does not currently"
@@ -41,10 +46,11 @@ _NO_ERROR = re.compile(
 
 
 def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the last line of each traceback, which names the exception.
+    """Yield the last line of each traceback, which names the exception, and such lines alone.
 
     The lines of a rank may stand between those of others: each rank is read by itself.
     """
+    yield from (line for line in lines if _EXCEPTION.search(line.text))
     by_rank: dict[tuple[str, int | None], list[Line]] = {}
     for line in lines:
         by_rank.setdefault((line.file, line.rank), []).append(line)
@@ -71,6 +77,17 @@ def error_lines(lines: Sequence[Line]) -> list[Line]:
     """List the lines that are errors by their form; where there are none, a traceback's last."""
     errors = [line for line in lines if _is_error(line.text)]
     return errors or [line for line in lines if _FRAME.search(line.text)][-1:]
+
+
+def complaints(lines: Sequence[Line]) -> list[Line]:
+    """List the lines that name an error in any program's words, those of launchers left out."""
+    return [
+        line
+        for line in lines
+        if _COMPLAINT.search(line.text)
+        and not _NO_ERROR.search(line.text)
+        and not line.text.startswith(("srun: ", "slurmstepd: ", "ERROR:torch.distributed"))
+    ]
 
 
 def _is_error(text: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddp_helpers.tools.explain.endings import Ending, read_endings
-from ddp_helpers.tools.explain.exceptions import error_lines, final_lines
+from ddp_helpers.tools.explain.exceptions import complaints, error_lines, final_lines
 from ddp_helpers.tools.explain.lines import Line, Logs
 from ddp_helpers.tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 
@@ -70,6 +70,8 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     root = _earliest(_strongest(serious)) or _stopped(logs.lines, findings, rules)
     if root is None and not findings_are_clean(logs.lines, endings):
         root = _plain_error(logs.lines, endings)
+    if root and root.level == LEVELS["summary"]:
+        root = _unexplained(logs.lines, findings) or root
     verdict = Verdict(root, None, "", [], [])
     verdict.ranks = sorted({line.rank for line in logs.lines if line.rank is not None})
     verdict.harmless = [finding for finding in findings if finding.level < 0]
@@ -142,6 +144,15 @@ def _stopped(
             rule = best_rule([rule for rule in rules if rule.level >= 0], last.text)
             rule = rule or next(rule for rule in rules if rule.id == finding.rule.at_end)
             return Finding(rule, last.rank, [last], len(lines) - 1)
+    return None
+
+
+def _unexplained(lines: Sequence[Line], findings: Iterable[Finding]) -> Finding | None:
+    """Return an error that no rule knows, where a log has besides it only a launcher's summary."""
+    explained = {id(line) for finding in findings for line in finding.lines}
+    for line in complaints(lines):
+        if id(line) not in explained:
+            return Finding(None, line.rank, [line], lines.index(line))
     return None
 
 
