@@ -22,7 +22,8 @@ def test_a_strangers_log_is_explained_rightly_or_not_at_all(tmp_path: Path, entr
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("threads", 85), ("threads_later", 20), ("threads_third", 45), ("threads_fourth", 30)]
+    ("name", "least"),
+    [("threads", 85), ("threads_later", 20), ("threads_third", 45), ("threads_fourth", 30), ("threads_fifth", 15)],
 )
 def test_most_logs_of_strangers_are_explained(tmp_path: Path, name: str, least: int) -> None:
     right = [answer(explain(tmp_path, entry["text"])) in entry["expects"] for entry in THREADS[name]]
@@ -66,6 +67,31 @@ def test_a_line_that_reports_another_error_is_explained_by_that_one(tmp_path: Pa
         == "illegal-address"
     )
     assert answer(explain(tmp_path, watchdog + "odd")) == "nccl-watchdog-exception"
+
+
+def test_what_comes_behind_the_end_by_slurm_is_not_its_cause(tmp_path: Path) -> None:
+    end = "slurmstepd: error: *** JOB 608 ON node1 CANCELLED AT 2022-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
+    late = "RuntimeError: Connection refused\n"
+    assert answer(explain(tmp_path, end + late)) == "slurm-requeue"
+    assert answer(explain(tmp_path, late + end)) == "connection-refused"
+
+
+def test_a_rank_that_its_launcher_ended_is_not_the_first(tmp_path: Path) -> None:
+    log = """\
+E1125 20:02:16.897000 3993 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1
+Failures:
+[1]:
+  time      : 2026-11-25_20:02:16
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 4274)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_20:02:16
+  rank      : 1 (local_rank: 1)
+  exitcode  : -6 (pid: 4275)  (SIGABRT)
+"""
+    verdict = explain(tmp_path, log)
+    assert (verdict.first, answer(verdict)) == (1, "sigabrt")
 
 
 def test_an_error_that_no_rule_knows_comes_before_a_launchers_summary(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
 
     The lines of a rank may stand between those of others: each rank is read by itself.
     """
-    yield from (line for line in lines if _EXCEPTION.search(line.text))
+    yield from (line for line in lines if _may_be_one(line.text) and _EXCEPTION.search(line.text))
     by_rank: dict[tuple[str, int | None], list[Line]] = {}
     for line in lines:
         by_rank.setdefault((line.file, line.rank), []).append(line)
@@ -61,6 +61,11 @@ def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
                 final = _final(own, index + 1, line.text[:column])
                 if final:
                     yield final
+
+
+def _may_be_one(text: str) -> bool:
+    """Say whether a line may be an exception's: most lines of a long log cannot."""
+    return "Error" in text or "Exception" in text or text.startswith(("F", "Stop"))
 
 
 def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:

@@ -4,6 +4,7 @@
 """
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     findings = _known(logs.lines, rules) + _ended(endings, rules, logs.lines)
     findings += _unknown(logs.lines, findings)
     serious = [finding for finding in findings if finding.level >= 0]
-    root = _earliest(_strongest(serious)) or _stopped(logs.lines, findings, rules)
+    root = _earliest(_strongest(_before_the_end(serious))) or _stopped(logs.lines, findings, rules)
     if root is None and not findings_are_clean(logs.lines, endings):
         root = _plain_error(logs.lines, endings)
     if root and root.level == LEVELS["summary"]:
@@ -171,10 +172,31 @@ def _plain_error(lines: Sequence[Line], endings: Sequence[Ending]) -> Finding:
 # ---- order
 
 
+def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave out the errors without a reason that a log has behind the line by which Slurm ends it.
+
+    A time limit or a preemption ends the ranks one after the other, and the last ones complain.
+    """
+    ends: dict[str, int] = {}
+    for finding in findings:
+        rule = finding.rule
+        if rule and rule.section == "slurm-and-mpi" and rule.level == LEVELS["ending"]:
+            file = finding.lines[0].file
+            ends[file] = min(finding.order, ends.get(file, finding.order))
+    unreasoned = (LEVELS["general"], LEVELS["unknown"])
+    return [
+        finding
+        for finding in findings
+        if finding.level not in unreasoned
+        or finding.order < ends.get(finding.lines[0].file, finding.order + 1)
+    ]
+
+
 def _strongest(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings nearest to the root."""
+    """Return the findings nearest to the root; SIGTERM last: a launcher sends it to the others."""
     most = max((finding.level for finding in findings), default=0)
-    return [finding for finding in findings if finding.level == most]
+    top = [finding for finding in findings if finding.level == most]
+    return [f for f in top if not (f.rule and -signal.SIGTERM in f.rule.statuses)] or top
 
 
 def _earliest(findings: Sequence[Finding]) -> Finding | None:
