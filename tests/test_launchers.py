@@ -230,4 +230,4 @@ def test_a_rank_that_never_joins_is_named_by_the_others(tmp_path):
     )
     lines = [line for line in run.stderr.splitlines() if re.match("rank [02] of 3: ", line)]
     assert run.returncode and lines, run.stderr
-    assert all("; rank 1 has not joined: " in line and "MASTER_ADDR" not in line for line in lines), lines
+    assert all("; rank 1 has not joined: " in line and "export MASTER_ADDR" not in line for line in lines), lines

@@ -755,7 +755,8 @@ def _cure_of(text: str) -> str:
     # Gloo's ranks write their addresses into the store, each under its own rank.
     missing = re.search(r"wait timeout .*//cpu//\d+/(\d+)$", text)
     if missing:
-        return f"rank {missing[1]} has not joined: read its own lines in the log of its node"
+        late = f"rank {missing[1]} has not joined: read its own lines in the log of its node"
+        return f"{late}; if it runs, it has another MASTER_ADDR or MASTER_PORT, or another job's"
     if "NCCL" not in text:
         return _EXPORT_ADDRESS
     debug = "export NCCL_DEBUG=INFO, which tells more"
@@ -1384,4 +1385,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with ab8637a4ebe99a69
+# As it was written out, the SHA-256 of the lines above begins with ad5bc53a06dd2c2b
