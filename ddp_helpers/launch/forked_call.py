@@ -80,9 +80,10 @@ def _values(
     for rank in end_order:  # first: what the others say then follows from it
         if statuses[rank] is not None and rank not in answers:
             raise ChildProcessError(f"rank {rank} gave no answer: {exit_text(statuses[rank])}")
-    for answer in answers.values():
-        if answer.error:
-            raise answer.error
+    if errors := [answer.error for answer in answers.values() if answer.error]:
+        # A broken connection is what the others notice of a rank that failed.
+        causes = [error for error in errors if "by peer" not in str(error)]
+        raise (causes or errors)[0]
     if hung := [str(rank) for rank, status in enumerate(statuses) if status is None]:
         late = f"waited for {patience:g} s: do all ranks call the collective?"
         raise TimeoutError(f"rank {' and '.join(hung)} {late}")

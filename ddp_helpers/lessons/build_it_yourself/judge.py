@@ -31,7 +31,7 @@ Trial = Callable[[Answer, CallLog], Iterator[str]]  # for each case, the mistake
 # What torch imports at the first backward(gradient), and with the first optimizer. That takes
 # seconds: imported before the ranks are forked, it takes none of theirs.
 _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
-_CLOSED = "Connection closed by peer"  # what gloo says on a rank whose partner is gone
+_CLOSED = "by peer"  # what gloo says on a rank whose partner is gone
 
 
 def judge_on_ranks(trial: Trial, hints: Mapping[str, str]) -> Callable[[Answer], list[str]]:
