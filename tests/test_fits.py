@@ -149,8 +149,10 @@ def test_the_peak_is_what_real_steps_take_and_the_page_says_so(measured):
     for (name, way), counted in measured.items():
         size = predicted(name)[way]
         assert abs(off(size, *counted)) < WITHIN, f"{name}, {way}: {counted} bytes were counted, predicted {size:.0f}"
-        shown = [f"{one / 1e6:.0f}" for one in (counted[0], size)] + [f"{off(size, counted[0]):+.1%}"]
-        assert page[name, way] == shown, "the page"
+        *megabytes, share = page[name, way]
+        assert megabytes == [f"{one / 1e6:.0f}" for one in (counted[0], size)], "the page"
+        # Twelve bytes more or less, which a process may count, are enough for another last digit.
+        assert abs(float(share.rstrip("%")) / 100 - off(size, counted[0])) < 0.001, "the page"
     mistakes = {"letters.py": {"batch_size_per_rank": 16}, "a stack of linear layers": {"optimizer": "SGD"}}
     for name, wrong in mistakes.items():
         size = predicted(name, **wrong)["alone"]  # the control: another batch, another optimizer
