@@ -280,7 +280,8 @@ def measure_step(
         live.most = before = live.now
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
             output = model(inputs)
-            loss = loss_of(output)
+            loss, words = loss_of(output), loss_words(output)
+            del output  # a training step does not keep it, either
         kinds["activations"] = live.now - before
         loss.backward()
         backward, live.most = live.most, live.now
@@ -289,7 +290,7 @@ def measure_step(
         optimizer.step()
         sizes = sorted((p.numel() for p in trained), reverse=True)
         buffers = float(nbytes(model.buffers()))
-        return StepMemory(kinds, backward, live.most, sizes, buffers, loss_words(output))
+        return StepMemory(kinds, backward, live.most, sizes, buffers, words)
 
 
 def _take_first_step(
