@@ -225,7 +225,8 @@ def expected_buckets(ready: list[int], bucket_size: int) -> list[int]:
 
 def _wrong_buckets(log: CallLog, bucket_size: int) -> str:
     """Say what is wrong with what left, and when; an empty text if nothing is."""
-    ready = [int(event.split()[1]) for event in log.events if str(event).startswith("ready")]  # type: ignore[union-attr]
+    marks = [event for event in log.events if isinstance(event, str)]
+    ready = [int(mark.split()[1]) for mark in marks if mark.startswith("ready")]
     sizes = [call.numbers for call in log.calls]
     if others := [call.name for call in log.calls if call.name != "all_reduce"]:
         return f"it calls dist.{others[0]}; all_reduce is what a bucket needs."
