@@ -97,15 +97,15 @@ class Cluster:
 
     def processes(self) -> dict[int, str]:
         """Every living process that has our folder in its command line, environment, or as its folder."""
-        found = {}
+        processes = {}
         for process in psutil.process_iter():
             try:
                 words = [*process.cmdline(), *process.environ().values(), process.cwd()]
                 if process.status() != psutil.STATUS_ZOMBIE and any(str(self.home) in str(word) for word in words):
-                    found[process.pid] = process.name()
+                    processes[process.pid] = process.name()
             except psutil.Error:
                 pass
-        return found
+        return processes
 
     def kill(self, *names):
         """A crash: these daemons end without a chance to tidy up."""

@@ -41,9 +41,9 @@ def red(text):
     """The red rows of a whole table, all checks of which are there."""
     rows, last = rows_of(text.splitlines())
     assert list(rows) == list(CHECKS)
-    found = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
-    assert last == (f"{len(found)} of {len(rows)} checks RED" if found else GREEN)
-    return found
+    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
+    assert last == (f"{len(red_rows)} of {len(rows)} checks RED" if red_rows else GREEN)
+    return red_rows
 
 
 def seen_by(name, *ranks, **common):

@@ -21,7 +21,7 @@ README, SEEDS, GLOSSARY, TROUBLE, TRAINERS, SCRIPTS = (
 
 def rows(text: str, *header: str) -> list[list[str]]:
     """The rows of every table with this header, a list of cells each."""
-    found, inside = [], False
+    rows, inside = [], False
     for line in text.splitlines():
         cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if cells == list(header):
@@ -29,8 +29,8 @@ def rows(text: str, *header: str) -> list[list[str]]:
         elif not cells:
             inside = False
         elif inside and set("".join(cells)) - set("- "):
-            found.append(cells)
-    return found
+            rows.append(cells)
+    return rows
 
 
 @cache

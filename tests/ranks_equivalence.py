@@ -82,7 +82,7 @@ def main() -> None:
     same_shard = train(DDP(new_model()), list(range(0, SAMPLES, world_size)))
     perturbed = real.clone()
     perturbed[0] += 1e-15 * abs(perturbed[0]) + 1e-15 if rank == world_size - 1 else 0
-    found = {
+    differences = {
         "ddp - one process": real - one,
         "same shard everywhere - one process": same_shard - one,
         "by hand - ddp": by_hand(mine, average=True) - real,
@@ -90,9 +90,9 @@ def main() -> None:
         "no_sync - one big batch": accumulated(mine, divide=True) - real,
         "no_sync, not divided - one big batch": accumulated(mine, divide=False) - real,
     }
-    found = {name: difference.abs().max().item() for name, difference in found.items()}
-    found |= {"replicas": replicas(real), "perturbed replicas": replicas(perturbed)}
-    print(json.dumps(found), flush=True)
+    differences = {name: difference.abs().max().item() for name, difference in differences.items()}
+    differences |= {"replicas": replicas(real), "perturbed replicas": replicas(perturbed)}
+    print(json.dumps(differences), flush=True)
     dist.barrier()  # nobody leaves while a peer still needs an answer
     dist.destroy_process_group()
 

@@ -41,7 +41,7 @@ def make_lab():
 def until(condition, what):
     """Wait until it is so, LIMIT seconds at most, and give what the condition found."""
     end = time.monotonic() + LIMIT
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
         time.sleep(0.1)
-    return found
+    return result

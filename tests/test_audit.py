@@ -162,8 +162,8 @@ def test_of_a_sound_script_all_that_is_seen_is_ok(name, unseen, tables):
 
 
 def test_each_check_finds_a_planted_fault():
-    found = [re.search(rf"^\| {re.escape(name)} \| ([^|]*) \|", PAGE, re.M) for name in PLANTED]
-    assert {*CHECKS} == {name for row in found if row and row[1] != "-" for name in row[1].split(", ")}
+    table_rows = [re.search(rf"^\| {re.escape(name)} \| ([^|]*) \|", PAGE, re.M) for name in PLANTED]
+    assert {*CHECKS} == {name for row in table_rows if row and row[1] != "-" for name in row[1].split(", ")}
 
 
 def test_a_run_that_did_not_end_has_no_green_row(tables):

@@ -26,8 +26,8 @@ def test_a_row_says_whether_its_goal_is_met(values, sign, goal, verdict, capsys)
 
 def test_what_is_compared_takes_turns():
     called = []
-    found = bench.ratios(lambda: called.append("a") or 1, lambda: called.append("b") or 2)
-    assert found == [0.5] * 3 and "".join(called) == "abbaab"
+    ratios = bench.ratios(lambda: called.append("a") or 1, lambda: called.append("b") or 2)
+    assert ratios == [0.5] * 3 and "".join(called) == "abbaab"
 
 
 def test_every_goal_has_a_row(tmp_path, monkeypatch):

@@ -51,9 +51,9 @@ def test_what_stays_is_counted_by_kind(make, slots, batch):
     model = stack()
     optimizer = make(model.parameters())
     step(model, optimizer, *batch)
-    size, found = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held_bytes(model, optimizer)
-    assert found["parameters"] == found["gradients"] == size
-    assert 0 <= found["optimizer state"] - slots * size <= 16  # and a counter for each of the four
+    size, held = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held_bytes(model, optimizer)
+    assert held["parameters"] == held["gradients"] == size
+    assert 0 <= held["optimizer state"] - slots * size <= 16  # and a counter for each of the four
     optimizer.zero_grad()
     assert measure.held_bytes(model, optimizer)["gradients"] == 0
 
@@ -94,9 +94,9 @@ def results():
 
 
 def test_a_row_has_megabytes_and_speeds_in_ddps(results, capsys):
-    found = measure.table_row(results, "FSDP2")
-    assert (found["parameters"], found["held"], found["as DDP"]) == (5, 45, "to the bit")
-    assert found["speed"] == 0.5
+    row = measure.table_row(results, "FSDP2")
+    assert (row["parameters"], row["held"], row["as DDP"]) == (5, 45, "to the bit")
+    assert row["speed"] == 0.5
     assert measure.table_row(results, "DDP")["sent"] == 16
     assert measure.table_row(results, "other rate")["as DDP"] == "weights off by 2e-03"
     measure.print_rows(results)
@@ -139,7 +139,7 @@ def cut(way, model):
 def counted(way, model, text):
     """Collectives of forward, of backward and of the optimizer's step, by kind; every rank calls it."""
     model, optimizer = cut(way, model)
-    found = {}
+    counts = {}
     for _ in range(3):  # DDP sorts its buckets anew in the second step
         for phase in ("forward", "backward", "step"):
             with CommDebugMode() as count:
@@ -147,8 +147,8 @@ def counted(way, model, text):
                     loss = F.cross_entropy(model(text).flatten(0, 1), text.flatten())
                 else:
                     (loss.backward if phase == "backward" else optimizer.step)()
-            found[phase] = {NAMES[str(name).split(".")[-1]]: many for name, many in count.get_comm_counts().items()}
-    return found
+            counts[phase] = {NAMES[str(name).split(".")[-1]]: many for name, many in count.get_comm_counts().items()}
+    return counts
 
 
 def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
@@ -156,11 +156,11 @@ def test_what_is_drawn_to_be_sent_is_what_two_ranks_send(monkeypatch):
     from letters import Net, sentences
 
     ways, [text, _] = [*SENT, "FSDP2, uncut blocks"], sentences(1, seed=1)[:]
-    found, other = on_ranks.on_ranks(
+    counts, other = on_ranks.on_ranks(
         2, lambda: {way: counted(way, Net(256, depth=2), text) for way in ways}, patience=LIMIT
     )
-    assert found == other and found.pop("FSDP2, uncut blocks") != found["FSDP2"]
-    assert found == {way: sent_counts(way) for way in SENT}
+    assert counts == other and counts.pop("FSDP2, uncut blocks") != counts["FSDP2"]
+    assert counts == {way: sent_counts(way) for way in SENT}
 
 
 def gathered(model, text):

@@ -69,8 +69,8 @@ def status(lab, query=""):
 
 def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
     port = int(lab.url.rpartition(":")[2])
-    found = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
-    assert {each.laddr.ip for each in found} == {"127.0.0.1"}
+    listening = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
+    assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
     assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={lab.token}") == 200
 
 

@@ -50,8 +50,8 @@ def test_the_judge_names_a_planted_mistake(mistake: Planted) -> None:
     for old, new in zip(mistake.old, mistake.new, strict=True):
         assert solution.count(old) >= 1, old
         solution = solution.replace(old, new)
-    found = verdict(mistake.exercise, solution)
-    assert found.startswith("not yet: on ") and mistake.verdict in found, found
+    answer = verdict(mistake.exercise, solution)
+    assert answer.startswith("not yet: on ") and mistake.verdict in answer, answer
 
 
 @pytest.mark.parametrize(("name", "old", "new"), ALSO_RIGHT)
@@ -64,10 +64,10 @@ def test_another_right_answer_is_right(name: str, old: str, new: str) -> None:
 def test_in_a_process_of_a_group_the_judge_says_where_to_run(tmp_path: Path) -> None:
     dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
-        found = verdict("ring_sum", source("ring_sum")[1])
+        answer = verdict("ring_sum", source("ring_sum")[1])
     finally:
         dist.destroy_process_group()
-    assert "without `%%ranks`" in found
+    assert "without `%%ranks`" in answer
 
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:

@@ -85,7 +85,7 @@ def test_an_answer_by_another_name_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "equal"),
+    ("answer", "expected", "equal"),
     [
         (0.1 + 0.2, 0.3, True),
         (1, True, True),
@@ -101,8 +101,8 @@ def test_an_answer_by_another_name_is_told_so() -> None:
         (float("nan"), 1.0, False),
     ],
 )
-def test_equality_forgives_rounding_and_nothing_else(found: object, expected: object, equal: bool) -> None:
-    assert same(found, expected) == equal
+def test_equality_forgives_rounding_and_nothing_else(answer: object, expected: object, equal: bool) -> None:
+    assert same(answer, expected) == equal
 
 
 def test_an_answer_that_breaks_is_quoted() -> None:

@@ -149,18 +149,18 @@ def spoken(notebook: nbformat.NotebookNode) -> dict[str, str]:
 def problems(table: str) -> list[str]:
     """What the failures lack, a line each: a row of the table, a section where the row leads, a cell that says it."""
     rows = ROW.findall(table)
-    found = [] if [number for number, *_ in rows] == NUMBERS else [f"rows: {[number for number, *_ in rows]}"]
+    lines = [] if [number for number, *_ in rows] == NUMBERS else [f"rows: {[number for number, *_ in rows]}"]
     sections = {path.name: SECTION.findall(markdown(path)) for path in (TEN, REFERENCE)}
     said = spoken(read(TEN)) | spoken(read(REFERENCE))
     for number, name, row in rows:
         if number not in sections[name or REFERENCE.name]:
-            found.append(f"{number}: its row leads to no section")
+            lines.append(f"{number}: its row leads to no section")
         elif number not in said:
-            found.append(f"{number}: no cell that was run")
+            lines.append(f"{number}: no cell that was run")
         else:
             words = re.findall("`([^`]+)`", row)
-            found += [f"{number}: no cell says {word}" for word in words if word not in said[number]]
-    return found
+            lines += [f"{number}: no cell says {word}" for word in words if word not in said[number]]
+    return lines
 
 
 def test_each_failure_has_a_row_a_section_and_its_true_message():

@@ -33,17 +33,17 @@ def headings(number: str) -> set[str]:
 
 def section(text: str, heading: str) -> str:
     """What stands below a heading, down to the next of its level or of a higher one; '' if the heading is not there."""
-    found, level, fenced = [], 0, False
+    kept, level, fenced = [], 0, False
     for line in text.splitlines():
         fenced ^= line.startswith("```")
         title = None if fenced else re.match(r"(#+) +(.+)", line)
         if level and title and len(title[1]) <= level:
             break
         if level:
-            found.append(line)
+            kept.append(line)
         elif title and title[2].strip() == heading:
             level = len(title[1])
-    return "\n".join(found)
+    return "\n".join(kept)
 
 
 # ---- the front page
@@ -83,15 +83,15 @@ TABLES = {
 
 def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
     """Rows with an empty cell, or whose heading is not in the notebook that they name."""
-    found = []
+    problems = []
     for cells in rows(text, *header):
         row = dict(zip(header, cells, strict=False))
         link = LINK.fullmatch(row["notebook"]) if len(cells) == len(header) and all(cells) else None
         if not link:
-            found.append(f"no notebook or heading: {' | '.join(cells)}")
+            problems.append(f"no notebook or heading: {' | '.join(cells)}")
         elif NOTEBOOKS.get(link[1]) != ROOT / link[2] or row["heading"] not in headings(link[1]):
-            found.append(f"{link[1]} has no heading {row['heading']}")
-    return found
+            problems.append(f"{link[1]} has no heading {row['heading']}")
+    return problems
 
 
 @pytest.mark.parametrize(("name", "least"), [("seeds", 130), ("mistakes", 35), ("glossary", 50)])
@@ -108,12 +108,12 @@ def plain(text: str) -> str:
 
 def unsaid_points(text: str, header: tuple[str, ...]) -> list[str]:
     """Rows whose quoted words do not stand under their heading, in a sentence or in code."""
-    found = []
+    problems = []
     for *_, place, heading, words in rows(text, *header):
         number = LINK.match(place)[1]
         if plain(words) not in plain(section(contents(number), heading)):
-            found.append(f"{number}, {heading}: {words}")
-    return found
+            problems.append(f"{number}, {heading}: {words}")
+    return problems
 
 
 @pytest.mark.parametrize("name", ["seeds", "mistakes"])
@@ -193,7 +193,7 @@ def assigned(nodes: Iterable[ast.AST]) -> Names:
 @cache
 def messages() -> tuple[str, ...]:
     """All texts of the helpers, with a hole for each value, and the files that are not Python; 10 and 10b whole."""
-    found = []
+    problems = []
     for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
         tree = ast.parse(path.read_text())
         constants = assigned(tree.body)
@@ -202,27 +202,27 @@ def messages() -> tuple[str, ...]:
             names = constants | (assigned(ast.walk(scope)) if scope is not tree else {})
             for node in ast.walk(scope):
                 if isinstance(node, ast.JoinedStr | ast.Constant):
-                    found += [text for text in ways(node, names) if text != HOLE]
-    found += [
+                    problems += [text for text in ways(node, names) if text != HOLE]
+    problems += [
         re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
         for name in ("Makefile", "slurm/cluster", "slurm/job.sbatch.jinja", ".ci/packages")
     ]
     faults = [cell for number in ("10", "10b") for cell in nbformat.read(NOTEBOOKS[number], as_version=4).cells]
-    return (*found, "\n".join([cell.source + json.dumps(cell.get("outputs", "")) for cell in faults]))
+    return (*problems, "\n".join([cell.source + json.dumps(cell.get("outputs", "")) for cell in faults]))
 
 
 def unknown_messages(text: str) -> list[str]:
     """Quoted messages that no source has, and rows that quote none."""
-    found = []
+    problems = []
     for first, *_ in rows(text, "message", "cause", "cure"):
         quoted = re.findall(r"`([^`]+)`", first)
         if not any(len(re.sub(r"\W", "", quote)) > 10 for quote in quoted):
-            found.append(f"no message: {first}")
+            problems.append(f"no message: {first}")
         for quote in quoted:
             pattern = re.compile("[^\n]*?".join(map(re.escape, quote.split("…"))))
             if not any(pattern.search(source) for source in messages()):
-                found.append(quote)
-    return found
+                problems.append(quote)
+    return problems
 
 
 def test_every_quoted_message_is_in_the_source() -> None:
@@ -235,15 +235,15 @@ def test_every_quoted_message_is_in_the_source() -> None:
 
 def wrong_in_plans(text: str) -> list[str]:
     """Rows whose minutes are not their notebook's, or that do not begin where the one before them ends."""
-    found, plan = [], ("from", "what", "minutes")
+    problems, plan = [], ("from", "what", "minutes")
     for section in re.split(r"^## ", text, flags=re.M):
         table = rows(section, *plan)
         for (start, what, length), (after, *_) in pairwise([*table, ["", "", ""]]):
             if (link := LINK.match(what)) and int(length.split()[-1]) != minutes(link[1]):
-                found.append(f"{start} {what}: {length} minutes, but its Time line says {minutes(link[1])}")
+                problems.append(f"{start} {what}: {length} minutes, but its Time line says {minutes(link[1])}")
             if after and clock(after) - clock(start) != int(length.split()[0]):
-                found.append(f"{start} {what}: {length} minutes, but the next is at {after}")
-    return found
+                problems.append(f"{start} {what}: {length} minutes, but the next is at {after}")
+    return problems
 
 
 def clock(text: str) -> int:
@@ -299,17 +299,17 @@ def wrong_names(text: str) -> list[str]:
     """Targets of make, commands of ddp_helpers and files of the repository that are named and not there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
-    found = [
+    problems = [
         f"make {name}"
         for name in re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z]+)\b", code, re.M)
         if name not in targets
     ]
     for program, parser in PARSERS.items():
         names = re.findall(rf"(?<![\w/-]){program} ([\w-]+)", code)
-        found += [f"{program} {name}" for name in names if name not in commands_of(parser())]
+        problems += [f"{program} {name}" for name in names if name not in commands_of(parser())]
     paths = re.findall(r"(?<![\w./-])((?:ddp_helpers|tests|slurm|docs|notebooks)/[\w./-]+\w)", code)
     made = ("notebooks/NN", "slurm/sites/NAME", "slurm/sites/ours")  # names that stand for others
-    return found + [path for path in paths if not path.startswith(made) and not list(ROOT.glob(f"{path}*"))]
+    return problems + [path for path in paths if not path.startswith(made) and not list(ROOT.glob(f"{path}*"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -319,15 +319,15 @@ def test_what_a_page_names_is_there(path: Path) -> None:
 
 def refused(text: str) -> list[str]:
     """Commands in a line of text that lack something, or give what cannot be given."""
-    found = []
+    lines = []
     for program, line in re.findall(rf"`(?:\.venv/bin/)?({'|'.join(PARSERS)}) ([^`\n]+)`", text):
         words, _, _ = line.partition(" -- ")
         try:
             _, more = PARSERS[program]().parse_known_args(shlex.split(words))
-            found += [line] if more else []
+            lines += [line] if more else []
         except SystemExit:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -417,9 +417,9 @@ PLACE = re.compile(r"\[(\d\d[a-z]?), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
 
 def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:
     text = (DOCS / "quiz.md").read_text()
-    found = PLACE.findall(text)
-    lost = [(number, heading) for number, heading, path in found if not told(number, heading, path)]
-    assert lost == [] and text.count("<details>") == 30 and {number for number, *_ in found} == NOTEBOOKS.keys()
+    places = PLACE.findall(text)
+    lost = [(number, heading) for number, heading, path in places if not told(number, heading, path)]
+    assert lost == [] and text.count("<details>") == 30 and {number for number, *_ in places} == NOTEBOOKS.keys()
 
 
 def told(number: str, heading: str, path: str) -> bool:

@@ -101,9 +101,9 @@ def test_a_cpu_that_srun_did_not_hand_on_is_red(cluster, tmp_path, digits):
     command = ["srun", "--nodes=1", "--cpus-per-task=2", "taskset", "-c", "0", sys.executable, "-m", "ddp_helpers"]
     command += ["doctor", "--data", str(digits), "--run-dir", str(tmp_path)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
-    found = red(done.stdout)
-    assert done.returncode == 1 and list(found) == ["cpus"]
-    assert found["cpus"] == ("rank 0: CPUs: 1, but --cpus-per-task=2", 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    red_rows = red(done.stdout)
+    assert done.returncode == 1 and list(red_rows) == ["cpus"]
+    assert red_rows["cpus"] == ("rank 0: CPUs: 1, but --cpus-per-task=2", 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"')
 
 
 def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(by_hand, script, tmp_path, digits):
@@ -114,13 +114,13 @@ def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(by_hand, script, tmp
     flags[1] = ["--data", data, "--run-dir", tmp_path / "two", "--num-workers", 999]
     first, second = by_hand(script, flags, 2)
     assert (first.status, second.status, second.out) == (1, 1, "")
-    found = red(first.out)
-    assert list(found) == ["cpus", "run folder", "data"]
-    seen, cure = found["cpus"]
+    red_rows = red(first.out)
+    assert list(red_rows) == ["cpus", "run folder", "data"]
+    seen, cure = red_rows["cpus"]
     assert seen.startswith("rank 1: ") and "--num-workers 999" in seen and "more --cpus-per-task" in cure
-    seen, cure = found["run folder"]
+    seen, cure = red_rows["run folder"]
     assert seen.startswith("rank 1: ") and str(tmp_path / "two") in seen and "--run-dir" in cure
-    seen, cure = found["data"]
+    seen, cure = red_rows["data"]
     assert seen.startswith("rank 1: ") and "t10k-labels-idx1-ubyte" in cure
     assert "download_data.py --data" in cure
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "doctor.py", "two"]
@@ -134,31 +134,31 @@ def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(by_hand, scrip
     flipped[-1] ^= 1
     images.write_bytes(flipped)
     (done,) = by_hand(script, {0: ["--data", data, "--run-dir", tmp_path / ("x" * 300)]}, 1)
-    found = red(done.out)
-    assert done.status == 1 and list(found) == ["run folder", "data", "space"]
-    seen, cure = found["run folder"]
+    red_rows = red(done.out)
+    assert done.status == 1 and list(red_rows) == ["run folder", "data", "space"]
+    seen, cure = red_rows["run folder"]
     assert "File name too long" in seen and "--run-dir" in cure
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "doctor.py"]
-    assert str(images) in found["data"][1]
+    assert str(images) in red_rows["data"][1]
 
 
 def without(text):
     """The red rows of the table where some ranks are missing."""
     rows, last = rows_of(text.splitlines())
-    found = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
+    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
     assert list(rows) == [name for name in CHECKS if name not in TOGETHER]
-    assert last == f"{len(found)} of {len(rows)} checks RED"
-    return found
+    assert last == f"{len(red_rows)} of {len(rows)} checks RED"
+    return red_rows
 
 
 def test_a_missing_rank_is_red(by_hand, script, digits, tmp_path):
     flags = ["--data", digits, "--run-dir", tmp_path, "--timeout", 10]
     data = ["--data", tmp_path, *flags[2:]]
     first, second = by_hand(script, {0: flags, 1: data}, 3)
-    found = without(first.out)
-    assert list(found) == ["ranks", "data"], "rank 1's faults are known, too"
-    assert re.fullmatch(r"rank 2 of 3 \w+ after 10 s", found["ranks"][0])
-    assert found["data"][0].startswith("rank 1: ") and str(tmp_path) in found["data"][1]
+    red_rows = without(first.out)
+    assert list(red_rows) == ["ranks", "data"], "rank 1's faults are known, too"
+    assert re.fullmatch(r"rank 2 of 3 \w+ after 10 s", red_rows["ranks"][0])
+    assert red_rows["data"][0].startswith("rank 1: ") and str(tmp_path) in red_rows["data"][1]
     assert (first.status, second.status, second.out) == (1, 1, "")
 
 
@@ -178,27 +178,27 @@ def test_a_port_that_is_taken_is_red(by_hand, script, digits, tmp_path):
     with closing(socket.create_server(("", 0))) as stranger:
         port = stranger.getsockname()[1]
         (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, MASTER_PORT=port)
-    found = without(done.out)
-    assert done.status == 1 and list(found) == ["ranks"]
-    assert f"MASTER_PORT={port}" in found["ranks"][0] and "rank 0" in found["ranks"][0]
-    assert "MASTER_PORT" in found["ranks"][1]
+    red_rows = without(done.out)
+    assert done.status == 1 and list(red_rows) == ["ranks"]
+    assert f"MASTER_PORT={port}" in red_rows["ranks"][0] and "rank 0" in red_rows["ranks"][0]
+    assert "MASTER_PORT" in red_rows["ranks"][1]
 
 
 @pytest.mark.parametrize("env", [{"MASTER_ADDR": ""}, {"MASTER_PORT": "65536"}])
 def test_a_meeting_point_that_nobody_exported_is_red(by_hand, script, digits, tmp_path, env):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 2, **env)
-    found = without(done.out)
-    assert done.status == 1 and list(found) == ["ranks"]
-    assert "export" in found["ranks"][1] and all(name in " ".join(found["ranks"]) for name in env)
+    red_rows = without(done.out)
+    assert done.status == 1 and list(red_rows) == ["ranks"]
+    assert "export" in red_rows["ranks"][1] and all(name in " ".join(red_rows["ranks"]) for name in env)
 
 
 def test_an_interface_that_is_not_there_is_red_and_so_is_the_sum(by_hand, script, digits, tmp_path):
     flags = ["--data", digits, "--run-dir", tmp_path]
     first, second = by_hand(script, {0: flags, 1: flags}, 2, GLOO_SOCKET_IFNAME="nowhere0")
-    found = red(first.out)
-    assert (first.status, second.status) == (1, 1) and list(found) == ["network", "all-reduce"]
-    assert found["network"][0].startswith("all ranks: GLOO_SOCKET_IFNAME=nowhere0")
-    assert "export GLOO_SOCKET_IFNAME=" in found["network"][1] and found["all-reduce"][1]
+    red_rows = red(first.out)
+    assert (first.status, second.status) == (1, 1) and list(red_rows) == ["network", "all-reduce"]
+    assert red_rows["network"][0].startswith("all ranks: GLOO_SOCKET_IFNAME=nowhere0")
+    assert "export GLOO_SOCKET_IFNAME=" in red_rows["network"][1] and red_rows["all-reduce"][1]
 
 
 PATCHED = """
@@ -231,12 +231,12 @@ def patched(by_hand, tmp_path, code, *flags):
 def test_a_wrong_sum_a_wrong_clock_and_another_version_are_red(by_hand, tmp_path, digits):
     # The negative control of what is green in every other test.
     first, second = patched(by_hand, tmp_path, PATCHED, "--data", digits, "--run-dir", tmp_path)
-    found = red(first.out)
-    assert (first.status, second.status) == (1, 1) and list(found) == ["versions", "clocks", "all-reduce"]
-    seen, cure = found["versions"]
+    red_rows = red(first.out)
+    assert (first.status, second.status) == (1, 1) and list(red_rows) == ["versions", "clocks", "all-reduce"]
+    seen, cure = red_rows["versions"]
     assert seen.startswith("rank 1: python ") and seen.endswith(", torchvision 0.0") and "rank 0 has python " in cure
-    assert re.fullmatch(r"all ranks: .*\b2 ranks\b.*\b8\b.*\b3", found["all-reduce"][0])  # 1 + 7, and not 1 + 2
-    assert re.fullmatch(r"rank 1: (4[89]|50)\d\d\.\d s ahead of rank 0", found["clocks"][0])
+    assert re.fullmatch(r"all ranks: .*\b2 ranks\b.*\b8\b.*\b3", red_rows["all-reduce"][0])  # 1 + 7, and not 1 + 2
+    assert re.fullmatch(r"rank 1: (4[89]|50)\d\d\.\d s ahead of rank 0", red_rows["clocks"][0])
 
 
 @pytest.mark.parametrize("where", ["all-reduce", "space", "clocks", "run folder"][: 4 if THOROUGH else 2])
@@ -273,8 +273,8 @@ def test_a_wrong_variable_stops_with_one_line(env, monkeypatch):
 
 def test_a_number_of_slurm_that_is_none_is_red(by_hand, script, digits, tmp_path):
     (done,) = by_hand(script, {0: ["--data", digits, "--run-dir", tmp_path]}, 1, SLURM_CPUS_PER_TASK="two")
-    found = red(done.out)
-    assert list(found) == ["cpus"] and re.match(r"rank 0: SLURM_CPUS_PER_TASK\b.*'two'", found["cpus"][0])
+    red_rows = red(done.out)
+    assert list(red_rows) == ["cpus"] and re.match(r"rank 0: SLURM_CPUS_PER_TASK\b.*'two'", red_rows["cpus"][0])
 
 
 # ---- single rows, of ranks that share a store and differ in what they are told

@@ -64,9 +64,9 @@ def test_another_seed_ends_elsewhere(trained):
 @pytest.mark.skipif(not THOROUGH, reason="notebooks 04, 05 and 12 prove it on two ranks: make test-all, on four")
 def test_what_must_be_equal_and_what_must_differ_on_four_ranks():
     done = launch.run(Path(__file__).with_name("ranks_equivalence.py"), ranks=4, timeout=LIMIT)
-    found = [json.loads(line) for rank in range(4) for line in done.of(rank)]
-    assert len(found) == 4
-    for rank in found:
+    by_rank = [json.loads(line) for rank in range(4) for line in done.of(rank)]
+    assert len(by_rank) == 4
+    for rank in by_rank:
         for what in ("ddp - one process", "by hand - ddp", "no_sync - one big batch"):
             assert rank[what] < 1e-12, what  # in double precision
         for what in ("same shard everywhere - one process", "by hand, not averaged - ddp"):

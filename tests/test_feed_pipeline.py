@@ -11,11 +11,11 @@ def contents(form: list[Path]) -> dict[str, bytes]:
     """The encoded images of a form, by their names."""
     if form[0].suffix == ".png":
         return {path.name: path.read_bytes() for path in form}
-    found = {}
+    contents = {}
     for path in form:
         with tarfile.open(path) as tar:
-            found |= {member.name: tar.extractfile(member).read() for member in tar}
-    return found
+            contents |= {member.name: tar.extractfile(member).read() for member in tar}
+    return contents
 
 
 def digests(forms: dict[str, list[Path]]) -> list[tuple[str, str]]:

@@ -99,10 +99,10 @@ def rank(number: int, meeting: Path, told: multiprocessing.SimpleQueue) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=2)
     for name, way in CASES:
         if number == 0 or way != "alone":
-            found = [by_tensors(name, way)]
-            found += [by_allocator(name)] if way == "alone" else []  # gloo's threads tell it nothing
+            peaks = [by_tensors(name, way)]
+            peaks += [by_allocator(name)] if way == "alone" else []  # gloo's threads tell it nothing
             if number == 0:
-                told.put(((name, way), found))
+                told.put(((name, way), peaks))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -115,12 +115,12 @@ def measured(tmp_path_factory):
     ranks = [context.Process(target=rank, args=(n, meeting, told)) for n in (0, 1)]
     for process in ranks:
         process.start()
-    found = {}
+    peaks = {}
 
     def next_case() -> bool:
         assert not any(process.exitcode for process in ranks), "a rank failed"
-        found.update([told.get()] if not told.empty() else [])
-        return len(found) == len(CASES)
+        peaks.update([told.get()] if not told.empty() else [])
+        return len(peaks) == len(CASES)
 
     try:
         until(next_case, "the ranks have taken their steps")
@@ -128,7 +128,7 @@ def measured(tmp_path_factory):
         for process in ranks:
             process.kill()
             process.join()
-    return found
+    return peaks
 
 
 def predicted(name: str, **options) -> dict[str, float]:

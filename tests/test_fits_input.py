@@ -130,9 +130,9 @@ def steps(): return nn.Sequential(Steps()).float()
 def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
     """What DDP holds on a GPU, for a model of a file."""
     make = model_file.load(f"{file}:{name}")
-    found = fits.predict(make, *model_file.sample_of(make, shape)[:2], batch_size_per_rank=8)
-    assert "without memory" in found["how"]
-    return next(row for row in found["rows"] if row["way"] == "DDP")
+    prediction = fits.predict(make, *model_file.sample_of(make, shape)[:2], batch_size_per_rank=8)
+    assert "without memory" in prediction["how"]
+    return next(row for row in prediction["rows"] if row["way"] == "DDP")
 
 
 def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_path: Path) -> None:

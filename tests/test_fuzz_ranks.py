@@ -42,10 +42,10 @@ def test_an_environment_gives_a_sound_rank_or_one_line():
     sound, unsound = [], []
 
     def check(env):
-        found, line = outcome(who_am_i, env)
+        ranks, line = outcome(who_am_i, env)
         (unsound if line else sound).append(env)
         if not line:
-            _, rank, local_rank, world_size = found
+            _, rank, local_rank, world_size = ranks
             assert 0 <= local_rank <= rank < world_size
             assert int(env.get("RANK", rank)) == rank and int(env.get("WORLD_SIZE", world_size)) == world_size
 
@@ -119,8 +119,8 @@ def test_bytes_under_a_wrong_digest_are_refused_by_name(real, tmp_path):
 
     def check(content):
         put(path, content)
-        found, line = outcome(read_checkpoint, path, error=ValueError)
-        assert (found == real) if content == real else (path.name in line)
+        read, line = outcome(read_checkpoint, path, error=ValueError)
+        assert (read == real) if content == real else (path.name in line)
 
     fuzz(lambda choices: choices.damaged(real), check)
 
@@ -166,9 +166,9 @@ def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(real, tmp_path
         damage = tmp_path / f"step-{step:08}-{'0' * 16}.pt"
         damage.write_bytes(content)
         with redirect_stdout(StringIO()) as said:
-            found = read_newest_checkpoint(tmp_path)
+            newest = read_newest_checkpoint(tmp_path)
         lines = said.getvalue().splitlines()
-        assert found == real and older.exists() and len(lines) == (step > 5) == (not damage.exists())
+        assert newest == real and older.exists() and len(lines) == (step > 5) == (not damage.exists())
         assert all(damage.name in line and "set aside" in line for line in lines)
 
     fuzz(lambda choices: (choices.below(10), choices.damaged(real)), check, least=1000)

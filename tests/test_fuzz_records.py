@@ -153,8 +153,8 @@ def test_any_line_of_a_rank_is_kept_and_shown():
         launch, screen = Launch([], 0.0), Screen()
         with redirect_stdout(StringIO()) as shown:
             if launcher == "log":
-                found = RANK.match(text)
-                screen.add(f"rank {found[1]}" if found else "", text)
+                match = RANK.match(text)
+                screen.add(f"rank {match[1]}" if match else "", text)
                 return
             add_line(text, launcher, launch, screen)
         [(rank, said)] = launch.lines

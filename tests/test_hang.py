@@ -73,8 +73,8 @@ def test_a_seed_plants_the_same_fault_every_time():
 
 def test_the_sound_script_runs_to_its_end(runs):
     assert runs["sound"].exit_statuses == [0, 0, 0]
-    found = who_hangs.who_hangs(who_hangs.read_dumps(runs["sound"].folder.glob("recorder_*.json")))
-    assert found == [who_hangs.SAME]
+    lines = who_hangs.who_hangs(who_hangs.read_dumps(runs["sound"].folder.glob("recorder_*.json")))
+    assert lines == [who_hangs.SAME]
 
 
 def test_each_run_fails(runs):
@@ -113,8 +113,8 @@ def suspects(lab):
     stacks = [re.sub(r"line \d+|rank \d", "", lab.look(f"stack {rank}")) for rank in ranks]
     yield odd(["".join(re.findall(r" in (\w+)", stack)[-2:-1]) for stack in stacks])
     yield odd(re.findall(r"called (\w+ \[\d*\] \w+|\w+)|did", lab.look("who_hangs").splitlines()[0]))
-    found = re.match(r"group.*?: rank (\d) ", lab.look("who_hangs"))
-    yield int(found[1]) if found else None
+    match = re.match(r"group.*?: rank (\d) ", lab.look("who_hangs"))
+    yield int(match[1]) if match else None
 
 
 def test_the_evidence_names_the_rank(labs):
@@ -320,5 +320,5 @@ def test_a_script_is_watched_under_torchrun(tmp_path):
     SOUND.write(tmp_path)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", watched.__file__, "train.py"]
     assert python(*launch, cwd=tmp_path).returncode == 0
-    found = who_hangs.who_hangs(who_hangs.read_dumps(tmp_path.glob("recorder_*.json")))
-    assert found == [who_hangs.SAME]
+    lines = who_hangs.who_hangs(who_hangs.read_dumps(tmp_path.glob("recorder_*.json")))
+    assert lines == [who_hangs.SAME]

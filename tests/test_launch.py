@@ -41,14 +41,14 @@ def tag():
 
 def left(tag):
     """The processes of a launch that are there now."""
-    found = []
+    ranks = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(TAG) == tag[TAG]:
-                found.append(process)
+                ranks.append(process)
         except psutil.Error:
             continue
-    return found
+    return ranks
 
 
 # ---- lines

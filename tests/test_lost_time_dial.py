@@ -36,9 +36,9 @@ def least(size, mbit):
 def measured(measure, undisturbed):
     """What was measured; again, a few times, where its control was not: a busy machine only ever adds."""
     for _ in range(5):
-        if undisturbed(found := measure()):
+        if undisturbed(seconds := measure()):
             break
-    return found
+    return seconds
 
 
 def test_the_network_is_turned_down_and_no_process_stays(allowed):
@@ -59,12 +59,12 @@ def test_the_network_is_turned_down_and_no_process_stays(allowed):
 def test_two_nodes_have_a_slow_cable_between_them(allowed):
     slow = 2 * least(2e6, 200)  # half of the 4 MB to the other node, and the sum of the other half back
 
-    def undisturbed(found):
-        return found["one node, 2 ranks"] < slow
+    def undisturbed(seconds):
+        return seconds["one node, 2 ranks"] < slow
 
-    found = measured(lambda: dial.time_two_nodes(mbit=200), undisturbed)
-    assert undisturbed(found), "the control: within a node"
-    assert found["two nodes, 1 rank each"] > slow
+    seconds = measured(lambda: dial.time_two_nodes(mbit=200), undisturbed)
+    assert undisturbed(seconds), "the control: within a node"
+    assert seconds["two nodes, 1 rank each"] > slow
     until(lambda: not started(dial.NODES.name), "no process is left")
 
 
@@ -81,10 +81,10 @@ def seconds():
         return time.perf_counter() - began
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-found = {"user": open("/proc/self/uid_map").read().split()[1], "open": seconds()}
+measured = {"user": open("/proc/self/uid_map").read().split()[1], "open": seconds()}
 limit = "tc qdisc replace dev lo root tbf burst 128kb latency 50ms rate 100mbit"
 subprocess.run(limit.split(), check=True)
-print(json.dumps(found | {"100": seconds()}))
+print(json.dumps(measured | {"100": seconds()}))
 """
 
 
@@ -94,8 +94,8 @@ def test_an_ordinary_user_may_turn_it(allowed, monkeypatch):
     monkeypatch.setattr(dial, "OWN", ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *dial.OWN])
     assert dial.why_no_network() == ""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    found = dial.run_in_own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
-    assert found["user"] == "65534" and found["100"] > least(4e6, 100) > found["open"]
+    measured = dial.run_in_own_network("-c", 'exec "$@"', "sh", python, "-c", SENDS)
+    assert measured["user"] == "65534" and measured["100"] > least(4e6, 100) > measured["open"]
 
 
 def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_path, monkeypatch):
@@ -111,21 +111,21 @@ def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_
 
 def test_the_recorded_run_is_drawn_with_its_crossing():
     record = dial.read_record()
-    found, sends = record["turned"].seconds, {"DDP": 3.5e6, "bf16 hook": 1.8e6, "PowerSGD": 8e4, "no_sync": 9e5}
-    assert tuple(found) == dial.RATES and record["machine"]
+    seconds, sends = record["turned"].seconds, {"DDP": 3.5e6, "bf16 hook": 1.8e6, "PowerSGD": 8e4, "no_sync": 9e5}
+    assert tuple(seconds) == dial.RATES and record["machine"]
     wire = 2 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH) / (100e6 / 8)
-    assert (found[0]["DDP"] + wire) / found[100]["DDP"] == pytest.approx(1, abs=0.1)
+    assert (seconds[0]["DDP"] + wire) / seconds[100]["DDP"] == pytest.approx(1, abs=0.1)
     for way, size in record["turned"].sent.items():  # no recorded batch is faster than its bytes pass the link
-        assert all(found[mbit][way] > least(size / (4 if way == "no_sync" else 1), mbit) for mbit in dial.RATES[1:])
+        assert all(seconds[mbit][way] > least(size / (4 if way == "no_sync" else 1), mbit) for mbit in dial.RATES[1:])
     assert 4e6 / (dial.LINK * 1e6 / 8) / record["two_nodes"]["two nodes, 1 rank each"] == pytest.approx(1, abs=0.1)
 
     def predict(way, mbit):
-        return found[0][way] + 2 * sends[way] / (mbit * 1e6 / 8)
+        return seconds[0][way] + 2 * sends[way] / (mbit * 1e6 / 8)
 
     equal = dial.crossing("PowerSGD", "DDP", predict)
     assert predict("PowerSGD", equal) == pytest.approx(predict("DDP", equal), rel=0.02)
     assert dial.crossing("DDP", "PowerSGD", predict) is None, "the other way round"
-    picture = dial.draw_by_rate(found, predict, record["machine"])
+    picture = dial.draw_by_rate(seconds, predict, record["machine"])
     picture.figure.draw_without_rendering()
     assert picture.alt.startswith("At 100 Mbit/s ") and f"above {equal / 1e3:.1f} Gbit/s" in picture.alt
 
@@ -148,13 +148,13 @@ def test_ranks_that_fail_end_in_one_line(allowed):
 
 
 def test_the_recorded_models_take_as_long_as_predicted_and_mnists_needs_the_faster_network():
-    found = models.read_record()
-    mnist, *others = map(models.needed_mbit, found.models.values())
+    read = models.read_record()
+    mnist, *others = map(models.needed_mbit, read.models.values())
     assert len(others) == 2 and mnist > 1.5 * max(others)
-    for model in found.models.values():
+    for model in read.models.values():
         for mbit in filter(None, model.two):
             assert model.two[mbit] > least(2 * 4 * model.parameters, mbit), "faster than the wire"
             assert model.two[mbit] < 1.4 * models.step_bounds(model, mbit)[1]
-    picture = models.draw_models(found)
+    picture = models.draw_models(read)
     picture.figure.draw_without_rendering()
     assert f"needs {mnist / 1e3:.1f} Gbit/s" in picture.alt

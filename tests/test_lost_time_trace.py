@@ -46,12 +46,12 @@ def folder(tmp_path_factory):
 
 
 def test_the_wait_is_found_on_the_rank_that_is_not_late(folder):
-    found, control = (trace.account(trace.read_traces(folder, name)) for name in ("late", "turned"))
-    assert min(found["late"][0], control["late"][1]) > 500 * LATE  # as long as the other sleeps
-    assert max(found["late"][1], control["late"][0]) == 0
-    assert found["data"].min() >= 1000 * READS and found["compute"].min() > 0
-    parts = found[["data", "compute", "exposed", "late", "other"]]
-    assert torch.allclose(torch.tensor(parts.sum(axis=1)), torch.tensor(found["step"]))
+    table, control = (trace.account(trace.read_traces(folder, name)) for name in ("late", "turned"))
+    assert min(table["late"][0], control["late"][1]) > 500 * LATE  # as long as the other sleeps
+    assert max(table["late"][1], control["late"][0]) == 0
+    assert table["data"].min() >= 1000 * READS and table["compute"].min() > 0
+    parts = table[["data", "compute", "exposed", "late", "other"]]
+    assert torch.allclose(torch.tensor(parts.sum(axis=1)), torch.tensor(table["step"]))
     assert parts.min(axis=None) > -1e-6
 
 
@@ -89,8 +89,8 @@ def gpu(*kernels):
 def test_on_a_gpu_kernels_count_and_nccl_is_the_all_reduce(tmp_path):
     kernels = [("gemm", 10_000, 50_000), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50_000, 30_000)]
     (tmp_path / "gpu_rank0.json").write_text(gpu(*kernels))
-    found = trace.account(trace.read_traces(tmp_path, "gpu")).loc[0]
-    assert found.to_dict() == {
+    table = trace.account(trace.read_traces(tmp_path, "gpu")).loc[0]
+    assert table.to_dict() == {
         "step": 100, "data": 10, "compute": 50, "exposed": 20, "late": 0, "other": 20, "hidden": 10
     }  # fmt: skip
 

@@ -95,11 +95,11 @@ DAMAGE += [(mix, "train: 200 images, but 512 labels")]
 
 @pytest.mark.parametrize(("name", "value"), [("SLURM_CPUS_PER_TASK", "abc"), ("LOCAL_WORLD_SIZE", "0")])
 def test_cpus_that_no_launcher_would_set_are_not_counted(name, value, monkeypatch):
-    found = cpus_of_rank()
+    available = cpus_of_rank()
     monkeypatch.setenv(name, value)
-    assert cpus_of_rank() == found
-    monkeypatch.setenv(name, str(4 * found))
-    assert cpus_of_rank() == (1 if name == "LOCAL_WORLD_SIZE" else found), "the control: a number counts"
+    assert cpus_of_rank() == available
+    monkeypatch.setenv(name, str(4 * available))
+    assert cpus_of_rank() == (1 if name == "LOCAL_WORLD_SIZE" else available), "the control: a number counts"
 
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGE)

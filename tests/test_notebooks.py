@@ -21,39 +21,39 @@ HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}
 
 def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
     """What is wrong with a notebook that is about to be committed, a line each."""
-    found = []
+    lines = []
     if names := changed(notebook):
-        found.append(f"made from other contents of {', '.join(names)}: run `make notebooks`")
+        lines.append(f"made from other contents of {', '.join(names)}: run `make notebooks`")
     if not any("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells):
-        found.append("no cell is tagged `parameters`")
+        lines.append("no cell is tagged `parameters`")
     for number, cell in enumerate(notebook.cells):
         kind = {"markdown": markdown_problems, "code": code_problems}[cell.cell_type]
-        found += [f"cell {number}: {problem}" for problem in kind(cell, folder)]
-    return found
+        lines += [f"cell {number}: {problem}" for problem in kind(cell, folder)]
+    return lines
 
 
 def markdown_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
     """Python that nothing runs, and links to nowhere."""
-    found = ["fenced Python that nothing runs"] if re.search(r"```\s*(python|py)\b", cell.source) else []
+    problems = ["fenced Python that nothing runs"] if re.search(r"```\s*(python|py)\b", cell.source) else []
     links = [link for link in LINK.findall(cell.source) if "://" not in link]
-    return found + [f"the link {link} leads nowhere" for link in links if not (folder / link).exists()]
+    return problems + [f"the link {link} leads nowhere" for link in links if not (folder / link).exists()]
 
 
 def code_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
     """Cells that never ran, failed, use what is outdated, show a machine's path, or no alt text."""
-    found = []
+    problems = []
     if cell.execution_count is None and cell.source.strip():
-        found.append("never run")
+        problems.append("never run")
     for output in cell.outputs:
         if output.output_type == "error":
-            found.append(f"the error {output.ename}")
+            problems.append(f"the error {output.ename}")
         data = output.get("data", {})
         text = "\n".join([output.get("text", ""), *(str(value) for kind, value in data.items() if "image" not in kind)])
-        found += [f"the path {path}" for path in HOME.findall(text)]
-        found += [f"outdated: {warning}" for warning in OUTDATED.findall(text)]
+        problems += [f"the path {path}" for path in HOME.findall(text)]
+        problems += [f"outdated: {warning}" for warning in OUTDATED.findall(text)]
         if "image/png" in data and len(output.metadata.get("image/png", {}).get("alt", "")) < 20:
-            found.append("a figure without alt text")
-    return found
+            problems.append("a figure without alt text")
+    return problems
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

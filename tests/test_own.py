@@ -266,9 +266,9 @@ def test_a_path_in_the_runs_own_folder_is_no_setting(tmp_path):
         folder = tmp_path / f"repeat-{number}"
         record(folder, lr=lr, out=str(folder), log=f"{folder}/said.txt", notes=f"/elsewhere/{number}")
     shutil.copytree(tmp_path, tmp_path / "copied")
-    for found in (runs.table(tmp_path), runs.table(tmp_path / "copied")):
-        assert found["lr"].nunique() == 2 and "out" not in found and "log" not in found
-        assert found["notes"].nunique() == 3, "the control: another path is one"
+    for table in (runs.table(tmp_path), runs.table(tmp_path / "copied")):
+        assert table["lr"].nunique() == 2 and "out" not in table and "log" not in table
+        assert table["notes"].nunique() == 3, "the control: another path is one"
 
 
 # What is spoilt in the record of the last of three runs, on 1, 2 and 4 ranks; and what the three lack then.
@@ -290,9 +290,9 @@ def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(ca
         env = {"world_size": ranks, "dataset": "digits", "device": "cpu", "cpus": 1}
         (folder / "env.json").write_text(json.dumps(env))
     (folder / file).write_text((folder / file).read_text().replace(old, new))
-    found = runs.table(tmp_path)
-    assert scaling.reason_for_no_study(found)[: len(line) or None] == line
-    assert "nan" not in curves(found).alt
+    table = runs.table(tmp_path)
+    assert scaling.reason_for_no_study(table)[: len(line) or None] == line
+    assert "nan" not in curves(table).alt
     plt.close("all")
 
 

@@ -32,9 +32,9 @@ def preempting():
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
-    found = Matrix(tmp_path_factory.mktemp("preempted"))
-    found.golden()  # now: the server that its ranks are forked from would be taken for a process of the cluster
-    return found
+    matrix = Matrix(tmp_path_factory.mktemp("preempted"))
+    matrix.golden()  # now: the server that its ranks are forked from would be taken for a process of the cluster
+    return matrix
 
 
 @pytest.fixture(autouse=True)

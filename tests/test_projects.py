@@ -129,8 +129,8 @@ def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
     verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
     assert verdict.startswith("not yet: ") and verdict.endswith(left.hint)
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
-    assert found == [f"found: {fault.praise}" for fault in mending.FAULTS if fault is not left]
+    praised = [line for line in capsys.readouterr().out.splitlines() if line.startswith("found: ")]
+    assert praised == [f"found: {fault.praise}" for fault in mending.FAULTS if fault is not left]
 
 
 EXACT = "range(rank, len(test_set), world_size)"

@@ -69,22 +69,22 @@ def advice(folder, least=0.8):
 
 
 def test_known_speedups_and_their_spread_come_back(study):
-    found = speedups(study).set_index("world_size")
-    assert found["images_per_second"].tolist() == pytest.approx([1000, 1800, 2000])  # the slow first epoch is not in it
-    assert found["speedup"].tolist() == pytest.approx([1, 1.8, 2.0])
-    assert found["efficiency"].tolist() == pytest.approx([1, 0.9, 0.5])
-    assert found.loc[2, ["speedup_low", "speedup_high"]].tolist() == pytest.approx([1.62, 1.98])
-    assert found["repeats"].tolist() == [3, 3, 3]
+    table = speedups(study).set_index("world_size")
+    assert table["images_per_second"].tolist() == pytest.approx([1000, 1800, 2000])  # the slow first epoch is not in it
+    assert table["speedup"].tolist() == pytest.approx([1, 1.8, 2.0])
+    assert table["efficiency"].tolist() == pytest.approx([1, 0.9, 0.5])
+    assert table.loc[2, ["speedup_low", "speedup_high"]].tolist() == pytest.approx([1.62, 1.98])
+    assert table["repeats"].tolist() == [3, 3, 3]
 
 
 def test_strong_and_weak_and_cpus_are_compared_each_with_its_own(study):
     write(study / "w1", 1, 500, scaling="weak")
     write(study / "w4", 4, 2000, scaling="weak")
     write(study / "c4", 4, 3000, cpus=8)
-    found = speedups(study).set_index(["scaling", "cpus_per_task", "world_size"])
-    assert found.loc[("weak", 2, 4), "speedup"] == pytest.approx(4)
-    assert found.loc[("strong", 2, 4), "speedup"] == pytest.approx(2)
-    assert found.loc[("strong", 8, 4), ["speedup", "base"]].tolist() == [1, 4]  # nothing smaller with 8 CPUs
+    table = speedups(study).set_index(["scaling", "cpus_per_task", "world_size"])
+    assert table.loc[("weak", 2, 4), "speedup"] == pytest.approx(4)
+    assert table.loc[("strong", 2, 4), "speedup"] == pytest.approx(2)
+    assert table.loc[("strong", 8, 4), ["speedup", "base"]].tolist() == [1, 4]  # nothing smaller with 8 CPUs
 
 
 def test_shares_time_to_accuracy_and_cost(tmp_path):
@@ -318,8 +318,8 @@ def test_the_model_refuses_what_it_cannot_fit(ranks, seconds, words):
 def all_figures(folder):
     """Every figure of a study."""
     table = runs.table(folder)
-    found, each, out = speedups(folder), scaling.per_run(table), scaling.left_out(table)
-    figures = [curves(table), speedup(found, PUBLISHED["tables"], out), time_cost(each, 0.95, out)]
+    speeds, each, out = speedups(folder), scaling.per_run(table), scaling.left_out(table)
+    figures = [curves(table), speedup(speeds, PUBLISHED["tables"], out), time_cost(each, 0.95, out)]
     if len(sizes := sorted(each["world_size"].unique())) > 2:
         fitted = each[each["world_size"] < sizes[-1]]
         rest = each[each["world_size"] == sizes[-1]]

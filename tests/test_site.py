@@ -35,11 +35,11 @@ class Page(HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {key: value or "" for key, value in attributes}
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
+        values = {key: value or "" for key, value in attributes}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
         elif tag == "img":
-            self.figures.append((found["src"], found.get("alt", "")))
+            self.figures.append((values["src"], values.get("alt", "")))
 
 
 def stem(path: object) -> str:

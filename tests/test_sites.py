@@ -46,7 +46,7 @@ def checked(paths, leave_out="SC1090,SC1091"):
         )
     command = ["shellcheck", "--format=json", f"--exclude={leave_out}", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    return [f"{found['file']}:{found['line']}: {found['message']}" for found in json.loads(done.stdout)]
+    return [f"{problem['file']}:{problem['line']}: {problem['message']}" for problem in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -500,8 +500,8 @@ def test_the_command_that_checks_a_site_imports_nothing_heavy(before):
     code = f"{before}\nimport sys\nfrom ddp_helpers.__main__ import main\nmain(['site', 'della'])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"IPython", "matplotlib", "nbformat", "numpy", "pandas", "papermill", "psutil", "scipy", "torch"}
-    found = heavy & set(done.stdout.splitlines()[-1].split())
-    assert bool(found) == bool(before), f"{found}: with pandas, the control, it would be seen"
+    imported = heavy & set(done.stdout.splitlines()[-1].split())
+    assert bool(imported) == bool(before), f"{imported}: with pandas, the control, it would be seen"
 
 
 # ---- the schema, by which editors check a site file

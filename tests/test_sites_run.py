@@ -49,9 +49,9 @@ def log(cluster, tmp_path, capsys):
         (folder / "hello.py").write_text(HELLO)
         number = submit(folder)
         watch(folder)
-        [found] = collect(folder)
+        [record] = collect(folder)
         capsys.readouterr()
-        return found.job["state"], log_of(folder, number)
+        return record.job["state"], log_of(folder, number)
 
     return run
 

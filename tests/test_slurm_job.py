@@ -143,8 +143,8 @@ def lines_read(text, tmp_path, **env):
         command, cwd=elsewhere, env=around, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert (done.returncode, done.stderr) == (0, "") and not list(elsewhere.iterdir())
-    found = dict(pair.split("=", 1) for pair in (tmp_path / "said.env").read_text().split("\0")[:-1])
-    return (tmp_path / "said").read_text().split("\0")[:-1], found
+    variables = dict(pair.split("=", 1) for pair in (tmp_path / "said.env").read_text().split("\0")[:-1])
+    return (tmp_path / "said").read_text().split("\0")[:-1], variables
 
 
 ODD = [

@@ -247,15 +247,15 @@ with socket.create_server((os.environ["MASTER_ADDR"], port)):
 def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_port_and_its_record(job, tmp_path):
     folder = job(MEETS, "{array}", array=("0.1", "0.2", "0.4"))
     number = submit(folder)
-    found = ended(folder)
-    assert [run.folder.name for run in found] == ["run-0", "run-1", "run-2"]
-    assert [run.state for run in found] == ["done"] * 3
-    assert [run.status["value"] for run in found] == ["0.1", "0.2", "0.4"]
-    assert len({run.status["port"] for run in found}) == 3 and len({run.status["node"] for run in found}) == 1
-    assert len({run.job["job_id"] for run in found}) == 3 and [run.job["task"] for run in found] == list("012")
+    records = ended(folder)
+    assert [run.folder.name for run in records] == ["run-0", "run-1", "run-2"]
+    assert [run.state for run in records] == ["done"] * 3
+    assert [run.status["value"] for run in records] == ["0.1", "0.2", "0.4"]
+    assert len({run.status["port"] for run in records}) == 3 and len({run.status["node"] for run in records}) == 1
+    assert len({run.job["job_id"] for run in records}) == 3 and [run.job["task"] for run in records] == list("012")
     before = sorted(tmp_path.iterdir())
-    assert collect(folder) == found and collect(found[1].folder) == [found[1]]
-    assert sorted(tmp_path.iterdir()) == before == [folder, *(run.folder for run in found)]
+    assert collect(folder) == records and collect(records[1].folder) == [records[1]]
+    assert sorted(tmp_path.iterdir()) == before == [folder, *(run.folder for run in records)]
     table = runs.table(tmp_path)
     assert list(table["run"]) == ["run-0", "run-1", "run-2"] and number_of(folder) == number
 

@@ -39,8 +39,8 @@ def test_the_oracle_is_right_and_the_stub_not_attempted(place):
 
 @pytest.mark.parametrize(("place", "told"), TRAPS)
 def test_a_plausible_mistake_is_told_what_it_did(place, told):
-    found = verdicts(place, f"exercise.traps[{told!r}]")
-    assert all(verdict.startswith("not yet: ") and told in verdict for verdict in found), found
+    answers = verdicts(place, f"exercise.traps[{told!r}]")
+    assert all(verdict.startswith("not yet: ") and told in verdict for verdict in answers), answers
 
 
 def test_the_worked_solutions_are_right(capsys):

@@ -127,12 +127,12 @@ class Notebook:
 
     def bad(self) -> list[str]:
         """Errors and other red boxes, and figures that do not show."""
-        found = []
+        problems = []
         for number, cell in enumerate(self.cells()):
-            found += [f"code cell {number}: {box.strip().splitlines()[-1]}" for box in cell.red if box != MEANT]
+            problems += [f"code cell {number}: {box.strip().splitlines()[-1]}" for box in cell.red if box != MEANT]
             if not all(cell.figures):
-                found.append(f"code cell {number}: a figure does not show")
-        return found
+                problems.append(f"code cell {number}: a figure does not show")
+        return problems
 
     def figures(self) -> int:
         """How many figures there are; `bad` says whether they show."""

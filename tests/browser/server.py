@@ -53,16 +53,16 @@ class Lab:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that run cells: of `%%launch` the launcher and its ranks, of `%%ranks` the ranks that stay."""
-        cells, found = str(self.course / "build" / "cells"), []
+        cells, running = str(self.course / "build" / "cells"), []
         for process in psutil.process_iter():
             try:
                 command = process.cmdline()
                 stays = "ddp_helpers.rank.cells" in command and Path(process.cwd()).is_relative_to(self.course)
                 if stays or any(word.startswith(cells) for word in command):
-                    found.append(process)
+                    running.append(process)
             except psutil.Error:
                 continue
-        return found
+        return running
 
 
 def copy_of_the_course(folder: Path) -> Path:

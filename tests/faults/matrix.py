@@ -99,8 +99,8 @@ def weights(folder: Path) -> str:
 
 def saved_model(folder: Path) -> nn.Module:
     """The model in the newest checkpoint, which is whole, as are all others in the folder."""
-    found = list_checkpoints(folder / "run" / "checkpoints")
-    states = [load_checkpoint(read_checkpoint(path)) for path in found]
+    checkpoints = list_checkpoints(folder / "run" / "checkpoints")
+    states = [load_checkpoint(read_checkpoint(path)) for path in checkpoints]
     model = Net()
     model.load_state_dict(states[0]["model"])
     return model

@@ -212,34 +212,34 @@ def sources():
 
 def calls(tree, name):
     """The calls of a function of this name, wherever it was imported from."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [node for node in found if getattr(node.func, "attr", getattr(node.func, "id", "")) == name]
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) == name]
 
 
 def unbound(text):
     """The calls that form a group without a backend, or on GPUs without one that was claimed before."""
-    found, claims = [], calls(ast.parse(text), "set_device") + calls(ast.parse(text), "claim_device")
+    lines, claims = [], calls(ast.parse(text), "set_device") + calls(ast.parse(text), "claim_device")
     for call in calls(ast.parse(text), "init_process_group"):
         backend = ast.unparse(call.args[0]) if call.args else ""
         right = backend and "device_id" in text and claims
         if backend not in ("'gloo'", "'fake'") and not right:
-            found.append(ast.unparse(call))
-    return found
+            lines.append(ast.unparse(call))
+    return lines
 
 
 def saved_late(text):
     """What is saved behind the last barrier of a function that leaves the group: other ranks may be gone by then."""
-    found = []
+    lines = []
     for body in (node.body for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Module | ast.FunctionDef)):
         if any(isinstance(line, ast.Expr) and calls(line, "destroy_process_group") for line in body):
             last = max((place for place, line in enumerate(body) if calls(line, "barrier")), default=-1)
             saves = [call for line in body[last + 1 :] for name in ("save", "write") for call in calls(line, name)]
-            found += [line for line in map(ast.unparse, saves) if line.startswith(("torch.save", "write("))]
-    return found
+            lines += [line for line in map(ast.unparse, saves) if line.startswith(("torch.save", "write("))]
+    return lines
 
 
 def test_a_group_on_gpus_is_bound_to_a_claimed_one_and_left_when_all_is_saved():
-    assert {where: found for where, text in sources() if (found := unbound(text) + saved_late(text))} == {}
+    assert {where: lines for where, text in sources() if (lines := unbound(text) + saved_late(text))} == {}
 
 
 def test_the_rules_find_what_they_are_for():
@@ -265,7 +265,7 @@ def test_nobody_is_told_that_ranks_cannot_share_a_gpu():
     for path in NOTEBOOKS:
         texts[path.name] = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
     never = re.compile(r"(cannot|can't|can not|never|must not)\s+(#\s*)?share\s+(a|one|the same)\s+GPU", re.I)
-    assert {name: found[0] for name, text in texts.items() if (found := never.search(text))} == {}
+    assert {name: match[0] for name, text in texts.items() if (match := never.search(text))} == {}
     assert never.search("two ranks cannot share a GPU")
 
 

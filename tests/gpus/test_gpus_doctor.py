@@ -64,9 +64,9 @@ def test_an_init_that_blocks_is_red_and_the_doctor_does_not_wait_for_it(tmp_path
         ended = ranks.wait()
         assert not (tmp_path / "over").exists()
     assert ended.statuses == [1, 1]
-    found = red("\n".join(line for line in ended.said[0].splitlines() if line and line[:6] != "left: "))
-    assert list(found) == ["all-reduce"]
-    seen, cure = found["all-reduce"]
+    red_rows = red("\n".join(line for line in ended.said[0].splitlines() if line and line[:6] != "left: "))
+    assert list(red_rows) == ["all-reduce"]
+    seen, cure = red_rows["all-reduce"]
     assert "init" in seen and "GLOO_SOCKET_IFNAME" in seen and "lo" in seen
     assert cure.startswith("export GLOO_SOCKET_IFNAME=")
 
@@ -256,9 +256,9 @@ _distributed_c10d._dump_nccl_trace_json = lambda *_: DUMP
 def test_what_nccls_recorder_has_is_in_the_file(tmp_path):
     (tmp_path / "train.py").write_text(WATCHED.replace("DUMP", repr(json.dumps(dumped("nccl", "all_reduce")))))
     assert python(watched.__file__, "train.py", cwd=tmp_path).returncode == 0
-    found = who_hangs.read_dumps([tmp_path / "recorder_rank0.json"])
-    assert [entry["profiling_name"] for entry in found[0]["entries"]] == ["nccl:all_reduce"]
-    assert who_hangs.who_hangs(found) == [who_hangs.SAME]
+    dumps = who_hangs.read_dumps([tmp_path / "recorder_rank0.json"])
+    assert [entry["profiling_name"] for entry in dumps[0]["entries"]] == ["nccl:all_reduce"]
+    assert who_hangs.who_hangs(dumps) == [who_hangs.SAME]
 
 
 def recorded(**dumps):
