@@ -39,7 +39,7 @@ def make_lab():
 
 
 def until(condition, what):
-    """Wait until it is so, LIMIT seconds at most, and give what the condition found."""
+    """Wait until it is so, LIMIT seconds at most, and give what the condition returned."""
     end = time.monotonic() + LIMIT
     while not (result := condition()):
         assert time.monotonic() < end, f"not within {LIMIT} s: {what}"

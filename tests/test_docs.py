@@ -21,7 +21,15 @@ from real import python
 from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.__main__ import make_parser
 from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, honest_minutes, minutes, tracks_text
+from ddp_helpers.upkeep.front_page import (
+    NOTEBOOKS,
+    PROJECTS,
+    course_map,
+    front_page_text,
+    honest_minutes,
+    minutes,
+    tracks_text,
+)
 
 LINK = re.compile(r"\[(\d\d[a-z]?)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
 
@@ -193,7 +201,7 @@ def assigned(nodes: Iterable[ast.AST]) -> Names:
 @cache
 def messages() -> tuple[str, ...]:
     """All texts of the helpers, with a hole for each value, and the files that are not Python; 10 and 10b whole."""
-    problems = []
+    texts = []
     for path in sorted((ROOT / "ddp_helpers").rglob("*.py")):
         tree = ast.parse(path.read_text())
         constants = assigned(tree.body)
@@ -202,13 +210,13 @@ def messages() -> tuple[str, ...]:
             names = constants | (assigned(ast.walk(scope)) if scope is not tree else {})
             for node in ast.walk(scope):
                 if isinstance(node, ast.JoinedStr | ast.Constant):
-                    problems += [text for text in ways(node, names) if text != HOLE]
-    problems += [
+                    texts += [text for text in ways(node, names) if text != HOLE]
+    texts += [
         re.sub(r"\$\$?(\w+|[({][^)}]*[)}])", HOLE, (ROOT / name).read_text())
         for name in ("Makefile", "slurm/cluster", "slurm/job.sbatch.jinja", ".ci/packages")
     ]
     faults = [cell for number in ("10", "10b") for cell in nbformat.read(NOTEBOOKS[number], as_version=4).cells]
-    return (*problems, "\n".join([cell.source + json.dumps(cell.get("outputs", "")) for cell in faults]))
+    return (*texts, "\n".join([cell.source + json.dumps(cell.get("outputs", "")) for cell in faults]))
 
 
 def unknown_messages(text: str) -> list[str]:
@@ -251,7 +259,7 @@ def clock(text: str) -> int:
     return 60 * int(hours) + int(rest)
 
 
-@pytest.mark.parametrize("number", sorted(NOTEBOOKS)[:-1])  # the last one's exercises are projects
+@pytest.mark.parametrize("number", sorted(NOTEBOOKS.keys() - {PROJECTS}))
 def test_the_time_line_is_what_the_cells_come_to(number: str) -> None:
     assert abs(minutes(number) - honest_minutes(number)) <= 5
 

@@ -53,6 +53,10 @@ ENGINES = {
     on_ranks(2, lambda: exec(text, {{}}), patience={LIMIT})""",
 }
 ENDS = [(engine, number) for engine in ENGINES for number in (signal.SIGINT, signal.SIGKILL)]
+# Each engine once, and each signal for one whose ranks are forked and one whose ranks are not; make test-all has all.
+USUAL = [(engine, signal.SIGKILL) for engine in ENGINES] + [
+    (engine, signal.SIGINT) for engine in ("torchrun", "a forked call")
+]
 
 
 def processes(folder):
@@ -68,7 +72,7 @@ def gone(pid):
         return True
 
 
-@pytest.mark.parametrize(("engine", "number"), [end for end in ENDS if THOROUGH or end != ("mpirun", signal.SIGINT)])
+@pytest.mark.parametrize(("engine", "number"), ENDS if THOROUGH else USUAL)
 def test_no_process_is_left(engine, number, tmp_path, request):
     if engine == "mpirun":
         request.getfixturevalue("mpirun")

@@ -5,7 +5,9 @@ from argparse import Namespace
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import refused
 from torch.optim import Adadelta
+from torch.utils.data import TensorDataset
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.train_on_one_gpu.figures import accuracy_by_recipe
@@ -117,3 +119,8 @@ def test_a_graph_plays_back_the_step(digits):
             step(index)
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     assert (weights[0] - weights[1]).abs().max() < 1e-4
+
+
+def test_another_dataset_is_refused_by_name() -> None:
+    images = TensorDataset(torch.zeros(8, 3, 16, 16), torch.zeros(8))
+    refused(hold_on_device, images, torch.device("cpu"), named=["TensorDataset", "mnist_ddp"])

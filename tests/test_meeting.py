@@ -6,7 +6,7 @@ import json
 import psutil
 import pytest
 import torch.distributed as dist
-from real import LIMIT
+from real import LIMIT, THOROUGH
 
 from ddp_helpers.launch import launch
 from ddp_helpers.lessons.on_ranks import on_ranks
@@ -68,7 +68,7 @@ def test_torch_listens_at_all_addresses_and_this_store_at_its_own():
         TCPStore("127.0.0.1", store.port, is_master=True)
 
 
-@pytest.mark.parametrize("ranks", [2, (2, 1)], ids=["a node", "two nodes"])
+@pytest.mark.parametrize("ranks", [(2, 1)] + [2] * THOROUGH)
 def test_a_launch_listens_on_this_machine_alone(ranks, script):
     path, note = script
     launch.run(path, note, ranks=ranks, timeout=LIMIT)

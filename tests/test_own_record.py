@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import torch
-from real import LIMIT, python, without_helpers
+from real import LIMIT, THOROUGH, python, weekly, without_helpers
 
 from ddp_helpers import ROOT
 from ddp_helpers.records import runs, scaling
@@ -147,7 +147,7 @@ def rates(done):
     return [float(rate) for rate in re.findall(r"rate (\S+)", done.stdout)]
 
 
-@pytest.mark.parametrize("kind", ["a data set", "a stream"])
+@pytest.mark.parametrize("kind", ["a data set"] + ["a stream"] * THOROUGH)
 def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(kind, own):
     script = own(('"test_loss": loss,', '"test_loss": loss, "test_hardest": 2 * loss,'))
     done = start(script, "--run-dir", "record", *["--stream"] * (kind == "a stream"))
@@ -179,6 +179,7 @@ def test_all_ranks_stop_early_together_and_the_best_weights_are_kept(own):
     assert loss == pytest.approx(shorter, rel=1e-4), "the file holds the weights of the best epoch"
 
 
+@weekly
 def test_control_a_schedule_with_one_device_s_total_does_not_come_down(own):
     right = start(own(), "--per-rank")
     wrong = start(own(("args.epochs * len(train_batches)", "args.epochs * 64 // args.batch_size")), "--per-rank")

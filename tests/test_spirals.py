@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from environments import HAND, RECORDED
-from real import LIMIT, python
+from real import LIMIT, THOROUGH, python
 from refusals import ended, one_line
 
 from ddp_helpers import ROOT, jobs
@@ -88,15 +88,21 @@ def single(tmp_path_factory):
     return done.stdout.splitlines(), torch.load(folder / "it.pt", weights_only=True)
 
 
-@pytest.fixture(params=["torchrun", "mpirun", "srun"])
+LAUNCHERS = ("torchrun", "mpirun", "srun")
+STARTS = [(launcher, ranks) for launcher in LAUNCHERS for ranks in (1, 2, 4)]
+# One of each launcher, and of each number of ranks; srun has four in the job of two nodes below.
+USUAL_STARTS = [("torchrun", 4), ("mpirun", 2), ("srun", 1)]
+
+
+@pytest.fixture
 def launcher(request):
-    """Each launcher, where it is on this machine."""
+    """A launcher, where it is on this machine."""
     if need := {"mpirun": "mpirun", "srun": "cluster"}.get(request.param):
         request.getfixturevalue(need)
     return request.param
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("launcher", "ranks"), STARTS if THOROUGH else USUAL_STARTS, indirect=["launcher"])
 def test_any_launcher_and_number_of_ranks_reach_the_model_of_one_device(ranks, launcher, single, tmp_path):
     lines, saved, each = train(launcher, ranks, MANY, tmp_path)
     assert lines == single[0], "printed once, and every test sample counted once"
@@ -123,6 +129,7 @@ def test_weights_that_differ_are_seen(single, tmp_path):
     assert weight_distance(*each) == 0 and weight_distance(saved, single[1]) > 100 * CLOSE and lines != single[0]
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS if THOROUGH else ["mpirun"], indirect=True)
 def test_a_batch_that_the_ranks_do_not_divide_is_one_line(launcher, tmp_path):
     status, lines, said = start(launcher, 4, [MANY, "--batch-size", "50"], tmp_path)
     [line] = {line for line in lines if "--batch-size" in line}

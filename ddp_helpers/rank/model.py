@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-# YOUR NETWORK goes here: any nn.Module.
+# YOUR NETWORK goes here: any nn.Module that returns log-probabilities, as log_softmax gives them;
+# for plain scores put F.cross_entropy into the loss below. nll_loss would train, and learn nothing.
 # BatchNorm1d fails on a batch of one sample: give train_batches drop_last=True.
 class Net(nn.Module):
     """Two convolutions, two linear layers: images [n, 1, 28, 28] to log-probabilities [n, 10]."""

@@ -30,6 +30,7 @@ _RESULTS = ROOT / "notebooks" / "results"
 NOTEBOOKS = {
     path.stem.partition("_")[0]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 }
+PROJECTS = "17"  # its exercises are projects: how long they take, its cells do not say
 # A notebook's row in the map: its number, and what one needs.
 _MAP_ROW = re.compile(r"^\| \[(\d\d[a-z]?) .*?\| ([^|]*) \|$", re.M)
 # A track's row, with its notebooks.
@@ -100,9 +101,9 @@ def _shown_text(data: dict[str, str]) -> str:
 def _promise_minutes(number: str) -> None:
     """Write a notebook's honest minutes, in fives, as the first number of its Time line.
 
-    The last notebook keeps its own: its exercises are projects.
+    One whose exercises are projects keeps its own.
     """
-    if number == max(NOTEBOOKS):
+    if number == PROJECTS:
         return
     promise = 5 * round(honest_minutes(number) / 5)
     notebook = nbformat.read(NOTEBOOKS[number], as_version=4)

@@ -16,6 +16,7 @@ from torchvision.datasets import MNIST
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
 from ddp_helpers.rank.fast import FastNet
+from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.record import recorded, report, save_model
 from ddp_helpers.rank.training import count_gpus, merge, set_precision
 
@@ -72,7 +73,12 @@ def make_optimizer(args: Namespace, device: torch.device, model: nn.Module) -> O
 
 
 def hold_on_device(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n]."""
+    """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n].
+
+    Stops at a dataset that is not MNIST: the others have no tensor of all their images.
+    """
+    if not isinstance(data, MNIST):
+        stop(f"mnist_fast holds MNIST on the device, not a {type(data).__name__}: use mnist_ddp")
     images = data.data.to(device).float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
