@@ -9,7 +9,9 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 import torch.distributed as dist
+from real import LIMIT
 
+from ddp_helpers.launch.forked import ForkedRanks
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 
@@ -53,6 +55,19 @@ def test_an_error_of_a_rank_and_an_answer_that_cannot_be_sent_are_raised():
         on_ranks(2, dies(lambda: 1 / 0))  # and not rank 0's, which is that rank 1 has left
     with pytest.raises(Exception, match="local object"):  # its class depends on Python's version
         on_ranks(2, lambda: lambda: 0)
+
+
+def test_ranks_that_wait_for_each_other_are_told_so_whichever_is_ended_first(monkeypatch):
+    end_all = ForkedRanks.end
+
+    def end_one_by_one(ranks):
+        ranks.processes[1].kill()
+        ranks.processes[0].join(LIMIT)  # it hears that rank 1 has gone, and answers with that error
+        end_all(ranks)
+
+    monkeypatch.setattr(ForkedRanks, "end", end_one_by_one)
+    with pytest.raises(TimeoutError, match="rank 0 and 1 waited"):
+        on_ranks(2, lambda: dist.recv(torch.zeros(1), 1 - dist.get_rank()), patience=1)
 
 
 FAILS = """

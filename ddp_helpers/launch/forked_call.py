@@ -62,11 +62,14 @@ def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> 
             while None in ranks.statuses() and time.monotonic() < limit:
                 wait_for_an_end(ranks, seconds=0.1)
                 limit = met.value + patience if met.value else limit
-            statuses = ranks.statuses()
+            statuses, in_time = ranks.statuses(), {*answers}
         finally:
             ranks.end()
     for reader in readers:
         reader.join(1)  # what a rank has forked, and is not found, may hold its pipe open
+    # Of ranks that waited to the end, one that is ended can still tell of another that is gone.
+    late = [rank for rank, status in enumerate(statuses) if status is None and rank not in in_time]
+    answers = {rank: answer for rank, answer in answers.items() if rank not in late}
     return _values(statuses, ranks.end_order, answers, patience)
 
 
