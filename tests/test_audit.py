@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from real import LIMIT, THOROUGH
+from real import LIMIT, THOROUGH, weekly
 from refusals import refused
 
 from ddp_helpers import ROOT
@@ -460,6 +460,7 @@ dist.destroy_process_group()
 """
 
 
+@weekly  # daily the same is done without the command: test_a_run_that_is_ended_and_started_again
 def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
     (script := tmp_path / "mine.py").write_text(RESUMED)
     words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters import SCRIPT, Cluster, fail_in_ci, make_cluster, need_slurm, remove
-from real import LIMIT, until
+from real import LIMIT, until, weekly
 
 NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
 PARTS = ["munged", "slurmctld", "slurmd", "slurmd"]
@@ -99,6 +99,7 @@ def test_down_leaves_no_process_and_job_ids_go_on(shared):
     assert shared.submit("--wrap=true") == waits + 1
 
 
+@weekly  # Slurm waits a minute for a keeper that has been stopped
 def test_down_ends_the_keeper_of_a_job_that_is_where_slurmd_is(shared):
     """A keeper (slurmstepd) begins in the folder of slurmd, and is asked to end like those in their node's."""
     shared.up().submit("--wrap=sleep 615")

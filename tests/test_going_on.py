@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from real import LIMIT, until
+from real import LIMIT, THOROUGH, until
 from refusals import refused
 
 from ddp_helpers import ROOT, jobs
@@ -109,7 +109,7 @@ def warned_and_freed(folder, number):
     assert log.count(f"to the end, from step {(folder / 'saved').read_text()}") == 2
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun"] + ["torchrun"] * THOROUGH)
 def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_on(launcher, cluster, job):
     folder = job(SAVES.replace("MARK", MARK), nodes=2, requeue=True, launcher=launcher)
     warned_and_freed(folder, jobs.submit(folder))
@@ -143,7 +143,7 @@ def printed(tmp_path, monkeypatch):
         jobs.cancel(number)
 
 
-@pytest.mark.parametrize("file", ["job.sbatch", "job_torchrun.sbatch"])
+@pytest.mark.parametrize("file", ["job_torchrun.sbatch"] + ["job.sbatch"] * THOROUGH)
 def test_the_job_files_that_notebook_11_writes_do_the_same(file, cluster, printed, tmp_path):
     warned_and_freed(tmp_path, printed(file))
 
