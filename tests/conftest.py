@@ -80,10 +80,12 @@ def cluster():
 @pytest.fixture(scope="module")
 def browser():
     """The test needs Chromium: it fails in CI without one, and is skipped elsewhere."""
-    from browser.server import chromium, chromium_path  # here: no other test needs Playwright
+    from browser.server import chromium, chromium_path, has_sandbox  # here: no other test needs Playwright
 
     if not chromium_path():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
+    if not has_sandbox():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("Chromium has no sandbox here: install chromium-sandbox")
     with chromium() as started:
         yield started
 

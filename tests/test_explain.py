@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -88,6 +89,12 @@ def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) 
 
 
 # ---- the page
+
+
+def test_a_section_has_who_says_it_in_all_rows_or_in_none() -> None:
+    [first, *rest] = [rule for rule in RULES if rule.section == "the-model-and-its-gradients"]
+    with pytest.raises(ValueError, match=f"^{first.id}: `who` is missing"):
+        troubleshooting.table([replace(first, who=""), *rest])
 
 
 def test_the_page_is_written_from_the_rules() -> None:
@@ -279,19 +286,26 @@ STARTS = {
         *["--log-dir", "logs", "--tee", "3"],
     ],
     "mpirun": ["mpirun", "--oversubscribe", "--tag-output", "-np", "2", sys.executable],
+    "srun": ["srun", "--partition=course", "--ntasks=2", "--label", sys.executable],
+    "srun, no labels": ["srun", "--partition=course", "--ntasks=2", sys.executable],
 }
 
 
 # Each start and each end once; make test-all has every pair.
 USUAL = [("torchrun", "killed"), ("torchrun, tee", "fails"), ("mpirun", "ends well"), ("mpirun", "fails")]
+USUAL += [("srun", "killed"), ("srun, no labels", "fails")]
+CASES = [  # those of Slurm where no other test uses it
+    pytest.param(*case, marks=[pytest.mark.xdist_group("alone")] * case[0].startswith("srun"))
+    for case in (product(STARTS, ENDS) if THOROUGH else USUAL)
+]
 
 
-@pytest.mark.parametrize(("start", "end"), product(STARTS, ENDS) if THOROUGH else USUAL)
+@pytest.mark.parametrize(("start", "end"), CASES)
 def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
 ) -> None:
-    if start == "mpirun":
-        request.getfixturevalue("mpirun")
+    if need := {"mpirun": "mpirun", "srun": "cluster"}.get(start.partition(",")[0]):
+        request.getfixturevalue(need)
     (tmp_path / "train.py").write_text(FAILS_ALONE)
     env = clean_environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
@@ -308,6 +322,7 @@ def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     verdict = explain(tmp_path, done.stdout)
     assert answer(verdict) == ENDS[end], done.stdout
     assert verdict.first == (None if end == "ends well" else 1), done.stdout
+    assert all(line.text.strip() for line in verdict.own), "a line with nothing but its prefix"
 
 
 def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:

@@ -25,12 +25,18 @@ def _causes(rule: Rule) -> str:
 
 
 def table(rules: Iterable[Rule]) -> str:
-    """Return the table of the rules of one section."""
+    """Return the table of the rules of one section.
+
+    Raises ValueError where some of them have a `who` and others have none.
+    """
     rules = list(rules)
     if any(rule.silent for rule in rules):
         head, rows = ("you see", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules]
         return _lines(head, rows)
     if any(rule.who for rule in rules):
+        if lacking := [rule.id for rule in rules if not rule.who]:
+            others = f"the others of {rules[0].section}"
+            raise ValueError(f"{', '.join(lacking)}: `who` is missing, which {others} have")
         named = ("their message", "who says it", "cause", "cure")
         return _lines(named, [(r.message, r.who, _causes(r), r.cure) for r in rules])
     return _lines(("message", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules])

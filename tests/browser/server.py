@@ -118,6 +118,13 @@ def chromium_path() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def has_sandbox() -> bool:
+    """Whether Chromium can shut in its pages: root does without; a user needs Debian's program, or namespaces."""
+    if os.geteuid() == 0 or Path("/usr/lib/chromium/chrome-sandbox").exists():
+        return True
+    return subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode == 0
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium, without a window. Root, as in a container, has no sandbox."""

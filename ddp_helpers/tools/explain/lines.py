@@ -134,7 +134,8 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
         if time is None:
             time = times.get(rank)
         times[rank] = time
-        logs.lines.append(Line(name, number, rank, time, rest))
+        if rest.strip():  # of `1: [rank1]: text`, as under srun --label, the first piece has none
+            logs.lines.append(Line(name, number, rank, time, rest))
 
 
 def _text(name: str, content: bytes) -> str:

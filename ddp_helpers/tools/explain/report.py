@@ -73,7 +73,7 @@ def _first(verdict: Verdict) -> list[str]:
     if verdict.late:
         lines.append(f"Not there when it was needed: {_ranks(verdict.late)}. Look there first.")
     owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
-    lines.append(f"{owner}:")
+    lines.append(f"{owner}:" if verdict.own else f"{owner}: none are in this log.")
     lines += [f"  | {_cut(line.text)}" for line in verdict.own]
     return [*lines, ""]
 
