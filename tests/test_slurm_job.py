@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from refusals import refused
 
 from ddp_helpers.jobs import Job, Site, render, submit, write_job
 from ddp_helpers.jobs.job import seconds
+from ddp_helpers.launch.launchers import free_port
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
 
@@ -201,6 +203,19 @@ def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(tmp_path):
         else:
             meet = {"--master-addr=10.0.0.7", "--master-port=15678", "--rdzv-id=--45678-0"}
             assert {"--nnodes=2", "--nproc-per-node=2", *meet} <= {*between}
+
+
+def test_a_port_that_something_on_the_node_has_is_passed_over(tmp_path):
+    text = render(Job("try", ("job.py",)), Site("here"), tmp_path)
+    with socket.socket() as server:
+        taken = next(port for port in iter(free_port, None) if port < 30_000)  # a job's port is below
+        server.bind(("127.0.0.1", taken))
+        server.listen()
+        _, env = lines_read(text, tmp_path, SLURM_JOB_ID=str(taken - 10_000))
+    passed = int(env["MASTER_PORT"])
+    assert passed != taken and 10_000 <= passed < 30_000
+    _, env = lines_read(text, tmp_path, SLURM_JOB_ID=str(passed - 10_000))
+    assert env["MASTER_PORT"] == str(passed), "the control: one that is free is taken"
 
 
 def make(folder):
