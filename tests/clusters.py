@@ -14,15 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real import LIMIT, until
+from real import LIMIT, fail_in_ci, until
 
 SCRIPT = Path(__file__).parent.parent / "slurm" / "cluster"
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-
-
-def fail_in_ci(reason):
-    """What a test needs is missing: an error in CI, and a skipped test elsewhere."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def need_slurm():

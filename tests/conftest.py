@@ -8,7 +8,7 @@ import jupyter_client
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from real import THOROUGH
+from real import THOROUGH, fail_in_ci
 
 from ddp_helpers.jobs import available
 from ddp_helpers.jobs.queue import run_slurm
@@ -67,14 +67,14 @@ def digits(tmp_path_factory):
 def mpirun():
     """The test needs mpirun: it fails in CI without one, and is skipped elsewhere."""
     if not shutil.which("mpirun"):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no mpirun on this machine: install openmpi-bin")
+        fail_in_ci("no mpirun on this machine: install openmpi-bin")
 
 
 @pytest.fixture(scope="session")
 def cluster():
     """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
     if not available() or not run_slurm("sinfo", "--noheader", "--partition=course").stdout.strip():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Slurm answers: slurm/cluster with pytest")
+        fail_in_ci("no Slurm answers: slurm/cluster with pytest")
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def browser():
     from browser.server import chromium, chromium_path, has_sandbox  # here: no other test needs Playwright
 
     if not chromium_path():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium on this machine: install chromium")
+        fail_in_ci("no Chromium on this machine: install chromium")
     if not has_sandbox():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("Chromium has no sandbox here: install chromium-sandbox")
+        fail_in_ci("Chromium has no sandbox here: install chromium-sandbox")
     with chromium() as started:
         yield started
 

@@ -16,6 +16,17 @@ weekly = pytest.mark.skipif(not THOROUGH, reason="weekly: make test-all has it")
 LIMIT = 300  # seconds until a test gives up a wait, whatever it waits for: far more than a busy machine needs
 
 
+def fail_in_ci(reason):
+    """What a test needs is missing: an error in CI, and a skipped test elsewhere."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def need_launcher(request, launcher):
+    """Fail in CI, or skip the test, where the launcher is not on this machine; torchrun always is."""
+    if fixture := {"mpirun": "mpirun", "srun": "cluster"}.get(launcher):
+        request.getfixturevalue(fixture)
+
+
 def python(*args, limit=LIMIT, **options):
     """Run Python with these arguments to its end."""
     command = [sys.executable, *map(str, args)]

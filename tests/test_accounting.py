@@ -6,8 +6,8 @@ import socket
 import subprocess
 
 import pytest
-from clusters import SBIN, fail_in_ci, make_cluster, need_slurm, our_python, remove
-from real import LIMIT, until, weekly
+from clusters import SBIN, make_cluster, need_slurm, our_python, remove
+from real import LIMIT, fail_in_ci, until, weekly
 
 from ddp_helpers.jobs import Job, Site, write_job
 from ddp_helpers.launch.launchers import free_port

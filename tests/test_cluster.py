@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import SCRIPT, Cluster, fail_in_ci, make_cluster, need_slurm, remove
-from real import LIMIT, until, weekly
+from clusters import SCRIPT, Cluster, make_cluster, need_slurm, remove
+from real import LIMIT, fail_in_ci, until, weekly
 
 NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
 PARTS = ["munged", "slurmctld", "slurmd", "slurmd"]

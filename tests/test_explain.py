@@ -17,7 +17,7 @@ import pytest
 from explained import answer, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real import LIMIT, THOROUGH
+from real import LIMIT, THOROUGH, need_launcher
 from refusals import refused
 
 from ddp_helpers import ROOT
@@ -304,8 +304,7 @@ CASES = [  # those of Slurm where no other test uses it
 def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
 ) -> None:
-    if need := {"mpirun": "mpirun", "srun": "cluster"}.get(start.partition(",")[0]):
-        request.getfixturevalue(need)
+    need_launcher(request, start.partition(",")[0])
     (tmp_path / "train.py").write_text(FAILS_ALONE)
     env = clean_environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}

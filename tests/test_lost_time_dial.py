@@ -6,7 +6,7 @@ import shutil
 
 import psutil
 import pytest
-from real import until
+from real import fail_in_ci, until
 
 from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks, models
 
@@ -18,7 +18,7 @@ def allowed():
     """The test needs a network of its own: it fails in CI without the programs, and is skipped where they may not."""
     path = os.environ["PATH"] + dial.SBIN
     if missing := [name for name in ("unshare", "ip", "tc") if not shutil.which(name, path=path)]:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no {missing[0]} on this machine: install iproute2")
+        fail_in_ci(f"no {missing[0]} on this machine: install iproute2")
     if why := dial.why_no_network():
         pytest.skip(why)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import shlex
 import shutil
@@ -14,7 +13,7 @@ from dataclasses import fields
 import jsonschema
 import pytest
 import refusals
-from real import LIMIT
+from real import LIMIT, fail_in_ci
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
@@ -41,9 +40,7 @@ def jobs():
 def checked(paths, leave_out="SC1090,SC1091"):
     """What shellcheck says of these files; those two are that the file which a site sources is not here."""
     if not shutil.which("shellcheck"):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "no shellcheck on this machine: apt-get install shellcheck"
-        )
+        fail_in_ci("no shellcheck on this machine: apt-get install shellcheck")
     command = ["shellcheck", "--format=json", f"--exclude={leave_out}", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     return [f"{problem['file']}:{problem['line']}: {problem['message']}" for problem in json.loads(done.stdout)]

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from clusters import fail_in_ci, our_python, program
-from real import LIMIT
+from clusters import our_python, program
+from real import LIMIT, fail_in_ci
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write_job

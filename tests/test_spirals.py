@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from environments import HAND, RECORDED
-from real import LIMIT, THOROUGH, python
+from real import LIMIT, THOROUGH, need_launcher, python
 from refusals import ended, one_line
 
 from ddp_helpers import ROOT, jobs
@@ -97,8 +97,7 @@ USUAL_STARTS = [("torchrun", 4), ("mpirun", 2), ("srun", 1)]
 @pytest.fixture
 def launcher(request):
     """A launcher, where it is on this machine."""
-    if need := {"mpirun": "mpirun", "srun": "cluster"}.get(request.param):
-        request.getfixturevalue(need)
+    need_launcher(request, request.param)
     return request.param
 
 

@@ -212,8 +212,8 @@ def sources():
 
 def calls(tree, name):
     """The calls of a function of this name, wherever it was imported from."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return [node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) == name]
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in nodes if getattr(node.func, "attr", getattr(node.func, "id", "")) == name]
 
 
 def unbound(text):
