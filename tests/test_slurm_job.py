@@ -218,6 +218,14 @@ def test_a_port_that_something_on_the_node_has_is_passed_over(tmp_path):
     assert env["MASTER_PORT"] == str(passed), "the control: one that is free is taken"
 
 
+@pytest.mark.parametrize("told", ["exit 1", "echo NodeName=n1 Port=1"])
+def test_where_slurm_does_not_tell_the_address_ranks_meet_by_the_nodes_name(told, tmp_path, monkeypatch):
+    """As where `PrivateData=nodes` hides the nodes from who is no administrator."""
+    monkeypatch.setitem(STUBS, "scontrol", f"if [[ $2 == node ]]; then {told}; else printf '%s\\n' n1 n2; fi")
+    _, env = lines_read(render(Job("try", ("job.py",)), Site("here"), tmp_path), tmp_path)
+    assert env["MASTER_ADDR"] == "n1"
+
+
 def make(folder):
     """A run folder must be there before its job runs: it holds the file."""
     (folder / "run").mkdir()
