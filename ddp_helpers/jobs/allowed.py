@@ -105,8 +105,8 @@ _GPU_FLAGS = "--gres=gpu:{n}, --gres=gpu:a100:{n} or --gpus-per-node={n}"
 FORMS = {
     "description": Form("one line of text", r"\x20-\x7e\x80-\U0010ffff", r".*"),
     "account": Form(
-        "letters, digits, dot, dash, underscore and slash",
-        r"\w./-",
+        "letters, digits, dot, dash, underscore, slash and @",
+        r"\w./@-",
         r"[A-Za-z0-9].{0,63}",
     ),
     "partition": Form("one partition, or several with commas", r"\w.,-", _NAMES),
