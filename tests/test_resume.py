@@ -1,9 +1,14 @@
 """What --resume does, and what it refuses: with one line and exit status 2 on every rank, and nothing changed."""
 
+import errno
 import json
+import os
 import pickle
 import re
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import coloured
 import pytest
@@ -15,6 +20,7 @@ from refusals import one_line
 from torch.utils.data import DistributedSampler
 
 from ddp_helpers.launch import scripts
+from ddp_helpers.rank import resume
 from ddp_helpers.rank.resume import (
     RemainingSampler,
     list_checkpoints,
@@ -241,3 +247,22 @@ def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed
     assert runs.read_run(tmp_path).state == "preempted"
     (tmp_path / "status.json").write_text('{"state": "running"}')
     assert runs.read_run(tmp_path).state == "failed"
+
+
+def test_where_the_file_system_has_no_locks_one_line_says_so(tmp_path, monkeypatch, capsys):
+    """As on Lustre that is mounted with noflock, where nobody could train into any folder."""
+    for number, said in ((errno.ENOSYS, "no locks"), (errno.ENOLCK, "no locks"), (errno.EACCES, "")):
+        monkeypatch.setattr(resume.fcntl, "lockf", Mock(side_effect=OSError(number, os.strerror(number))))
+        with (tmp_path / "attempts.jsonl").open("a") as file, nullcontext() if said else pytest.raises(OSError):
+            resume._claim(file)
+        assert said in capsys.readouterr().err
+
+
+def test_the_folder_is_claimed_before_its_checkpoint_is_read(tmp_path, monkeypatch):
+    """An attempt that still runs could write a newer checkpoint between the two."""
+    order = []
+    monkeypatch.setattr(resume, "_claim", lambda file: order.append("claim"))
+    monkeypatch.setattr(resume, "read_newest_checkpoint", lambda folder: order.append("read") or b"newest")
+    mine = Namespace(args=Namespace(run_dir=tmp_path / "run", resume="auto"))
+    assert resume.ResumableRun._choose(mine) == (b"newest", "") and order == ["claim", "read"]
+    mine.lock.close()

@@ -132,8 +132,8 @@ def test_no_site_repeats_a_mistake_of_the_examples(file, mistake):
         assert not re.search(MISTAKES[mistake], code)
 
 
-ASKED_OF_ALPINA = """--account=edu/ddp@a100 --partition=gpu-a100,gpu-a100-long --reservation=ddp-course,ddp-reserve --mem=0
---constraint=a100&!old --gres=gpu:a100:2,nvme:100G --cpus-per-task=16 --time=01:00:00 --hint=nomultithread
+ASKED_OF_ALPINA = """--account=edu/ddp@a100 --partition=gpu-a100,gpu-a100-long --reservation=ddp-course,ddp-reserve
+--mem=0 --constraint=a100&!old --gres=gpu:a100:2,nvme:100G --cpus-per-task=16 --time=01:00:00 --hint=nomultithread
 --licenses=scratch@alpina --switches=1@00:10:00 --export=NONE --wckey=ddp --ntasks-per-node=2 --nodes=2"""
 
 

@@ -15,6 +15,7 @@ from refusals import refused
 
 from ddp_helpers.jobs import (
     Job,
+    JobError,
     Site,
     available,
     cancel,
@@ -28,6 +29,14 @@ from ddp_helpers.jobs import (
 from ddp_helpers.records import runs
 
 pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def test_a_limit_of_a_qos_is_not_taken_for_a_wrong_account(tmp_path, monkeypatch):
+    complaint = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    said = f"sbatch: error: Batch job submission failed: {complaint}\n"
+    monkeypatch.setattr(queue, "run_slurm", lambda *words, **_: subprocess.CompletedProcess(words, 1, "", said))
+    with pytest.raises(JobError, match=r"time limits\): wait until"):
+        queue.send(tmp_path / "job.sbatch")
 
 
 @pytest.fixture

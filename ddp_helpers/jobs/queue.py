@@ -22,11 +22,18 @@ ACTIVE = {
     "REQUEUED",
     "STAGE_OUT",
     "STOPPED",
+    "RESIZING",
+    "SIGNALING",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
 }
 _NODES = "`sinfo -N -o '%N %c %m %G'` shows them"
 _PROCESSORS = "`sinfo -N -o '%N %c %G'` shows what there is"
 # By a piece of Slurm's complaint, what to do about it.
 _CURES = {
+    "qos policy": "wait until jobs have ended, or ask for less; `sacctmgr show qos` has the limits",
     "account": "change `account`; `sacctmgr show associations user=$USER` lists yours",
     "partition": "change `partition` (or leave it out); `sinfo` lists those there are",
     "time limit": "ask for less `time`; `sinfo -o '%P %l'` shows each partition's limit",

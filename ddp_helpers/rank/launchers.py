@@ -27,7 +27,8 @@ LAUNCHERS = {
 }
 
 # What names one start by this launcher: the same on all its ranks, on every node, and another
-# at each start. MPICH and whoever exports RANK by hand set no such name.
+# at each start. MPICH and whoever exports RANK by hand set no such name. On several nodes give
+# the torchruns a fixed --master-addr: with --rdzv-backend=c10d they may count restarts unlike.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),

@@ -5,10 +5,12 @@ files are written whole or not at all, and named after their content; the last t
 It needs torch.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -28,6 +30,21 @@ from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.record import RecordError, write_files
 from ddp_helpers.rank.training import merge
 from ddp_helpers.rank.votes import StopAllRanks
+
+
+def _claim(file: TextIO) -> None:
+    """Lock a file for as long as this process has it open; rank 0 calls it.
+
+    No worker inherits the lock. Some file systems have none (Lustre mounted with noflock, NFS
+    without its lock daemon): then one line says so. Raises BlockingIOError where another has it.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        advice = "start no second attempt while this one runs"
+        print(f"{file.name}: this file system has no locks: {advice}", file=sys.stderr, flush=True)
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, object]) -> Path:
@@ -241,16 +258,19 @@ class ResumableRun:
             return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
         is_path = resume not in ("auto", "never")
         try:
-            content = b""
-            if has_attempts or resume == "auto":
-                content = read_newest_checkpoint(folder / "checkpoints")
-            if not content and is_path:
-                content = read_checkpoint(Path(resume))
+            given = b""
+            if is_path and not has_attempts:  # before anything is made
+                given = read_checkpoint(Path(resume))
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = attempts.open("a")
-            # Of this process alone: no worker inherits it.
-            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return content, ""
+            _claim(self.lock)
+            # Now that no other attempt writes there.
+            newest = b""
+            if has_attempts or resume == "auto":
+                newest = read_newest_checkpoint(folder / "checkpoints")
+            if is_path and not (newest or given):
+                given = read_checkpoint(Path(resume))
+            return newest or given, ""
         except BlockingIOError:
             return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
         except (OSError, ValueError) as error:

@@ -229,7 +229,8 @@ LAUNCHERS = {
 }
 
 # What names one start by this launcher: the same on all its ranks, on every node, and another
-# at each start. MPICH and whoever exports RANK by hand set no such name.
+# at each start. MPICH and whoever exports RANK by hand set no such name. On several nodes give
+# the torchruns a fixed --master-addr: with --rdzv-backend=c10d they may count restarts unlike.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),
@@ -645,8 +646,8 @@ def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Va
 
 def _form(case: Case, device: torch.device) -> None:
     """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
-    # An error, in place of an abort.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    # An error, in place of an abort; torchrun has set it to 1 for its ranks.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
@@ -994,4 +995,4 @@ def write_whole(path: Path, content: bytes) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with af49104dad5ecd21
+# As it was written out, the SHA-256 of the lines above begins with c8e7eda0921fa887

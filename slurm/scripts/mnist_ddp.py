@@ -171,7 +171,8 @@ LAUNCHERS = {
 }
 
 # What names one start by this launcher: the same on all its ranks, on every node, and another
-# at each start. MPICH and whoever exports RANK by hand set no such name.
+# at each start. MPICH and whoever exports RANK by hand set no such name. On several nodes give
+# the torchruns a fixed --master-addr: with --rdzv-backend=c10d they may count restarts unlike.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),
@@ -853,4 +854,4 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 055bf4e34c9dcc4b
+# As it was written out, the SHA-256 of the lines above begins with 0301bf8f41f3d280

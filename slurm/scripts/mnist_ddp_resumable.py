@@ -8,6 +8,7 @@ on any number of ranks.
 
 from __future__ import annotations  # they name classes that come later
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -122,7 +123,7 @@ def main() -> None:
     votes = Votes(args.timeout, args.vote_every)
     share = args.batch_size // world_size
     batches = DataLoader(sets[0], share, generator=torch.Generator())
-    ddp_model = wrap_model(args.seed, device, batches)
+    ddp_model = wrap_model(args, device, batches)
     # YOUR OPTIMIZER and schedule: a step of it is an epoch.
     # --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(ddp_model.module.parameters(), lr=args.lr)
@@ -179,9 +180,9 @@ def train_epoch(
     return sums
 
 
-def wrap_model(seed: int, device: torch.device, batches: DataLoader) -> DDP:
+def wrap_model(args: Namespace, device: torch.device, batches: DataLoader) -> DDP:
     """Make the network, and wrap it; every rank calls it. batches: of any samples to train on."""
-    torch.manual_seed(seed)  # the same first weights each time
+    torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ddp_model = DDP(model, gradient_as_bucket_view=True)
@@ -189,10 +190,11 @@ def wrap_model(seed: int, device: torch.device, batches: DataLoader) -> DDP:
     # have it done now, in every attempt, or with three ranks or more a resumed run differs in its
     # first step.
     inputs, target = next(iter(batches))
-    loss, _ = loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))
+    with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+        loss, _ = loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))
     loss.backward()
     model.load_state_dict(first)
-    torch.manual_seed(seed + dist.get_rank())  # but each rank its own dropout
+    torch.manual_seed(args.seed + dist.get_rank())  # but each rank its own dropout
     return ddp_model
 
 
@@ -305,7 +307,8 @@ LAUNCHERS = {
 }
 
 # What names one start by this launcher: the same on all its ranks, on every node, and another
-# at each start. MPICH and whoever exports RANK by hand set no such name.
+# at each start. MPICH and whoever exports RANK by hand set no such name. On several nodes give
+# the torchruns a fixed --master-addr: with --rdzv-backend=c10d they may count restarts unlike.
 STARTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "openmpi": ("PMIX_NAMESPACE",),
@@ -1107,6 +1110,21 @@ def _group_of_cpus(timeout: timedelta | None = None) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
 
+def _claim(file: TextIO) -> None:
+    """Lock a file for as long as this process has it open; rank 0 calls it.
+
+    No worker inherits the lock. Some file systems have none (Lustre mounted with noflock, NFS
+    without its lock daemon): then one line says so. Raises BlockingIOError where another has it.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        advice = "start no second attempt while this one runs"
+        print(f"{file.name}: this file system has no locks: {advice}", file=sys.stderr, flush=True)
+
+
 def save_checkpoint(folder: Path, step: int, state: dict[str, object]) -> Path:
     """Write step-STEP-DIGEST.pt, and remove all but the last two; one rank calls it.
 
@@ -1318,16 +1336,19 @@ class ResumableRun:
             return b"", f"--run-dir {folder} cannot take a run, it holds one: choose a new folder"
         is_path = resume not in ("auto", "never")
         try:
-            content = b""
-            if has_attempts or resume == "auto":
-                content = read_newest_checkpoint(folder / "checkpoints")
-            if not content and is_path:
-                content = read_checkpoint(Path(resume))
+            given = b""
+            if is_path and not has_attempts:  # before anything is made
+                given = read_checkpoint(Path(resume))
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = attempts.open("a")
-            # Of this process alone: no worker inherits it.
-            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return content, ""
+            _claim(self.lock)
+            # Now that no other attempt writes there.
+            newest = b""
+            if has_attempts or resume == "auto":
+                newest = read_newest_checkpoint(folder / "checkpoints")
+            if is_path and not (newest or given):
+                given = read_checkpoint(Path(resume))
+            return newest or given, ""
         except BlockingIOError:
             return b"", f"--run-dir {folder} cannot take a run: another attempt runs there"
         except (OSError, ValueError) as error:
@@ -1386,4 +1407,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with a503cc65b8dd7f26
+# As it was written out, the SHA-256 of the lines above begins with b84d6f2512a976ea

@@ -92,8 +92,8 @@ def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Va
 
 def _form(case: Case, device: torch.device) -> None:
     """Form the group of all ranks: NCCL's for a GPU, else gloo's; every rank calls it."""
-    # An error, in place of an abort.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    # An error, in place of an abort; torchrun has set it to 1 for its ranks.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",

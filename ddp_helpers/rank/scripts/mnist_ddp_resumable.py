@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -125,9 +126,9 @@ def train_epoch(
     return sums
 
 
-def wrap_model(seed: int, device: torch.device, batches: DataLoader) -> DDP:
+def wrap_model(args: Namespace, device: torch.device, batches: DataLoader) -> DDP:
     """Make the network, and wrap it; every rank calls it. batches: of any samples to train on."""
-    torch.manual_seed(seed)  # the same first weights each time
+    torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ddp_model = DDP(model, gradient_as_bucket_view=True)
@@ -135,10 +136,11 @@ def wrap_model(seed: int, device: torch.device, batches: DataLoader) -> DDP:
     # have it done now, in every attempt, or with three ranks or more a resumed run differs in its
     # first step.
     inputs, target = next(iter(batches))
-    loss, _ = loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))
+    with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+        loss, _ = loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))
     loss.backward()
     model.load_state_dict(first)
-    torch.manual_seed(seed + dist.get_rank())  # but each rank its own dropout
+    torch.manual_seed(args.seed + dist.get_rank())  # but each rank its own dropout
     return ddp_model
 
 
@@ -207,7 +209,7 @@ def main() -> None:
     votes = Votes(args.timeout, args.vote_every)
     share = args.batch_size // world_size
     batches = DataLoader(sets[0], share, generator=torch.Generator())
-    ddp_model = wrap_model(args.seed, device, batches)
+    ddp_model = wrap_model(args, device, batches)
     # YOUR OPTIMIZER and schedule: a step of it is an epoch.
     # --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
     optimizer = torch.optim.Adadelta(ddp_model.module.parameters(), lr=args.lr)
