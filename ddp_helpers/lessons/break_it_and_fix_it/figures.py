@@ -32,7 +32,7 @@ _QUESTIONS = [
         [1, 6],
     ),
     _Question(
-        "Do all live on\nto the end?",
+        "Is each still alive,\nor ended with 0?",
         "somebody died",
         "exit status; first complaint",
         [7, 11, 12, 17, 18, 19, 22, 26, 28, 29, 30],
@@ -149,7 +149,7 @@ _HANGS = [
         "11 · Evaluation on rank 0",
         (
             _Rank("backward()", "broadcast of the buffers", waits=True),
-            _Rank("backward()", "all-reduce of the gradients", waits=True),
+            _Rank("backward()", "broadcast of the bucket order", waits=True),
         ),
     ),
     _Hang(

@@ -232,6 +232,6 @@ def assumptions(ends: Mapping[str, tuple[float, float]], few: int, many: int) ->
     computed = [far for near, far in ends.values() if not np.isnan(near)]
     low, high = min(computed), max(computed)
     title = f"One assumption decides: {low:.0%} to {high:.0%} on {many:,} GPUs"
-    marks = f"computed, not measured. Ring: {few} GPUs, dot: {many:,}; "
+    marks = f"computed, not measured. Open circle: {few} GPUs, dot: {many:,}; "
     marks += "squares: published, of a model not named"
     return captioned(figure, title, marks)

@@ -219,7 +219,7 @@ def first_to_fail(log: list[str]) -> tuple[int, int] | None:
 
 def _exits(log: list[str]) -> list[_Exit]:
     """List every task that the log reports as exited, in the log's order."""
-    exits = re.findall(r"task (\d+): Exited with exit code (\d+)", "\n".join(log))
+    exits = re.findall(r"tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", "\n".join(log))
     return [(int(task), int(code)) for task, code in exits]
 
 
@@ -247,6 +247,7 @@ _EXITED = ["1: nothing to train on", "srun: error: node1: task 1: Exited with ex
 _LOGS = [
     (_EXITED + _TERMINATED,),
     (_TERMINATED,),
+    (["srun: error: node1: tasks 0-3: Exited with exit code 1"],),
     ([_TERMINATED[0], *_EXITED, "srun: error: node2: task 3: Exited with exit code 9"],),
     ([*_EXITED, "srun: error: node2: task 12: Exited with exit code 1"],),
     (["srun: error: node4: task 12: Exited with exit code 137", *_TERMINATED],),
