@@ -36,7 +36,7 @@ class Typed:
 
 TYPED = [
     Typed("scripts", "python -m ddp_helpers script mnist_ddp", "images/s", needs="mpirun"),
-    Typed("README", "slurm/cluster up", "submitted", needs="cluster"),
+    Typed("README", "make cluster", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
     Typed("audit", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
     Typed("explain", "python -m ddp_helpers explain", "Failed first: rank 1", status=1),
