@@ -217,6 +217,44 @@ def test_a_loss_over_all_batches_has_the_gradient_of_one_process() -> None:
         on_two_ranks(lambda: gradient(without))
 
 
+def test_a_parameter_of_that_loss_has_its_whole_gradient_already() -> None:
+    """Such as CLIP's temperature: the hook of the page leaves it as it is, the factor of the loss doubles it."""
+    title = "A contrastive loss over the batches of all ranks"
+    gather = name_from(title, "gather_with_gradient")
+    [hook] = re.findall(r"`(features\.register_hook\(.*\))`", SECTIONS[title])
+    data = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(2, 2, dtype=torch.float64)
+            self.temperature = nn.Parameter(torch.tensor(1.3, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.layer(x), self.temperature
+
+    def loss_of(features: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        return (temperature * features @ features.T).pow(2).mean()
+
+    def gradients(line: str) -> list[list[float]]:
+        ddp_model = DDP(Model())
+        features, temperature = ddp_model(data[2 * dist.get_rank() :][:2])
+        exec(line, {"features": features, "dist": dist})
+        factor = 1 if line else dist.get_world_size()
+        (factor * loss_of(gather(features), temperature)).backward()
+        return [weight.grad.flatten().tolist() for weight in ddp_model.parameters()]
+
+    model = Model()
+    loss_of(*model(data)).backward()
+    whole = [weight.grad.flatten().tolist() for weight in model.parameters()]
+    for answer in on_two_ranks(lambda: gradients(hook)):
+        assert answer == [pytest.approx(expected) for expected in whole]
+    temperature = [name for name, _ in model.named_parameters()].index("temperature")
+    for answer in on_two_ranks(lambda: gradients("")):  # the control
+        assert answer[temperature] == pytest.approx([2 * whole[temperature][0]])
+
+
 # ---- files and forks
 
 
