@@ -5,11 +5,15 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+import torch.distributed as dist
 from IPython.core.error import UsageError
 from legible import must_be_legible
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch import forked_script
+from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
@@ -186,3 +190,21 @@ def test_the_figure_leads_to_every_failure():
 @pytest.mark.parametrize("figure", [find_the_fault, where_they_stand])
 def test_a_figure_can_be_read(figure):
     must_be_legible(figure, {}, [])
+
+
+def test_when_rank_0_evaluates_alone_it_shows_after_the_first_step_and_not_after_a_later_one():
+    """As fault 11 says: after a later step its broadcast meets the one of rank 1's next training step."""
+
+    def train(evaluated):
+        model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
+        for step in (1, 2, 3, 4):
+            model.train()(torch.ones(8, 4)).sum().backward()
+            if dist.get_rank() == 0 and step == evaluated:
+                with torch.no_grad():
+                    model.eval()(torch.ones(8, 4))
+        dist.barrier()
+        return True
+
+    assert on_ranks(2, lambda: train(3)) == [True, True]
+    with pytest.raises((RuntimeError, ChildProcessError)):
+        on_ranks(2, lambda: train(1))
