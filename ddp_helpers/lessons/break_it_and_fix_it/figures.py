@@ -32,7 +32,7 @@ _QUESTIONS = [
         [1, 6],
     ),
     _Question(
-        "Is each still alive,\nor ended with 0?",
+        "Is each still alive,\nor ended well?",
         "somebody died",
         "exit status; first complaint",
         [7, 11, 12, 17, 18, 19, 22, 26, 28, 29, 30],
