@@ -299,6 +299,32 @@ def test_the_learners_net_is_in_the_script_with_its_imports(name, learner, tmp_p
     assert theirs(torch.ones(2, 1, 28, 28)).shape == (2, 10)
 
 
+NEEDS_SUBMODULE = '''
+import importlib.metadata
+import torch.distributed.nn
+import torch.utils.dlpack
+from torch import nn
+
+
+class Net(nn.Module):
+    """It uses two of the three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = importlib.metadata.version("torch")
+        self.gather = torch.distributed.nn.all_gather
+'''
+
+
+def test_a_submodule_is_imported_by_the_name_under_which_it_is_used(learner, tmp_path):
+    path = write_script("mnist_single", tmp_path / "script.py", replace=[learner(NEEDS_SUBMODULE).Net])
+    assert ruff("check", path) == ""
+    lines = path.read_text().splitlines()
+    assert "import importlib.metadata" in lines and "import torch.distributed.nn" in lines
+    assert "import importlib" not in lines, "it would bring no metadata with it, and is not needed beside it"
+    assert "import torch.utils.dlpack" not in lines, "the Net does not use it"
+
+
 # A library that keeps its parts in a private module, as pathlib does since Python 3.13, and a learner that uses it.
 PUBLIC, PRIVATE = "from library._parts import Part\n", "class Part:\n    def __init__(self):\n        pass\n"
 NEEDS_PART = """

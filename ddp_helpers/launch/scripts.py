@@ -101,8 +101,10 @@ class Script:
         for used in source.uses[part.name]:
             if used_part := self._part_of(part, used):
                 self._pick(used_part)
-            elif origin := source.imports.get(used):
-                self._imports.add(_ScriptImport(origin.module, origin.name, used))
+                continue
+            for name, origin in source.imports.items():
+                if name.partition(".")[0] == used:  # `import a.b` defines a
+                    self._imports.add(_ScriptImport(origin.module, origin.name, name))
 
     def _ordered_parts(self) -> list[Part]:
         """Return the parts as they are read.

@@ -118,14 +118,16 @@ def from_cell(definition: type | Callable, others: Set[str] = frozenset()) -> So
     source.uses[name] = _global_names(symtable.symtable(text, name, "exec"))
     scope = vars(sys.modules[definition.__module__])
     for used in sorted(source.uses[name] & scope.keys() - {name, *others}):
-        origin = _import_in_source(used, scope)
-        if not origin.module:
-            origin = _import_of_value(used, scope[used])
+        written = _import_in_source(used, scope)
+        origin = written if written.module else _import_of_value(used, scope[used])
         of_the_notebook = origin.module in ("", definition.__module__)
         if of_the_notebook or origin.module.startswith("ddp_helpers"):
             cure = f"define it inside {name}"
             raise ValueError(f"{name} uses {used}, which the script does not have: {cure}")
-        source.imports[used] = origin
+        submodules = _submodules_in(text, used, scope)
+        if written.module or not submodules:
+            source.imports[used] = origin
+        source.imports |= submodules
     return source
 
 
@@ -165,8 +167,8 @@ def _global_names(table: symtable.SymbolTable) -> set[str]:
     return names.union(*map(_global_names, table.get_children()))
 
 
-def _import_in_source(name: str, scope: Mapping[str, object]) -> Import:
-    """Return the import that gives a name its value, as its source has it; NOWHERE if none does.
+def _sources_of(scope: Mapping[str, object], name: str) -> Iterator[Source]:
+    """Yield what may have given a name its value, the last first, apart from what is not Python.
 
     scope: the names of the module, or of the notebook, whose cells IPython keeps in `In`.
     """
@@ -178,12 +180,27 @@ def _import_in_source(name: str, scope: Mapping[str, object]) -> Import:
         texts = [cell for cell in cells if name in cell]
     for text in reversed(texts):
         with suppress(SyntaxError):
-            origin = Source(text).imports.get(name, NOWHERE)
-            module = sys.modules.get(origin.module)
-            value = getattr(module, origin.name, None) if origin.name else module
-            if module is not None and scope[name] is value:
-                return origin
+            yield Source(text)
+
+
+def _import_in_source(name: str, scope: Mapping[str, object]) -> Import:
+    """Return the import that gives a name its value, as its source has it; NOWHERE if none does."""
+    for source in _sources_of(scope, name):
+        origin = source.imports.get(name, NOWHERE)
+        module = sys.modules.get(origin.module)
+        value = getattr(module, origin.name, None) if origin.name else module
+        if module is not None and scope[name] is value:
+            return origin
     return NOWHERE
+
+
+def _submodules_in(text: str, package: str, scope: Mapping[str, object]) -> dict[str, Import]:
+    """Return the imports such as `import a.b` that give a package the modules which a text uses."""
+    if sys.modules.get(package) is not scope[package]:
+        return {}
+    imports = [name for source in _sources_of(scope, package) for name in source.imports]
+    dotted = {name for name in imports if name.startswith(f"{package}.") and name in text}
+    return {name: Import(name, "") for name in dotted}
 
 
 def _import_of_value(name: str, value: object) -> Import:
