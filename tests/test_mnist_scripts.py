@@ -302,8 +302,8 @@ def test_any_number_of_workers_trains_alike(single, here):
     assert none["test_loss"] == pytest.approx(two["test_loss"], abs=1e-4)
 
 
-FORKS = """
-import hashlib, os, sys, threading, time
+LEAVES = """
+import atexit, hashlib, os, sys, threading, time
 from pathlib import Path
 from ddp_helpers.rank import group
 
@@ -311,26 +311,34 @@ def state():
     stat = Path(f"/proc/self/task/{thread.native_id}/stat")
     return stat.read_text().rpartition(") ")[2][0] if stat.exists() else "ended"
 
-group._REST = float(sys.argv[1])
-os.register_at_fork(before=lambda: print(state()))  # the last one registered is called first
-group.fork_at_rest()
-thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 2_000_000))  # without the GIL
+group._REST = float(sys.argv[2])
+os.register_at_fork(before=lambda: print(state()))  # the last one registered is called first, at the exit, too
+atexit.register(lambda: print(state()))
+group.wait_before_fork_and_exit()
+pause = ("sha256", b"", b"", 2_000_000)  # without the GIL
+thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=pause, daemon=True)  # or the exit itself waits for it
 thread.start()
 while state() != "R":
     time.sleep(0.001)
-if os.fork() == 0:
+if sys.argv[1] == "fork":
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    sys.stdout.flush()
     os._exit(0)
-os.wait()
 """
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on Python itself sees to it")
-def test_a_worker_is_forked_while_no_other_thread_runs():
+@pytest.mark.parametrize(("way", "needless"), [("fork", (3, 12)), ("exit", (3, 14))])
+def test_a_rank_forks_a_worker_and_ends_while_no_other_thread_runs(way, needless):
+    if sys.version_info >= needless:
+        pytest.skip("from this version on Python itself sees to it")
+
     def state(rest):
-        return subprocess.check_output([sys.executable, "-c", FORKS, str(rest)], text=True).strip()
+        return subprocess.check_output([sys.executable, "-c", LEAVES, way, str(rest)], text=True).strip()
 
     assert state(LIMIT) in ("S", "ended")
-    assert state(-1) == "R", "the same, where the fork does not wait"
+    assert state(-1) == "R", "the same, where it does not wait"
 
 
 def test_a_run_that_raises_leaves_the_reason(here, digits, monkeypatch):

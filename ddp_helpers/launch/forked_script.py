@@ -159,7 +159,7 @@ def _run_script(
     import torch
     import torch.distributed as dist
 
-    from ddp_helpers.rank.group import fork_at_rest
+    from ddp_helpers.rank.group import wait_before_fork_and_exit
     from ddp_helpers.rank.meeting import listen_narrowly
 
     signal.alarm(lifetime)  # also where nobody attends to this run any more
@@ -175,7 +175,7 @@ def _run_script(
     dist.set_debug_level_from_env()
     torch.set_num_threads(1)
     listen_narrowly()
-    fork_at_rest()
+    wait_before_fork_and_exit()
     try:
         with around(rank) if around else nullcontext():
             runpy.run_path(argv[0], run_name="__main__")

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.rank.group import fork_at_rest
+from ddp_helpers.rank.group import wait_before_fork_and_exit
 from ddp_helpers.rank.meeting import listen_narrowly
 
 
@@ -70,7 +70,7 @@ def _reopen_output(spare: int) -> None:
 def _join() -> None:
     """Join the group of all ranks: NCCL's where there is a GPU, else gloo's."""
     listen_narrowly()
-    fork_at_rest()
+    wait_before_fork_and_exit()
     gpus = torch.cuda.device_count()  # who started this has hidden them where they are too few
     if not gpus:
         dist.init_process_group("gloo")

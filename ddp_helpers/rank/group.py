@@ -4,6 +4,7 @@ The scripts call these on every rank, in this order, between the flags and the t
 It needs torch.
 """
 
+import atexit
 import os
 import re
 import socket
@@ -25,7 +26,7 @@ _EXPORT_ADDRESS = (
 )
 
 
-_REST = 1.0  # seconds for which a fork waits for the other threads
+_REST = 1.0  # seconds for which a fork, and the end, wait for the other threads
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
@@ -79,14 +80,18 @@ def reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def fork_at_rest() -> None:
-    """Have this process wait until its threads are at rest, before it forks a DataLoader's worker.
+def wait_before_fork_and_exit() -> None:
+    """Have this process wait until its threads are at rest, before it forks a worker or ends.
 
     A thread of gloo makes itself known to Python in order to free a tensor. Before 3.12, a worker
     that is forked in that moment hangs: https://github.com/python/cpython/issues/112275
+    Before 3.14, a process that ends in that moment is aborted (SIGABRT), although all is done:
+    https://github.com/pytorch/pytorch/issues/38228
     """
-    if sys.version_info < (3, 12) and sys.platform == "linux":
+    if sys.platform == "linux" and sys.version_info < (3, 12):
         os.register_at_fork(before=_wait_for_threads)
+    if sys.platform == "linux" and sys.version_info < (3, 14):
+        atexit.register(_wait_for_threads)
 
 
 def _wait_for_threads() -> None:
@@ -117,7 +122,7 @@ def join(
     """Form the group of all ranks; every rank calls it. Stops after timeout seconds."""
     # Who never came prints nothing.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
-    fork_at_rest()
+    wait_before_fork_and_exit()
     limit = timedelta(seconds=timeout)
     on_gpu = device.type == "cuda"
     os.environ.setdefault(*OLDER_NCCL)

@@ -11,6 +11,7 @@ on any number of ranks.
 
 from __future__ import annotations  # they name classes that come later
 
+import atexit
 import json
 import os
 import re
@@ -491,7 +492,7 @@ def _print_progress(title: str, step: int, steps: int, loss: Tensor) -> None:
 _EXPORT_ADDRESS = (
     "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
 )
-_REST = 1.0  # seconds for which a fork waits for the other threads
+_REST = 1.0  # seconds for which a fork, and the end, wait for the other threads
 
 
 def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
@@ -545,14 +546,18 @@ def reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def fork_at_rest() -> None:
-    """Have this process wait until its threads are at rest, before it forks a DataLoader's worker.
+def wait_before_fork_and_exit() -> None:
+    """Have this process wait until its threads are at rest, before it forks a worker or ends.
 
     A thread of gloo makes itself known to Python in order to free a tensor. Before 3.12, a worker
     that is forked in that moment hangs: https://github.com/python/cpython/issues/112275
+    Before 3.14, a process that ends in that moment is aborted (SIGABRT), although all is done:
+    https://github.com/pytorch/pytorch/issues/38228
     """
-    if sys.version_info < (3, 12) and sys.platform == "linux":
+    if sys.platform == "linux" and sys.version_info < (3, 12):
         os.register_at_fork(before=_wait_for_threads)
+    if sys.platform == "linux" and sys.version_info < (3, 14):
+        atexit.register(_wait_for_threads)
 
 
 def _wait_for_threads() -> None:
@@ -583,7 +588,7 @@ def join(
     """Form the group of all ranks; every rank calls it. Stops after timeout seconds."""
     # Who never came prints nothing.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
-    fork_at_rest()
+    wait_before_fork_and_exit()
     limit = timedelta(seconds=timeout)
     on_gpu = device.type == "cuda"
     os.environ.setdefault(*OLDER_NCCL)
@@ -854,4 +859,4 @@ def save_model(model: nn.Module, folder: Path | None) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 0301bf8f41f3d280
+# As it was written out, the SHA-256 of the lines above begins with 4992e29a93856bb2

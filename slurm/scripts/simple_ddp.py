@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -37,6 +38,7 @@ def main() -> None:
     if gpus:
         device = torch.device("cuda", min(local_rank, gpus - 1))  # the only one seen is cuda:0
         torch.cuda.set_device(device)
+    # Imported after this, by DDP, torch.distributed.nn would keep the group and its threads.
     dist.init_process_group(  # waits for all ranks
         "nccl" if gpus else "gloo",
         timeout=timedelta(seconds=60),
@@ -85,4 +87,4 @@ def stop(line: str) -> NoReturn:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 375e094cdc2943bb
+# As it was written out, the SHA-256 of the lines above begins with 5d890bfe011c7226

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -36,6 +37,7 @@ def main() -> None:
     if gpus:
         device = torch.device("cuda", min(local_rank, gpus - 1))  # the only one seen is cuda:0
         torch.cuda.set_device(device)
+    # Imported after this, by DDP, torch.distributed.nn would keep the group and its threads.
     dist.init_process_group(  # waits for all ranks
         "nccl" if gpus else "gloo",
         timeout=timedelta(seconds=60),
