@@ -139,6 +139,31 @@ def test_a_batch_that_the_ranks_do_not_divide_is_one_line(launcher, tmp_path):
         assert status == 2 and "Traceback" not in said
 
 
+THREADS = """import runpy, sys
+from pathlib import Path
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+print(sum(name.startswith("pt_gloo") for name in names))
+"""
+BEFORE = re.compile("^import torch.distributed.nn\\b.*\n", re.MULTILINE)  # there is a group
+
+
+@pytest.mark.parametrize("script", [MANY, ROOT / "slurm/scripts/simple_ddp.py"], ids=lambda path: path.stem)
+def test_gloos_threads_end_before_python_does(script, tmp_path):
+    """A thread that still has to free a tensor while Python ends aborts the rank, before 3.14."""
+    (tmp_path / "late.py").write_text(late := BEFORE.sub("", script.read_text()))
+    assert late != script.read_text()
+    counts = []
+    for path in (script, tmp_path / "late.py"):
+        done = python("-c", THREADS, path, env=os.environ | ON_CPU)
+        assert (done.returncode, done.stderr) == (0, "")
+        counts.append(int(done.stdout.splitlines()[-1]))
+    assert counts[0] == 0
+    assert counts[1] > 0, "the control: where DDP imports it, it keeps the group"
+
+
 def refused(script, *words, env):
     """The one line with which a script ends before it trains."""
     done = python(script, *words, env={**os.environ, **ON_CPU, **env})
