@@ -144,6 +144,28 @@ def test_a_script_that_fails_alone_says_why(script):
         launch.run(script("import sys\nprint('why')\nsys.exit(3)"), launcher="python", timeout=LIMIT)
 
 
+SPAWNS = """
+import os, sys
+import torch.multiprocessing as mp
+
+def start(rank):
+    if rank == 1:
+        print("the last word of rank 1", flush=True)
+        os.abort()
+
+if __name__ == "__main__":
+    mp.spawn(start, nprocs=2)
+"""
+
+
+def test_what_a_rank_said_stands_before_the_traceback_of_who_spawned_it(script):
+    with pytest.raises(launch.LaunchError) as error:
+        launch.run(script(SPAWNS), launcher="python", timeout=LIMIT)
+    _, *last = str(error.value).splitlines()
+    assert "the last word of rank 1" in last and "SIGABRT" in last[-1]
+    assert "the last word of rank 1" not in last[-launch.LAST_LINES :], "the control: spawn's own lines are many"
+
+
 def test_a_launcher_that_is_not_there_is_named(script, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(launch.LaunchError, match=r"^mpirun "):

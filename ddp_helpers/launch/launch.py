@@ -36,6 +36,7 @@ FIRST_FAILED = re.compile(
     re.S,
 )
 LAST_LINES = 8  # lines of a rank that failed which its error shows
+TRACEBACK = "Traceback (most recent call last):"
 
 
 class LaunchError(PlainError, RuntimeError):
@@ -137,7 +138,18 @@ def failure_report(launch: Launch, reason: str) -> str:
     if first_failed := FIRST_FAILED.search("\n".join(launch.of(""))):
         rank = next(number for number in first_failed.groups() if number)
     source = f"rank {rank}" if rank else "the launcher"
-    return f"{reason}; the last lines of {source}:\n" + "\n".join(launch.of(rank)[-LAST_LINES:])
+    return f"{reason}; the last lines of {source}:\n" + "\n".join(_last_lines(launch.of(rank)))
+
+
+def _last_lines(lines: list[str]) -> list[str]:
+    """Return the last lines, and those before the first traceback where it is longer.
+
+    Under mp.spawn, the traceback is the starting process's, and the rank has spoken before it.
+    """
+    begin = next((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
+    cut = max(0, len(lines) - LAST_LINES)
+    before = lines[max(0, begin - LAST_LINES) : begin] if begin < cut else []
+    return [*before, *(["…"] if before else []), *lines[cut:]]
 
 
 def launch_magic(line: str, cell: str) -> None:
