@@ -234,7 +234,7 @@ def draw_by_rate(
     title = f"At {rates[0]} Mbit/s DDP takes {ratio:.0f} times PowerSGD's time"
     if equal := crossing("PowerSGD", "DDP", predict):
         ax.axvline(equal, color=GREY, linewidth=1, linestyle=":")
-        title += f"; above {equal / 1e3:.1f} Gbit/s it should take less"
+        title += f"; above about {equal / 1e3:.1f} Gbit/s, less"
     note = "With no_sync four batches share an all-reduce"
     return captioned(figure, title, f"2 ranks, {where}", note)
 
