@@ -142,7 +142,7 @@ def failure_report(launch: Launch, reason: str) -> str:
 
 
 def _last_lines(lines: list[str]) -> list[str]:
-    """Return the last lines, and those before the first traceback where it is longer.
+    """Return the last LAST_LINES lines; of a longer traceback also those above its beginning.
 
     Under mp.spawn, the traceback is the starting process's, and the rank has spoken before it.
     """

@@ -195,7 +195,10 @@ def _import_in_source(name: str, scope: Mapping[str, object]) -> Import:
 
 
 def _submodules_in(text: str, package: str, scope: Mapping[str, object]) -> dict[str, Import]:
-    """Return the imports such as `import a.b` that give a package the modules which a text uses."""
+    """Return the imports such as `import a.b` of modules that a text uses by their full names.
+
+    What is imported only for its effect, such as registering a model, is not among them.
+    """
     if sys.modules.get(package) is not scope[package]:
         return {}
     imports = [name for source in _sources_of(scope, package) for name in source.imports]

@@ -81,11 +81,11 @@ def reason(error: Exception) -> str:
 
 
 def wait_before_fork_and_exit() -> None:
-    """Have this process wait until its threads are at rest, before it forks a worker or ends.
+    """Have this process wait until no other thread runs, before it forks a worker or ends.
 
-    A thread of gloo makes itself known to Python in order to free a tensor. Before 3.12, a worker
-    that is forked in that moment hangs: https://github.com/python/cpython/issues/112275
-    Before 3.14, a process that ends in that moment is aborted (SIGABRT), although all is done:
+    On Linux, for _REST seconds at most. A thread of gloo takes the GIL to free a tensor. A worker
+    forked in that moment hangs before 3.12: https://github.com/python/cpython/issues/112275
+    A process that ends in that moment is aborted (SIGABRT) before 3.14, although all is done:
     https://github.com/pytorch/pytorch/issues/38228
     """
     if sys.platform == "linux" and sys.version_info < (3, 12):
