@@ -4,13 +4,16 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lab notebooks scripts site bench faults cluster system tested staged clean
+.PHONY: help run run-all test test-all lab notebooks scripts site bench faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
 
-run: .venv/installed system staged  ## execute the notebooks in order into build/, and say where the figures are
+run: .venv/installed system staged  ## execute the core, 01 to 09, into build/, and say where the figures are
 	@$(SLURM) $(BIN)/python -m ddp_helpers run
+
+run-all: .venv/installed system staged  ## the same with all twenty notebooks
+	@$(SLURM) $(BIN)/python -m ddp_helpers run --all
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
@@ -21,7 +24,7 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
-	@$(SLURM) $(BIN)/python -m ddp_helpers run --in-place
+	@$(SLURM) $(BIN)/python -m ddp_helpers run --all --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
 	@$(BIN)/python -m ddp_helpers.upkeep.site_schema
 	@$(MAKE) --no-print-directory scripts

@@ -41,11 +41,12 @@ def _add_data(subparsers: Commands) -> None:
 
 
 def _add_run(subparsers: Commands) -> None:
-    purpose = "execute the notebooks in order"
+    purpose = "execute notebooks: the core of the course, 01 to 09, if none is named"
     command = subparsers.add_parser("run", help=purpose, allow_abbrev=False)
     command.set_defaults(run_command=commands.run_notebooks)
-    only = "beginnings of names, such as 03; all without any"
+    only = "beginnings of names, such as 03"
     command.add_argument("only", nargs="*", help=only)
+    command.add_argument("--all", action="store_true", help="every notebook")
     in_place = "keep the outputs in notebooks/, to be committed"
     command.add_argument("--in-place", action="store_true", help=in_place)
 

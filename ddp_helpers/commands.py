@@ -38,10 +38,10 @@ def write_script(args: Namespace) -> int:
 
 
 def run_notebooks(args: Namespace) -> int:
-    """Execute the notebooks in order; the status is 1 if one fails."""
+    """Execute notebooks of the course; the status is 1 if one fails."""
     from ddp_helpers.upkeep.course import run
 
-    return run(args.only, args.in_place)
+    return run(args.only, args.all, args.in_place)
 
 
 def keep_runs(args: Namespace) -> int:

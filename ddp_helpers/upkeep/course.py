@@ -1,4 +1,4 @@
-"""Execute the notebooks of the course: into build/, two at a time, or in place.
+"""Execute notebooks of the course: into build/, two at a time, or in place.
 
 The command `run` calls it, in one process that starts a kernel for each notebook. In place it makes
 the outputs that are committed.
@@ -28,6 +28,7 @@ from ddp_helpers.upkeep.stale import made_from, noting, sources
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
+CORE = tuple(f"{number:02}" for number in range(1, 10))
 _CELL_SECONDS = 900  # that one cell may take
 
 
@@ -100,6 +101,7 @@ def execute(path: Path, target: Path) -> Outcome:
         paths = sources(notes)
     progress.finish()
     notebook.metadata["made_from"] = made_from(notebook, paths)
+    notebook.metadata["seconds"] = round(progress.seconds)  # _Queue reads it
     notebook.metadata.pop("widgets", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
@@ -122,62 +124,98 @@ def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:
     return paths
 
 
-def _sends_jobs(path: Path) -> bool:
+def _sends_jobs(notebook: NotebookNode) -> bool:
     """Whether a notebook sends jobs and watches them.
 
     Such notebooks share the queue and runs/, and go one by one. One that only waits for a single
     job of its own may wait behind theirs.
     """
-    cells = nbformat.read(path, as_version=4).cells
-    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     return bool(re.search(r"%%slurm|jobs\.(submit|watch|cancel)", code))
 
 
-def _execute_lanes(lanes: Sequence[Sequence[Path]], folder: Path) -> list[Outcome]:
-    """Execute each lane's notebooks one after the other, the lanes side by side, into a folder.
+class _Queue:
+    """Notebooks to execute: those that took longest when they were last executed come first.
 
-    Ctrl-C ends all kernels.
+    Takers ask it for the next one, each in a thread of its own.
     """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        notebooks = {path: nbformat.read(path, as_version=4) for path in paths}
+        seconds = {path: book.metadata.get("seconds", 0) for path, book in notebooks.items()}
+        self._waiting = sorted(paths, key=lambda path: -seconds[path])
+        self._sending = {path for path, notebook in notebooks.items() if _sends_jobs(notebook)}
+        self._sender: Path | None = None  # the notebook that has the queue of Slurm now
+        self._changed = threading.Condition()
+
+    def take(self) -> Path | None:
+        """Wait for a notebook that can begin, and return it; None where no more are to be had."""
+        with self._changed:
+            while self._waiting:
+                for path in self._waiting:
+                    if path not in self._sending or not self._sender:
+                        self._waiting.remove(path)
+                        if path in self._sending:
+                            self._sender = path
+                        return path
+                self._changed.wait()
+            return None
+
+    def give_back(self, path: Path) -> None:
+        """Say that a notebook has ended."""
+        with self._changed:
+            if self._sender == path:
+                self._sender = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give nothing more."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+def _execute_all(paths: Sequence[Path], folder: Path, takers: int) -> list[Outcome]:
+    """Execute notebooks into a folder, so many at a time. Ctrl-C ends all kernels."""
     outcomes: list[Outcome] = []
-    stopped = threading.Event()
+    waiting = _Queue(paths)
 
-    def drive(lane: Sequence[Path]) -> None:
-        for path in lane:
-            if not stopped.is_set():
+    def drive() -> None:
+        while path := waiting.take():
+            try:
                 outcomes.append(execute(path, folder / path.name))
+            finally:
+                waiting.give_back(path)
 
-    threads = [threading.Thread(target=drive, args=(lane,)) for lane in lanes]
+    threads = [threading.Thread(target=drive) for _ in range(takers)]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
     except KeyboardInterrupt:
-        stopped.set()
+        waiting.close()
         for kernel in psutil.Process().children():
             kernel.terminate()
         raise
     return sorted(outcomes, key=lambda outcome: outcome.name)
 
 
-def run(only: list[str], in_place: bool) -> int:
-    """Execute the notebooks whose names begin with one of `only`, or all; return the exit status.
+def run(only: list[str], every: bool, in_place: bool) -> int:
+    """Execute the core of the course, 01 to 09, and return the exit status: 1 if one fails.
 
-    in_place: one after the other, since beside committed outputs nothing ran; else two lanes, into
-    build/notebooks. The status is 1 if one fails. Stops if there is no such notebook.
+    only: instead, those whose names begin so; every: instead, all. in_place: one after the other,
+    since beside committed outputs nothing ran; else two at a time, into build/notebooks. Stops if
+    there is no such notebook.
     """
     paths = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
-    if only:
-        paths = [path for path in paths if path.stem.startswith(tuple(only))]
+    if not every:
+        paths = [path for path in paths if path.stem.startswith(tuple(only or CORE))]
     if not paths:
-        stop(f"no notebook begins with {' or '.join(only)}: give numbers, such as 03")
+        stop(f"no notebook begins with {' or '.join(only or CORE)}: give numbers, such as 03")
     folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
-    lanes = [paths]
-    if not in_place:
-        sending = [path for path in paths if _sends_jobs(path)]
-        lanes = [sending, [path for path in paths if path not in sending]]
     try:
-        outcomes = _execute_lanes(lanes, folder)
+        outcomes = _execute_all(paths, folder, takers=1 if in_place else 2)
     except KeyboardInterrupt:
         sys.exit(f"stopped by Ctrl-C: what was executed until then is in {folder}")
     _print_table(outcomes)
