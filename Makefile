@@ -17,7 +17,7 @@ run-all: .venv/installed system staged  ## the same with all twenty notebooks
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
-	@$(SLURM) $(BIN)/python -m pytest
+	@$(BIN)/python -m pytest
 
 LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only

@@ -3,10 +3,13 @@
 Every room imports what stands here; it needs the standard library alone.
 """
 
+import os
 from pathlib import Path
 
 __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
+# The run folders: beside the course, or where somebody wants them, such as $SCRATCH/runs.
+RUNS = Path(os.environ.get("DDP_RUNS") or ROOT / "runs").absolute()
 # The template of the job files, and the sites: beside the package in a checkout, and inside it in
 # an installed package, where setup.py has put them.
 _BESIDE = ROOT / "slurm"

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_helpers import PlainError, __version__
+from ddp_helpers import RUNS, PlainError, __version__
 from ddp_helpers.rank.files import write_whole
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def make_job(args: Namespace) -> int:
     site = jobs.Site.load(args.name)
     gpus, ranks = _gpus_and_ranks(args, site)
     usual_name = f"{args.script.stem}-{args.nodes}x{ranks}"
-    root = args.course / "runs" if args.course else Path.cwd()
+    root = RUNS if args.course else Path.cwd()
     folder = jobs.run_folder(root, args.run, usual_name)
     jobs.prepare(
         args.script,

@@ -3,6 +3,16 @@
 import os
 import re
 import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Tests run in several processes: each has its own run folders, which ddp_helpers reads from this when it is imported,
+# and its own Slurm.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+os.environ["DDP_RUNS"] = str(ROOT / "build" / "tests" / WORKER / "runs")
+# ruff: noqa: E402
 
 import jupyter_client
 import pytest
@@ -27,32 +37,55 @@ os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and o
 
 jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and so nbmake: it can be told of no other
 
-# Whoever needs these has the course's Slurm and runs/ to itself, and so has a notebook that uses Slurm, and a file that
-# is marked so. The other notebooks are a second group.
-ALONE = {"cluster", "browser"}
-USES_SLURM = re.compile(r"jobs\.available|jobs\.watch|%%slurm")
-GROUPS = {"alone": 0, "notebooks": 1}  # the longest groups first
+# Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
+# first, so that no process is left alone with one at the end.
+LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_site", "test_gpus_cells", "test_browser")
 OF_A_JOB = re.compile(r"SLURM_|CUDA_VISIBLE_|OMP_|DDP_")  # beside what launchers set
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Sort the tests into groups, for each of which pytest-xdist takes one process: GROUPS, and one a file."""
+    """Sort the tests into groups, and put the long ones first."""
     for item in items:
-        group = item.path.stem
-        if item.path.suffix == ".ipynb":
-            group = "alone" if USES_SLURM.search(item.path.read_text()) else "notebooks"
-        elif ALONE & {*getattr(item, "fixturenames", ())}:
-            group = "alone"
         if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: GROUPS.get(item.get_closest_marker("xdist_group").args[0], 2))
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: not (item.path.suffix == ".ipynb" or item.path.stem in LONG))
+
+
+SLURM: list[subprocess.Popen] = []  # the cluster of this process, once something has needed it
+
+
+def start_slurm():
+    """Start a Slurm for this process, if none is there. It ends when its pipe does, whoever dies."""
+    if SLURM:
+        return
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ddp", dir="/tmp")  # sockets need a short path
+    os.environ.pop("SLURM_CONF", None)
+    command = [ROOT / "slurm" / "cluster", "with", "sh", "-c", 'echo "$SLURM_CONF"; exec cat']
+    pipe = subprocess.PIPE
+    SLURM.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
+    if conf := SLURM[0].stdout.readline().strip():
+        os.environ["SLURM_CONF"] = conf
+
+
+def pytest_runtest_setup(item):
+    """Give a notebook its Slurm; a test asks for the fixture `cluster`."""
+    if item.path.suffix == ".ipynb":
+        start_slurm()
+
+
+def pytest_sessionfinish():
+    """End the Slurm of this process."""
+    for started in SLURM:
+        started.stdin.close()
+        started.wait(timeout=60)
+        shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
 def nobody_launched_us(monkeypatch):
     """A test may itself run inside a Slurm job or under torchrun: its ranks must not inherit that."""
-    for name in os.environ.keys() - {"SLURM_CONF"}:
+    for name in os.environ.keys() - {"SLURM_CONF", "DDP_RUNS"}:
         if INHERITED.match(name) or OF_A_JOB.match(name):
             monkeypatch.delenv(name)
 
@@ -73,8 +106,9 @@ def mpirun():
 @pytest.fixture(scope="session")
 def cluster():
     """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
+    start_slurm()
     if not available() or not run_slurm("sinfo", "--noheader", "--partition=course").stdout.strip():
-        fail_in_ci("no Slurm answers: slurm/cluster with pytest")
+        fail_in_ci("no Slurm answers: install slurmctld, slurmd, slurm-client and munge")
 
 
 @pytest.fixture(scope="module")

@@ -294,13 +294,9 @@ STARTS = {
 # Each start and each end once; make test-all has every pair.
 USUAL = [("torchrun", "killed"), ("torchrun, tee", "fails"), ("mpirun", "ends well"), ("mpirun", "fails")]
 USUAL += [("srun", "killed"), ("srun, no labels", "fails")]
-CASES = [  # those of Slurm where no other test uses it
-    pytest.param(*case, marks=[pytest.mark.xdist_group("alone")] * case[0].startswith("srun"))
-    for case in (product(STARTS, ENDS) if THOROUGH else USUAL)
-]
 
 
-@pytest.mark.parametrize(("start", "end"), CASES)
+@pytest.mark.parametrize(("start", "end"), product(STARTS, ENDS) if THOROUGH else USUAL)
 def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
 ) -> None:

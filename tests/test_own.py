@@ -12,14 +12,12 @@ import matplotlib.pyplot as plt
 import pytest
 from refusals import ended, one_line, refused
 
-from ddp_helpers import ROOT, jobs
+from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.__main__ import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.jobs import ready
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.records import runs, scaling
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 SCRIPT = """
 import argparse, os, pathlib
@@ -61,7 +59,7 @@ def mine(tmp_path):
 def name():
     """The name of a run folder that is gone after the test."""
     yield "test_own"
-    for folder in (ROOT / "runs").glob("test_own*"):
+    for folder in RUNS.glob("test_own*"):
         shutil.rmtree(folder)
 
 
@@ -69,7 +67,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     shape = f"--run {name} --nodes 2 --gpus 1 --array 0.1 1e-2 --submit".split()
     assert main(["job", "local", str(mine), *shape, "--", "--lr={array}", "--out", "{run_dir}/said.txt"]) == 0
     assert 'my_task.py --lr="${values[$SLURM_ARRAY_TASK_ID]}" --out "$run_dir"/said.txt' in capsys.readouterr().out
-    folder = ROOT / "runs" / name
+    folder = RUNS / name
     jobs.watch(folder)
     tasks = sorted(folder.parent.glob(f"{name}-*"))
     assert runs.table(folder, *tasks)["state"].tolist() == ["pending"]  # without a record, until Slurm is asked
@@ -77,7 +75,7 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert main(["collect", str(folder)]) == 0
     assert capsys.readouterr().out.count(": done, no record, 0 epochs\n") == 2
     assert runs.table(folder, *tasks)["state"].tolist() == ["done, no record"] * 2
-    said = [(ROOT / "runs" / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
+    said = [(RUNS / f"{name}-{task}" / "said.txt").read_text() for task in range(2)]
     assert said == ["2 ranks, lr 0.1", "2 ranks, lr 0.01"]
 
 
@@ -138,7 +136,7 @@ def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path):
     (tmp_path / "site.toml").write_text(SITES[site])
     words = ["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()]
     refused(main, words, named=named)
-    assert not (ROOT / "runs" / name).exists()
+    assert not (RUNS / name).exists()
 
 
 def read_flags_of(job):
@@ -162,11 +160,11 @@ def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys)
     out, err = capsys.readouterr()
     assert end.value.code == 2 and out.startswith("#!"), "the job file was shown before it was submitted"
     one_line(err.splitlines()[-1], "partition")
-    assert not (ROOT / "runs" / name).exists()
-    before = sorted((ROOT / "runs").glob("*"))
+    assert not (RUNS / name).exists()
+    before = sorted(RUNS.glob("*"))
     with pytest.raises(jobs.JobError):
         ready(nowhere)
-    assert sorted((ROOT / "runs").glob("*")) == before
+    assert sorted(RUNS.glob("*")) == before
 
 
 def tree(folder):
@@ -202,7 +200,7 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
     words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(mine), "--run", f"{name}/a/b"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
     ended(done.returncode, "", done.stderr, "File too large")
-    assert not (ROOT / "runs" / name).exists()
+    assert not (RUNS / name).exists()
 
 
 def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):

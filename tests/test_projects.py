@@ -9,7 +9,7 @@ import pytest
 from asked import asked
 from nbclient import NotebookClient
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, RUNS
 from ddp_helpers.launch.scripts import Script
 from ddp_helpers.lessons import exercise_called, exercises
 from ddp_helpers.lessons.do_it_yourself import mending
@@ -17,7 +17,7 @@ from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
 
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
+pytestmark = pytest.mark.xdist_group("17_do_it_yourself")  # they write the same folders
 
 SOLUTION = ROOT / "notebooks" / "solutions" / "17_do_it_yourself.ipynb"
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
@@ -26,11 +26,11 @@ MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory):
     """Execute the worked solutions; what they print, and the folder of the run that they make."""
-    before = set((ROOT / "runs").glob("17_my_net-*"))
+    before = set(RUNS.glob("17_my_net-*"))
     notebook = nbformat.read(SOLUTION, as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(SOLUTION.parent)}}).execute()
     printed = [out.text for cell in notebook.cells for out in cell.get("outputs", []) if out.output_type == "stream"]
-    [folder] = set((ROOT / "runs").glob("17_my_net-*")) - before
+    [folder] = set(RUNS.glob("17_my_net-*")) - before
     kept = shutil.move(folder, tmp_path_factory.mktemp("solved") / folder.name)
     return "".join(printed).splitlines(), kept
 

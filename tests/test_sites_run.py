@@ -20,13 +20,11 @@ import pytest
 from clusters import our_python, program
 from real import LIMIT, fail_in_ci
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.records import runs
-
-pytestmark = pytest.mark.xdist_group("alone")  # 07's job writes into runs/
 
 HELLO = """
 import os, pathlib, sys
@@ -210,7 +208,7 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
     cluster, image, digits, tmp_path
 ):
     prefix = (image[0], f"--bind={digits}:/digits", *image[1:])
-    site, folder = tmp_path / "container.toml", ROOT / "runs" / f"container-{time.time_ns()}"
+    site, folder = tmp_path / "container.toml", RUNS / f"container-{time.time_ns()}"
     values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site), "run": folder.name}
     site.write_text('partition = "course"\nscript_args = ["--no-cuda"]\n')
     with pytest.raises(JobError, match="--data /digits "):  # without the image
@@ -263,7 +261,7 @@ MOUNTS = {"all runs": ("--bind={runs}",), "one folder": ("--bind", "{folder}")}
 
 @pytest.mark.parametrize("mounts", MOUNTS)
 def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_mount(mounts, cluster, started_in):
-    above = ROOT / "runs" / f"container-{time.time_ns()}"
+    above = RUNS / f"container-{time.time_ns()}"
     words = started_in(*{"/usr", "/etc", sys.base_prefix})  # not the checkout's environment: a word has no space
     image = Path(words[-2])
     program(image / "ext3" / "bin" / "python", f'exec {shlex.quote(sys._base_executable)} "$@"')

@@ -11,14 +11,12 @@ import pytest
 from real import LIMIT, until
 from refusals import refused
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, Site, cancel, collect, queue, rank_lines, states_of_job, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch import scripts
 from ddp_helpers.records import runs
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 JOB = ROOT / "slurm" / "job.ipynb"
 
@@ -28,7 +26,7 @@ def name():
     """The name of a run below runs/, where job.ipynb puts it: a number, as papermill takes it. Removed at the end."""
     number = str(time.time_ns())
     yield number
-    for folder in (ROOT / "runs").glob(f"{number}*"):
+    for folder in RUNS.glob(f"{number}*"):
         shutil.rmtree(folder)
 
 
@@ -47,7 +45,7 @@ def mnist(folder, digits, site="local", **shape):
 
 def test_papermill_runs_a_job_on_two_nodes_and_its_file_runs_by_hand(cluster, tmp_path, digits, name, monkeypatch):
     monkeypatch.setenv("DDP_MNIST_ROOT", str(digits))
-    folder = ROOT / "runs" / name
+    folder = RUNS / name
     given = {"nodes": 2, "gpus_per_node": 1, "epochs": 1, "time": 5, "run": name}
     child = papermill(tmp_path, *(word for key, value in given.items() for word in ("-p", key, str(value))))
     out, _ = child.communicate(timeout=LIMIT)
@@ -101,7 +99,7 @@ def submitted_jobs():
 
 
 def test_a_parameter_that_the_job_does_not_have_gets_one_line_and_nothing_is_submitted(cluster, tmp_path, name):
-    before, folders = submitted_jobs(), sorted((ROOT / "runs").glob("*"))
+    before, folders = submitted_jobs(), sorted(RUNS.glob("*"))
     child = papermill(tmp_path, "-p", "node", "2", "-p", "run", name)
     out, _ = child.communicate(timeout=LIMIT)
     line = "job.ipynb has no parameter 'node': did you mean nodes?"
@@ -109,7 +107,7 @@ def test_a_parameter_that_the_job_does_not_have_gets_one_line_and_nothing_is_sub
     for wrong, hint in {"node": " nodes?", "zzz": "run, script, site,"}.items():
         words = {wrong: 2, "run": name}
         refused(execute, JOB, tmp_path / "executed.ipynb", **words, named=["job.ipynb", repr(wrong), hint])
-    assert submitted_jobs() == before and sorted((ROOT / "runs").glob("*")) == folders
+    assert submitted_jobs() == before and sorted(RUNS.glob("*")) == folders
     assert [path.name for path in tmp_path.iterdir()] == ["out.ipynb"]
 
 
@@ -117,13 +115,13 @@ def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(c
     before = submitted_jobs()
     values = {"nodes": 0, "run": name, "data": str(tmp_path)}
     refused(execute, JOB, tmp_path / "executed.ipynb", **values, named=["job.ipynb", "JobError", "nodes=0"])
-    assert submitted_jobs() == before and not (ROOT / "runs" / name).exists()
+    assert submitted_jobs() == before and not (RUNS / name).exists()
 
 
 def test_a_job_that_slurm_refuses_leaves_no_run_folder(cluster, tmp_path, digits, name):
     values = {"partition": "nowhere", "run": name, "data": str(digits)}
     refused(execute, JOB, tmp_path / "executed.ipynb", **values, named=["job.ipynb", "JobError", "partition"])
-    assert not (ROOT / "runs" / name).exists()
+    assert not (RUNS / name).exists()
 
 
 def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(tmp_path, digits, monkeypatch, capsys):

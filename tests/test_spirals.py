@@ -14,12 +14,10 @@ from environments import HAND, RECORDED
 from real import LIMIT, THOROUGH, need_launcher, python
 from refusals import ended, one_line
 
-from ddp_helpers import ROOT, jobs
+from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.lessons.run_script import weight_distance
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 ONE, MANY = (ROOT / "notebooks" / name for name in ("spirals.py", "spirals_ddp.py"))
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -233,7 +231,7 @@ def test_a_rank_claims_its_gpu_or_the_one_that_it_is_shown(gpus, index, monkeypa
 def name():
     """The name of a run folder that is gone after the test."""
     yield "test_spirals"
-    for folder in (ROOT / "runs").glob("test_spirals*"):
+    for folder in RUNS.glob("test_spirals*"):
         shutil.rmtree(folder)
 
 
@@ -241,7 +239,7 @@ def test_a_job_of_two_nodes_trains_it_under_srun(cluster, name, single, capsys):
     words = ["--nodes", "2", "--gpus", "2", "--run", name, "--submit", "--", "--epochs", "2"]
     assert main(["job", "local", str(MANY), *words, "--save", "{run_dir}/spirals.pt"]) == 0
     assert "srun --label" in capsys.readouterr().out
-    folder = ROOT / "runs" / name
+    folder = RUNS / name
     jobs.watch(folder)
     [log] = folder.glob("slurm-*.log")
     lines = log.read_text().splitlines()

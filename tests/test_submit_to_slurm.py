@@ -15,6 +15,8 @@ from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
 from ddp_helpers.lessons.submit_to_slurm import start, terminal
 
+pytestmark = pytest.mark.xdist_group("07_submit_to_slurm")  # they number the same folders
+
 JOB_FILES = {one.oracle.__name__: one for one in lesson.EXERCISES if isinstance(one, lesson.JobFile)}
 FOUR, THREE = lesson.job_file(2, 2), lesson.array_job(["0.1", "0.01", "0.001"])  # of each exercise's first case
 MISTAKES = {  # by the beginning of what is told of it

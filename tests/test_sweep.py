@@ -14,12 +14,10 @@ import pytest
 from real import LIMIT, until
 from refusals import one_line, refused
 
-from ddp_helpers import ROOT, jobs
+from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.jobs import queue
 from ddp_helpers.lessons.sweep_the_cluster import sweep as sweep_the_cluster
 from ddp_helpers.records import runs
-
-pytestmark = pytest.mark.xdist_group("alone")  # it writes into runs/
 
 RUN = """
 import json, sys
@@ -34,7 +32,7 @@ def configurations(digits):
     name = f"test-sweep-{time.time_ns()}"
     common = {"gpus_per_node": 1, "epochs": 1, "batch_size": 256, "data": str(digits), "time": "5"}
     yield [common | {"run": f"{name}-{seed}", "seed": seed} for seed in (1, 2)]
-    for folder in (ROOT / "runs").glob(f"{name}*"):
+    for folder in RUNS.glob(f"{name}*"):
         if number := runs.read_run(folder).job.get("job_id"):
             jobs.cancel(number)
         shutil.rmtree(folder)
@@ -60,7 +58,7 @@ def log_of_completed(run):
 
 
 def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(cluster, configurations):
-    first, second = (ROOT / "runs" / each["run"] for each in configurations)
+    first, second = (RUNS / each["run"] for each in configurations)
     second.mkdir(parents=True)  # an attempt that failed: it stays, and the configuration runs again
     (second / "job.json").write_text(json.dumps({"job": {}, "job_id": None, "state": "FAILED", "site": "local"}))
     (second / "status.json").write_text(json.dumps({"state": "failed", "why": "meant to"}))
@@ -84,7 +82,7 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
         assert len(log_of_completed(folder.name)) == 1
     assert runs.read_run(first).job["job_id"] == number
     assert {path.name: path.read_bytes() for path in second.iterdir()} == failed
-    mine = sorted((ROOT / "runs").glob(f"{first.name[:-2]}*"))
+    mine = sorted(RUNS.glob(f"{first.name[:-2]}*"))
     assert mine == [first, second, repeated]
     assert kernels and not psutil.wait_procs(kernels, timeout=LIMIT)[1]  # and nothing of the killed one is left
     # A third time there is nothing to do, and all is shown.

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
 from ddp_helpers.jobs.queue import available, states_of_job
@@ -215,7 +215,7 @@ def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
     if not available():
         cure = "go to the login node, or start one with slurm/cluster up"
         raise JobError(f"no Slurm answers here: {cure}")
-    loaded, folder = Site.load(site), runs.new_run_folder(ROOT / "runs", "ready")
+    loaded, folder = Site.load(site), runs.new_run_folder(RUNS, "ready")
     data = () if loaded.has_data else ("--data", stage(ROOT / "data").absolute())
     prepare(
         "doctor",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_helpers import ROOT
+from ddp_helpers import RUNS
 from ddp_helpers.jobs.job import JobError
 from ddp_helpers.jobs.queue import ACTIVE
 from ddp_helpers.jobs.run import read_job_record
@@ -31,7 +31,7 @@ def judge(my_run: Callable[..., object]) -> list[str]:
 
     Prints what the record of a right run shows.
     """
-    folder = runs.new_run_folder(ROOT / "runs", "17_my_net")
+    folder = runs.new_run_folder(RUNS, "17_my_net")
     my_run(folder)
     size = _size_in_notebook(my_run)
     lines = list_missing(folder, size.nodes, size.gpus_per_node)

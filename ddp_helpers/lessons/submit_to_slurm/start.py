@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Site
 from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
@@ -41,7 +41,7 @@ def folders(small_train: int) -> Folders:
     for name in ("simple_ddp", "mnist_ddp"):
         scripts.write_script(name, laptop / f"{name}.py")
     data = write_digits(ROOT / "build" / f"small_{small_train}", train=small_train, test=256)
-    on_cluster = runs.new_run_folder(ROOT / "runs", "07_first")
+    on_cluster = runs.new_run_folder(RUNS, "07_first")
     on_cluster.mkdir(parents=True, exist_ok=True)
     return Folders(laptop, data, on_cluster)
 

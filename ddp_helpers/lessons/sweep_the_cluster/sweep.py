@@ -13,13 +13,12 @@ import pandas as pd
 import psutil
 from IPython.display import DisplayHandle
 
-from ddp_helpers import ROOT, jobs
+from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.jobs.parameters import check_names, execute
 from ddp_helpers.jobs.run import read_job_record
 from ddp_helpers.records import runs
 
 JOB = ROOT / "slurm" / "job.ipynb"
-RUNS = ROOT / "runs"
 Configuration = Mapping[str, object]  # the parameters of slurm/job.ipynb
 
 
