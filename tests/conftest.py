@@ -15,10 +15,12 @@ os.environ["DDP_RUNS"] = str(ROOT / "build" / "tests" / WORKER / "runs")
 # ruff: noqa: E402
 
 import jupyter_client
+import nbmake.nb_run
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from real import THOROUGH, fail_in_ci
+from solved import ClientWithSolutions
 
 from ddp_helpers.jobs import available
 from ddp_helpers.jobs.queue import run_slurm
@@ -36,6 +38,7 @@ torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads t
 os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
 
 jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and so nbmake: it can be told of no other
+nbmake.nb_run.NotebookClient = ClientWithSolutions
 
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
 # first, so that no process is left alone with one at the end.

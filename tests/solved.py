@@ -1,0 +1,42 @@
+"""Run the worked solutions of a notebook in its own kernel, below its own cells: there a learner pastes them."""
+
+import re
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.exercise import RIGHT
+
+LINK = re.compile(r"\(solutions/(\w+\.ipynb)\)")
+ANSWER = re.compile(r"^(def|class) ", re.M)
+
+
+def answers_to(notebook):
+    """The cells with the answers to a notebook's exercises; the imports at the top of the solutions are no answer."""
+    for name in LINK.findall(" ".join(cell.source for cell in notebook.cells))[:1]:
+        for cell in nbformat.read(ROOT / "notebooks" / "solutions" / name, as_version=4).cells:
+            if cell.cell_type == "code" and ANSWER.search(cell.source):
+                yield cell
+
+
+class ClientWithSolutions(NotebookClient):
+    """Executes a notebook, then the answers to its exercises; raises AssertionError at one that is not right."""
+
+    def __init__(self, nb, **options):
+        self.answers = [*answers_to(nb)]
+        # A notebook of its own, of the same cells: nbmake may write the one that it has.
+        super().__init__(nbformat.NotebookNode({**nb, "cells": [*nb.cells, *self.answers]}), **options)
+
+    async def async_execute_cell(self, cell, *args, **options):
+        """Execute a cell."""
+        if not any(cell is answer for answer in self.answers):
+            return await super().async_execute_cell(cell, *args, **options)
+        try:
+            await super().async_execute_cell(cell, *args, **options)
+        except CellExecutionError as error:
+            raise AssertionError(f"a worked solution, pasted below the notebook's cells, ends with {error}") from None
+        said = "".join(str(output.get("text", output.get("data"))) for output in cell.outputs)
+        assert RIGHT in said or "check(" not in cell.source, f"a worked solution is not right here: {said}"
+        return cell
