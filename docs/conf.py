@@ -10,7 +10,6 @@ import re
 from itertools import chain
 from pathlib import Path
 
-from docutils import nodes
 from ipython_pygments_lexers import IPython3Lexer
 from pygments.lexer import bygroups, using
 from pygments.lexers.shell import BashLexer
@@ -114,32 +113,8 @@ def _prepare_source(app: Sphinx, document: str, source: list[str]) -> None:
         source[0] += f"\n\n{_contents()}\n"
 
 
-def _describe_figures(app: Sphinx, doctree: nodes.document) -> None:
-    """Give each figure the alt text and the width that the notebook keeps with it.
-
-    MyST-NB leaves both behind. Sphinx calls it with each page that it has read.
-    """
-    path = Path(doctree["source"])
-    if path.suffix != ".ipynb":
-        return
-    outputs = chain.from_iterable(cell.get("outputs", []) for cell in _read_cells(path))
-    figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    images = [image for image in doctree.findall(nodes.image) if _is_png(image)]
-    for image, figure in zip(images, figures, strict=True):
-        metadata = figure["metadata"].get("image/png", {})
-        image["alt"] = metadata.get("alt", "")
-        if "width" in metadata:
-            image["width"] = f"{metadata['width']}px"
-
-
-def _is_png(image: nodes.image) -> bool:
-    """Return whether an image of a page is the PNG of a cell's output."""
-    return image.parent.get("mime_type") == "image/png"
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the lexer and the two steps; Sphinx calls it once."""
+    """Register the lexer and the step before reading; Sphinx calls it once."""
     app.add_lexer("ipython3", _CellLexer)
     app.connect("source-read", _prepare_source)
-    app.connect("doctree-read", _describe_figures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,10 @@
 """Every diagram that a notebook draws is legible, and its alt text names its numbers."""
 
 import base64
+import re
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
@@ -83,13 +85,13 @@ def test_texts_are_legible_apart_inside_their_boxes_and_on_the_page_and_numbers_
 def test_a_picture_carries_its_alt_text_into_the_notebook(tmp_path):
     alt = 'a "quoted" <figure>'
     picture = Picture(ddp_buckets().figure, alt)
-    data, metadata = picture._repr_mimebundle_()
-    png = base64.b64decode(data["image/png"], validate=True)
-    assert png.startswith(b"\x89PNG") and data.keys() == {"image/png", "text/plain"}
-    assert data["text/plain"] == repr(picture) == alt
+    data, metadata = DisplayFormatter().format(picture)
+    assert data["text/plain"] == alt and data.keys() == {"text/html", "text/plain"} and metadata == {}
+    source, shown, width = re.fullmatch(r'<img src="(.*?)" alt="(.*?)" width="(\d+)">', data["text/html"]).groups()
+    png = base64.b64decode(source.removeprefix("data:image/png;base64,"), validate=True)
+    assert png.startswith(b"\x89PNG") and shown == "a &quot;quoted&quot; &lt;figure&gt;"
     # More pixels an inch than that, for a sharp screen, are shown as the 96 CSS pixels that an inch has.
-    width = int.from_bytes(png[16:20], "big") * 96 // DPI
-    assert metadata == {"image/png": {"alt": alt, "width": width}} and width > 300
+    assert int(width) == int.from_bytes(png[16:20], "big") * 96 // DPI > 300
     assert picture.save(tmp_path / "figure.svg").stat().st_size > 0
 
 

@@ -5,6 +5,7 @@ Lessons call it for their figures, in a notebook's process. Diagrams are in inch
 
 import base64
 import io
+from html import escape
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -34,16 +35,13 @@ class Picture:
         self.figure.savefig(path, dpi=DPI)
         return Path(path)
 
-    def _repr_mimebundle_(
-        self,
-        include: object = None,
-        exclude: object = None,
-    ) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+    def _repr_html_(self) -> str:
+        """Write the figure as HTML: of an image/png, JupyterLab drops the alt text."""
         png = self._png()
         pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
-        size = {"alt": self.alt, "width": pixels * _CSS_PIXELS_PER_INCH // DPI}
-        data = {"image/png": base64.b64encode(png).decode(), "text/plain": self.alt}
-        return data, {"image/png": size}
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        width = pixels * _CSS_PIXELS_PER_INCH // DPI
+        return f'<img src="{source}" alt="{escape(self.alt)}" width="{width}">'
 
     def _png(self) -> bytes:
         """Draw the figure in at most 256 colours.

@@ -118,9 +118,10 @@ def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:
     paths: list[Path] = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            if image := output.get("data", {}).get("image/png"):
+            html = output.get("data", {}).get("text/html", "")
+            if image := re.match('<img src="data:image/png;base64,([^"]*)"', html):
                 paths.append(folder / f"{stem}_{len(paths) + 1}.png")
-                paths[-1].write_bytes(base64.b64decode(image))
+                paths[-1].write_bytes(base64.b64decode(image[1]))
     return paths
 
 

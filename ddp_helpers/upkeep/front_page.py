@@ -82,7 +82,7 @@ def honest_minutes(number: str) -> float:
         total += len(cell.source) / 500 + 5 * ("raise NotImplementedError" in cell.source)
         for output in cell.outputs:
             data = output.get("data", {"text/plain": output.get("text", "")})
-            total += 0.7 * ("image/png" in data or 'class="animation"' in data.get("text/html", ""))
+            total += 0.7 * ("<img " in data.get("text/html", ""))
             total += len(_shown_text(data)) / 1500
     return total
 
@@ -90,7 +90,7 @@ def honest_minutes(number: str) -> float:
 def _shown_text(data: dict[str, str]) -> str:
     """Return the text that an output shows: of a picture none, of what is folded its summary."""
     html = data.get("text/html", "")
-    if "image/png" in data:
+    if "<img " in html:
         return ""
     if "<details" not in html:
         return data.get("text/plain", "")

@@ -21,7 +21,7 @@ LOOK = """notebook => [...notebook.querySelectorAll('.jp-CodeCell')].map(cell =>
         text: outputs.map(output => output.textContent).join('\\n'),
         red: outputs.filter(red).map(output => output.textContent),
         figures: [...cell.querySelectorAll('.jp-OutputArea-output img')].map(
-            image => image.complete && image.naturalWidth > 0 && image.getBoundingClientRect().width > 0),
+            image => image.complete && image.naturalWidth > 0 && image.offsetWidth > 0 && image.alt !== ''),
     };
 })"""
 MEANT = "Passed unknown parameter: epoch\n"  # papermill's answer to a typing error, which is the lesson in 08
@@ -34,7 +34,7 @@ class Cell:
     prompt: str
     text: str
     red: list[str]  # the boxes of errors and stderr
-    figures: list[bool]  # whether each shows
+    figures: list[bool]  # whether each shows, and has an alt text
 
 
 class Notebook:
@@ -126,12 +126,12 @@ class Notebook:
         return self.bad() + [f"code cell {number} did not run" for number in idle]
 
     def bad(self) -> list[str]:
-        """Errors and other red boxes, and figures that do not show."""
+        """Errors and other red boxes, and figures that do not show or have no alt text."""
         problems = []
         for number, cell in enumerate(self.cells()):
             problems += [f"code cell {number}: {box.strip().splitlines()[-1]}" for box in cell.red if box != MEANT]
             if not all(cell.figures):
-                problems.append(f"code cell {number}: a figure does not show")
+                problems.append(f"code cell {number}: a figure does not show, or has no alt text")
         return problems
 
     def figures(self) -> int:
