@@ -129,6 +129,25 @@ def test_the_labels_of_ranks_can_be_read_on_light_and_on_dark(site: Path) -> Non
     assert contrast("#DDB62B", grounds[0]) < 2, "the yellow that MyST-NB has for both"
 
 
+# The colour of a removed and of an added line, each with the ground behind it.
+DIFF = """() => ['.gd', '.gi'].map(kind => {
+    const line = document.querySelector(`.highlight-diff ${kind}`);
+    const grounds = [line, line.closest('.highlight')].map(part => getComputedStyle(part).backgroundColor);
+    const painted = grounds.find(colour => colour !== 'rgba(0, 0, 0, 0)');
+    return [getComputedStyle(line).color, painted].map(colour => colour.match(/[0-9]+/g).map(Number));
+})"""
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_a_diff_removes_in_red_and_adds_in_green(site: Path, tab, system: str) -> None:
+    tab.emulate_media(color_scheme=system)
+    tab.goto((site / "README.html").as_uri())
+    removed, added = tab.evaluate(DIFF)
+    assert max(removed[0]) == removed[0][0] and max(added[0]) == added[0][1], "of red, green, blue"
+    for pair in (removed, added):
+        assert contrast(*("#{:02x}{:02x}{:02x}".format(*colour) for colour in pair)) >= 4.5
+
+
 @pytest.fixture(scope="module")
 def tab(browser):
     """A page of the browser, as wide as a phone, that keeps what was asked of other hosts."""
