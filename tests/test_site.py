@@ -167,6 +167,22 @@ def test_pages_fit_a_phone_and_ask_no_other_host(site: Path, tab) -> None:
     assert len(tab.evaluate(TOO_WIDE)) == 1
 
 
+def test_figures_and_tables_keep_a_width_that_can_be_read_and_so_does_prose(site: Path, tab) -> None:
+    """On a phone, figures and wide tables are inside what scrolls: the page does not, by the test above."""
+    widths = "selector => [...document.querySelectorAll(selector)].map(part => part.offsetWidth)"
+    for name, part, least in [
+        ("README", "img", 720),
+        (f"notebooks/{COURSE[4].stem}", "img", 720),
+        ("docs/glossary", "table", 640),
+    ]:
+        tab.goto((site / f"{name}.html").as_uri())
+        shown = tab.evaluate(widths, f"article {part}")
+        assert len(shown) > 1 and min(shown) >= least, name
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    assert max(tab.evaluate(widths, "article p:not(:has(> img))")) <= 640 < min(tab.evaluate(widths, "article table"))
+    tab.set_viewport_size(PHONE)
+
+
 def test_the_search_works_from_a_folder(site: Path, tab) -> None:
     tab.goto(f"{(site / 'search.html').as_uri()}?q=monitored_barrier")
     tab.locator("#search-results li a", has_text="Break it and fix it").first.wait_for()
