@@ -69,6 +69,7 @@ NOT_TYPED = {
     ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
     ("trainers", "python -m ddp_helpers data /shared"): "the shared folder again",
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
+    ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
 # Run by tests/test_own_record.py, which pastes them into a script, and tests/test_asked.py.
@@ -189,6 +190,19 @@ def test_a_site_that_is_not_known_fails_the_check_of_the_site(desk: Path) -> Non
     check_of_site = block("trainers", "site=local")
     done = typed(check_of_site.replace("site=local", "site=nowhere"), desk)
     assert done.returncode == 2 and "'nowhere'" in done.stdout
+
+
+def test_a_kernel_of_a_shared_environment_has_the_helpers_of_the_learners_copy(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started by a Jupyter that knows nothing of the shell in which it was installed."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(desk / "jupyter"))
+    (desk / "where.py").write_text("import os, ddp_helpers; print(ddp_helpers.ROOT, os.environ['DDP_MNIST_ROOT'])")
+    install = block("trainers", "python -m ipykernel")
+    assert block("elsewhere", "git clone ADDRESS").splitlines()[-1] in install
+    ask = "cd notebooks\nenv -u PYTHONPATH JUPYTER_PREFER_ENV_PATH=0 jupyter run ../where.py"
+    done = typed(install + ask, desk, "JUPYTER_DATA_DIR")
+    assert f"{desk} /shared/ddp/data\n" in done.stdout, done.stdout[-3000:]
 
 
 def test_what_is_typed_uses_the_copy_and_its_environment_only_if_that_is_activated(desk: Path) -> None:
