@@ -1,5 +1,6 @@
 """The exercises: each checker accepts the worked solution and refuses each plausible mistake, with a word about it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_stub_is_not_attempted_and_a_constant_not_enough(name: str) -> None:
 def test_a_plausible_mistake_is_refused_with_a_word_about_it(name: str, told: str) -> None:
     exercise = EXERCISES[name]
     verdict = exercise.verdict(exercise.traps[told])
-    assert verdict.startswith("not yet: ") and verdict.endswith(told) and len(told) > 20
+    assert verdict.startswith(f"not yet: {told}\n") and len(told) > 20, "what helps stands first"
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -83,7 +84,7 @@ def test_the_worked_solutions_are_right(path: Path, capsys: pytest.CaptureFixtur
     monkeypatch.chdir(solution.parent)
     for source in cells(solution, "code"):
         exec(source, scope)
-    assert capsys.readouterr().out.splitlines().count(RIGHT) == len(asked(path))
+    assert capsys.readouterr().out.splitlines().count(f"\x1b[1;38;5;28m{RIGHT}\x1b[0m") == len(asked(path))
 
 
 def test_an_answer_by_another_name_is_told_so() -> None:
@@ -110,6 +111,17 @@ def test_an_answer_by_another_name_is_told_so() -> None:
 )
 def test_equality_forgives_rounding_and_nothing_else(answer: object, expected: object, equal: bool) -> None:
     assert same(answer, expected) == equal
+
+
+def test_a_verdict_is_in_colour_and_in_lines_that_no_browser_breaks_within_a_word(capsys) -> None:
+    def job_rate(images: int, seconds: float) -> float:
+        return images / seconds
+
+    check(job_rate)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("\x1b[1;38;5;161mnot yet\x1b[0m: ") and others
+    assert all(len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= 78 for line in (first, *others))
+    assert all(line.startswith("         ") for line in others)
 
 
 def test_an_answer_that_breaks_is_quoted() -> None:

@@ -37,7 +37,7 @@ def solved(tmp_path_factory):
 
 def test_the_worked_solutions_are_right(solved):
     names = asked(SOLUTION.parents[1] / SOLUTION.name)
-    assert asked(SOLUTION) == names and solved[0].count(RIGHT) == len(names) == 4
+    assert asked(SOLUTION) == names and solved[0].count(f"\x1b[1;38;5;28m{RIGHT}\x1b[0m") == len(names) == 4
     assert len([line for line in solved[0] if line.startswith("found: ")]) == 2 + len(mending.FAULTS) + 1 + 2
 
 

@@ -12,6 +12,7 @@ import pytest
 from sphinx.search.en import SearchEnglish
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.screen import COLOURS
 
 COURSE = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 NOTEBOOKS = [*COURSE, *sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb")), ROOT / "slurm" / "job.ipynb"]
@@ -121,12 +122,27 @@ def test_the_labels_of_ranks_can_be_read_on_light_and_on_dark(site: Path) -> Non
         r"^(?:body.*)?\.highlight { background: (#\w{6})", (site / "_static/pygments.css").read_text(), re.M
     )
     labels = re.findall(
-        r"-Color.*\(--light, (#\w{6})\) var\(--dark, (#\w{6})\)", (site / "_static/course.css").read_text()
+        r"-Color\[class\*=-(\w+)\].*\(--light, (#\w{6})\) var\(--dark, (#\w{6})\)",
+        (site / "_static/course.css").read_text(),
     )
-    assert len(grounds) == 3 and len(labels) == 6
-    for light, dark in labels:
+    assert len(grounds) == 3 and {f"C{colour}" for colour in COLOURS} < {name for name, *_ in labels}
+    for _, light, dark in labels:
         assert contrast(light, grounds[0]) >= 4.5 and min(contrast(dark, ground) for ground in grounds[1:]) >= 4.5
-    assert contrast("#DDB62B", grounds[0]) < 2, "the yellow that MyST-NB has for both"
+
+
+def of_256(number: int) -> str:
+    """A colour of a terminal's 256, behind the first 16: a cube of 6 x 6 x 6, then greys."""
+    if number >= 232:
+        return f"#{8 + 10 * (number - 232):02x}" + 2 * f"{8 + 10 * (number - 232):02x}"
+    steps = [0, 95, 135, 175, 215, 255]
+    return "#" + "".join(f"{steps[(number - 16) // base % 6]:02x}" for base in (36, 6, 1))
+
+
+def test_the_labels_of_ranks_can_be_read_in_jupyterlab() -> None:
+    """It has the same colours on white and on its dark ground: no colour has 4.5 on both."""
+    for colour in map(of_256, COLOURS):
+        assert contrast(colour, "#ffffff") >= 4.3 and contrast(colour, "#111111") >= 3.6, colour
+    assert contrast("#ddb62b", "#ffffff") < 2, "the yellow that rank 1 had"
 
 
 # The colour of a removed and of an added line, each with the ground behind it.
@@ -189,7 +205,7 @@ def test_the_search_works_from_a_folder(site: Path, tab) -> None:
 
 
 def test_light_and_dark_by_the_system_and_by_choice(site: Path, tab) -> None:
-    parts = ["body", ".highlight", ".highlight [class*=-Color-Blue]", ".cell_output img"]
+    parts = ["body", ".highlight", ".highlight [class*=-Color-C27]", ".cell_output img"]
     look = "parts => parts.map(part => getComputedStyle(document.querySelector(part)))"
     look += ".map(style => [style.color, style.backgroundColor, style.filter].join(' '))"
     looks = {}

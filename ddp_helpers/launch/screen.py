@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 
-# ANSI colours that a terminal, JupyterLab and a code host all show; no two neighbours look alike.
-COLOURS = [34, 33, 32, 35, 36, 31, 90, 94]
+# The colours of the ranks, as in figures, of the 256 that a terminal, JupyterLab and a code host
+# know: these can be read on white and on black.
+COLOURS = [27, 130, 28, 132, 30, 161, 243, 97]
 REDRAW = 0.2  # seconds from one drawing to the next, at least: a notebook is slow at it
 RATE = 100_000  # characters a second, at most: each drawing sends all that is shown to the browser
 WIDEST = 2000  # characters of a line that a notebook shows
@@ -45,12 +46,12 @@ def coloured_line(label: str, line: str) -> str:
         return line
     # Its last digits will do: what looks like a rank may be a number that is too long for int().
     colour = COLOURS[int(number[0][-6:]) % len(COLOURS)]
-    return f"\x1b[{colour}m[{label}]\x1b[0m {line}"
+    return f"\x1b[38;5;{colour}m[{label}]\x1b[0m {line}"
 
 
 def _rank_of(line: str) -> int:
     """Return the number in the label of a coloured line, -1 if there is none."""
-    label = re.match(r"\x1b\[\d+m\[\D*(\d{1,6})\]", line)
+    label = re.match(r"\x1b\[[\d;]+m\[\D*(\d{1,6})\]", line)
     return int(label[1]) if label else -1
 
 

@@ -6,12 +6,19 @@ it prints whether an answer is right, or what is wrong with it. The right ones a
 """
 
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.exercise import INDENT, NOT_YET, RIGHT, Exercise
 
+# Colours of the first word, which can be read on white and on black.
+_GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
+# JupyterLab breaks a line that is wider than its cell within a word.
+_WRAPPER = textwrap.TextWrapper(
+    width=78, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+)
 _LESSONS = Path(__file__).parent
 
 
@@ -56,4 +63,9 @@ def check(answer: Callable) -> None:
     exercise = exercise_called(name)
     if exercise is None:
         raise ValueError(f"no exercise is called {name}: keep the name that the stub has")
-    print(exercise.verdict(answer))
+    lines = exercise.verdict(answer).splitlines()
+    text = "\n".join(part for line in lines for part in _WRAPPER.wrap(line))
+    for word, colour in ((RIGHT, _GREEN), (NOT_YET, _RED)):
+        if text.startswith(word):
+            text = f"{colour}{word}\x1b[0m{text.removeprefix(word)}"
+    print(text)

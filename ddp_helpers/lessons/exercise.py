@@ -10,8 +10,9 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-RIGHT, NOT_ATTEMPTED = "right", "not attempted"
-SEPARATOR = "\n         "  # the next line of a verdict stands below the first
+RIGHT, NOT_ATTEMPTED, NOT_YET = "right", "not attempted", "not yet"  # what a verdict begins with
+INDENT = " " * len(f"{NOT_YET}: ")
+SEPARATOR = f"\n{INDENT}"  # the next line of a verdict stands below the first
 
 Answer = Callable[..., object]  # a learner's function, or one that makes a known mistake
 
@@ -33,7 +34,7 @@ class Exercise:
     traps: Mapping[str, Answer]
 
     def verdict(self, answer: Answer) -> str:
-        """Judge a learner's function: right, not attempted, or its first wrong result."""
+        """Judge a learner's function: right, not attempted, or what helps, and a wrong result."""
         for case in self.cases:
             expected = self.oracle(*copy.deepcopy(case))
             call = f"{self.oracle.__name__}({', '.join(map(_short, case))})"
@@ -42,10 +43,11 @@ class Exercise:
             except NotImplementedError:
                 return NOT_ATTEMPTED
             except Exception as error:
-                return f"not yet: {call} ends with {type(error).__name__}: {error}"
+                return f"{NOT_YET}: {call} ends with {type(error).__name__}: {error}"
             if not same(result, expected):
                 comparison = f"gives {_short(result)}, and should give {_short(expected)}."
-                return f"not yet: {call} {comparison} {self._hint(answer)}".rstrip()
+                lines = filter(None, [self._hint(answer), f"{call} {comparison}"])
+                return f"{NOT_YET}: {SEPARATOR.join(lines)}"
         return RIGHT
 
     def _hint(self, answer: Answer) -> str:
@@ -71,8 +73,8 @@ class Project(Exercise):
         except NotImplementedError:
             return NOT_ATTEMPTED
         except (Exception, SystemExit) as error:
-            return f"not yet: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
-        return f"not yet: {SEPARATOR.join(mistakes)}" if mistakes else RIGHT
+            return f"{NOT_YET}: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
+        return f"{NOT_YET}: {SEPARATOR.join(mistakes)}" if mistakes else RIGHT
 
 
 def _outcome(function: Answer, case: tuple) -> object:

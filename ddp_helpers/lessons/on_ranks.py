@@ -26,7 +26,7 @@ class OnRanks(Exercise):
     trial: Callable
 
     def verdict(self, answer: Callable) -> str:
-        """Return one line on a learner's function: right, not attempted, or what is wrong."""
+        """Judge a learner's function: right, not attempted, or what is wrong."""
         traps = {hint: self._on_ranks(trap) for hint, trap in self.traps.items()}
         judge = Exercise(self._on_ranks(self.oracle), self.cases, traps)
         return judge.verdict(self._on_ranks(answer))

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import JobError, available, states_of_job
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, NOT_YET, RIGHT, SEPARATOR, Exercise
 from ddp_helpers.lessons.submit_to_slurm.terminal import environment
 from ddp_helpers.records import runs
 
@@ -55,7 +55,7 @@ class JobFile(Exercise):
     expected: Callable[..., _Summary]  # for the arguments of a case
 
     def verdict(self, answer: Callable) -> str:
-        """Return one line: right, not attempted, not checked, or what the ranks did and a hint."""
+        """Judge a job file: right, not attempted, not checked, or a hint and what the ranks did."""
         for case in self.cases:
             call = f"{self.oracle.__name__}({', '.join(map(repr, case))})"
             try:
@@ -67,11 +67,12 @@ class JobFile(Exercise):
             except NotImplementedError:
                 return NOT_ATTEMPTED
             except Exception as error:
-                return f"not yet: {call} ends with {type(error).__name__}: {error}"
+                return f"{NOT_YET}: {call} ends with {type(error).__name__}: {error}"
             expected = self.expected(*case)
             if summary != expected:
                 difference = f"the job of {call} gives {summary}, and should give {expected}."
-                return f"not yet: {difference} {self._hint_on(summary)}".rstrip()
+                lines = filter(None, [self._hint_on(summary), difference])
+                return f"{NOT_YET}: {SEPARATOR.join(lines)}"
         return RIGHT
 
     def _hint_on(self, summary: _Summary) -> str:
