@@ -21,7 +21,9 @@ test: .venv/installed tested staged  ## all tests: helpers, scripts, and every n
 
 LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
-	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+	@$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb slurm/*.ipynb >/dev/null
+	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
+		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/README.md
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --all --in-place
@@ -52,12 +54,18 @@ cluster: system  ## start a real Slurm with two nodes on this machine, to stay; 
 clean:  ## remove what was made, but neither data nor runs
 	rm -rf .venv build .hypothesis *.egg-info
 
+# JupyterLab shows a page as it is read, not as it is written, and does not ask for news in a dialog.
+LAB_SETTINGS := {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}, \
+	"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
+
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/packages ensurepip:python3-venv
 	@echo "Installing into .venv: torch with CUDA is 5 GB, a few minutes"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebook,test,site]'
+	@mkdir -p .venv/share/jupyter/lab/settings
+	@echo '$(LAB_SETTINGS)' >.venv/share/jupyter/lab/settings/overrides.json
 	@touch $@
 
 staged: .venv/installed

@@ -46,7 +46,7 @@ def make_lab():
     """The command of `make lab`, from `jupyter` on, for who runs the tests; nothing is installed or started."""
     done = [word for target in (".venv/installed", "system", "staged") for word in ("-o", target)]
     said = subprocess.run(["make", "-n", *done, "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return ["jupyter", *re.search(r"jupyter (lab .*)$", said, re.M)[1].split()]
+    return ["jupyter", *re.search(r"jupyter (lab (?:.*\\\n)*.*)$", said, re.M)[1].replace("\\\n", " ").split()]
 
 
 def until(condition, what):

@@ -74,6 +74,42 @@ def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
     assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={lab.token}") == 200
 
 
+def test_the_course_opens_at_its_page_whose_links_work_and_its_animations_do_so_before_any_cell_has_run(page, lab):
+    page.goto(f"{lab.url}/?token={lab.token}")
+    readme = page.locator(".jp-MarkdownViewer")
+    notebook = Notebook(page, lab, PATHS[1].name, readme.get_by_role("link", name="02 Form a process group").click)
+    figure = notebook.panel.locator(".animation").first
+    before = figure.locator("img").get_attribute("src")
+    figure.locator("button", has_text="next").click()
+    notebook.wait(lambda: figure.locator("img").get_attribute("src") != before, "the next picture")
+    notebook.picture(PICTURES / "next.png", figure)
+    notebook.panel.locator("a[href*='docs/troubleshooting.md']").first.click()
+    page.locator(".jp-MarkdownViewer h1", has_text="Troubleshooting").wait_for()
+    page.screenshot(path=PICTURES / "link.png")
+
+
+ANSWERS = """from ddp_helpers import lessons
+def batch_plan(samples, world_size, global_batch):
+    {returns}
+lessons.check(batch_plan)"""
+RIGHT = """if global_batch % world_size:
+        return None
+    per_rank, shard = global_batch // world_size, -(-samples // world_size)
+    steps = -(-shard // per_rank)
+    last = shard - (steps - 1) * per_rank
+    return {"per_rank": per_rank, "shard": shard, "steps": steps, "last_batch": last}"""
+
+
+def test_a_verdict_is_read_at_a_glance(written):
+    notebook = written("verdict.ipynb", *(ANSWERS.replace("{returns}", answer) for answer in ("return {}", RIGHT)))
+    for number, (word, colour) in enumerate((("not yet", "rgb(215, 0, 95)"), ("right", "rgb(0, 135, 0)"))):
+        notebook.run(number)
+        said = notebook.code(number).locator(".jp-OutputArea-output .ansi-bold", has_text=word)
+        said.wait_for()
+        assert said.evaluate("said => getComputedStyle(said).color") == colour
+    notebook.picture(PICTURES / "verdict.png")
+
+
 @weekly
 def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missing(page, lab):
     path = next(path for path in PATHS if path.name.startswith("09"))

@@ -33,8 +33,10 @@ def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
 
 
 def markdown_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
-    """Python that nothing runs, and links to nowhere."""
+    """Python that nothing runs, code that is shown as math, and links to nowhere."""
     problems = ["fenced Python that nothing runs"] if re.search(r"```\s*(python|py)\b", cell.source) else []
+    if re.search(r"^[ >]+```[^`]*\$[^`]*\$", cell.source, re.M):
+        problems.append("a fence in a quote or a list, with $: JupyterLab takes what is between two of them for math")
     links = [link for link in LINK.findall(cell.source) if "://" not in link]
     return problems + [f"the link {link} leads nowhere" for link in links if not (folder / link).exists()]
 

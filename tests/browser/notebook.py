@@ -38,14 +38,16 @@ class Cell:
 
 
 class Notebook:
-    """A notebook, opened by a double-click in the folder view."""
+    """A notebook of the course's folder `notebooks`: opened by its address, or by what `open` clicks."""
 
-    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+    def __init__(self, page: Page, lab: Lab, name: str, open: Callable[[], None] | None = None) -> None:
         self.page = page
         cells = nbformat.read(lab.course / "notebooks" / name, as_version=4).cells
         self.sources = [cell.source for cell in cells if cell.cell_type == "code"]
-        page.goto(f"{lab.url}/lab/workspaces/{time.monotonic_ns()}?token={lab.token}")
-        page.locator(".jp-DirListing-itemText", has_text=name).dblclick()
+        if open:
+            open()
+        else:
+            page.goto(f"{lab.url}/lab/workspaces/{time.monotonic_ns()}/tree/notebooks/{name}?token={lab.token}")
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.status = self.panel.locator(".jp-Notebook-ExecutionIndicator")
         self.panel.locator(".jp-CodeCell").first.wait_for()

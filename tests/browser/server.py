@@ -27,8 +27,6 @@ from ddp_helpers.launch.processes import MARK, guarded_launch
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
-# Asked on a first start, it opens a prompt that swallows clicks.
-NEWS = {"fetchNews": "false", "checkForUpdates": False}
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,7 @@ def copy_of_the_course(folder: Path) -> Path:
 
 
 def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str, str]:
-    """Nobody's settings but the defaults, and `ddp_helpers` from the copy: its ROOT is the copy."""
-    settings = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps(NEWS))
+    """Nobody's settings but the environment's, and `ddp_helpers` from the copy: its ROOT is the copy."""
     own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share"}
     folders = {name: str(state / folder) for name, folder in own.items()} | {"JUPYTER_RUNTIME_DIR": runtime}
@@ -86,7 +81,7 @@ def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str
 
 @contextmanager
 def jupyter(course: Path, state: Path) -> Iterator[Lab]:
-    """JupyterLab in the course's notebooks, on this machine only, as `make lab` starts it."""
+    """JupyterLab on the course, on this machine only, as `make lab` starts it, which trusts its notebooks."""
     mark, token = uuid.uuid4().hex, secrets.token_urlsafe()
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
     command = [sys.executable, "-m", *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
@@ -95,6 +90,8 @@ def jupyter(course: Path, state: Path) -> Iterator[Lab]:
     # The files that kernels listen on need a short path.
     with TemporaryDirectory() as runtime, guarded_launch(mark), (state / "jupyter.log").open("w") as log:
         env = environment(course, state, runtime, token) | {MARK: mark}
+        paths = [str(path) for path in sorted((course / "notebooks").glob("*.ipynb"))]
+        subprocess.run([sys.executable, "-m", "jupyter", "trust", *paths], env=env, stdout=log, check=True)
         server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         end = time.monotonic() + LIMIT
         while not answers(lab):
