@@ -5,21 +5,25 @@ import json
 import os
 import pickle
 import re
+import signal
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
 import coloured
+import nbformat
 import pytest
 import torch
 from faults.matrix import Matrix, events, weights
 from faults.ranks import Ranks, run
-from real import LIMIT, until
+from real import LIMIT, python, until
 from refusals import one_line
 from torch.utils.data import DistributedSampler
 
+from ddp_helpers import ROOT
 from ddp_helpers.launch import scripts
+from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.rank import resume
 from ddp_helpers.rank.resume import (
     RemainingSampler,
@@ -30,6 +34,20 @@ from ddp_helpers.rank.resume import (
     save_checkpoint,
 )
 from ddp_helpers.records import runs
+
+# Runs a script, and gets the warning when Python clears its modules: it has put the handlers back before.
+LATE = """
+import os, runpy, signal, sys
+
+class Late:
+    def __del__(self, send=os.kill, me=os.getpid(), say=os.write, warning=signal.SIGUSR2):
+        say(1, b"warned at the end")
+        send(me, warning)
+
+late = Late()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +189,33 @@ def test_a_run_that_is_done_stays_done(matrix):
     assert again.statuses == [0, 0] and (folder / "run" / "metrics.jsonl").read_text() == metrics
     assert json.loads((folder / "run" / "status.json").read_text()) == {"state": "done"}
     assert [event["event"] for event in events(folder)][-2:] == ["started", "done"]
+
+
+def warned_at_the_end(folder, *command):
+    """Run a script to its end, and warn it there: its exit status."""
+    (folder / "late.py").write_text(LATE)
+    done = python("late.py", *command, cwd=folder)
+    assert done.stdout.endswith("warned at the end"), done.stderr
+    return done.returncode
+
+
+def test_a_warning_that_comes_while_python_ends_does_not_kill_a_run_that_is_done(matrix, tmp_path):
+    flags = ["--data", matrix.data, "--run-dir", "run", "--dry-run", "--no-cuda"]
+    assert warned_at_the_end(tmp_path, matrix.script, *flags) == 0
+    assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"state": "done"}
+    handler = "import signal; signal.signal(signal.SIGUSR2, print)"
+    (tmp_path / "handler.py").write_text(handler)
+    assert warned_at_the_end(tmp_path, "handler.py") == -signal.SIGUSR2, "the control"
+
+
+def test_nor_does_it_kill_the_run_of_notebook_11(tmp_path, monkeypatch):
+    for cell in nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells:
+        if file := re.match(r"%%writefile (?:--append )?(\w+\.py)\n", cell.source):
+            with (tmp_path / file[1]).open("a") as script:
+                script.write(cell.source[file.end() :] + "\n")
+    for name, value in rank_environments(1, {})[0].items():
+        monkeypatch.setenv(name, value)
+    assert warned_at_the_end(tmp_path, "resumable.py", "end.pt") == 0
 
 
 def final(matrix, name, script, fault):

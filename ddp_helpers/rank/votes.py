@@ -25,8 +25,8 @@ _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _STEPS_AHEAD = 5
 
 
-def ignore_signals(worker: int) -> None:
-    """Have a DataLoader worker live on while its rank saves; each worker calls it."""
+def ignore_signals(*_: object) -> None:
+    """Ignore the signals: a DataLoader's workers, while their rank saves; a rank that is done."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -143,6 +143,8 @@ def main() -> None:
             run.log("done")
         dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
+    # Python forgets its handlers while it ends: a late warning would kill a run that is done.
+    ignore_signals()
 
 
 def train_epoch(
@@ -1010,8 +1012,8 @@ _SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _STEPS_AHEAD = 5
 
 
-def ignore_signals(worker: int) -> None:
-    """Have a DataLoader worker live on while its rank saves; each worker calls it."""
+def ignore_signals(*_: object) -> None:
+    """Ignore the signals: a DataLoader's workers, while their rank saves; a rank that is done."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -1412,4 +1414,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 4b4db7f208495de8
+# As it was written out, the SHA-256 of the lines above begins with 8dc0fa2bb0dbf6de

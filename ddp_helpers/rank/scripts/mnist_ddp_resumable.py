@@ -228,6 +228,8 @@ def main() -> None:
             run.log("done")
         dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
+    # Python forgets its handlers while it ends: a late warning would kill a run that is done.
+    ignore_signals()
 
 
 if __name__ == "__main__":
