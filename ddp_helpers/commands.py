@@ -158,9 +158,8 @@ def draw_curves(args: Namespace) -> int:
             lack = "holds no record of a run (no spec.json, no job.json)"
             raise PlainError(f"{folder} {lack}: give a run's folder")
     table = runs.table(*args.folder)
-    if scaling.finished(table).empty:
-        cure = "wait until one is done, with an epoch"
-        raise PlainError(f"no run to draw, {scaling.left_out(table)}: {cure}")
+    if scaling.begun(table).empty:
+        raise PlainError(f"no run to draw, {scaling.left_out(table)}: wait for an epoch's end")
     picture = curves(table)
     print(f"{picture.alt} Drawn in: {picture.save(args.out)}")
     return 0

@@ -9,6 +9,7 @@ from real import python
 from refusals import ended
 
 from ddp_helpers import ROOT
+from ddp_helpers.__main__ import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.records import runs
 
@@ -61,6 +62,22 @@ def test_runs_of_two_kinds_with_a_loss_alone_are_told_apart_in_the_title(tmp_pat
     plt.close("all")
 
 
+def test_a_run_that_is_not_done_is_drawn_as_far_as_it_came_and_its_state_is_said(tmp_path, capsys):
+    for state in ("done", "running", "failed", "preempted"):
+        record(tmp_path / state, state)
+    record(tmp_path / "begun", "running")
+    (tmp_path / "begun" / "metrics.jsonl").write_text("")
+    picture = curves(runs.table(tmp_path))
+    labels = {text.get_text() for ax in picture.figure.axes for text in ax.texts}
+    assert labels == {"2 ranks", "2 ranks, running", "2 ranks, failed", "2 ranks, preempted"}
+    for part in ("3 runs not done", "1 failed", "1 running", "1 preempted", "1 run without an epoch left out"):
+        assert part in picture.alt and part in picture.figure.get_supxlabel().replace("\n", " ")
+    for state in ("running", "failed", "preempted"):  # each alone, by the command
+        assert main(["curve", str(tmp_path / state), "--out", str(tmp_path / f"{state}.png")]) == 0
+        assert f"1 run not done: 1 {state}" in capsys.readouterr().out
+    plt.close("all")
+
+
 def curve(*words, cwd):
     """Type the command."""
     return python("-m", "ddp_helpers", "curve", *words, cwd=cwd)
@@ -79,7 +96,7 @@ def test_the_command_draws_a_record_and_says_what_it_shows(tmp_path):
 REFUSED = {
     "no folder": (["nowhere"], ["nowhere", "spec.json"]),
     "no record": (["."], ["holds no record"]),
-    "still running": (["begun"], ["1 running or killed", "done"]),
+    "no epoch yet": (["begun"], ["1 running or killed", "wait for"]),
     "no picture": (["mine", "--out", "mine.py"], ["mine.py", ".png"]),
     "no place": (["mine", "--out", "none/c.png"], ["none/c.png", "another folder"]),
 }
@@ -90,6 +107,7 @@ def test_what_cannot_be_drawn_is_one_line(case, tmp_path):
     (tmp_path / "empty").mkdir()
     record(tmp_path / "runs" / "mine")
     record(tmp_path / "runs" / "begun", "running")
+    (tmp_path / "runs" / "begun" / "metrics.jsonl").write_text("")
     words, told = REFUSED[case]
     done = curve(*words, cwd=tmp_path / ("empty" if case == "no record" else "runs"))
     ended(done.returncode, done.stdout, done.stderr, *told)

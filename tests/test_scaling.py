@@ -148,7 +148,8 @@ def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
     for part in ("2 timed out", "1 failed", "1 cancelled", "1 without an epoch", "1 running or killed"):
         assert part in told
     assert scaling.left_out(table[table["run"].str.startswith("n")]) == ""
-    assert told in curves(table).figure.get_supxlabel().replace("\n", " ")
+    drawn = curves(table).figure.get_supxlabel().replace("\n", " ")
+    assert "5 runs not done: " in drawn and "1 run without an epoch left out" in drawn
     alone = scaling.left_out(table[table["run"] == "a"])
     assert numbers(alone) == [1, 1] and alone.endswith("1 failed")
 
@@ -340,7 +341,8 @@ def test_every_figure_draws_and_says_where_its_runs_were_made(study, tmp_path_fa
     assert numbers(alts[0])[:2] == [3, 97.0]  # epochs, and the accuracy after them
     assert all("digits on NVIDIA A100" in alt for alt in alts[:3])
     failed = scaling.left_out(runs.table(study))
-    assert all(failed in picture.figure.get_supxlabel() for picture in figures[:4])
+    assert all(failed in picture.figure.get_supxlabel() for picture in figures[1:4])
+    assert "1 run not done: 1 failed" in figures[0].figure.get_supxlabel()
 
 
 def test_the_titles_say_what_was_found(study):

@@ -15,11 +15,12 @@ from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import Label, at_the_right, colours, write_caption, write_title
 from ddp_helpers.draw.style import GREY, WIDTH
 from ddp_helpers.records.scaling import (
+    begun,
     counted,
     data_and_machine,
     finished,
-    left_out,
     metrics,
+    not_done,
     unit_of_ranks,
 )
 
@@ -37,10 +38,11 @@ def curves(table: pd.DataFrame) -> Picture:
     """Draw a panel for each metric, a colour for each number of ranks, a column for each scaling.
 
     Each run is thin, the median thick. Where runs differ in a setting, such as lr, each of its
-    values has a colour. Every metric of the records has a panel (`scaling.metrics`).
+    values has a colour. Every metric of the records has a panel (`scaling.metrics`). A run that is
+    not done is drawn as far as it came; its state stands at its line.
     """
     # Where a run diverged its line has a gap.
-    epochs = finished(table).replace([np.inf, -np.inf], np.nan)
+    epochs = begun(table).replace([np.inf, -np.inf], np.nan)
     scalings = sorted(epochs["scaling"].unique()) or ["strong"]
     names = metrics(epochs) or ["test_loss"]
     figure, axes = plt.subplots(
@@ -70,12 +72,13 @@ def curves(table: pd.DataFrame) -> Picture:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for ax, metric in zip(axes[:, 0], names, strict=True):
         ax.set_ylabel(_name_of(metric))
-    title = _title(epochs, names)
+    done = finished(epochs)
+    title = _title(epochs if done.empty else done, names)
     write_title(figure, title)
-    write_caption(
-        figure, data_and_machine(epochs), _line_styles(epochs, rank_unit), left_out(table)
-    )
+    states = not_done(table)
+    write_caption(figure, data_and_machine(epochs), _line_styles(epochs, rank_unit), states)
     contents = f"{', '.join(map(_name_of, names))} by epoch, {data_and_machine(epochs)}"
+    contents += f"; {states}" if states else ""
     return described(figure, f"{title}. {contents[0].upper()}{contents[1:]}.")
 
 
@@ -92,15 +95,15 @@ def _draw_panel(
     by_key: _Colours,
     rank_unit: str,
 ) -> list[Label]:
-    """Draw the runs of one panel, and return a label for each colour.
+    """Draw the runs of one panel, and return a label for each line.
 
     by_key: the colour of each setting, or else of each number of ranks.
     """
-    labels: dict[tuple[Hashable, Hashable], Label] = {}
+    labels: dict[tuple[Hashable, ...], Label] = {}
     cpus = sorted(epochs["cpus_per_task"].dropna().unique())
     cpus_or_fewest = epochs["cpus_per_task"].fillna(cpus[0] if cpus else 0)
-    keys = [epochs["world_size"], epochs["asked"], cpus_or_fewest]
-    for (ranks, setting, count), rows in epochs.dropna(subset=[metric]).groupby(keys):
+    keys = [epochs["world_size"], epochs["asked"], epochs["state"], cpus_or_fewest]
+    for (ranks, setting, state, count), rows in epochs.dropna(subset=[metric]).groupby(keys):
         colour = by_key.get(setting) or by_key[ranks]
         line = _LINES[min(cpus.index(count), 2)] if cpus else "-"
         _draw_runs(ax, rows, metric, line, colour)
@@ -109,7 +112,10 @@ def _draw_panel(
         text = counted(ranks, rank_unit)
         if setting in by_key and setting:
             text += f", {setting}"
-        labels.setdefault((ranks, setting), (median.index[-1], median.iloc[-1], text, colour))
+        if state != "done":
+            text += f", {state}"
+        end = median.index[-1], median.iloc[-1]
+        labels.setdefault((ranks, setting, state), (*end, text, colour))
     return list(labels.values())
 
 
@@ -142,7 +148,8 @@ def _title(epochs: pd.DataFrame, names: list[str]) -> str:
         first, second = f"{low:{form}}", f"{high:{form}}"
         text = first if first == second else f"{first} to {second}"
         ranges.append(f"{text} with {_KINDS[str(scaling)]}" if len(ends) > 1 else text)
-    after = f"After {counted(int(last['epoch'].max()), 'epoch')}"
+    most = "at most " if last["epoch"].nunique() > 1 else ""
+    after = f"After {most}{counted(int(last['epoch'].max()), 'epoch')}"
     if not is_share:
         return f"{after}: {_name_of(metric)} {', '.join(ranges)}"
     return f"{after}: {', '.join(ranges)}{'' if len(ends) > 1 else ' accuracy'}"

@@ -62,16 +62,21 @@ class ScalingError(PlainError, ValueError):
     """Runs that cannot be compared; one line with what was found, and what to do."""
 
 
-def finished(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the epochs of the runs that ended well.
+def begun(table: pd.DataFrame) -> pd.DataFrame:
+    """Return all epochs, also of runs that still train, or have failed.
 
     The column `number` counts the runs of the table from 0.
     """
     table = _numbered(table)
-    is_done = table["state"] == _DONE
     is_whole = table[["epoch", "world_size"]].notna().all(axis=1)
     types = {"epoch": int, "world_size": int, **dict.fromkeys(_MEASURED, float)}
-    return table[is_done & is_whole].astype(types)
+    return table[is_whole].astype(types)
+
+
+def finished(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the epochs of the runs that ended well, numbered as in `begun`."""
+    epochs = begun(table)
+    return epochs[epochs["state"] == _DONE]
 
 
 def _numbered(table: pd.DataFrame) -> pd.DataFrame:
@@ -113,10 +118,24 @@ def metrics(table: pd.DataFrame) -> list[str]:
 def left_out(table: pd.DataFrame) -> str:
     """Describe for a caption how many runs are in no fit and no median, and why; '' if none."""
     runs = _numbered(table).drop_duplicates("number")
-    is_used = runs["number"].isin(finished(table)["number"])
-    states = runs.loc[~is_used, "state"].replace(_LEFT_OUT)
-    counts = ", ".join(f"{count} {state}" for state, count in states.value_counts().items())
-    return f"{counted(len(states), 'run')} left out: {counts}" if counts else ""
+    others = runs[~runs["number"].isin(finished(table)["number"])]
+    return f"{counted(len(others), 'run')} left out: {_states(others)}" if len(others) else ""
+
+
+def not_done(table: pd.DataFrame) -> str:
+    """Describe for a caption which runs are not done, and which have no epoch; '' if none."""
+    runs = _numbered(table).drop_duplicates("number")
+    has_epoch = runs["number"].isin(begun(table)["number"])
+    drawn, without = runs[has_epoch & (runs["state"] != _DONE)], int((~has_epoch).sum())
+    parts = [f"{counted(len(drawn), 'run')} not done: {_states(drawn)}"] * bool(len(drawn))
+    parts += [f"{counted(without, 'run')} without an epoch left out"] * bool(without)
+    return "; ".join(parts)
+
+
+def _states(runs: pd.DataFrame) -> str:
+    """Count the states of these runs, the most frequent first."""
+    states = runs["state"].replace(_LEFT_OUT).value_counts()
+    return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
 def reason_for_no_study(table: pd.DataFrame) -> str:
