@@ -1,6 +1,6 @@
 """Tell on which of three spirals a point lies. Plain PyTorch, one process for each GPU.
 
-torchrun --standalone --nproc-per-node 2 spirals_ddp.py --epochs 10  # or srun, or mpirun
+torchrun --standalone --nproc-per-node 2 -- spirals_ddp.py --epochs 10  # or srun, mpirun
 """
 
 import os

@@ -1,6 +1,6 @@
 """Train on many ranks under one tracker: a resumed run goes on as the same run.
 
-torchrun --standalone --nproc-per-node 2 tracked_ddp.py --epochs 4
+torchrun --standalone --nproc-per-node 2 -- tracked_ddp.py --epochs 4
 """
 
 import uuid

@@ -512,7 +512,9 @@ def test_what_is_a_matter_of_taste_is_not_red_and_who_trains_alone_is(tmp_path):
 
 
 def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
-    (script := tmp_path / "it.py").write_text("import sys\nprint('give --lr', file=sys.stderr)\nsys.exit(2)\n")
-    assert main(["audit", str(script), "--folder", str(tmp_path / "its")]) == 2
+    text = "import sys\nsys.stderr.write('give --lr, not ' + ' '.join(sys.argv[1:]) + chr(10))\nsys.exit(2)\n"
+    (script := tmp_path / "it.py").write_text(text)
+    # A flag that torchrun would take for its own, had the audit no -- before the script.
+    assert main(["audit", str(script), "--folder", str(tmp_path / "its"), "--", "--n", "640"]) == 2
     said = capsys.readouterr().out
-    assert "give --lr" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said
+    assert "give --lr, not --n 640" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said

@@ -59,11 +59,11 @@ def test_lines_bear_their_rank_also_on_uneven_nodes_and_from_an_odd_path(script,
         "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\nprint('to stderr', file=sys.stderr)",
         'it\'s a; touch canary $(touch canary) "x" \\ \n.py',
     )
-    done = launch.run(path, "a b", "$HOME", 3, ranks=(2, 1), timeout=LIMIT, env=tag)
+    done = launch.run(path, "a b", "$HOME", "--n", 3, ranks=(2, 1), timeout=LIMIT, env=tag)
     screen = capsys.readouterr().out
-    for rank in range(3):
-        assert sorted(done.of(rank)) == [f"rank {rank} a b $HOME 3", "to stderr"]  # torchrun keeps no order of the two
-        assert screen.count(f"[rank {rank}]\x1b[0m rank {rank} a b $HOME 3\n") == 1
+    for rank in range(3):  # torchrun keeps no order of stdout and stderr
+        assert sorted(done.of(rank)) == [f"rank {rank} a b $HOME --n 3", "to stderr"]
+        assert screen.count(f"[rank {rank}]\x1b[0m rank {rank} a b $HOME --n 3\n") == 1
     assert done.seconds > 0 and not left(tag)
     assert [other.name for other in path.parent.iterdir()] == [path.name]
 

@@ -127,7 +127,7 @@ def test_real_steps_and_the_shell_of_a_real_allocation(cluster):
 def test_mpirun_and_torchrun_inside_a_real_batch_script(cluster, mpirun, tmp_path):
     (tmp_path / "say.py").write_text(SAY)
     python = shlex.quote(sys.executable)  # the checkout may lie in a folder with a space
-    torchrun = f"{python} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
+    torchrun = f"{python} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python --"
     job = tmp_path / "job.sh"
     job.write_text(f"""#!/bin/bash
 #SBATCH --ntasks=2

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from real import LIMIT
 from refusals import refused
+from torch.distributed.run import parse_args
 
 from ddp_helpers.jobs import Job, Site, render, submit, write_job
 from ddp_helpers.jobs.job import seconds
@@ -150,6 +151,7 @@ def lines_read(text, tmp_path, **env):
 
 
 ODD = [
+    "--n",
     "a b",
     "it's",
     '"x"',
@@ -203,6 +205,10 @@ def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(tmp_path):
         else:
             meet = {"--master-addr=10.0.0.7", "--master-port=15678", "--rdzv-id=--45678-0"}
             assert {"--nnodes=2", "--nproc-per-node=2", *meet} <= {*between}
+            taken = parse_args(words[words.index("torch.distributed.run") + 1 :])  # by torchrun itself
+            assert (taken.training_script, taken.training_script_args) == ("job.py", ODD)
+            with pytest.raises(SystemExit):
+                parse_args(["--n", "2", "--", "job.py"])  # the control: --n could match --nnodes, and others
 
 
 def test_a_port_that_something_on_the_node_has_is_passed_over(tmp_path):

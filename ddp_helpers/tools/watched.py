@@ -2,7 +2,7 @@
 
 The file needs nothing but torch: take it along.
 
-torchrun --standalone --nproc-per-node 3 watched.py my_script.py --its-flags
+torchrun --standalone --nproc-per-node 3 -- watched.py my_script.py --its-flags
 # In a hang: each rank's flight recorder, to recorder_rank*.json.
 pgrep -P PID_OF_TORCHRUN | xargs kill -USR2
 # The stacks of its threads, to stacks_rank*.txt: read "Current thread".
@@ -94,7 +94,7 @@ def _write_stacks_at_usr1(name: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        example = "torchrun --standalone --nproc-per-node 3 watched.py my_script.py"
+        example = "torchrun --standalone --nproc-per-node 3 -- watched.py my_script.py"
         sys.exit(f"no script is given: {example}")
     sys.argv.pop(0)
     watched(sys.argv[0])

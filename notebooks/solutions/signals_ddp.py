@@ -1,6 +1,6 @@
 """Tell how many waves a noisy signal has, 1 to 4. One process for each GPU.
 
-torchrun --standalone --nproc-per-node 2 signals_ddp.py --epochs 10
+torchrun --standalone --nproc-per-node 2 -- signals_ddp.py --epochs 10
 """
 
 import os

@@ -1,6 +1,6 @@
 """Tell on which of three spirals a point lies. It goes on where it was killed.
 
-torchrun --standalone --nproc-per-node 2 spirals_resumable.py --epochs 10
+torchrun --standalone --nproc-per-node 2 -- spirals_resumable.py --epochs 10
 """
 
 import os

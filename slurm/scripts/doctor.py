@@ -1,7 +1,7 @@
 """Check what a job needs, on all its ranks, before it burns an hour; rank 0 prints a table.
 
 Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
-torchrun --standalone --nproc-per-node 2 doctor.py --data data
+torchrun --standalone --nproc-per-node 2 -- doctor.py --data data
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python doctor.py --data data
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 """
@@ -76,7 +76,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     layout = RawDescriptionHelpFormatter
     parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
     parser.label = f"{parser.prog}: "
-    program = f"--no-python {parser.prog}" if prog else parser.prog
+    program = f"--no-python -- {parser.prog}" if prog else f"-- {parser.prog}"
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none
 
@@ -995,4 +995,4 @@ def write_whole(path: Path, content: bytes) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with c8e7eda0921fa887
+# As it was written out, the SHA-256 of the lines above begins with 20c56bf78492831d

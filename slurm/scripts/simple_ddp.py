@@ -1,7 +1,7 @@
 """Form a process group, wrap a small model in DDP, and see that all ranks hold the same one.
 
 Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
-torchrun --standalone --nproc-per-node 2 simple_ddp.py
+torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
 """
@@ -87,4 +87,4 @@ def stop(line: str) -> NoReturn:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 5d890bfe011c7226
+# As it was written out, the SHA-256 of the lines above begins with 24c28dffd3d2b0ef

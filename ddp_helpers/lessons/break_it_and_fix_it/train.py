@@ -1,4 +1,4 @@
-"""Train a small network on 3 ranks: torchrun --standalone --nproc-per-node 3 train.py"""
+"""Train a small network on 3 ranks: torchrun --standalone --nproc-per-node 3 -- train.py"""
 
 import os
 import threading

@@ -1,6 +1,6 @@
 """Check what a job needs, on all its ranks, before it burns an hour; rank 0 prints a table.
 
-torchrun --standalone --nproc-per-node 2 doctor.py --data data
+torchrun --standalone --nproc-per-node 2 -- doctor.py --data data
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python doctor.py --data data
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 """
@@ -60,7 +60,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     layout = RawDescriptionHelpFormatter
     parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
     parser.label = f"{parser.prog}: "
-    program = f"--no-python {parser.prog}" if prog else parser.prog
+    program = f"--no-python -- {parser.prog}" if prog else f"-- {parser.prog}"
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none
 

@@ -1,6 +1,6 @@
 """Train a network on MNIST with one process for each GPU, on any number of nodes.
 
-torchrun --standalone --nproc-per-node 2 mnist_ddp.py --data data --epochs 1
+torchrun --standalone --nproc-per-node 2 -- mnist_ddp.py --data data --epochs 1
 # after: export MASTER_ADDR MASTER_PORT
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data

@@ -1,6 +1,6 @@
 """Train a network on MNIST on many GPUs; stopped and started again, it ends with the same weights.
 
-torchrun --standalone --nproc-per-node 2 --max-restarts 3 mnist_ddp_resumable.py --run-dir runs/mine
+torchrun --standalone --nproc-per-node 2 --max-restarts 3 -- mnist_ddp_resumable.py --run-dir runs/1
 --batch-size counts the samples of all ranks together: the same flags mean the same training
 on any number of ranks.
 """

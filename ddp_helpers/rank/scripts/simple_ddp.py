@@ -1,6 +1,6 @@
 """Form a process group, wrap a small model in DDP, and see that all ranks hold the same one.
 
-torchrun --standalone --nproc-per-node 2 simple_ddp.py
+torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
 """

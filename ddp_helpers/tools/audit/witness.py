@@ -1,6 +1,6 @@
 """Run an unchanged script on this rank, and note what it does, as the audit starts it on each rank:
 
-torchrun … witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
+torchrun … -- witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
 """
 
 import dataclasses
