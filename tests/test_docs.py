@@ -20,6 +20,7 @@ from real import python
 
 from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.__main__ import make_parser
+from ddp_helpers.launch import scripts
 from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
 from ddp_helpers.upkeep.front_page import (
     NOTEBOOKS,
@@ -354,6 +355,13 @@ def code(number: str) -> str:
     """The code cells of a notebook."""
     cells = nbformat.read(NOTEBOOKS[number], as_version=4).cells
     return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+
+
+def test_functions_of_scripts_that_a_message_names_are_there() -> None:
+    texts = [path.read_text() for path in (ROOT / "ddp_helpers").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"(?<![\w./])scripts\.(?!md\b)([a-z]\w*)", text)}
+    assert "write_script" in named  # the control: notebook 17's judge says it
+    assert named <= {*dir(scripts)}
 
 
 def test_readme_lists_the_packages_that_make_installs() -> None:

@@ -102,7 +102,7 @@ def _judge_net(folder: Path, program: str) -> str:
     net = _net_in((folder / program).read_text())
     if net not in ("", _net_in(Script("mnist_ddp").text())):
         return ""
-    cure = "hand yours to scripts.write, as replace=[Net]"
+    cure = "hand yours to scripts.write_script, as replace=[Net]"
     return f"{program} holds no Net but the course's: {cure}"
 
 
