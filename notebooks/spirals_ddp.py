@@ -55,9 +55,11 @@ def main() -> None:
         parser.exit(2, f"--batch-size {args.batch_size} cannot be shared {evenly}\n")
     if world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         parser.exit(2, "export MASTER_ADDR and MASTER_PORT, the same for all ranks\n")
-    gpus = torch.cuda.device_count()
-    if local_rank >= gpus > 1:
-        parser.exit(2, f"local rank {local_rank} finds {gpus} GPUs: start fewer ranks\n")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # A single GPU may be this rank's own; but torchrun's ranks all see the same ones.
+    if local_rank >= gpus > (0 if "TORCHELASTIC_RUN_ID" in os.environ else 1):
+        missing = f"local rank {local_rank} has no GPU ({gpus} here)"
+        parser.exit(2, f"{missing}: start fewer ranks, or export CUDA_VISIBLE_DEVICES=\n")
     device = torch.device(f"cuda:{local_rank if gpus > 1 else 0}" if gpus else "cpu")
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
     if gpus:

@@ -14,6 +14,10 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ["DDP_RUNS"] = str(ROOT / "build" / "tests" / WORKER / "runs")
 # ruff: noqa: E402
 
+# Hidden GPUs make every machine alike: all tests run on CPUs, and ranks can be forked after a backward. A test that
+# wants some pretends them. Set before torch can ask for them; `make test` never uses a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import jupyter_client
 import nbmake.nb_run
 import pytest
@@ -43,7 +47,7 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
 # first, so that no process is left alone with one at the end.
 LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_site", "test_gpus_cells", "test_browser")
-OF_A_JOB = re.compile(r"SLURM_|CUDA_VISIBLE_|OMP_|DDP_")  # beside what launchers set
+OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -91,6 +95,7 @@ def nobody_launched_us(monkeypatch):
     for name in os.environ.keys() - {"SLURM_CONF", "DDP_RUNS"}:
         if INHERITED.match(name) or OF_A_JOB.match(name):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where a test before has changed it
 
 
 @pytest.fixture(scope="session")

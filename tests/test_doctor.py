@@ -20,8 +20,8 @@ from refusals import ended, refused
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.launchers import clean_environment
+from ddp_helpers.rank.device import runs_on
 from ddp_helpers.rank.doctor import checks
-from ddp_helpers.rank.doctor.arrival import runs_on
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
 from ddp_helpers.rank.launchers import stop
@@ -327,17 +327,28 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
     "one GPU for two": ("devices", [A, A], "all ranks: GPU A on here is shared", "as many GPUs as tasks"),
     "two of three": ("devices", [A, B, B], "ranks 1, 2: GPU B on here is shared", "as many GPUs"),
     "a GPU for one": ("devices", [A, {}], "rank 1: no GPU, where others have one", "--no-cuda"),
-    "too few GPUs": ("devices", [BOTH, BOTH, BOTH], "rank 2: local rank 2 finds 2 GPUs", "as many GPUs as tasks"),
+    "too few GPUs": (
+        "devices",
+        [BOTH, BOTH, BOTH],
+        "rank 2: local rank 2 has no GPU (2 here)",
+        "as many GPUs as tasks",
+    ),
     "a torch without": (
         "devices",
-        [{"env": {"SLURM_GPUS_ON_NODE": "2"}}],
-        f"rank 0: SLURM_GPUS_ON_NODE=2, but torch {torch.__version__} sees no GPU",
+        [{"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}],
+        f"rank 0: CUDA_VISIBLE_DEVICES=0,1, but torch {torch.__version__} sees no GPU",
         "a torch built for them",
     ),
     "too old for this torch": (
         "devices",
         [{"gpus": [("A", 7, 0)]}],
         "rank 0: V100 is sm_70, and this torch is built for sm_75 sm_80 sm_86 sm_90",
+        "a torch built for them",
+    ),
+    "too old a driver": (
+        "devices",
+        [A | {"trouble": RuntimeError("The NVIDIA driver on your system is too old (found version 12020). Please")}],
+        f"rank 0: there are 1 GPU(s), and torch {torch.__version__} can use none (The NVIDIA driver",
         "a torch built for them",
     ),
     "two versions": ("versions", [{}, {"version": "2"}], "rank 1: python", "torchvision 1"),

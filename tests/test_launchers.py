@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from environments import BATCH, HAND, MPI, MPICH, PALS, RECORDED, SETS, STEP, TORCHRUN
 from real import LIMIT, until
 from refusals import refused
@@ -16,7 +15,6 @@ from refusals import refused
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launchers
 from ddp_helpers.launch.launchers import clean_environment
-from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.launchers import LAUNCHERS, STARTS, cpus_of_rank, who_am_i
 
 
@@ -150,23 +148,6 @@ echo end
     lines = sorted(line[5:] for line in log.read_text().splitlines() if line.startswith("I am"))
     ranks = [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in range(2)]
     assert lines == sorted(["single 0 0 1", *ranks]), log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "local_rank", "index"), [(1, 0, 0), (2, 0, 0), (2, 1, 1), (8, 1, 1), (1, 1, 0), (1, 5, 0)]
-)
-def test_the_local_rank_claims_its_gpu_or_the_one_that_it_is_shown(gpus, local_rank, index, monkeypatch):
-    """A machine without a GPU can only be told that it has some."""
-    claimed = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
-    assert [claim_device(local_rank)] == claimed == [torch.device("cuda", index)]
-    assert claim_device(local_rank, no_cuda=True) == torch.device("cpu") and len(claimed) == 1
-
-
-def test_more_ranks_than_gpus_stop_with_one_line(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    refused(claim_device, 2, named=["local rank 2", "2 GPUs"])
 
 
 CPUS = {  # CPUs that the process may use, variables, CPUs of the rank

@@ -188,10 +188,9 @@ def test_an_address_that_nobody_needs_is_not_looked_up(single, monkeypatch):
 GIVEN = {  # what stands in the environment of a process that was given GPUs, and of one that was not
     "by hand": ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
     "by its number": ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "CUDA_VISIBLE_DEVICES=GPU-8932f937"),
-    "a job's": ({"SLURM_JOB_GPUS": "3", "SLURM_GPUS_ON_NODE": "1"}, "SLURM_JOB_GPUS=3"),
-    "a step's": ({"SLURM_STEP_GPUS": "0", "SLURM_JOB_GPUS": "0,1"}, "SLURM_STEP_GPUS=0"),
+    "a job's": ({"SLURM_JOB_GPUS": "3", "SLURM_GPUS_ON_NODE": "1"}, "SLURM_GPUS_ON_NODE=1"),
     "so many": ({"SLURM_GPUS_ON_NODE": "10"}, "SLURM_GPUS_ON_NODE=10"),
-    "hidden": ({"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"}, ""),
+    "hidden": ({"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, ""),
     "hidden, too": ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),
     "no device of a node": ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
     "none": ({"SLURM_GPUS_ON_NODE": "0"}, ""),
@@ -201,6 +200,7 @@ GIVEN = {  # what stands in the environment of a process that was given GPUs, an
 @pytest.mark.parametrize("case", GIVEN)
 def test_gpus_that_were_given_and_are_not_seen_stop_a_run(case, single, here, monkeypatch):
     env, named = GIVEN[case]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # also where there are some
     for name, value in env.items():
         monkeypatch.setenv(name, value)

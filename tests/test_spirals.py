@@ -193,6 +193,7 @@ def joining(monkeypatch, env, gpus=0):
 
     claimed = []
     monkeypatch.setattr(dist, "init_process_group", join)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
     monkeypatch.setattr(sys, "argv", [str(MANY), "--batch-size", "840"])

@@ -8,9 +8,11 @@ import re
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, STARTS, cpus_of_rank
@@ -95,14 +97,40 @@ def rank_environments(size: int, extra: Mapping[str, str]) -> list[dict[str, str
 
 def enough_gpus(ranks: int) -> bool:
     """Say whether each rank can have a GPU of this machine, or NCCL lets all of them share one."""
-    import torch  # here: it takes seconds, and a notebook that hands its job to Slurm needs none
-
-    gpus = torch.cuda.device_count()
+    gpus = len(gpu_names())
     if gpus != 1 or ranks == 1:
         return ranks <= gpus
-    # Since NCCL 2.30 (torch 2.14), where this variable asks for it; it was not tried here.
-    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return may_share and torch.cuda.nccl.version() >= (2, 30)
+    from ddp_helpers.rank.device import may_share  # here: see gpu_names
+
+    return may_share()  # it was not tried here
+
+
+def gpu_names() -> list[str]:
+    """Name the GPUs of this machine that ranks can use."""
+    import torch  # here: it takes seconds, and a notebook that hands its job to Slurm needs none
+
+    # The count is NVML's, and leaves CUDA alone.
+    return _ask_cuda(os.environ.get("CUDA_VISIBLE_DEVICES")) if torch.cuda.device_count() else []
+
+
+@cache
+def _ask_cuda(_visible: str | None) -> list[str]:
+    """Name the GPUs that CUDA can use, and say on stderr, once, why it cannot use another.
+
+    A process of its own asks, for some seconds. Even torch.cuda.is_available() starts CUDA's
+    driver (cuInit), and what a process forks afterwards cannot use it: not for a tensor, and not
+    for a backward on CPUs, which makes a thread for each GPU. A notebook forks ranks.
+    """
+    program = (
+        "import sys; from ddp_helpers.rank.device import usable_gpus; names, why = usable_gpus(); "
+        "sys.stdout.write('\\n'.join(names)); sys.stderr.write(why)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    asked = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
+    if why := done.stderr.strip():
+        print(why, file=sys.stderr, flush=True)
+    return done.stdout.splitlines()
 
 
 def free_port() -> int:

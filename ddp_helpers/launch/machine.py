@@ -10,12 +10,13 @@ import time
 import torch
 
 from ddp_helpers import ROOT, __version__
+from ddp_helpers.launch.launchers import gpu_names
 from ddp_helpers.rank.launchers import cpus_of_rank
 
 
 def machine() -> str:
     """Return one line about this machine: processor, CPUs, GPUs, torch, Python."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    gpus = gpu_names()
     devices = f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU: ranks talk over gloo, on CPUs"
     processor = f"{chip(torch.device('cpu'))}, {cpus_of_rank()} CPUs"
     return f"{processor}; {devices}; torch {torch.__version__}, Python {platform.python_version()}"

@@ -88,7 +88,8 @@ _USUAL_FLAGS = {
     "gamma": Flag(0.7, "factor of the learning rate after each epoch"),
     "seed": Flag(1, "of the first weights, the order of the samples and the dropout"),
     "log_interval": Flag(100, "steps from one line of progress to the next"),
-    "num_workers": Flag(cpus_of_rank() - 1, "processes of each rank that load data"),
+    # Each holds about eight files open, and many systems allow a process 1,024.
+    "num_workers": Flag(min(cpus_of_rank() - 1, 8), "processes of each rank that load data"),
 }
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.group import wait_before_fork_and_exit
 from ddp_helpers.rank.meeting import listen_narrowly
 
@@ -71,13 +72,11 @@ def _join() -> None:
     """Join the group of all ranks: NCCL's where there is a GPU, else gloo's."""
     listen_narrowly()
     wait_before_fork_and_exit()
-    gpus = torch.cuda.device_count()  # who started this has hidden them where they are too few
-    if not gpus:
+    device = pick_device(int(os.environ["RANK"]))  # GPUs that are too few were hidden before
+    if device.type == "cpu":
         dist.init_process_group("gloo")
-        return
-    device = torch.device("cuda", min(int(os.environ["RANK"]), gpus - 1))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("nccl", device_id=device)
 
 
 def _serve() -> None:

@@ -1,4 +1,4 @@
-"""Claim a device, join the process group, and gather what all ranks have to know of each other.
+"""Join the process group, and gather what all ranks have to know of each other.
 
 The scripts call these on every rank, in this order, between the flags and the training.
 It needs torch.
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.launchers import OLDER_NCCL, name_of_start, stop
-from ddp_helpers.rank.training import count_gpus, merge
+from ddp_helpers.rank.training import merge
 
 _EXPORT_ADDRESS = (
     "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
@@ -27,24 +27,6 @@ _EXPORT_ADDRESS = (
 
 
 _REST = 1.0  # seconds for which a fork, and the end, wait for the other threads
-
-
-def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
-
-    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
-    """
-    gpus = count_gpus(no_cuda)
-    if not gpus:
-        return torch.device("cpu")
-    if local_rank >= gpus > 1:
-        stop(
-            f"local rank {local_rank} finds {gpus} GPUs: "
-            f"start at most {gpus} ranks on a node, or give --no-cuda"
-        )
-    device = torch.device("cuda", min(local_rank, gpus - 1))
-    torch.cuda.set_device(device)
-    return device
 
 
 def check_address(seconds: float) -> None:

@@ -4,7 +4,6 @@ The scripts call `set_precision` before the training, and `one_pass` twice in ea
 rank. It needs torch.
 """
 
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.model import loss_and_metrics
 
 
@@ -38,30 +36,6 @@ def set_precision(args: Namespace, device: torch.device) -> None:
         args.precision = "bf16" if has_bf16(device) else "float32"
     if args.precision == "float32":
         torch.backends.cudnn.allow_tf32 = False
-
-
-def count_gpus(no_cuda: bool) -> int:
-    """Count the GPUs that torch sees, or none with --no-cuda; every rank calls it.
-
-    Stops where it sees none of those that were given.
-    """
-    if no_cuda:
-        return 0
-    if gpus := torch.cuda.device_count():
-        return gpus
-    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs
-    # though there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU
-    # slots are no GPUs.
-    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-    name = next((name for name in names if name in os.environ), "")
-    setting = f"{name}={os.environ.get(name, '')}"
-    if not setting.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
-        stop(
-            f"{setting}, but torch {torch.__version__} sees no GPU: "
-            "install a torch for this driver's CUDA (nvidia-smi), "
-            "give the container --nv, or give --no-cuda"
-        )
-    return 0
 
 
 Number = TypeVar("Number", float, Tensor)

@@ -26,9 +26,10 @@ from torch.optim import Adadelta
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launch, scripts
+from ddp_helpers.launch.launchers import enough_gpus
 from ddp_helpers.launch.machine import provenance
+from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import has_bf16, one_pass
 from ddp_helpers.records import runs
@@ -82,7 +83,7 @@ def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
     record = runs.new_run_folder(folder, name)
     arguments = ["--data", _digits(folder), "--epochs", 2, "--log-interval", 10**9]
     arguments += ["--run-dir", record, *flags]
-    if torch.cuda.device_count() < ranks:
+    if not enough_gpus(ranks):
         arguments.append("--no-cuda")
     with redirect_stdout(io.StringIO()):
         if ranks:
@@ -235,7 +236,7 @@ def row(name: str, values: list[float], sign: str, goal: float) -> dict[str, Any
 
 def bench() -> None:
     """Measure every goal, print the table, write build/bench.json; one process, a quiet machine."""
-    device, load = claim_device(0), os.getloadavg()[0]
+    device, load = pick_device(0), os.getloadavg()[0]
     record: dict[str, Any] = provenance() | {"device": str(device), "load_before": load}
     advice = "a machine that others use misses goals"
     print(f"{record['machine']}; load {load:.1f} before the start: {advice}")

@@ -17,6 +17,7 @@ import shutil
 import socket
 import sys
 import time
+import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stderr, suppress
@@ -290,46 +291,94 @@ class OneLineParser(ArgumentParser):
         stop(f"{self.label}{message}; --help lists the flags")
 
 
-def count_gpus(no_cuda: bool) -> int:
-    """Count the GPUs that torch sees, or none with --no-cuda; every rank calls it.
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim cuda:local_rank, or the CPU where CUDA can use no GPU; every rank calls it.
 
-    Stops where it sees none of those that were given.
+    Stops where the node has fewer GPUs than ranks, and where no GPU of those given can be used.
     """
     if no_cuda:
-        return 0
-    if gpus := torch.cuda.device_count():
-        return gpus
-    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs
-    # though there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU
-    # slots are no GPUs.
-    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-    name = next((name for name in names if name in os.environ), "")
-    setting = f"{name}={os.environ.get(name, '')}"
-    if not setting.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
-        stop(
-            f"{setting}, but torch {torch.__version__} sees no GPU: "
-            "install a torch for this driver's CUDA (nvidia-smi), "
-            "give the container --nv, or give --no-cuda"
-        )
-    return 0
-
-
-def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
-
-    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
-    """
-    gpus = count_gpus(no_cuda)
-    if not gpus:
         return torch.device("cpu")
-    if local_rank >= gpus > 1:
+    names, why = usable_gpus()
+    if not names:
+        # The first counts before what Slurm says: empty, it hides all. Who trains on CPUs though
+        # there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots
+        # are no GPUs.
+        variables = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
+        named = (f"{name}={os.environ[name]}" for name in variables if name in os.environ)
+        given = next(named, "=")
+        if not given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
+            if why:
+                stop(f"{given}, but {why}, or give --no-cuda")
+            stop(
+                f"{given}, but torch {torch.__version__} sees no GPU: "
+                "install a torch for this driver's CUDA (nvidia-smi), "
+                "give the container --nv, or give --no-cuda"
+            )
+        if why:
+            print(f"{why}; until then the CPU is used", file=sys.stderr, flush=True)
+        return torch.device("cpu")
+    # The only GPU that is seen may be this rank's own, which is cuda:0 to all, as with Slurm's
+    # --gpus-per-task=1. Ranks of torchrun all see the same ones.
+    may_be_own = "TORCHELASTIC_RUN_ID" not in os.environ or may_share()
+    if local_rank >= len(names) > int(may_be_own):
         stop(
-            f"local rank {local_rank} finds {gpus} GPUs: "
-            f"start at most {gpus} ranks on a node, or give --no-cuda"
+            f"local rank {local_rank} has no GPU ({len(names)} here): start a rank for each GPU "
+            f"(--nproc-per-node {len(names)}, --ntasks-per-node), or give --no-cuda"
         )
-    device = torch.device("cuda", min(local_rank, gpus - 1))
+    device = torch.device("cuda", min(local_rank, len(names) - 1))
     torch.cuda.set_device(device)
     return device
+
+
+def usable_gpus() -> tuple[list[str], str]:
+    """Name the GPUs that CUDA can use, by their index, and tell why there are no more, if any are.
+
+    It starts CUDA, which no process that is forked later could use then.
+    """
+    found = torch.cuda.device_count()  # NVML's count, also of GPUs that CUDA cannot use
+    names: list[str] = []
+    if not found:
+        return names, ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own of an old GPU, in several lines
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # its first sentence says why
+            return names, (
+                f"there are {found} GPU(s), and torch {torch.__version__} can use none "
+                f"({str(error).partition('. ')[0]}): update the driver, or install a torch for the "
+                "CUDA that nvidia-smi names"
+            )
+    built = torch.cuda.get_arch_list()
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        if not runs_on((card.major, card.minor), built):
+            return names, (
+                f"{card.name} is sm_{card.major}{card.minor}, and this torch is built for "
+                f"{' '.join(built)}: install a torch for this GPU"
+            )
+        names.append(card.name)
+    return names, ""
+
+
+def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
+    """Tell whether code built for these architectures runs on a GPU of this capability.
+
+    sm_ runs on the same major number, compute_ on any later one.
+    """
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
+    architectures = [match.groups() for match in matches if match]
+    for kind, major, minor in architectures:
+        is_same_major = int(major) == capability[0]
+        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
+            return True
+    return not architectures  # not NVIDIA's
+
+
+def may_share() -> bool:
+    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return was_told and torch.cuda.nccl.version() >= (2, 30)
 
 
 def check_address(seconds: float) -> None:
@@ -528,22 +577,14 @@ def arrive(case: Case) -> None:
 
 def _claim(case: Case) -> None:
     """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
-    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
+    names, why = ([], "") if case.args.no_cuda else usable_gpus()
+    if why and not names:  # a script prints it, and may go on
+        raise CheckFailed(why)
+    case.device = str(pick_device(case.local_rank, case.args.no_cuda))
     if case.device == "cpu":
         return
-    card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
-    if not runs_on((card.major, card.minor), built):
-        raise CheckFailed(
-            f"{card.name} is sm_{card.major}{card.minor}, "
-            f"and this torch is built for {' '.join(built)}"
-        )
+    card = torch.cuda.get_device_properties(case.device)
     case.gpu = f"GPU {card.uuid}{_mig_slice(case.device)} on {case.host}"
-
-
-def may_share() -> bool:
-    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return was_told and torch.cuda.nccl.version() >= (2, 30)
 
 
 def _mig_slice(device: str) -> str:
@@ -556,20 +597,6 @@ def _mig_slice(device: str) -> str:
     _, _, index = device.partition(":")
     name = next(iter(names[int(index) :]), "").strip()
     return f" {name}" if name.startswith("MIG-") else ""
-
-
-def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
-    """Tell whether code built for these architectures runs on a GPU of this capability.
-
-    sm_ runs on the same major number, compute_ on any later one.
-    """
-    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
-    architectures = [match.groups() for match in matches if match]
-    for kind, major, minor in architectures:
-        is_same_major = int(major) == capability[0]
-        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
-            return True
-    return not architectures  # not NVIDIA's
 
 
 _SIZES = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}  # in floats
@@ -995,4 +1022,4 @@ def write_whole(path: Path, content: bytes) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 20c56bf78492831d
+# As it was written out, the SHA-256 of the lines above begins with 4ef663a525006c72

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
@@ -114,7 +115,7 @@ def main() -> None:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     share_batch(args, world_size)
     sets = datasets(args.data)
-    device = claim_device(local_rank, args.no_cuda)
+    device = pick_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     facts = gather_ranks(args, launcher, local_rank, device)
     set_precision(args, device)
@@ -450,7 +451,8 @@ _USUAL_FLAGS = {
     "gamma": Flag(0.7, "factor of the learning rate after each epoch"),
     "seed": Flag(1, "of the first weights, the order of the samples and the dropout"),
     "log_interval": Flag(100, "steps from one line of progress to the next"),
-    "num_workers": Flag(cpus_of_rank() - 1, "processes of each rank that load data"),
+    # Each holds about eight files open, and many systems allow a process 1,024.
+    "num_workers": Flag(min(cpus_of_rank() - 1, 8), "processes of each rank that load data"),
 }
 
 
@@ -520,6 +522,96 @@ def share_batch(args: Namespace, world_size: int) -> None:
         stop(f"{problem}: give {sizes}, or --batch-size-per-rank")
 
 
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim cuda:local_rank, or the CPU where CUDA can use no GPU; every rank calls it.
+
+    Stops where the node has fewer GPUs than ranks, and where no GPU of those given can be used.
+    """
+    if no_cuda:
+        return torch.device("cpu")
+    names, why = usable_gpus()
+    if not names:
+        # The first counts before what Slurm says: empty, it hides all. Who trains on CPUs though
+        # there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots
+        # are no GPUs.
+        variables = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
+        named = (f"{name}={os.environ[name]}" for name in variables if name in os.environ)
+        given = next(named, "=")
+        if not given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
+            if why:
+                stop(f"{given}, but {why}, or give --no-cuda")
+            stop(
+                f"{given}, but torch {torch.__version__} sees no GPU: "
+                "install a torch for this driver's CUDA (nvidia-smi), "
+                "give the container --nv, or give --no-cuda"
+            )
+        if why:
+            print(f"{why}; until then the CPU is used", file=sys.stderr, flush=True)
+        return torch.device("cpu")
+    # The only GPU that is seen may be this rank's own, which is cuda:0 to all, as with Slurm's
+    # --gpus-per-task=1. Ranks of torchrun all see the same ones.
+    may_be_own = "TORCHELASTIC_RUN_ID" not in os.environ or may_share()
+    if local_rank >= len(names) > int(may_be_own):
+        stop(
+            f"local rank {local_rank} has no GPU ({len(names)} here): start a rank for each GPU "
+            f"(--nproc-per-node {len(names)}, --ntasks-per-node), or give --no-cuda"
+        )
+    device = torch.device("cuda", min(local_rank, len(names) - 1))
+    torch.cuda.set_device(device)
+    return device
+
+
+def usable_gpus() -> tuple[list[str], str]:
+    """Name the GPUs that CUDA can use, by their index, and tell why there are no more, if any are.
+
+    It starts CUDA, which no process that is forked later could use then.
+    """
+    found = torch.cuda.device_count()  # NVML's count, also of GPUs that CUDA cannot use
+    names: list[str] = []
+    if not found:
+        return names, ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own of an old GPU, in several lines
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # its first sentence says why
+            return names, (
+                f"there are {found} GPU(s), and torch {torch.__version__} can use none "
+                f"({str(error).partition('. ')[0]}): update the driver, or install a torch for the "
+                "CUDA that nvidia-smi names"
+            )
+    built = torch.cuda.get_arch_list()
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        if not runs_on((card.major, card.minor), built):
+            return names, (
+                f"{card.name} is sm_{card.major}{card.minor}, and this torch is built for "
+                f"{' '.join(built)}: install a torch for this GPU"
+            )
+        names.append(card.name)
+    return names, ""
+
+
+def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
+    """Tell whether code built for these architectures runs on a GPU of this capability.
+
+    sm_ runs on the same major number, compute_ on any later one.
+    """
+    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
+    architectures = [match.groups() for match in matches if match]
+    for kind, major, minor in architectures:
+        is_same_major = int(major) == capability[0]
+        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
+            return True
+    return not architectures  # not NVIDIA's
+
+
+def may_share() -> bool:
+    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return was_told and torch.cuda.nccl.version() >= (2, 30)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Tell whether the device has units for bfloat16.
 
@@ -540,30 +632,6 @@ def set_precision(args: Namespace, device: torch.device) -> None:
         args.precision = "bf16" if has_bf16(device) else "float32"
     if args.precision == "float32":
         torch.backends.cudnn.allow_tf32 = False
-
-
-def count_gpus(no_cuda: bool) -> int:
-    """Count the GPUs that torch sees, or none with --no-cuda; every rank calls it.
-
-    Stops where it sees none of those that were given.
-    """
-    if no_cuda:
-        return 0
-    if gpus := torch.cuda.device_count():
-        return gpus
-    # CUDA_VISIBLE_DEVICES counts before what Slurm says: empty, it hides all. Who trains on CPUs
-    # though there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU
-    # slots are no GPUs.
-    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-    name = next((name for name in names if name in os.environ), "")
-    setting = f"{name}={os.environ.get(name, '')}"
-    if not setting.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
-        stop(
-            f"{setting}, but torch {torch.__version__} sees no GPU: "
-            "install a torch for this driver's CUDA (nvidia-smi), "
-            "give the container --nv, or give --no-cuda"
-        )
-    return 0
 
 
 Number = TypeVar("Number", float, Tensor)
@@ -639,24 +707,6 @@ _EXPORT_ADDRESS = (
     "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job; do all run?"
 )
 _REST = 1.0  # seconds for which a fork, and the end, wait for the other threads
-
-
-def claim_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim this rank's GPU, cuda:local_rank, or the CPU where there is none; every rank calls it.
-
-    Stops where the node has fewer GPUs than ranks; but where one is seen, it is cuda:0 for all.
-    """
-    gpus = count_gpus(no_cuda)
-    if not gpus:
-        return torch.device("cpu")
-    if local_rank >= gpus > 1:
-        stop(
-            f"local rank {local_rank} finds {gpus} GPUs: "
-            f"start at most {gpus} ranks on a node, or give --no-cuda"
-        )
-    device = torch.device("cuda", min(local_rank, gpus - 1))
-    torch.cuda.set_device(device)
-    return device
 
 
 def check_address(seconds: float) -> None:
@@ -1414,4 +1464,4 @@ class ResumableRun:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 9f747033ea2c2786
+# As it was written out, the SHA-256 of the lines above begins with 7383bf15f2b17ce2

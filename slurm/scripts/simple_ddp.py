@@ -25,10 +25,11 @@ def main() -> None:
     rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
-    gpus = torch.cuda.device_count()
-    if local_rank >= gpus > 1:
-        cure = f"start at most {gpus} ranks on a node"
-        stop(f"local rank {local_rank} finds {gpus} GPUs: {cure}")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # One GPU may be this rank's own, as with Slurm's --gpus-per-task=1, but not under torchrun.
+    if local_rank >= gpus > (0 if launcher == "torchrun" and not may_share() else 1):
+        cure = "start fewer ranks, or use the CPUs: export CUDA_VISIBLE_DEVICES="
+        stop(f"local rank {local_rank} has no GPU ({gpus} here): {cure}")
     if world_size == 1:
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = "0"  # any port: nobody else comes
@@ -85,6 +86,12 @@ def stop(line: str) -> NoReturn:
     sys.exit(2)
 
 
+def may_share() -> bool:
+    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
+    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return was_told and torch.cuda.nccl.version() >= (2, 30)
+
+
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with 24c28dffd3d2b0ef
+# As it was written out, the SHA-256 of the lines above begins with cb780591eb436ff5

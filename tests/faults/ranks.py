@@ -16,7 +16,6 @@ from faults.inject import inject, models
 # What the course sets for its own ranks, and a rank that is started by hand lacks.
 BARE = dict.fromkeys(
     (
-        "CUDA_VISIBLE_DEVICES",
         "GLOO_SOCKET_IFNAME",
         "LOCAL_WORLD_SIZE",
         "NCCL_SOCKET_IFNAME",

@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.feed_the_ranks.pipeline import write_forms
 from ddp_helpers.lessons.measure import trains_alike
-from ddp_helpers.rank.group import claim_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.training import one_pass
 from ddp_helpers.rank.votes import Votes
@@ -143,44 +142,38 @@ def test_scripts_vote_on_the_cpu_and_train_on_the_gpu():
         dist.all_reduce(torch.tensor(1), group=votes.group)
 
 
-def whole(path, gpus, local_rank):
+def whole(path, gpus, local_rank, launcher):
     """Run a script as this local rank of four, with so many GPUs: what it gave to set_device and to the group."""
     calls = []
     words = dict.fromkeys(("RANK", "LOCAL_RANK"), str(local_rank)) | {"WORLD_SIZE": "4"}
     words |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    words |= {"TORCHELASTIC_RUN_ID": "1"} if launcher == "torchrun" else {}
     group = {"init_process_group": lambda *_, **told: calls.append(told), "destroy_process_group": lambda: None}
     with patch.dict("os.environ", words), patch.object(sys, "argv", [str(path)]), one_rank(local_rank, 4):
-        cuda = patch.multiple(torch.cuda, device_count=lambda: gpus, set_device=calls.append)
+        asked = {"is_available": lambda: True, "device_count": lambda: gpus, "set_device": calls.append}
+        cuda = patch.multiple(torch.cuda, **asked)
         with cuda, patch.multiple(dist, **group), patch("torch.cuda.current_device", lambda: calls[0].index):
             runpy.run_path(str(path), run_name="__main__")
     return calls
 
 
 @pytest.mark.parametrize("name", ["slurm/scripts/simple_ddp.py", "notebooks/spirals_ddp.py"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize(("gpus", "local_rank"), [(1, 0), (1, 1), (2, 1), (2, 2), (4, 3)])
-def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local_rank, capsys):
-    """Never a number that wraps around: that is the GPU of another rank. The one GPU that a task is shown is cuda:0."""
-    if local_rank >= gpus > 1:
+def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local_rank, launcher, capsys):
+    """Never a number that wraps around: that is the GPU of another rank.
+
+    The one GPU that a task is shown is cuda:0; but two ranks of torchrun see the same one.
+    """
+    if local_rank >= gpus > (0 if launcher == "torchrun" else 1):
         with pytest.raises(SystemExit) as ended:
-            whole(ROOT / name, gpus, local_rank)
+            whole(ROOT / name, gpus, local_rank, launcher)
         said = capsys.readouterr().err
         assert ended.value.code == 2 and said.count("\n") == 1
-        assert f"local rank {local_rank} finds {gpus} GPUs" in said
+        assert f"local rank {local_rank} has no GPU ({gpus} here)" in said
         return
-    first, told = whole(ROOT / name, gpus, local_rank)
+    first, told = whole(ROOT / name, gpus, local_rank, launcher)
     assert first == told["device_id"] == torch.device("cuda", local_rank if gpus > 1 else 0)
-
-
-@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
-@pytest.mark.parametrize("local_rank", range(4))
-def test_a_rank_claims_a_gpu_of_its_own_or_stops(gpus, local_rank):
-    with patch.multiple(torch.cuda, device_count=lambda: gpus, set_device=lambda _: None):
-        if local_rank >= gpus > 1:
-            with pytest.raises(SystemExit):
-                claim_device(local_rank)
-        else:
-            index = local_rank if gpus > 1 else 0
-            assert claim_device(local_rank) == (torch.device("cuda", index) if gpus else torch.device("cpu"))
 
 
 def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gpus(monkeypatch):
@@ -218,7 +211,7 @@ def calls(tree, name):
 
 def unbound(text):
     """The calls that form a group without a backend, or on GPUs without one that was claimed before."""
-    lines, claims = [], calls(ast.parse(text), "set_device") + calls(ast.parse(text), "claim_device")
+    lines, claims = [], calls(ast.parse(text), "set_device") + calls(ast.parse(text), "pick_device")
     for call in calls(ast.parse(text), "init_process_group"):
         backend = ast.unparse(call.args[0]) if call.args else ""
         right = backend and "device_id" in text and claims

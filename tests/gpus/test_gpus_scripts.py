@@ -118,7 +118,8 @@ def test_launchers_and_job_files_hand_the_choice_of_the_class_on(monkeypatch):
     ],
 )
 def test_ranks_share_a_gpu_only_where_nccl_can_and_is_asked_to(gpus, ranks, variable, version, hidden, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(launchers, "gpu_names", lambda: ["a GPU"] * gpus)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", variable)
     assert (launchers.launch_environment(ranks, {}).get("CUDA_VISIBLE_DEVICES") == "") == hidden

@@ -4,12 +4,11 @@ The doctor calls `arrive` on every rank, before the checks. It needs torch.
 """
 
 import os
-import re
 
 import torch
 
+from ddp_helpers.rank.device import may_share, pick_device, usable_gpus
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
-from ddp_helpers.rank.group import claim_device
 
 
 def arrive(case: Case) -> None:
@@ -33,22 +32,14 @@ def arrive(case: Case) -> None:
 
 def _claim(case: Case) -> None:
     """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
-    case.device = str(claim_device(case.local_rank, case.args.no_cuda))
+    names, why = ([], "") if case.args.no_cuda else usable_gpus()
+    if why and not names:  # a script prints it, and may go on
+        raise CheckFailed(why)
+    case.device = str(pick_device(case.local_rank, case.args.no_cuda))
     if case.device == "cpu":
         return
-    card, built = torch.cuda.get_device_properties(case.device), torch.cuda.get_arch_list()
-    if not runs_on((card.major, card.minor), built):
-        raise CheckFailed(
-            f"{card.name} is sm_{card.major}{card.minor}, "
-            f"and this torch is built for {' '.join(built)}"
-        )
+    card = torch.cuda.get_device_properties(case.device)
     case.gpu = f"GPU {card.uuid}{_mig_slice(case.device)} on {case.host}"
-
-
-def may_share() -> bool:
-    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return was_told and torch.cuda.nccl.version() >= (2, 30)
 
 
 def _mig_slice(device: str) -> str:
@@ -61,17 +52,3 @@ def _mig_slice(device: str) -> str:
     _, _, index = device.partition(":")
     name = next(iter(names[int(index) :]), "").strip()
     return f" {name}" if name.startswith("MIG-") else ""
-
-
-def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
-    """Tell whether code built for these architectures runs on a GPU of this capability.
-
-    sm_ runs on the same major number, compute_ on any later one.
-    """
-    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
-    architectures = [match.groups() for match in matches if match]
-    for kind, major, minor in architectures:
-        is_same_major = int(major) == capability[0]
-        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
-            return True
-    return not architectures  # not NVIDIA's

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from ddp_helpers.rank.doctor.arrival import may_share
+from ddp_helpers.rank.device import may_share
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.reduce import check_reduce
 from ddp_helpers.rank.staging import check_data

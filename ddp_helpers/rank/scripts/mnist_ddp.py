@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from ddp_helpers.rank.arguments import DDP_FLAGS, read_flags, share_batch
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
+from ddp_helpers.rank.device import pick_device
+from ddp_helpers.rank.group import gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import who_am_i
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, save_model
@@ -35,12 +36,17 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
     loading = {
         "num_workers": args.num_workers,
-        "persistent_workers": args.num_workers > 0,
         "pin_memory": device.type == "cuda",
         "generator": torch.Generator().manual_seed(args.seed + rank),
     }
     share = args.batch_size // world_size
-    train_batches = DataLoader(train_set, share, sampler=sampler, **loading)
+    train_batches = DataLoader(
+        train_set,
+        share,
+        sampler=sampler,
+        persistent_workers=args.num_workers > 0,
+        **loading,
+    )
     test_batches = DataLoader(Subset(test_set, test_indices), args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
@@ -82,7 +88,7 @@ def main() -> None:
     args = read_flags(DDP_FLAGS)
     share_batch(args, world_size)
     sets = datasets(args.data)
-    device = claim_device(local_rank, args.no_cuda)
+    device = pick_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     facts = gather_ranks(args, launcher, local_rank, device)
     set_precision(args, device)

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from ddp_helpers.rank.arguments import RESUME_FLAGS, read_flags, share_batch
 from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.group import claim_device, gather_ranks, join, over_ranks
+from ddp_helpers.rank.device import pick_device
+from ddp_helpers.rank.group import gather_ranks, join, over_ranks
 from ddp_helpers.rank.launchers import stop, who_am_i
 from ddp_helpers.rank.model import Net, loss_and_metrics
 from ddp_helpers.rank.record import recorded, report, save_model, write_files
@@ -199,7 +200,7 @@ def main() -> None:
         stop("--run-dir is missing: give a folder for the record and the checkpoints")
     share_batch(args, world_size)
     sets = datasets(args.data)
-    device = claim_device(local_rank, args.no_cuda)
+    device = pick_device(local_rank, args.no_cuda)
     join(launcher, rank, world_size, device, args.timeout)
     facts = gather_ranks(args, launcher, local_rank, device)
     set_precision(args, device)

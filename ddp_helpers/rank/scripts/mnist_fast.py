@@ -15,10 +15,11 @@ from torchvision.datasets import MNIST
 
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
+from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.fast import FastNet
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.record import recorded, report, save_model
-from ddp_helpers.rank.training import count_gpus, merge, set_precision
+from ddp_helpers.rank.training import merge, set_precision
 
 Sums = Mapping[str, Tensor]  # of a batch's samples, by name
 Step = Callable[[Tensor], Sums]  # trains on the samples with these indices
@@ -151,7 +152,7 @@ def main() -> None:
     """Check what was given, and train."""
     args = read_flags({})
     sets = datasets(args.data)
-    device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
+    device = pick_device(0, args.no_cuda)
     set_precision(args, device)
     with recorded(args, device, sets[0]):
         train(args, device, *sets)

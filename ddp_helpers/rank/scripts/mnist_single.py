@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from ddp_helpers.rank.arguments import read_flags
 from ddp_helpers.rank.data import datasets
+from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.model import Net
 from ddp_helpers.rank.record import recorded, report, save_model
-from ddp_helpers.rank.training import count_gpus, one_pass, set_precision
+from ddp_helpers.rank.training import one_pass, set_precision
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
@@ -23,11 +24,16 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = {
         "num_workers": args.num_workers,
-        "persistent_workers": args.num_workers > 0,
         "pin_memory": device.type == "cuda",
         "generator": torch.Generator().manual_seed(args.seed),
     }
-    train_batches = DataLoader(train_set, args.batch_size, sampler=sampler, **loading)
+    train_batches = DataLoader(
+        train_set,
+        args.batch_size,
+        sampler=sampler,
+        persistent_workers=args.num_workers > 0,
+        **loading,
+    )
     test_batches = DataLoader(test_set, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
@@ -55,7 +61,7 @@ def main() -> None:
     """Check what was given, and train."""
     args = read_flags({})
     sets = datasets(args.data)
-    device = torch.device("cuda" if count_gpus(args.no_cuda) else "cpu")
+    device = pick_device(0, args.no_cuda)
     set_precision(args, device)
     with recorded(args, device, sets[0]):
         train(args, device, *sets)

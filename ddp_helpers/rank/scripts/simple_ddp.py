@@ -14,6 +14,7 @@ import torch.distributed.nn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddp_helpers.rank.device import may_share
 from ddp_helpers.rank.launchers import LAUNCHERS, stop
 
 
@@ -24,10 +25,11 @@ def main() -> None:
     rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
-    gpus = torch.cuda.device_count()
-    if local_rank >= gpus > 1:
-        cure = f"start at most {gpus} ranks on a node"
-        stop(f"local rank {local_rank} finds {gpus} GPUs: {cure}")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # One GPU may be this rank's own, as with Slurm's --gpus-per-task=1, but not under torchrun.
+    if local_rank >= gpus > (0 if launcher == "torchrun" and not may_share() else 1):
+        cure = "start fewer ranks, or use the CPUs: export CUDA_VISIBLE_DEVICES="
+        stop(f"local rank {local_rank} has no GPU ({gpus} here): {cure}")
     if world_size == 1:
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = "0"  # any port: nobody else comes
