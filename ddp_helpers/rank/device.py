@@ -89,13 +89,12 @@ def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
 
     sm_ runs on the same major number, compute_ on any later one.
     """
-    matches = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", name) for name in built]
-    architectures = [match.groups() for match in matches if match]
-    for kind, major, minor in architectures:
-        is_same_major = int(major) == capability[0]
-        if (int(major), int(minor)) <= capability and (kind == "compute" or is_same_major):
+    codes = re.findall(r"\b(sm|compute)_(\d+)\b", " ".join(built))
+    own = 10 * capability[0] + capability[1]
+    for kind, code in codes:
+        if int(code) <= own and (kind == "compute" or int(code) // 10 == capability[0]):
             return True
-    return not architectures  # not NVIDIA's
+    return not codes  # not NVIDIA's
 
 
 def may_share() -> bool:

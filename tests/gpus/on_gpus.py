@@ -150,7 +150,8 @@ def whole(path, gpus, local_rank, launcher):
     words |= {"TORCHELASTIC_RUN_ID": "1"} if launcher == "torchrun" else {}
     group = {"init_process_group": lambda *_, **told: calls.append(told), "destroy_process_group": lambda: None}
     with patch.dict("os.environ", words), patch.object(sys, "argv", [str(path)]), one_rank(local_rank, 4):
-        asked = {"is_available": lambda: True, "device_count": lambda: gpus, "set_device": calls.append}
+        # Once a GPU is claimed, tensors without memory must not take it for real.
+        asked = {"is_available": lambda: not calls, "device_count": lambda: gpus, "set_device": calls.append}
         cuda = patch.multiple(torch.cuda, **asked)
         with cuda, patch.multiple(dist, **group), patch("torch.cuda.current_device", lambda: calls[0].index):
             runpy.run_path(str(path), run_name="__main__")

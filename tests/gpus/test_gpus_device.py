@@ -1,5 +1,6 @@
 """Which device a rank takes: GPUs are pretended, those that CUDA cannot use among them."""
 
+import os
 import runpy
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -102,6 +103,10 @@ def test_a_notebook_asks_cuda_in_another_process_and_says_once_that_it_cannot_us
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "there are 2 GPU(s)" in line and "can use none" in line, line
     launchers._ask_cuda.cache_clear()
+
+
+def test_tests_have_no_gpu_and_neither_has_what_they_start():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(("cpus", "workers"), [(1, 0), (4, 3), (128, 8)])
