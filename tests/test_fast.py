@@ -98,7 +98,7 @@ def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_sa
     assert torch.load("mnist_cnn.pt", weights_only=True).keys() == FastNet().state_dict().keys()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU, and conftest hides them")
 def test_a_graph_plays_back_the_step(digits):
     device, weights = torch.device("cuda"), []
     images, labels = hold_on_device(datasets(digits)[0], device)
