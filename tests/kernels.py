@@ -37,7 +37,7 @@ class Kernel:
             if message["parent_header"].get("msg_id") != sent:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
-                return re.sub(r"\x1b\[\d+m", "", "\n".join(drawn.values()) + said)
+                return re.sub(r"\x1b\[[\d;]+m", "", "\n".join(drawn.values()) + said)
             if kind == "stream":
                 said += content["text"]
             elif kind in ("display_data", "update_display_data", "execute_result"):
