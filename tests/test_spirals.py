@@ -1,4 +1,4 @@
-"""The plain pair, spirals.py and spirals_ddp.py: the same model from each launcher, and on any number of ranks."""
+"""The plain scripts, spirals.py and spirals_ddp.py: the same model from each launcher, and on any number of ranks."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from difflib import unified_diff
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from ddp_helpers.__main__ import main
 from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.lessons.run_script import weight_distance
 
-ONE, MANY = (ROOT / "notebooks" / name for name in ("spirals.py", "spirals_ddp.py"))
+NAMES = ("spirals.py", "spirals_ddp.py", "spirals_resumable.py")
+ONE, MANY, MORE = (ROOT / "notebooks" / name for name in NAMES)
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 # After 40 steps in float32 the ranks' sums of gradients, in another order than one device's, have moved a weight by
 # 1e-6 at most; a batch of 48 on each rank, the control below, by more than 1e-2.
@@ -249,7 +251,20 @@ def test_a_job_of_two_nodes_trains_it_under_srun(cluster, name, single, capsys):
     assert weight_distance(torch.load(folder / "spirals.pt", weights_only=True), single[1]) < CLOSE
 
 
-def test_the_twins_have_the_same_places_for_ones_own_parts():
-    one, many = (path.read_text().splitlines() for path in (ONE, MANY))
+def test_the_three_have_the_same_places_for_ones_own_parts_and_each_is_a_diff_of_the_one_before():
+    one, many, more = (path.read_text().splitlines() for path in (ONE, MANY, MORE))
     for mark in ("YOUR DATA", "YOUR NETWORK", "YOUR LOSS", "YOUR OPTIMIZER"):
-        assert [sum(f"# {mark}" in line for line in lines) for lines in (one, many)] == [1, 1]
+        assert [sum(f"# {mark}" in line for line in lines) for lines in (one, many, more)] == [1, 1, 1]
+    for mark in ("YOUR SAMPLER", "YOUR SCHEDULE", "YOUR EMA"):
+        assert any(f"# {mark}" in line for line in more)
+    for before, after in ((one, many), (many, more)):
+        gone = [line for line in unified_diff(before, after, n=0) if line.startswith("-")]
+        assert len(gone) <= 18, gone
+
+
+def test_the_third_finds_its_rank_its_device_and_its_group_by_the_lines_of_the_second():
+    """So what is tested of them above holds for it, too."""
+    texts = [path.read_text() for path in (MANY, MORE)]
+    for begin, end in (("# Where launchers tell", "\n]\n"), ("    names = next", 'gloo", **group)\n')):
+        first, second = (text[text.index(begin) :].partition(end)[0] for text in texts)
+        assert first == second and len(first) > 100

@@ -78,7 +78,7 @@ _KILL_AFTER = 5  # epochs
 
 def my_resumable_script() -> Path:
     """Return the path of spirals_ddp.py, made to survive a kill."""
-    return ROOT / "notebooks" / "solutions" / "spirals_resumable.py"
+    return ROOT / "notebooks" / "spirals_resumable.py"
 
 
 def _run_epochs(script: Path, folder: Path, kill_after: int | None = None) -> list[str]:

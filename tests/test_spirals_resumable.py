@@ -1,0 +1,194 @@
+"""spirals_resumable.py: stopped or killed it ends with the same bits, also with a loop of one's own; and its record."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from real import THOROUGH
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
+from ddp_helpers.records import runs
+
+SCRIPT = ROOT / "notebooks" / "spirals_resumable.py"
+[WEIGHTED] = re.findall(r"^```python\n(class WeightedShare.*?)^```$", (ROOT / "docs/asked.md").read_text(), re.M | re.S)
+PARTS = '"optimizer": optimizer, "schedule": schedule'
+# What a reader puts into the marked places: a sampler, BatchNorm and dropout, a schedule that steps each batch, an EMA
+# that is tested; and samples that are dicts, with noise from the dice of whoever loads them. And an accident.
+OWN = [
+    ("def spirals(", f"{WEIGHTED}\n\n\ndef spirals("),
+    (
+        "    return TensorDataset(torch.view_as_real(torch.polar(radius, angle)), arm)\n",
+        "    points = torch.view_as_real(torch.polar(radius, angle))\n"
+        '    return Noisy({"x": x, "y": y} for x, y in zip(points, arm))\n\n\n'
+        "class Noisy(list):\n    def __getitem__(self, index):\n        sample = super().__getitem__(index)\n"
+        '        return sample | {"x": sample["x"] + 0.05 * torch.randn(2)}\n',
+    ),
+    ('x, y = batch  # or of a dict, batch["x"]: whatever your data give', 'x, y = batch["x"], batch["y"]'),
+    ("for x, y in test_batches:", "for x, y in map(dict.values, test_batches):"),
+    ("DistributedSampler(train_set)", "WeightedShare(torch.linspace(1, 3, 960), 960)"),
+    (
+        "hidden = nn.Linear(2, 64), nn.ReLU()",
+        "hidden = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU()",
+    ),
+    ("ConstantLR(optimizer, factor=1)", "OneCycleLR(optimizer, 0.1, args.epochs * steps)"),
+    (
+        '    # YOUR EMA: average = AveragedModel(model, ...) on every rank, and "average" in parts.\n',
+        "    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn\n"
+        "    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)\n",
+    ),
+    (PARTS, f'{PARTS}, "average": average'),
+    ("# YOUR EMA: average.update_parameters(model)", "average.update_parameters(model)"),
+    ("in model.buffers():", "in [*model.buffers(), *average.buffers()]:"),
+    ("right += (model(x.", "right += (average(x."),
+    ("torch.save(model.state_dict(), weights", "torch.save(average.state_dict(), weights"),
+    (
+        "            optimizer.step()\n",
+        "            optimizer.step()\n"
+        '            if os.environ.get("ACCIDENT", "").startswith(f"{rank} {step} "):\n'
+        '                os.kill(os.getpid(), int(os.environ["ACCIDENT"].split()[2]))\n',
+    ),
+    ("    main()\n", '    main()\n    print("at the end", *map(signal.getsignal, SIGNALS))\n'),
+]
+STEPS = 20  # in an epoch
+
+
+def with_changes(path, *changes):
+    """Write the script with changes, and give its path."""
+    text = SCRIPT.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def start(script, ranks, *words, accident="", requeue=""):
+    """Run the script to its end in its folder: each rank's exit status, and all that was said.
+
+    accident: a rank, after which step, and the number of the signal that it then sends itself.
+    """
+    flags = ["--epochs", 3, "--vote-every", 4, "--save-every", 8, "--save", "own.pt", *words]
+    env = {"ACCIDENT": accident, "REQUEUE_FILE": requeue or None}
+    run = LearnerRun(script, *flags, ranks=ranks, folder=Path(script).parent, env=env)
+    wait_for_runs(run)
+    return run.exit_statuses, [line for rank in range(ranks) for line in run.lines_of_rank(rank)]
+
+
+def newest(folder):
+    """The newest checkpoint of a run."""
+    return max(folder.glob("runs/spirals/checkpoints/step-*.pt"))
+
+
+def bits(value):
+    """A state, however deep, in which tensors are bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: bits(part) for name, part in value.items() if name != "progress"}
+    return [*map(bits, value)] if isinstance(value, list | tuple) else value
+
+
+def ending(folder):
+    """What a run came to: the parts in its newest checkpoint, and the weights that it saved."""
+    return [bits(torch.load(path, weights_only=True)) for path in (newest(folder), folder / "own.pt")]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_killed_told_to_stop_and_damaged_it_ends_with_the_bits_of_a_run_that_nobody_stopped(ranks, tmp_path):
+    (golden := tmp_path / "golden").mkdir()
+    statuses, said = start(with_changes(golden / "own.py", *OWN), ranks)
+    assert statuses == [0] * ranks, said
+    assert said.count("at the end 1 1") == ranks, "a late signal ends no rank that is done"
+
+    script, record = shutil.copy(golden / "own.py", tmp_path), tmp_path / "runs" / "spirals"
+    statuses, said = start(script, ranks, accident=f"1 {STEPS + 10} 9")
+    assert statuses[1] == -9 and newest(tmp_path).stem == "step-00000024", said
+    assert runs.read_run(record).state == "failed"
+
+    request = tmp_path / "requeue"
+    statuses, said = start(script, ranks, accident=f"{ranks - 1} {STEPS + 13} 12", requeue=str(request))
+    assert "begins after step 24" in said and statuses == [75] * ranks, said
+    assert newest(tmp_path).stem == "step-00000036", "the vote after the step in which one rank was told"
+    assert runs.read_run(record).state == "preempted" and "SIGUSR2" in request.read_text()
+
+    content = bytearray(newest(tmp_path).read_bytes())
+    weights = torch.load(newest(tmp_path), weights_only=True)["model"]["0.weight"]
+    content[content.index(weights.numpy().tobytes())] ^= 1
+    newest(tmp_path).write_bytes(content)
+    torch.load(newest(tmp_path), weights_only=True)  # does not notice
+    statuses, said = start(script, ranks)
+    assert "begins after step 32" in said and any("step-00000036.pt is damaged" in line for line in said), said
+    assert statuses == [0] * ranks and (record / "checkpoints" / "step-00000036.damaged").exists()
+
+    assert ending(tmp_path) == ending(golden)
+    run, table = runs.read_run(record), runs.table(record)
+    assert (run.state, run.problems, [*table["epoch"]]) == ("done", [], [1, 2, 3])
+    row = table.iloc[-1]
+    assert (row["world_size"], row["nodes"], row["batch_per_rank"], row["global_batch"]) == (ranks, 1, 48 // ranks, 48)
+    assert [*table["test_accuracy"]] == [*runs.table(golden / "runs" / "spirals")["test_accuracy"]]
+
+
+FORGOTTEN = {
+    "nothing": [],
+    "the optimizer": [('"optimizer": optimizer, ', "")],
+    "the schedule": [(', "schedule": schedule', "")],
+    "the EMA": [(', "average": average', "")],
+    "the loader's generator": [('{"generator": generator, ', "{")],
+    "the dice": [("            torch.manual_seed(1 + step * world_size + rank)  # no state to save\n", "")],
+    "the place in the epoch": [("[step % steps * share :]", "[: len(sampler) - step % steps * share]")],
+}
+USUAL = ["nothing", "the optimizer", "the loader's generator"]
+
+
+@pytest.mark.parametrize("what", FORGOTTEN if THOROUGH else USUAL)
+def test_control_one_thing_that_is_forgotten_spoils_the_bits(what, tmp_path):
+    (golden := tmp_path / "golden").mkdir()
+    script = with_changes(tmp_path / "own.py", *OWN, *FORGOTTEN[what])
+    statuses = [
+        start(shutil.copy(script, golden), 1)[0],
+        start(script, 1, accident=f"0 {STEPS + 10} 12")[0],
+        start(script, 1)[0],
+    ]
+    assert statuses == [[0], [75], [0]]
+    assert (ending(tmp_path) == ending(golden)) == (what == "nothing")
+
+
+def test_control_without_the_pass_that_is_thrown_away_three_ranks_round_otherwise(tmp_path):
+    (golden := tmp_path / "golden").mkdir()
+    script = with_changes(tmp_path / "own.py", *OWN, ("    batch_loss(ddp_model, batch, device).backward()\n", ""))
+    start(shutil.copy(script, golden), 3)
+    assert start(script, 3, accident=f"2 {STEPS + 10} 12")[0] == [75] * 3
+    assert start(script, 3)[0] == [0] * 3
+    assert ending(tmp_path) != ending(golden)
+
+
+def test_nobody_stopped_it_trains_to_the_bits_of_spirals_ddp(tmp_path):
+    statuses, said = start(shutil.copy(SCRIPT, tmp_path), 2)
+    assert statuses == [0, 0], said
+    plain = LearnerRun(SCRIPT.with_name("spirals_ddp.py"), "--epochs=3", "--save=ddp.pt", ranks=2, folder=tmp_path)
+    wait_for_runs(plain)
+    weights, others = (torch.load(tmp_path / name, weights_only=True) for name in ("own.pt", "ddp.pt"))
+    assert bits(weights) == bits(others) and set(plain.lines_of_rank(0)) <= {*said}
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_is_not_saved(tmp_path):
+    statuses, said = start(shutil.copy(SCRIPT, tmp_path), 2, "--lr", 1e30)
+    assert statuses == [1, 1] and sum("is not finite" in line for line in said) == 2, said
+    run = runs.read_run(tmp_path / "runs" / "spirals")
+    assert run.state == "failed" and "not finite" in run.status["why"]
+    assert not [*tmp_path.glob("runs/spirals/checkpoints/*")]
+
+
+def test_a_folder_with_another_run_is_left_alone(tmp_path):
+    script = shutil.copy(SCRIPT, tmp_path)
+    assert start(script, 1)[0] == [0]
+    before = newest(tmp_path).stat().st_mtime_ns
+    for words, named in ((["--lr", 0.2], "other flags"), (["--run-dir", "new"], "--save own.pt")):
+        statuses, said = start(script, 1, *words)
+        assert statuses == [2] and len(said) == 1 and named in said[0], said
+    assert newest(tmp_path).stat().st_mtime_ns == before
+    statuses, said = start(script, 1)
+    assert statuses == [0] and "begins after step 60" in said, "started once more, a run that is done stays so"
