@@ -88,12 +88,13 @@ def write(path: Path, content: bytes | dict) -> None:
 
 def save(folder: Path, parts: dict, progress: dict) -> None:
     """Write a checkpoint, and keep the last two; every rank calls it, and rank 0 does."""
+    if dist.get_rank() > 0:
+        return
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save(state | {"progress": progress}, buffer := BytesIO())
     write(folder / f"step-{progress['step']:08}.pt", buffer.getvalue())
-    if dist.get_rank() == 0:
-        for old in sorted(folder.glob("step-*.pt"))[:-2]:
-            old.unlink()
+    for old in sorted(folder.glob("step-*.pt"))[:-2]:
+        old.unlink()
 
 
 def restore(folder: Path, parts: dict, progress: dict) -> None:
@@ -197,7 +198,7 @@ def main() -> None:
 def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> int:
     """Train, and return 0; or, told to stop, save and return the signal's number."""
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
-    sampler = DistributedSampler(train_set)  # YOUR SAMPLER, with a set_epoch
+    sampler = DistributedSampler(train_set)  # YOUR SAMPLER, with set_epoch and len
     share = args.batch_size // world_size
     steps = math.ceil(len(sampler) / share)  # in an epoch
     test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
@@ -213,7 +214,7 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
     batch_loss(ddp_model, batch, device).backward()
     model.load_state_dict(first)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # YOUR OPTIMIZER
-    # YOUR SCHEDULE takes args.epochs * steps steps, one after each batch.
+    # YOUR SCHEDULE, of which each batch takes a step: args.epochs * steps in all.
     schedule = optim.lr_scheduler.ConstantLR(optimizer, factor=1)
     # YOUR EMA: average = AveragedModel(model, ...) on every rank, and "average" in parts.
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}

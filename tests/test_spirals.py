@@ -150,14 +150,16 @@ print(sum(name.startswith("pt_gloo") for name in names))
 BEFORE = re.compile("^import torch.distributed.nn\\b.*\n", re.MULTILINE)  # there is a group
 
 
-@pytest.mark.parametrize("script", [MANY, ROOT / "slurm/scripts/simple_ddp.py"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", [MANY, ROOT / "slurm/scripts/simple_ddp.py", *[MORE] * THOROUGH], ids=lambda path: path.stem
+)
 def test_gloos_threads_end_before_python_does(script, tmp_path):
     """A thread that still has to free a tensor while Python ends aborts the rank, before 3.14."""
     (tmp_path / "late.py").write_text(late := BEFORE.sub("", script.read_text()))
     assert late != script.read_text()
     counts = []
     for path in (script, tmp_path / "late.py"):
-        done = python("-c", THREADS, path, env=os.environ | ON_CPU)
+        done = python("-c", THREADS, path, env=os.environ | ON_CPU, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         counts.append(int(done.stdout.splitlines()[-1]))
     assert counts[0] == 0
