@@ -21,7 +21,9 @@ from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import MARK, no_interrupt
 from ddp_helpers.launch.screen import shorten_paths
 
-LIMIT = 90.0  # seconds until all ranks have begun, and then for a run that is not meant to hang
+# Seconds until all ranks have begun, and then for a run that is not meant to hang. Beside many busy
+# processes a short training on one rank was not done after 90.
+LIMIT = 180.0
 # Seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun.
 GRACE = 4.0
 
