@@ -7,7 +7,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from ddp_helpers import ROOT
-from ddp_helpers.lessons.exercise import RIGHT
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, NOT_YET, RIGHT
 
 LINK = re.compile(r"\(solutions/(\w+\.ipynb)\)")
 ANSWER = re.compile(r"^(def|class) ", re.M)
@@ -37,6 +37,8 @@ class ClientWithSolutions(NotebookClient):
             await super().async_execute_cell(cell, *args, **options)
         except CellExecutionError as error:
             raise AssertionError(f"a worked solution, pasted below the notebook's cells, ends with {error}") from None
-        said = "".join(str(output.get("text", output.get("data"))) for output in cell.outputs)
-        assert RIGHT in said or "check(" not in cell.source, f"a worked solution is not right here: {said}"
+        said = "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+        # The word in its colour, since a hint may have it, too; and on all ranks.
+        is_right = f"m{RIGHT}\x1b[0m" in said and NOT_YET not in said and NOT_ATTEMPTED not in said
+        assert is_right or "check(" not in cell.source, f"a worked solution is not right here: {said}"
         return cell
