@@ -30,10 +30,11 @@ def stage_data(args: Namespace) -> int:
 
 def write_script(args: Namespace) -> int:
     """Write a standalone script."""
-    from ddp_helpers.launch.scripts import is_output, write_script
+    from ddp_helpers.launch.scripts import write_script
 
-    if not is_output(write_script(args.name, args.path, force=args.force)):
-        print(f"wrote {args.path}")
+    path = write_script(args.name, args.path)
+    if path.is_file():
+        print(f"wrote {path}")
     return 0
 
 

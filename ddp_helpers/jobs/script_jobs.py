@@ -6,9 +6,7 @@ The command `job`, job.ipynb and notebook 17 call it, in one process on the logi
 import ast
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Literal
 
@@ -19,24 +17,7 @@ from ddp_helpers.jobs.queue import available, states_of_job
 from ddp_helpers.jobs.run import submit, write_job
 from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch import scripts
-from ddp_helpers.rank.arguments import (
-    DDP_FLAGS,
-    RESUME_FLAGS,
-    Flag,
-    describe_damage,
-    read_flags,
-    share_batch,
-)
-from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
-
-# The flags that each of the MNIST scripts has besides those of all.
-_FLAGS: dict[str, dict[str, Flag]] = {
-    "mnist_single": {},
-    "mnist_fast": {},
-    "mnist_ddp": DDP_FLAGS,
-    "mnist_ddp_resumable": RESUME_FLAGS,
-}
 
 
 def _source_of(script: str | Path) -> str:
@@ -45,7 +26,7 @@ def _source_of(script: str | Path) -> str:
     Raises JobError if it cannot be read, or is not Python.
     """
     if str(script) in scripts.NAMES:
-        return scripts.Script(str(script)).text()
+        return scripts.script_text(str(script))
     try:
         path = Path(str(script)).expanduser()
         if path.suffix != ".py" or (path.exists() and not path.is_file()):
@@ -61,37 +42,6 @@ def _source_of(script: str | Path) -> str:
         reason = str(error).partition(" (")[0] or "nested too deeply"
         raise JobError(f"script {str(script)!r}{line}: {reason}: mend it first") from None
     return text
-
-
-def _check_arguments(flags: dict[str, Flag], job: Job, site: Site, folder: Path) -> None:
-    """Read the arguments of an MNIST script as it will itself. Raises JobError where it would stop.
-
-    flags: those that the script has besides those of all.
-    """
-    for value in job.array or ("",):
-        arguments = job.filled_in(folder, value)[1:]
-        try:
-            with redirect_stderr(StringIO()) as message:
-                args = read_flags(flags, arguments)
-                if "resume" in args and not args.run_dir:
-                    cure = "give --run-dir '{run_dir}' for the record and the checkpoints"
-                    stop(f"--run-dir is missing: {cure}")
-                if "batch_size_per_rank" in args:
-                    share_batch(args, job.ranks)
-        except SystemExit:
-            raise JobError(message.getvalue().strip()) from None
-    if not site.in_container:
-        _check_data(folder / args.data)
-    elif not args.data.is_absolute() and "--data" in arguments:
-        cure = "give the whole path that it has in the container"
-        raise JobError(f"--data {args.data} counts from the run folder: {cure}")
-
-
-def _check_data(folder: Path) -> None:
-    """Raise JobError unless MNIST lies in a folder, each file as long as its first bytes say."""
-    if reason := describe_damage(folder):
-        cure = "get it once, before the run"
-        raise JobError(f"--data {folder} holds no whole MNIST ({reason}): {cure}")
 
 
 def prepare(
@@ -145,12 +95,6 @@ def prepare(
         requeue=requeue,
         grace=grace,
     )
-    flags = _FLAGS.get(str(script))
-    if flags is not None:
-        if job.requeue and "resume" not in flags:
-            cure = "take mnist_ddp_resumable"
-            raise JobError(f"requeue: {script} cannot go on where it stopped: {cure}")
-        _check_arguments(flags, job, site, folder)
     job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
     write_job(job, site, folder, text)
     return job
@@ -200,7 +144,7 @@ def as_arguments(arguments: Sequence[object]) -> list[str]:
 def keeps_no_record(script: str | Path, arguments: Sequence[str]) -> bool:
     """Whether it is an MNIST script that is not given --run-dir, so that it keeps no record."""
     has_folder = any(argument.startswith("--run-dir") for argument in arguments)
-    return str(script) in _FLAGS and not has_folder
+    return str(script) in scripts.NAMES and str(script).startswith("mnist") and not has_folder
 
 
 def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:

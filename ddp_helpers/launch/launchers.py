@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, STARTS, cpus_of_rank
+from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, cpus_of_rank
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
@@ -28,7 +28,7 @@ TORCHRUN = [sys.executable, "-P", str(MEETING)]
 # What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of
 # these families. What people tell sbatch by SBATCH_ACCOUNT, srun by SLURM_ACCOUNT, and the like is
 # not among it: no job sets these itself.
-KNOWN_BY = {name for table in (LAUNCHERS, STARTS) for names in table.values() for name in names}
+KNOWN_BY = {name for names in LAUNCHERS.values() for name in names}
 INHERITED = re.compile(
     rf"({'|'.join(sorted(KNOWN_BY))})$"
     r"|(PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
@@ -100,9 +100,7 @@ def enough_gpus(ranks: int) -> bool:
     gpus = len(gpu_names())
     if gpus != 1 or ranks == 1:
         return ranks <= gpus
-    from ddp_helpers.rank.device import may_share  # here: see gpu_names
-
-    return may_share()  # it was not tried here
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"  # it was not tried here
 
 
 def gpu_names() -> list[str]:
@@ -122,8 +120,9 @@ def _ask_cuda(_visible: str | None) -> list[str]:
     for a backward on CPUs, which makes a thread for each GPU. A notebook forks ranks.
     """
     program = (
-        "import sys; from ddp_helpers.rank.device import usable_gpus; names, why = usable_gpus(); "
-        "sys.stdout.write('\\n'.join(names)); sys.stderr.write(why)"
+        "import torch; from ddp_helpers.rank.device import pick_device\n"
+        "for index in range(torch.cuda.device_count()):\n"
+        "    if pick_device(index).type == 'cuda': print(torch.cuda.get_device_name(index))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     asked = [sys.executable, "-P", "-c", program]

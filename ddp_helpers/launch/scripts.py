@@ -1,276 +1,193 @@
-"""Write helpers out as one standalone script: what it needs of each module, its own parts first.
+"""Write a script of the course to a file, with a learner's own parts in the place of its.
 
-The learner's process calls it, also with nothing installed: it needs Python alone.
+A script in `rank/scripts` is a whole program, and a module that notebooks and helpers import from.
+The learner's process calls this, also with nothing installed: it needs Python alone.
 """
 
-import hashlib
-import re
+import ast
+import builtins
+import inspect
+import symtable
 import sys
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from itertools import pairwise
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from ddp_helpers import ROOT, __version__
-from ddp_helpers.launch.sources import Source, from_cell
+from ddp_helpers import ROOT
 from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import stop
 
-PACKAGE = "ddp_helpers.rank.scripts"
-FOLDER = ROOT / PACKAGE.replace(".", "/")
+FOLDER = ROOT / "ddp_helpers" / "rank" / "scripts"
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-MARK = "# As it was written out, the SHA-256 of the lines above begins with "
-MADE_FROM = f"ddp_helpers {__version__}"  # no revision of git: the same for everyone
 
 
-class Part(NamedTuple):
-    """A definition in a module, "" for what only the learner's definitions use."""
+def write_script(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) -> Path:
+    """Write the script `name` to `path`; another text that is there is kept as PATH.old.
 
-    module: str
-    name: str
-
-
-class _ScriptImport(NamedTuple):
-    """An import of the script: `name` in `module`, or "" for the module itself, under an alias."""
-
-    module: str
-    name: str
-    alias: str
-
-
-class Script:
-    """The parts of one script, gathered from its main module through everything that it uses."""
-
-    def __init__(self, name: str, replace: Sequence[type | Callable] = ()) -> None:
-        """Gather the parts of the script `name`, with a learner's own in the place of some.
-
-        Raises ValueError for one that has no place in the script, or cannot stand in it.
-        """
-        own_names = {definition.__name__ for definition in replace}
-        self._replaced: dict[str, Source] = {}
-        for definition in replace:
-            self._replaced[definition.__name__] = from_cell(definition, own_names)
-        self._main = f"{PACKAGE}.{name}"
-        self._sources: dict[str, Source] = {}  # by module, those that are imported first
-        self._read(self._main)
-        # The modules where the learner's parts belong; "" for what only their other parts use.
-        self._homes = dict.fromkeys(self._replaced, "")
-        for module, source in self._sources.items():
-            self._homes |= dict.fromkeys(source.parts, module)
-        self._picked: set[Part] = set()
-        self._imports: set[_ScriptImport] = set()
-        for part_name in self._sources[self._main].parts:
-            self._pick(Part(self._main, part_name))
-        if unused := self._replaced.keys() - {part.name for part in self._picked}:
-            raise ValueError(f"replace={sorted(unused)}: {name} has no such part")
-
-    def _read(self, module: str) -> None:
-        """Read a module, after those of ours that it imports."""
-        spec = find_spec(module)
-        assert spec and spec.origin, "our own modules are files"
-        source = Source(Path(spec.origin).read_text())
-        for origin in source.imports.values():
-            if origin.module.startswith("ddp_helpers") and origin.module not in self._sources:
-                self._read(origin.module)
-        self._sources[module] = source
-
-    def _source(self, part: Part) -> Source:
-        """Return where a part's source stands: in what the learner gave, or else in its module."""
-        return self._replaced.get(part.name) or self._sources[part.module]
-
-    def _part_of(self, user: Part, used: str) -> Part | None:
-        """Return the part that another part means by a name; None for none of this script."""
-        origin = self._source(user).imports.get(used)
-        if origin and origin.module:
-            ours = origin.module.startswith("ddp_helpers")
-            return Part(origin.module, origin.name) if ours else None
-        if user.name in self._replaced and used in self._replaced:
-            return Part(self._homes[used], used)
-        for name in self._sources[user.module].parts if user.module else ():
-            if used in name.split(", "):
-                return Part(user.module, name)
-        return None
-
-    def _pick(self, part: Part) -> None:
-        """Take this part, and all that it uses."""
-        if part in self._picked:
-            return
-        self._picked.add(part)
-        source = self._source(part)
-        for used in source.uses[part.name]:
-            if used_part := self._part_of(part, used):
-                self._pick(used_part)
-                continue
-            for name, origin in source.imports.items():
-                if name.partition(".")[0] == used:  # `import a.b` defines a
-                    self._imports.add(_ScriptImport(origin.module, origin.name, name))
-
-    def _ordered_parts(self) -> list[Part]:
-        """Return the parts as they are read.
-
-        First the script's own, then what a learner replaces, then the others; its last lines come
-        last. But what has to be there when Python comes to a part stands before it, with all that
-        it calls.
-        """
-        modules = [self._main, *(module for module in self._sources if module != self._main)]
-        parts = [Part(module, name) for module in modules for name in self._sources[module].parts]
-        parts += [Part("", name) for name in self._replaced if not self._homes[name]]
-        parts = sorted((part for part in parts if part in self._picked), key=self._position)
-        order: list[Part] = []
-        complete: set[Part] = set()  # before these stands all that they call
-        begun: list[Part] = []
-
-        def put(part: Part, called: bool) -> None:
-            if part in begun or part in complete or (part in order and not called):
-                return
-            begun.append(part)
-            source = self._source(part)
-            names = (source.uses if called else source.needs)[part.name]
-            first = {self._part_of(part, name) for name in names}
-            for other in parts:
-                if other in first:
-                    put(other, called=True)
-            begun.remove(part)
-            if called:
-                complete.add(part)
-            if part not in order:
-                order.append(part)
-
-        for part in parts:
-            put(part, called=False)
-        return order
-
-    def _position(self, part: Part) -> int:
-        """Return where a part stands among the others, if nothing forces another order."""
-        text = self._sources[part.module].parts[part.name] if part.module else ""
-        if part.module == self._main:
-            last_lines, functions, constants = 9, 3, 0
-            named = {"": last_lines, "train": 1, "main": 2}
-            return named.get(part.name, functions if _is_block(text) else constants)
-        return 4 if not part.module or text.startswith("# YOUR ") else 5
-
-    def text(self) -> str:
-        """Return the whole file, which says what it was made from."""
-        title, _, launch = self._sources[self._main].doc.partition("\n")
-        about = f"Written out from {MADE_FROM}, MIT licence."
-        about += " Needs torch 2.10 or newer, and torchvision. Launch:"
-        parts = self._ordered_parts()
-        body = _spaced([self._source(part).parts[part.name] for part in parts])
-        imports = _import_lines(self._imports)
-        if any(self._names_a_part_in_hints(part) for part in parts):
-            later = "from __future__ import annotations  # they name classes that come later"
-            imports = f"{later}\n\n{imports}"
-        gap = "\n\n" if _is_block(body) else "\n"
-        text = f'"""{title}\n\n{about}\n{launch.strip()}\n"""\n\n{imports}\n{gap}{body}\n'
-        return text.replace("ddp_helpers, imported", MADE_FROM)  # in the record, too
-
-    def _names_a_part_in_hints(self, part: Part) -> bool:
-        """Say whether an annotation of this part names a part of the script."""
-        hints = self._source(part).hints[part.name]
-        return any(self._part_of(part, name) for name in hints)
-
-
-def _is_block(text: str) -> bool:
-    """Say whether a part begins with a function or a class, and so with two blank lines."""
-    return bool(re.match(r"(#.*\n|\n)*(@|async def |class |def |if )", text))
-
-
-def _spaced(texts: list[str]) -> str:
-    """Join parts: two blank lines around functions and classes, none between constants."""
-    joined = texts[0]
-    for above, below in pairwise(texts):
-        if _is_block(above) or _is_block(below):
-            joined += "\n\n\n" + below
-        elif below.startswith("#"):
-            joined += "\n\n" + below
-        else:
-            joined += "\n" + below
-    return joined
-
-
-def _import_lines(imports: set[_ScriptImport]) -> str:
-    """Return import statements in the usual order: standard library, then the rest.
-
-    `import` comes before `from`; of a module, constants come first, then classes, then functions.
-    """
-    names: dict[str, list[str]] = {}  # by what stands before them
-    for module, name, alias in sorted(imports, key=_import_order):
-        original = name or module
-        renamed = original if alias == original else f"{original} as {alias}"
-        names.setdefault(f"from {module} import " if name else "import ", []).append(renamed)
-    lines = [f"import {name}" for name in names.pop("import ", [])]
-    lines += [start + ", ".join(imported) for start, imported in names.items()]
-    lines.sort(key=lambda line: (line.startswith("from"), line))
-    standard = [line for line in lines if _module_of(line) in sys.stdlib_module_names]
-    return "\n".join([*standard, "", *(line for line in lines if line not in standard)])
-
-
-def _import_order(imported: _ScriptImport) -> tuple[bool, bool, str, str]:
-    name = imported.name
-    return not name.isupper(), name[:1].islower(), name, imported.alias
-
-
-def _module_of(import_line: str) -> str:
-    return import_line.split()[1].split(".")[0]
-
-
-# ---- writing
-
-
-def write_script(
-    name: str,
-    path: str | Path,
-    replace: Sequence[type | Callable] = (),
-    force: bool = False,
-) -> Path:
-    """Write the script `name` to `path`.
-
-    replace: one's own Net, datasets or loss_and_metrics in the place of the script's, and classes
-    that these need. force: also over a file that is not as it was written here. Stops, with nothing
-    changed, at an unknown script, and at a path that cannot be written or holds something else.
-    Raises ValueError for a definition without a place in the script.
+    replace: one's own Net, datasets, loss_and_metrics or make_optimizer in the place of the
+    script's, and what these need. "-" is stdout. Stops, with nothing changed, at an unknown script
+    and at a path that cannot be written. Raises ValueError for a part that cannot stand there.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    path, text = Path(path), _marked(Script(name, replace).text())
+    text = script_text(name, replace)
+    if str(path) in ("-", "/dev/stdout"):
+        print(text, end="", flush=True)
+        return Path(path)
+    path = Path(path)
     try:
-        if is_output(path):  # a terminal, a pipe, a device
-            if path.samefile("/dev/stdout"):
-                print(text, end="", flush=True)
-            else:
-                path.write_text(text)
-        elif path.is_symlink():
-            stop(f"{path} is a symbolic link: give the path of the file itself")
-        elif not force and _is_edited(path):
-            cure = "give another path, or --force"
-            stop(f"{path} holds what was not written here, or was edited since: {cure}")
-        else:
-            write_whole(path, text.encode())
-    except BrokenPipeError:  # whoever read has gone, as with `| head`
-        raise
+        before = path.read_text(errors="replace") if path.is_file() else ""
+        if before.strip() and before != text:
+            write_whole(path.with_name(f"{path.name}.old"), path.read_bytes())
+        write_whole(path.resolve(), text.encode())
     except OSError as error:
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path
 
 
-def _marked(text: str) -> str:
-    """Return the text with a last line that holds its digest: it tells whether it was edited."""
-    text = text.partition(f"\n{MARK}")[0].rstrip("\n") + "\n"
-    return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
+def script_text(name: str, replace: Sequence[type | Callable] = ()) -> str:
+    """Return the text of a script; each part of `replace` stands where that of its name stood.
+
+    Parts of other names stand before the first of them. Raises ValueError.
+    """
+    text = _joined(FOLDER / f"{name}.py")
+    lines, places = text.splitlines(), parts(text)
+    given = {part.__name__: _source_of(part) for part in replace}
+    if given and not given.keys() & places.keys():
+        raise ValueError(f"{name} has no part called {' or '.join(given)}")
+    imports = sorted({line for part in replace for line in _imports_of(part, text, given)})
+    first = min(places[each] for each in given if each in places) if given else 0
+    more = [f"{source}\n\n" for each, source in given.items() if each not in places]
+    edits = [(places[each], given[each]) for each in given if each in places]
+    for (begin, end), source in sorted(edits, reverse=True):
+        lines[begin:end] = [source]
+        if (begin, end) == first:
+            lines[begin:begin] = more
+    at = max(node.end_lineno or 0 for node in ast.parse(text).body if _is_import(node))
+    return "\n".join([*lines[:at], *imports, *lines[at:]]) + "\n"
 
 
-def _is_edited(path: Path) -> bool:
-    """Say whether a file holds something that was not written here, or was edited since."""
-    text = path.read_text(errors="replace") if path.is_file() else ""
-    return bool(text.strip()) and text != _marked(text)
+def parts(text: str) -> dict[str, tuple[int, int]]:
+    """Say of each function and class of a program in which lines it stands, with its decorators."""
+    places = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            places[node.name] = begin - 1, node.end_lineno or begin
+    return places
 
 
-def is_output(path: Path) -> bool:
-    """Say whether a path names this process's stdout, or else a terminal, a pipe or a device."""
-    try:
-        if not path.exists():
-            return False
-        return path.samefile("/dev/stdout") or not (path.is_file() or path.is_dir())
-    except OSError:  # of the path, or no /dev/stdout: writing will say what is wrong
-        return False
+def _joined(path: Path) -> str:
+    """Return a script's text; where it imports from the course, followed by those modules whole."""
+    modules: dict[Path, str] = {}
+    imports: dict[str, None] = {}
+
+    def read(module: Path) -> None:
+        text = module.read_text()
+        body, end = "", 0
+        for node in ast.parse(text).body:
+            ours = isinstance(node, ast.ImportFrom) and str(node.module).startswith("ddp_helpers")
+            if ours:
+                origin = ROOT / f"{node.module.replace('.', '/')}.py"
+                if origin not in modules:
+                    read(origin)
+            elif _is_import(node):
+                imports[ast.unparse(node)] = None
+            elif end:  # after the docstring
+                body += "\n".join(["", *text.splitlines()[end : node.end_lineno]])
+            end = node.end_lineno or end
+        modules[module] = body
+
+    read(path)
+    text = path.read_text()
+    if len(modules) == 1:
+        return text
+    own, _, last = modules.pop(path).rpartition('\n\nif __name__ == "__main__":')
+    head = f'"""{ast.get_docstring(ast.parse(text))}\n"""\n\nfrom __future__ import annotations\n'
+    body = "\n".join([own, *modules.values()]).rstrip()
+    return "\n".join([head, *sorted(imports), body, f'\n\nif __name__ == "__main__":{last}\n'])
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+# ---- a learner's parts
+
+
+def _source_of(part: type | Callable) -> str:
+    """Return the source of a function or a class; of a class in a cell, by one of its methods.
+
+    Raises ValueError where none is to be found.
+    """
+    methods = [each for each in vars(part).values() if inspect.isfunction(each)]
+    for known in [part, *methods] if isinstance(part, type) else [part]:
+        with suppress(OSError, TypeError):
+            text = "".join(inspect.findsource(known)[0])
+            if part.__name__ in (places := parts(text)):
+                begin, end = places[part.__name__]
+                return "\n".join(text.splitlines()[begin:end])
+    with suppress(OSError, TypeError):
+        return textwrap.dedent(inspect.getsource(part)).rstrip()
+    cure = "define it, and a method of it, in a cell or a file"
+    raise ValueError(f"{part.__name__} has no source to be found: {cure}")
+
+
+def _imports_of(part: type | Callable, text: str, given: dict[str, str]) -> Iterator[str]:
+    """Yield the imports that a part needs, and the script does not have.
+
+    Raises ValueError for a name that means something else, or nothing, in the script.
+    """
+    scope = vars(sys.modules[part.__module__])
+    own, theirs = _imports_in(_texts_of(scope)), _imports_in([text])
+    known = symtable.symtable(text, "script", "exec").get_identifiers()
+    for name in sorted(_globals(symtable.symtable(given[part.__name__], "part", "exec"))):
+        if name in given or hasattr(builtins, name):
+            continue
+        lines, problem = own.get(name, {}), ""
+        if name in scope and not lines:
+            problem = "which stands outside of it: give it to replace=, too, or define it inside"
+        elif any(" ddp_helpers" in line for line in lines):
+            if name in known:  # the script's own
+                continue
+            problem = "a helper of the course, which the script does not have"
+        elif name not in scope and name not in known:
+            problem = "which is nowhere defined"
+        elif name in theirs and {*lines.values()} - {*theirs[name].values()}:
+            problem = f"which the script has from elsewhere: {' and '.join(theirs[name])}"
+        elif name in known and name not in theirs and lines:
+            problem = "which is a part of the script: choose another name"
+        if problem:
+            raise ValueError(f"{part.__name__} uses {name}, {problem}")
+        yield from lines.keys() - theirs.get(name, {}).keys()
+
+
+def _texts_of(scope: dict) -> list[str]:
+    """Return the text in which a part was defined: a file, or the cells of the notebook."""
+    if isinstance(path := scope.get("__file__"), str):
+        return [Path(path).read_text()]
+    magic = ("%", "!")
+    return ["\n".join(x for x in cell.splitlines() if x[:1] not in magic) for cell in scope["In"]]
+
+
+def _imports_in(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """List by the name that they define the imports in some texts, each with what it means."""
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        with suppress(SyntaxError):  # a cell that is no Python
+            for node in filter(_is_import, ast.walk(ast.parse(text))):
+                module = getattr(node, "module", "")
+                for alias in node.names:
+                    origin = f"{module}.{alias.name}" if module else alias.name
+                    one = ast.ImportFrom(module, [alias], 0) if module else ast.Import([alias])
+                    name = alias.asname or alias.name.partition(".")[0]
+                    means = origin if module or alias.asname else name
+                    found.setdefault(name, {})[ast.unparse(one)] = means
+    return found
+
+
+def _globals(table: symtable.SymbolTable) -> set[str]:
+    """List the names that a piece of code takes from outside; its own variables are others."""
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return names.union(*map(_globals, table.get_children()))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_helpers.rank.device import pick_device
-from ddp_helpers.rank.group import wait_before_fork_and_exit
+from ddp_helpers.rank.threads import wait_before_fork_and_exit
 from ddp_helpers.rank.meeting import listen_narrowly
 
 

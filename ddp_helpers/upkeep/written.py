@@ -13,5 +13,5 @@ if __name__ == "__main__":
         if script.stem not in NAMES:
             script.unlink()
     for name in NAMES:
-        write_script(name, FOLDER / f"{name}.py", force=True)
+        write_script(name, FOLDER / f"{name}.py")
     print(f"wrote {FOLDER.relative_to(ROOT)}: {', '.join(NAMES)}")

@@ -1,13 +1,34 @@
 """Check what a job needs, on all its ranks, before it burns an hour; rank 0 prints a table.
 
-Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
 torchrun --standalone --nproc-per-node 2 -- doctor.py --data data
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python doctor.py --data data
 mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 """
 
-from __future__ import annotations  # they name classes that come later
+from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from contextlib import redirect_stderr
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from io import StringIO
+from multiprocessing import get_context
+from pathlib import Path
+from socket import create_connection
+from tempfile import NamedTemporaryFile
+from threading import Thread
+from time import monotonic, sleep
+from torch import Generator, Tensor
+from torch import Tensor
+from torchvision.datasets import MNIST
+from typing import NoReturn
+from typing import TypeVar
+from urllib.parse import urlparse
 import hashlib
 import json
 import os
@@ -15,27 +36,15 @@ import platform
 import re
 import shutil
 import socket
+import struct
 import sys
+import tempfile
 import time
-import warnings
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, redirect_stderr, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
-from io import StringIO
-from pathlib import Path
-from socket import create_connection
-from tempfile import NamedTemporaryFile
-from threading import Thread
-from time import monotonic, sleep
-from typing import NoReturn, TypeVar
-
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import torchvision
-from torch import Tensor
+
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
@@ -75,8 +84,10 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
     purpose = "Check what a job needs before it burns an hour."
     layout = RawDescriptionHelpFormatter
-    parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
-    parser.label = f"{parser.prog}: "
+    usage = "%(prog)s [flags]; --help lists them"
+    parser = ArgumentParser(
+        prog, usage, purpose, formatter_class=layout, allow_abbrev=False
+    )
     program = f"--no-python -- {parser.prog}" if prog else f"-- {parser.prog}"
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none
@@ -212,33 +223,63 @@ def printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
-# A variable that only this launcher sets, then its rank, local rank and world size. The first
-# row that fits counts, as a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script,
-# and SLURM_NTASKS is the job's size, not a step's.
+
+
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
+
+    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    """
+    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
+    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
+    if local_rank >= count > int(may_be_own):
+        cure = f"start {count} on a node, or give --no-cuda"
+        sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
+    device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
+    why = f"torch {torch.__version__} sees none"
+    try:
+        if count:
+            torch.cuda.set_device(device)
+            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            return device
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    if given not in ("", "-1", "NoDevFiles") and not no_cuda:
+        sys.exit(f"GPU {given} is given, but {why}: see nvidia-smi, or give --no-cuda")
+    if count:
+        print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
+    return torch.device("cpu")
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether the device has units for bfloat16.
+
+    A processor without them emulates it, and is slower than with float32.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    units = torch.cpu.get_capabilities()
+    return any(units.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))
+
+
+# What launchers export. The last three words are rank, local rank and world size; before them
+# stands what names this start. The first row whose words are all set counts, as a whole: inside a
+# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": (
-        "OMPI_COMM_WORLD_SIZE",
+        "PMIX_NAMESPACE",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE",
     ),
-    "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
-    "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-    "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
-    "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
-}
-
-# What names one start by this launcher: the same on all its ranks, on every node, and another
-# at each start. MPICH and whoever exports RANK by hand set no such name. On several nodes give
-# the torchruns a fixed --master-addr: with --rdzv-backend=c10d they may count restarts unlike.
-STARTS = {
-    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    "openmpi": ("PMIX_NAMESPACE",),
-    "mpich": ("I_MPI_HYDRA_UUID",),  # of Intel MPI alone
-    "slurm": ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    "pals": ("PALS_APID",),
-    "env": (),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
 # Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the
@@ -253,164 +294,32 @@ def stop(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def who_am_i(env: Mapping[str, str] = os.environ) -> tuple[str, int, int, int]:
-    """Read launcher, rank, local rank and world size from the environment; every rank calls it.
+def who_am_i() -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it."""
+    for launcher, names in LAUNCHERS.items():
+        if all(name in os.environ for name in names):
+            rank, local_rank, world_size = (int(os.environ[name]) for name in names[-3:])
+            return launcher, rank, local_rank, world_size
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        if os.environ.get(name, "1") != "1":
+            cure = "start it with srun, mpirun or torchrun"
+            sys.exit(f"{name}={os.environ[name]}, but no launcher started this process: {cure}")
+    return "single", 0, 0, 1
 
-    Stops where the variables contradict each other.
+
+def cpus_of_rank() -> int:
+    """Count the CPUs that this process has to itself; any process calls it.
+
+    They are those of its Slurm task, or its share of torchrun's.
     """
-    launcher = next((name for name, (sign, *_) in LAUNCHERS.items() if sign in env), "single")
-    names = LAUNCHERS.get(launcher, ())[1:]
-    values = [env.get(name, "") for name in names] or ["0", "0", "1"]
-    numbers = [int(value) if re.fullmatch("[0-9]{1,18}", value) else -1 for value in values]
-    rank, local_rank, world_size = numbers
-    exported = [env.get("RANK", values[0]), values[1], env.get("WORLD_SIZE", values[2])]
-    if values != exported or not 0 <= local_rank <= rank < world_size:
-        stop(
-            f"{launcher}: rank, local rank, world size {values}; "
-            f"RANK, WORLD_SIZE {exported}: export neither, or all"
-        )
-    return launcher, rank, local_rank, world_size
-
-
-def name_of_start(launcher: str) -> str:
-    """Name this start of the ranks, the same on all of them; every rank calls it.
-
-    It stands before each key in the store where they meet: another job may come there, too.
-    """
-    names = ("USER", *STARTS.get(launcher, ()))
-    return " ".join(os.environ.get(name, "") for name in names)
-
-
-class OneLineParser(ArgumentParser):
-    """An ArgumentParser that reports a mistake in one line, which `label` begins."""
-
-    label = ""
-
-    def error(self, message: str) -> NoReturn:
-        """Stop the process with the message."""
-        stop(f"{self.label}{message}; --help lists the flags")
-
-
-def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim cuda:local_rank, or the CPU where CUDA can use no GPU; every rank calls it.
-
-    Stops where the node has fewer GPUs than ranks, and where no GPU of those given can be used.
-    """
-    if no_cuda:
-        return torch.device("cpu")
-    names, why = usable_gpus()
-    if not names:
-        # The first counts before what Slurm says: empty, it hides all. Who trains on CPUs though
-        # there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots
-        # are no GPUs.
-        variables = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
-        named = (f"{name}={os.environ[name]}" for name in variables if name in os.environ)
-        given = next(named, "=")
-        if not given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
-            if why:
-                stop(f"{given}, but {why}, or give --no-cuda")
-            stop(
-                f"{given}, but torch {torch.__version__} sees no GPU: "
-                "install a torch for this driver's CUDA (nvidia-smi), "
-                "give the container --nv, or give --no-cuda"
-            )
-        if why:
-            print(f"{why}; until then the CPU is used", file=sys.stderr, flush=True)
-        return torch.device("cpu")
-    # The only GPU that is seen may be this rank's own, which is cuda:0 to all, as with Slurm's
-    # --gpus-per-task=1. Ranks of torchrun all see the same ones.
-    may_be_own = "TORCHELASTIC_RUN_ID" not in os.environ or may_share()
-    if local_rank >= len(names) > int(may_be_own):
-        stop(
-            f"local rank {local_rank} has no GPU ({len(names)} here): start a rank for each GPU "
-            f"(--nproc-per-node {len(names)}, --ntasks-per-node), or give --no-cuda"
-        )
-    device = torch.device("cuda", min(local_rank, len(names) - 1))
-    torch.cuda.set_device(device)
-    return device
-
-
-def usable_gpus() -> tuple[list[str], str]:
-    """Name the GPUs that CUDA can use, by their index, and tell why there are no more, if any are.
-
-    It starts CUDA, which no process that is forked later could use then.
-    """
-    found = torch.cuda.device_count()  # NVML's count, also of GPUs that CUDA cannot use
-    names: list[str] = []
-    if not found:
-        return names, ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own of an old GPU, in several lines
-        try:
-            torch.cuda.init()
-        except RuntimeError as error:  # its first sentence says why
-            return names, (
-                f"there are {found} GPU(s), and torch {torch.__version__} can use none "
-                f"({str(error).partition('. ')[0]}): update the driver, or install a torch for the "
-                "CUDA that nvidia-smi names"
-            )
-    built = torch.cuda.get_arch_list()
-    for index in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(index)
-        if not runs_on((card.major, card.minor), built):
-            return names, (
-                f"{card.name} is sm_{card.major}{card.minor}, and this torch is built for "
-                f"{' '.join(built)}: install a torch for this GPU"
-            )
-        names.append(card.name)
-    return names, ""
-
-
-def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
-    """Tell whether code built for these architectures runs on a GPU of this capability.
-
-    sm_ runs on the same major number, compute_ on any later one.
-    """
-    codes = re.findall(r"\b(sm|compute)_(\d+)\b", " ".join(built))
-    own = 10 * capability[0] + capability[1]
-    for kind, code in codes:
-        if int(code) <= own and (kind == "compute" or int(code) // 10 == capability[0]):
-            return True
-    return not codes  # not NVIDIA's
-
-
-def may_share() -> bool:
-    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return was_told and torch.cuda.nccl.version() >= (2, 30)
-
-
-def check_address(seconds: float) -> None:
-    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
-
-    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
-    seconds, at most 30.
-    """
-    address = os.environ.get("MASTER_ADDR")
-    end = time.monotonic() + min(seconds, 30)
-    while address:
-        try:
-            socket.getaddrinfo(address, None)
-            return
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() > end:
-                stop(
-                    f"MASTER_ADDR={address} has no address ({error}): "
-                    "export the name or address of rank 0's node"
-                )
-        time.sleep(0.5)
-
-
-def backend_class(device: torch.device) -> str:
-    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
-    group = dist.distributed_c10d._get_default_group()
-    return type(group._get_backend(device)).__name__
-
-
-def reason(error: Exception) -> str:
-    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
-    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
-    return " ".join(text.split())
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        cpus = len(os.sched_getaffinity(0))
+    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
+    task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if task_cpus.isdecimal() and int(task_cpus):
+        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
+    return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))
 
 
 _LONGEST = 600  # characters of an error that a row can hold
@@ -443,6 +352,33 @@ def capture_trouble(call: Callable[[], Value]) -> tuple[Value | None, list[str]]
         return None, [stderr.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
         return None, [_shorten(reason(error) or type(error).__name__)]
+
+
+def check_address(seconds: float) -> None:
+    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
+
+    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
+    seconds, at most 30.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    end = monotonic() + min(seconds, 30)
+    while address:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if monotonic() > end:
+                stop(
+                    f"MASTER_ADDR={address} has no address ({error}): "
+                    "export the name or address of rank 0's node"
+                )
+        sleep(0.5)
+
+
+def reason(error: Exception) -> str:
+    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
+    return " ".join(text.split())
 
 
 @dataclass
@@ -551,8 +487,15 @@ class Case:
             state = "cannot listen" if is_host else "is not there"
             cure = "export another MASTER_PORT, the same for all ranks"
             raise CheckFailed(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
-        self.store = dist.PrefixStore(name_of_start(self.launcher), store)
+        # No other job has these keys.
+        start = " ".join(os.environ[name] for name in LAUNCHERS.get(self.launcher, ())[:-3])
+        self.store = dist.PrefixStore(f"doctor {start}", store)
         self.store.set_timeout(timedelta(seconds=timeout))
+
+
+
+# NCCL was told that ranks may share a GPU.
+MAY_SHARE = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def arrive(case: Case) -> None:
@@ -568,7 +511,7 @@ def arrive(case: Case) -> None:
     notes += [f"cpu {case.node} {cpu}" for cpu in case.cpus]
     if case.store.add(f"host {case.host}", 1) == 1:
         notes.append("hosts")
-    if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()):
+    if case.gpu and (case.store.add(case.gpu, 1) == 1 or MAY_SHARE):
         notes.append("gpus")
     for note in notes:
         case.store.add(note, 1)
@@ -576,10 +519,10 @@ def arrive(case: Case) -> None:
 
 def _claim(case: Case) -> None:
     """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
-    names, why = ([], "") if case.args.no_cuda else usable_gpus()
-    if why and not names:  # a script prints it, and may go on
-        raise CheckFailed(why)
-    case.device = str(pick_device(case.local_rank, case.args.no_cuda))
+    with redirect_stderr(StringIO()) as why:
+        case.device = str(pick_device(case.local_rank, case.args.no_cuda))
+    if why.getvalue():  # a script says it, and goes on
+        raise CheckFailed(why.getvalue().strip())
     if case.device == "cpu":
         return
     card = torch.cuda.get_device_properties(case.device)
@@ -635,6 +578,12 @@ def check_reduce(case: Case) -> str:
     speeds = ", ".join(f"{size} {1e3 * each:.3g} ms" for size, each in pairs)
     busbw = large.nbytes / seconds[-1] * 2 * (case.size - 1) / case.size / 1e9
     return f"right sums over {name}; {speeds}; busbw {busbw:.2f} GB/s"
+
+
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
+    group = dist.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
 
 
 def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Value]) -> Value:
@@ -708,6 +657,178 @@ def _seconds_of(total: Tensor, times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
+__all__ = ["FILES", "write_digits"]
+
+_SIDE = 28  # pixels along each side of an image, as in MNIST
+_DOTS = 64  # ink dots along the strokes of one digit: about a pixel apart or less
+_CHUNK = 500  # images drawn at once: few enough to stay in the processor's cache
+_KINDS = ("images-idx3", "labels-idx1")
+FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in _KINDS]
+
+# Two or three ways to draw each digit. "10 70 39" is one stroke from x=1 y=0 through x=7 y=0 to
+# x=3 y=9, with y pointing down; a comma lifts the pen, and a point given twice makes a sharper
+# corner.
+_STYLES = {
+    0: ["50 30 11 17 39 59 77 71 50", "61 50 30 12 17 39 59 77 72 50 30"],
+    1: ["50 49", "32 50 50 59", "32 50 50 59,29 89"],
+    2: ["12 11 30 60 72 64 19 19 89", "12 30 60 72 55 28 17 26 48 88", "12 30 60 83 64 28 29 89"],
+    3: ["11 30 60 72 63 44 44 65 77 59 29 17", "10 70 70 44 44 75 77 59 29 17"],
+    4: ["30 15 15 85,60 69", "60 16 16 86,60 59", "20 13 35 75,71 74 69"],
+    5: ["80 20 20 14 44 75 77 59 29 18", "20 24 54 75 77 59 29 18,20 80"],
+    6: ["60 31 13 17 39 59 77 75 54 34 16", "50 23 16 28 59 78 65 45 17"],
+    7: ["10 70 70 39", "10 80 80 49,24 74", "12 10 10 80 80 55 49"],
+    8: ["71 50 20 12 34 64 77 69 39 17 35 54 73 71", "40 12 14 54 73 60 40,44 15 18 49 78 75 44"],
+    9: [
+        "72 50 20 12 15 45 74 72 69",
+        "72 50 20 12 15 45 74 72 77 59 29",
+        "71 30 12 15 45 72 71 71 59",
+    ],
+}
+_SLOTS = 6  # styles of each digit to draw from: two styles and three styles both fill six evenly
+
+
+def _round_corners(line: Tensor) -> Tensor:
+    """Cut a line's corners twice, after Chaikin: a hand does not draw sharp ones; [n, 2]."""
+    for _ in range(2):
+        starts, ends = line[:-1], line[1:]
+        quarters = [0.75 * starts + 0.25 * ends, 0.25 * starts + 0.75 * ends]
+        inner = torch.stack(quarters, dim=1).flatten(0, 1)
+        line = torch.cat([line[:1], inner, line[-1:]])
+    return line
+
+
+def _read_stroke(stroke: str) -> Tensor:
+    """Read a stroke's points, such as "10 70 39", as [n, 2], in -1 to 1."""
+    points = [[float(point[0]), float(point[1])] for point in stroke.split()]
+    return torch.tensor(points) / 4.5 - 1
+
+
+def _trace(style: str) -> Tensor:
+    """Place _DOTS points evenly along a style's strokes: [_DOTS, 2], in -1 to 1."""
+    strokes = [_round_corners(_read_stroke(stroke)) for stroke in style.split(",")]
+    starts = torch.cat([stroke[:-1] for stroke in strokes])
+    ends = torch.cat([stroke[1:] for stroke in strokes])
+    lengths = (ends - starts).norm(dim=1)
+    distances = lengths.cumsum(0)  # along the pen's way, at the end of each segment
+    wanted = torch.linspace(0, distances[-1].item(), _DOTS)
+    segment = torch.searchsorted(distances, wanted).clamp(max=len(lengths) - 1)
+    fraction = (wanted - distances[segment] + lengths[segment]) / lengths[segment]
+    return torch.lerp(starts[segment], ends[segment], fraction[:, None])
+
+
+def _pen_paths(styles: Tensor, generator: Generator) -> Tensor:
+    """Draw each style by another hand: [n, _DOTS, 2] in -1 to 1 become [n, _DOTS, 2] in pixels."""
+
+    def vary(*shape: int) -> Tensor:
+        return 2 * torch.rand(len(styles), *shape, generator=generator) - 1
+
+    # Most writers are neat, a few are careless: without those few, a small network would make
+    # no mistake.
+    mess = 0.4 + 1.4 * torch.rand(len(styles), 1, 1, generator=generator) ** 6
+    # A long stroke has room to wobble.
+    length = styles.diff(dim=1).norm(dim=2).sum(dim=1)[:, None, None]
+    wobble = F.interpolate(vary(2, 7), size=_DOTS, mode="linear", align_corners=True)
+    wobble = F.avg_pool1d(wobble, 9, stride=1, padding=4, count_include_pad=False)
+    path = styles + 0.06 * mess * length * wobble.transpose(1, 2)
+    # A smooth bend.
+    path = path + 0.17 * mess * torch.sin(2 * vary(1, 2) * path.flip(2) + 3 * vary(1, 2))
+    x, y = path.unbind(2)
+    angle, slant = 0.25 * vary(1), 0.15 + 0.3 * vary(1)
+    x, y = (8.8 + 1.8 * vary(1)) * (x - slant * y), (9 + vary(1)) * y
+    turned = [angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y]
+    path = torch.stack(turned, dim=2)
+    # Centred by mass, as in MNIST; the shift makes up for these writers being more alike than
+    # real ones.
+    centred = path - path.mean(dim=1, keepdim=True) + (_SIDE - 1) / 2
+    return centred + 1.8 * vary(1, 2)
+
+
+def _draw(paths: Tensor, generator: Generator) -> Tensor:
+    """Draw an image for each pen path: [n, _SIDE, _SIDE] of uint8, white ink on black."""
+    pixels = torch.arange(_SIDE)
+    x, y = ((axis[:, :, None] - pixels) ** 2 for axis in paths.unbind(2))
+    nearest = torch.full((len(paths), _SIDE, _SIDE), torch.inf)  # dot, as a squared distance
+    for dot in range(_DOTS):
+        torch.minimum(nearest, x[:, dot, None, :] + y[:, dot, :, None], out=nearest)
+    thickness, strength = torch.rand(2, len(paths), 1, 1, generator=generator)
+    depth = 0.8 + 0.9 * thickness - nearest.sqrt()  # pixels inwards from the edge of the ink
+    ink = (0.5 + 1.5 * depth).clamp(0, 1) * (0.85 + 0.15 * strength)
+    return (255 * ink).to(torch.uint8)
+
+
+def _idx_file(magic: int, *sizes: int) -> tuple[bytearray, Tensor]:
+    """Make an empty file in IDX, MNIST's format, and the uint8 tensor that is its body."""
+    header = struct.pack(f">{1 + len(sizes)}I", magic, *sizes)
+    content = bytearray(header + bytes(torch.Size(sizes).numel()))
+    body = torch.frombuffer(content, dtype=torch.uint8, offset=len(header))
+    return content, body.view(sizes)
+
+
+def _make_set(size: int, generator: Generator) -> tuple[bytearray, bytearray]:
+    """Make the image file and the label file of a set of so many digits."""
+    slots = [
+        torch.stack([_trace(styles[slot % len(styles)]) for slot in range(_SLOTS)])
+        for styles in _STYLES.values()
+    ]
+    traces = torch.stack(slots)  # [10, _SLOTS, _DOTS, 2]
+    image_file, images = _idx_file(2051, size, _SIDE, _SIDE)
+    label_file, labels = _idx_file(2049, size)
+    labels.copy_(torch.randint(10, (size,), generator=generator))
+    for image_chunk, label_chunk in zip(images.split(_CHUNK), labels.split(_CHUNK), strict=True):
+        slot = torch.randint(_SLOTS, (len(label_chunk),), generator=generator)
+        paths = _pen_paths(traces[label_chunk.long(), slot], generator)
+        image_chunk.copy_(_draw(paths, generator))
+    return image_file, label_file
+
+
+def _make_both(train: int, test: int, seed: int) -> list[bytearray]:
+    """Make the contents of FILES: the training set, then the test set."""
+    generator = torch.Generator().manual_seed(seed)  # torch's own stays as the learner set it
+    threads = torch.get_num_threads()
+    # The work is many short steps: on a busy machine, several threads would mostly wait for one
+    # another.
+    torch.set_num_threads(1)
+    try:
+        return [*_make_set(train, generator), *_make_set(test, generator)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _is_complete(root: Path) -> bool:
+    """Tell whether root holds a digits set; it appears all at once, so that its files' names do."""
+    raw = root / "MNIST" / "raw"
+    return all((raw / name).is_file() for name in [*FILES, "MD5SUMS"])
+
+
+def write_digits(root: Path, train: int = 60_000, test: int = 10_000, seed: int = 1) -> Path:
+    """Make the digits set under root, and return root; a complete one is kept.
+
+    One process calls it, before any rank starts. train, test: the number of images.
+    Raises OSError if it cannot be written.
+    """
+    if _is_complete(root):
+        return root
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".digits-", dir=root) as scratch:
+        raw = Path(scratch) / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        digests = ""
+        for name, content in zip(FILES, _make_both(train, test, seed), strict=True):
+            (raw / name).write_bytes(content)
+            # MD5 because torchvision and MNIST's published digests use it; it guards against
+            # accidents only.
+            digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            digests += f"{digest}  {name}\n"
+        (raw / "MD5SUMS").write_text(digests)
+        try:
+            raw.parent.rename(root / "MNIST")
+        except OSError:
+            # There is a folder already: fine if another process has just finished the same set.
+            if not _is_complete(root):
+                raise
+    return root
+
+
 # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
 _MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -751,6 +872,67 @@ def _read_digests(path: Path) -> dict[str, str]:
     lines = path.read_text(errors="replace").splitlines()
     entries = [line.split() for line in lines if line.strip()]
     return {entry[-1]: entry[0] for entry in entries}
+
+
+def has_files(root: Path) -> bool:
+    """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
+    return any((root / "MNIST" / "raw" / name).is_file() for name in _MNIST_MD5)
+
+
+def _reachable(seconds: float) -> bool:
+    """Tell whether one of torchvision's mirrors answers within so many seconds."""
+    for mirror in MNIST.mirrors:
+        try:
+            host = urlparse(mirror).hostname
+            socket.create_connection((host, 443), timeout=seconds).close()
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def download(root: Path, seconds: float) -> bool:
+    """Have torchvision download MNIST into root; returns whether it did.
+
+    A process of its own does it, which is ended after so many seconds.
+    """
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
+        spawn = get_context("spawn").Process
+        process = spawn(target=MNIST, args=(folder,), kwargs={"download": True}, daemon=True)
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+        if process.exitcode != 0:
+            return False
+        check_data(Path(folder))
+        if not has_files(root):
+            (Path(folder) / "MNIST").rename(root / "MNIST")
+    return True
+
+
+def stage(folder: Path = Path("data"), seconds: float = 120) -> Path:
+    """Return the folder to give as --data, filled if need be; one process calls it, first.
+
+    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise it is `folder`: with
+    MNIST, downloaded if the network allows it within `seconds`, or else with the generated digits,
+    in the same files. Stops where there are files that are not whole.
+    """
+    if root := os.environ.get("DDP_MNIST_ROOT"):
+        print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
+        return Path(root)
+    folder = Path(folder)
+    if has_files(folder):
+        print(f"{check_data(folder)} is staged")
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if _reachable(5) and download(folder, seconds):
+        print("MNIST is downloaded")
+        return folder
+    size = "60,000 + 10,000 images in its file format"
+    print(f"No network: digits are made here instead of MNIST, {size}")
+    return write_digits(folder)
+
 
 
 def _whole_number(variable: str) -> int:
@@ -810,7 +992,7 @@ def check_devices(case: Case) -> str:
         raise CheckFailed(*case.trouble)
     if not case.gpu and case.count("gpus"):
         raise CheckFailed("no GPU, where others have one")
-    if case.gpu and case.count(case.gpu) > 1 and not may_share():
+    if case.gpu and case.count(case.gpu) > 1 and not MAY_SHARE:
         raise CheckFailed(f"{case.gpu} is shared")
     return case.device
 
@@ -1000,6 +1182,7 @@ CHECKS = {  # each row of the table: its check, and the usual cure
 TOGETHER = ("clocks", "all-reduce", "run folder")  # what needs all ranks
 
 
+
 def write_whole(path: Path, content: bytes) -> None:
     """Put a file in its place when all of it is on the disk; any process calls it.
 
@@ -1021,4 +1204,3 @@ def write_whole(path: Path, content: bytes) -> None:
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with a5bc480b242fcbbc

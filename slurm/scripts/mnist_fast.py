@@ -1,35 +1,42 @@
 """Train MNIST's network on one device at its limit: data held there, a GPU's step in one order.
 
-Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
-python mnist_fast.py --data data --epochs 1
+python mnist_fast.py --data data --epochs 1 --bf16
 """
-
-from __future__ import annotations  # they name classes that come later
 
 import json
 import os
-import re
 import sys
 import time
-import warnings
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from io import BytesIO
-from math import prod
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor, nn, optim
 from torch.utils.data import Dataset
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-Sums = Mapping[str, Tensor]  # of a batch's samples, by name
-Step = Callable[[Tensor], Sums]  # trains on the samples with these indices
+Step = Callable[[Tensor], dict[str, Tensor]]  # trains on the samples with these indices
+
+
+def main() -> None:
+    """Check what was given, and train."""
+    args = read_flags()
+    train_set, test_set = datasets(args.data)
+    device = pick_device(0, args.no_cuda)
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    here = {"local_rank": 0, "host": os.uname().nodename, "device": str(device)}
+    here |= {"launcher": "single", "chip": chip or torch.cpu.get_capabilities().get("cpu_name")}
+    claim(args.run_dir)
+    begin_record(args, [here], train_set)
+    try:
+        train(args, device, train_set, test_set)
+    except BaseException as error:
+        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        raise
+    write(args.run_dir, "status.json", {"state": "done"})
 
 
 def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNIST) -> None:
@@ -38,65 +45,63 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     test_images, test_labels = hold_on_device(test_set, device)
     torch.manual_seed(args.seed)
     model = FastNet().to(memory_format=torch.channels_last).to(device)
-    optimizer = make_optimizer(args, device, model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+    on_gpu = device.type == "cuda"
+    # A CUDA graph needs the learning rate on the device: a number would be recorded for good.
+    lr = torch.tensor(args.lr, device=device) if on_gpu else args.lr
+    optimizer = optim.Adadelta(model.parameters(), lr=lr, capturable=on_gpu)
+    schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     order = torch.Generator(device).manual_seed(args.seed)
 
-    def step(indices: Tensor) -> Sums:
-        loss, sums = measure_batch(model, images[indices], labels[indices], args)
+    def step(indices: Tensor) -> dict[str, Tensor]:
+        loss, sums = measure_batch(model, images[indices], labels[indices], args.bf16)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return sums
 
-    take_step: Step = step
-    if device.type == "cuda":
-        # Recorded before the first epoch's clock starts: its seconds are in no record.
-        batch = torch.arange(min(args.batch_size, len(labels)), device=device)
-        take_step = as_graph(step, model, optimizer, batch)
+    take_step = as_graph(step, args.batch_size, device) if on_gpu else step
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         model.train()
-        shuffled = torch.randperm(len(labels), generator=order, device=device)
-        batches = shuffled.split(args.batch_size)
+        batches = torch.randperm(len(labels), generator=order, device=device).split(args.batch_size)
         trained = sum_up(map(take_step, batches[:1] if args.dry_run else batches))
         middle = time.perf_counter()
         model.eval()
         with torch.no_grad():
-            tested = test(model, test_images, test_labels, args)
-        scheduler.step()
-        end = time.perf_counter()
-        report(args, epoch, trained, tested, middle - begin, end - middle)
+            parts = zip(test_images.split(1000), test_labels.split(1000), strict=True)
+            tested = sum_up(measure_batch(model, *part, args.bf16)[1] for part in parts)
+        schedule.step()
+        seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
+        report(args.run_dir, epoch, trained, tested, seconds)
     if args.save_model:
-        save_model(model, args.run_dir)
+        weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+        torch.save(weights, (args.run_dir or Path()) / "mnist_cnn.pt")
 
 
-def main() -> None:
-    """Check what was given, and train."""
-    args = read_flags({})
-    sets = datasets(args.data)
-    device = pick_device(0, args.no_cuda)
-    set_precision(args, device)
-    with recorded(args, device, sets[0]):
-        train(args, device, *sets)
-
-
-def make_optimizer(args: Namespace, device: torch.device, model: nn.Module) -> Optimizer:
-    """Make the optimizer, on a GPU such that its step can be recorded as a CUDA graph."""
-    if device.type != "cuda":
-        return torch.optim.Adadelta(model.parameters(), lr=args.lr)
-    # A graph needs the learning rate on the device: a number would be recorded for good.
-    lr = torch.tensor(args.lr, device=device)
-    return torch.optim.Adadelta(model.parameters(), lr=lr, capturable=True, foreach=True)
+def read_flags() -> Namespace:
+    """Read the command line; stops where it cannot be used."""
+    parser = ArgumentParser(usage="%(prog)s [flags]; --help lists them", allow_abbrev=False)
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("data"), help="folder of the data")
+    add("--run-dir", type=Path, help="new folder for the record of the run")
+    add("--epochs", type=int, default=14, help="passes over the training set")
+    add("--batch-size", type=int, default=64, help="samples in a step")
+    add("--lr", type=float, default=1.0, help="learning rate")
+    add("--gamma", type=float, default=0.7, help="factor of it after each epoch")
+    add("--seed", type=int, default=1, help="of the first weights, the order and the dropout")
+    add("--bf16", action="store_true", help="compute in bfloat16 (autocast)")
+    add("--no-cuda", action="store_true", help="use the CPU although there is a GPU")
+    add("--dry-run", action="store_true", help="take one step of training in each epoch")
+    add("--save-model", action="store_true", help="write the weights to mnist_cnn.pt")
+    args = parser.parse_args()
+    record = ("spec.json", "metrics.jsonl")
+    if args.run_dir and any((args.run_dir / name).exists() for name in record):
+        parser.error(f"--run-dir {args.run_dir} holds a run: choose a new folder")
+    return args
 
 
 def hold_on_device(data: MNIST, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n].
-
-    Stops at a dataset that is not MNIST: the others have no tensor of all their images.
-    """
-    if not isinstance(data, MNIST):
-        stop(f"mnist_fast holds MNIST on the device, not a {type(data).__name__}: use mnist_ddp")
+    """Hold all images on the device, normalised once, [n, 1, 28, 28], and all labels, [n]."""
     images = data.data.to(device).float().div_(255).sub_(0.1307).div_(0.3081).unsqueeze(1)
     return images.contiguous(memory_format=torch.channels_last), data.targets.to(device)
 
@@ -105,328 +110,60 @@ def measure_batch(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    args: Namespace,
-) -> tuple[Tensor, Sums]:
+    bf16: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute a batch's mean loss, and the sums of its samples; nothing is copied from the CPU."""
-    use_bf16 = args.precision == "bf16"
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=use_bf16):
-        output = model(images)
-        loss = F.nll_loss(output, labels)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+        scores = model(images)
+        loss = F.cross_entropy(scores, labels)
     samples = torch.full_like(loss, len(labels), dtype=torch.float64)
-    right = (output.argmax(dim=1) == labels).sum().double()
+    right = (scores.argmax(dim=1) == labels).sum()
     return loss, {"loss": loss.detach() * samples, "accuracy": right, "samples": samples}
 
 
-def sum_up(parts: Iterable[Sums]) -> dict[str, float]:
-    """Add up what was counted, by name; this waits for the GPU."""
-    sums = {name: float(value) for name, value in merge(parts).items()}
-    return {**sums, "mean_data_seconds": 0.0}
+def sum_up(parts: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+    """Add up by name; this waits for the GPU, and stops where the loss is not finite."""
+    sums: dict[str, Tensor] = {}
+    for part in parts:  # new tensors: a CUDA graph fills its own anew
+        sums = {name: sums.get(name, 0) + value for name, value in part.items()}
+    if not sums["loss"].isfinite():
+        sys.exit(f"the loss is {sums['loss'].item()}: check the data, or lower --lr")
+    return {name: value.item() for name, value in sums.items()}
 
 
-def test(model: nn.Module, images: Tensor, labels: Tensor, args: Namespace) -> dict[str, float]:
-    """Measure the model on all these samples, and add up."""
-    size = args.test_batch_size
-    batches = zip(images.split(size), labels.split(size), strict=True)
-    return sum_up(measure_batch(model, inputs, target, args)[1] for inputs, target in batches)
-
-
-def as_graph(step: Step, model: nn.Module, optimizer: Optimizer, batch: Tensor) -> Step:
-    """Record a step once as a CUDA graph, to be played back with one order; it trains nothing.
+def as_graph(step: Step, size: int, device: torch.device) -> Step:
+    """Return a step that is recorded as a CUDA graph, and played back with one order.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
 
-    batch: indices of samples; a batch of another size is trained on without the graph.
+    Its first three batches of this size are trained on beside the main stream, as a warm-up; the
+    fourth is recorded. A batch of another size is trained on without the graph.
     """
-    batch = batch.clone()
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # warm up beside the main stream
-        for _ in range(3):
-            step(batch)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    optimizer.zero_grad()
-    with torch.cuda.graph(graph):
-        sums = step(batch)
-    with torch.no_grad():  # as before the warm-up; Adadelta's state begins with zeros
-        for parameter, weight in zip(model.parameters(), weights, strict=True):
-            parameter.copy_(weight)
-            for tensor in optimizer.state[parameter].values():
-                tensor.zero_()
+    warm_ups, stream, graph = 3, torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    batch, sums = torch.zeros(size, dtype=torch.int64, device=device), {}
 
-    def replay(indices: Tensor) -> Sums:
-        if len(indices) != len(batch):
+    def take_step(indices: Tensor) -> dict[str, Tensor]:
+        nonlocal warm_ups
+        if len(indices) != size:
             return step(indices)  # the last, smaller batch
+        if warm_ups:
+            warm_ups -= 1
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                measured = step(indices)
+            torch.cuda.current_stream().wait_stream(stream)
+            return measured
+        if not sums:
+            with torch.cuda.graph(graph):  # this computes nothing
+                sums.update(step(batch))
         batch.copy_(indices)
         graph.replay()
         return sums
 
-    return replay
+    return take_step
 
 
-# YOUR DATA goes here: a training and a test set of (input, target), there before the run.
-# train_set.name, if there is one, is recorded.
-def datasets(folder: Path) -> tuple[Dataset, Dataset]:
-    """Open both datasets; every rank calls it. Stops where a file is missing or cut short."""
-    transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
-    try:
-        if defect := describe_damage(folder):
-            raise ValueError(defect)
-        train_set = MNIST(folder, train=True, transform=transform)
-        test_set = MNIST(folder, train=False, transform=transform)
-    except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        defect = str(error) or "damaged"
-        stop(f"--data {folder} holds no whole MNIST ({defect}): get it once, before the run")
-    generated = (folder / "MNIST/raw/MD5SUMS").exists()  # digits, in MNIST's format
-    train_set.name = "digits" if generated else "MNIST"
-    return train_set, test_set
-
-
-# YOUR NETWORK goes here: any nn.Module that returns log-probabilities, as log_softmax gives them;
-# for plain scores put F.cross_entropy into the loss below. nll_loss would train, and learn nothing.
-# BatchNorm1d fails on a batch of one sample: give train_batches drop_last=True.
-class Net(nn.Module):
-    """Two convolutions, two linear layers: images [n, 1, 28, 28] to log-probabilities [n, 10]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
-        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Score the ten digits for each image."""
-        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
-        x = F.relu(self.fc1(torch.flatten(self.dropout1(x), 1)))
-        return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
-
-
-def stop(line: str) -> NoReturn:
-    """End this process with one line on stderr and exit status 2."""
-    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
-    sys.exit(2)
-
-
-def cpus_of_rank() -> int:
-    """Count the CPUs that this process has to itself; any process calls it.
-
-    They are those of its Slurm task, or its share of torchrun's.
-    """
-    cpus = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        cpus = len(os.sched_getaffinity(0))
-    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
-    task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if task_cpus.isdecimal() and int(task_cpus):
-        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
-    return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))
-
-
-def describe_damage(folder: Path) -> str:
-    """Describe what is wrong with the MNIST files in a folder; "" if nothing is.
-
-    It looks at their first bytes and their lengths; any process calls it.
-    """
-    for part in ("train", "t10k"):
-        counts = []
-        for kind in ("images-idx3", "labels-idx1"):
-            name = f"{part}-{kind}-ubyte"
-            try:
-                counts.append(_count_items(folder / "MNIST" / "raw" / name))
-            except ValueError as error:
-                return f"{name}: {error}"
-            except OSError as error:
-                return f"{name}: {error.strerror}"
-        images, labels = counts
-        if images != labels:
-            return f"{part}: {images} images, but {labels} labels"
-    return ""
-
-
-def _count_items(path: Path) -> int:
-    """Count the images or labels in an IDX file. Raises ValueError if it is empty or cut short."""
-    with path.open("rb") as file:
-        header = file.read(16)
-    if len(header) < 4:
-        raise ValueError("empty")
-    dimensions = header[3]  # the size of each follows, in four bytes
-    starts = range(4, 4 + 4 * dimensions, 4)
-    sizes = [int.from_bytes(header[start : start + 4], "big") for start in starts]
-    if path.stat().st_size != 4 + 4 * dimensions + prod(sizes):
-        raise ValueError("cut short")
-    if not sizes:
-        raise ValueError("empty")
-    return sizes[0]
-
-
-def holds_run(folder: Path) -> bool:
-    """Tell whether a run has written into the folder: its settings, or an epoch's measurements."""
-    names = ("spec.json", "metrics.jsonl")
-    return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110 raises nothing
-
-
-class Flag(NamedTuple):
-    """A flag's default, and what it is for; one without a default takes a whole number."""
-
-    default: float | str | None
-    purpose: str
-
-
-_USUAL_FLAGS = {
-    "batch_size": Flag(64, "samples in a step, of all ranks together"),
-    "test_batch_size": Flag(1000, "samples that a rank tests at a time"),
-    "epochs": Flag(14, "passes over the training set"),
-    "lr": Flag(1.0, "learning rate"),
-    "gamma": Flag(0.7, "factor of the learning rate after each epoch"),
-    "seed": Flag(1, "of the first weights, the order of the samples and the dropout"),
-    "log_interval": Flag(100, "steps from one line of progress to the next"),
-    # Each holds about eight files open, and many systems allow a process 1,024.
-    "num_workers": Flag(min(cpus_of_rank() - 1, 8), "processes of each rank that load data"),
-}
-
-
-class OneLineParser(ArgumentParser):
-    """An ArgumentParser that reports a mistake in one line, which `label` begins."""
-
-    label = ""
-
-    def error(self, message: str) -> NoReturn:
-        """Stop the process with the message."""
-        stop(f"{self.label}{message}; --help lists the flags")
-
-
-def read_flags(more: Mapping[str, Flag], argv: Sequence[str] | None = None) -> Namespace:
-    """Read the flags from argv, or the command line; stops at one that cannot be used.
-
-    more: the flags that only this script has.
-    """
-    layout = RawDescriptionHelpFormatter
-    parser = OneLineParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
-    add = parser.add_argument
-    data = os.environ.get("DDP_MNIST_ROOT", "data")
-    precision_help = "else bf16 where the device has units for it"
-    add("--data", type=Path, default=data, help="the data's folder")
-    add("--run-dir", type=Path, help="new folder for the record of the run")
-    add("--precision", choices=("bf16", "float32"), help=precision_help)
-    for name, (default, purpose) in {**_USUAL_FLAGS, **more}.items():
-        kind = int if default is None else type(default)
-        purpose = purpose if default is None else f"{purpose} ({default})"
-        add(f"--{name.replace('_', '-')}", type=kind, default=default, help=purpose)
-    for flag in ("--no-cuda", "--dry-run", "--save-model"):
-        add(flag, action="store_true")
-    args = parser.parse_args(argv)
-    _check_ranges(parser, args)
-    if args.run_dir and "resume" not in args and holds_run(args.run_dir):
-        stop(f"--run-dir {args.run_dir} holds a run: choose a new folder")
-    return args
-
-
-def _check_ranges(parser: OneLineParser, args: Namespace) -> None:
-    """Stop at a number that no run can use."""
-    for name, value in vars(args).items():
-        least = 0 if name in ("num_workers", "seed") else 1e-9
-        if type(value) in (int, float) and not least <= value < 2**31:
-            parser.error(f"--{name.replace('_', '-')} {value} is out of range")
-    cpus = cpus_of_rank()
-    most = max(64, 16 * cpus)  # each worker is a process
-    if args.num_workers > most:
-        parser.error(
-            f"--num-workers {args.num_workers} is out of range: "
-            f"at most {most}, 16 for each CPU, or 64"
-        )
-
-
-def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
-    """Claim cuda:local_rank, or the CPU where CUDA can use no GPU; every rank calls it.
-
-    Stops where the node has fewer GPUs than ranks, and where no GPU of those given can be used.
-    """
-    if no_cuda:
-        return torch.device("cpu")
-    names, why = usable_gpus()
-    if not names:
-        # The first counts before what Slurm says: empty, it hides all. Who trains on CPUs though
-        # there are GPUs says --no-cuda; so do the jobs of the course's own Slurm, whose GPU slots
-        # are no GPUs.
-        variables = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
-        named = (f"{name}={os.environ[name]}" for name in variables if name in os.environ)
-        given = next(named, "=")
-        if not given.endswith(("=", "=-1", "=NoDevFiles", "ON_NODE=0")):
-            if why:
-                stop(f"{given}, but {why}, or give --no-cuda")
-            stop(
-                f"{given}, but torch {torch.__version__} sees no GPU: "
-                "install a torch for this driver's CUDA (nvidia-smi), "
-                "give the container --nv, or give --no-cuda"
-            )
-        if why:
-            print(f"{why}; until then the CPU is used", file=sys.stderr, flush=True)
-        return torch.device("cpu")
-    # The only GPU that is seen may be this rank's own, which is cuda:0 to all, as with Slurm's
-    # --gpus-per-task=1. Ranks of torchrun all see the same ones.
-    may_be_own = "TORCHELASTIC_RUN_ID" not in os.environ or may_share()
-    if local_rank >= len(names) > int(may_be_own):
-        stop(
-            f"local rank {local_rank} has no GPU ({len(names)} here): start a rank for each GPU "
-            f"(--nproc-per-node {len(names)}, --ntasks-per-node), or give --no-cuda"
-        )
-    device = torch.device("cuda", min(local_rank, len(names) - 1))
-    torch.cuda.set_device(device)
-    return device
-
-
-def usable_gpus() -> tuple[list[str], str]:
-    """Name the GPUs that CUDA can use, by their index, and tell why there are no more, if any are.
-
-    It starts CUDA, which no process that is forked later could use then.
-    """
-    found = torch.cuda.device_count()  # NVML's count, also of GPUs that CUDA cannot use
-    names: list[str] = []
-    if not found:
-        return names, ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own of an old GPU, in several lines
-        try:
-            torch.cuda.init()
-        except RuntimeError as error:  # its first sentence says why
-            return names, (
-                f"there are {found} GPU(s), and torch {torch.__version__} can use none "
-                f"({str(error).partition('. ')[0]}): update the driver, or install a torch for the "
-                "CUDA that nvidia-smi names"
-            )
-    built = torch.cuda.get_arch_list()
-    for index in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(index)
-        if not runs_on((card.major, card.minor), built):
-            return names, (
-                f"{card.name} is sm_{card.major}{card.minor}, and this torch is built for "
-                f"{' '.join(built)}: install a torch for this GPU"
-            )
-        names.append(card.name)
-    return names, ""
-
-
-def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
-    """Tell whether code built for these architectures runs on a GPU of this capability.
-
-    sm_ runs on the same major number, compute_ on any later one.
-    """
-    codes = re.findall(r"\b(sm|compute)_(\d+)\b", " ".join(built))
-    own = 10 * capability[0] + capability[1]
-    for kind, code in codes:
-        if int(code) <= own and (kind == "compute" or int(code) // 10 == capability[0]):
-            return True
-    return not codes  # not NVIDIA's
-
-
-def may_share() -> bool:
-    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return was_told and torch.cuda.nccl.version() >= (2, 30)
-
-
-class _MaskedScale(torch.autograd.Function):
+class MaskedScale(torch.autograd.Function):
     """x times a mask, whose gradient has the mask's order of memory, as a convolution needs it."""
 
     @staticmethod
@@ -445,7 +182,7 @@ class _MaskedScale(torch.autograd.Function):
 class Dropout(nn.Dropout):
     """nn.Dropout; on a CPU it draws a random byte for each number, in an eighth of a float's time.
 
-    p is exact if it is a multiple of 1/256, as those of the Net are.
+    p is exact if it is a multiple of 1/256, as those of the network are.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -456,210 +193,110 @@ class Dropout(nn.Dropout):
         random_bytes = integers.random_(-(2**63), None).view(torch.uint8)[: x.numel()]
         keep = random_bytes >= round(256 * self.p)
         keep = keep.as_strided(x.size(), x.stride())  # in the order of x's memory
-        return _MaskedScale.apply(x, keep.to(x.dtype).div_(1 - self.p))
+        return MaskedScale.apply(x, keep.to(x.dtype).div_(1 - self.p))
 
 
-class FastNet(Net):
-    """The course's Net, with the same scores.
+class FastNet(nn.Module):
+    """The network of mnist_ddp.py, with the same weights and scores, and less work.
 
     Dropout is cheaper, and ReLU has a quarter of the numbers.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
         self.dropout1, self.dropout2 = Dropout(0.25), Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Score the ten digits for each image: [n, 1, 28, 28] give [n, 10]."""
         x = F.relu(self.conv1(x))
-        # Equal to pooling after ReLU, on a quarter of the numbers.
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # equal to pooling after ReLU
         x = F.relu(self.fc1(torch.flatten(self.dropout1(x), 1)))
-        return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
+        return self.fc2(self.dropout2(x))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place when all of it is on the disk; any process calls it.
-
-    Until then it has a name that is new each time, and that no symbolic link can have: nobody
-    else's file is touched. Raises OSError, and then nothing has changed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.parent / f".part-{os.urandom(8).hex()}"
+def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
+    """Open a training and a test set, which are there before the run; every rank calls it."""
+    transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
-        with part.open("xb") as file:  # x: O_CREAT with O_EXCL, which follows no link
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # first: after a power cut the name has all of it behind it
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
+        for each in (train_set, test_set):  # torchvision does not compare them
+            assert len(each.data) == len(each.targets), "not as many labels as images"
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+    made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
+    train_set.name = "digits" if made_here else "MNIST"  # for the record
+    return train_set, test_set
 
 
-class RecordError(OSError):
-    """A file of the record cannot be written: a line says so, and no traceback.
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
 
-    Other OSErrors, such as a dataset's, keep theirs.
+    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
     """
-
-
-def write_files(folder: Path | None, files: Mapping[str, bytes | Mapping[str, object]]) -> None:
-    """Write files, by their names, whole or not at all; without a folder, none.
-
-    A dict is written as JSON. Raises RecordError.
-    """
-    if not folder:
-        return
-    for name, content in files.items():
-        if not isinstance(content, bytes):
-            content = json.dumps(content, indent=1, default=str).encode()
-        try:
-            write_whole(folder / name, content)
-        except OSError as error:
-            raise RecordError(str(error)) from error
-
-
-def claim_folder(folder: Path) -> None:
-    """Make the run folder's spec.json, which nobody else can make; stops where another run has."""
+    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
+    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
+    if local_rank >= count > int(may_be_own):
+        cure = f"start {count} on a node, or give --no-cuda"
+        sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
+    device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
+    why = f"torch {torch.__version__} sees none"
     try:
+        if count:
+            torch.cuda.set_device(device)
+            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            return device
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    if given not in ("", "-1", "NoDevFiles") and not no_cuda:
+        sys.exit(f"GPU {given} is given, but {why}: see nvidia-smi, or give --no-cuda")
+    if count:
+        print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
+    return torch.device("cpu")
+
+
+def claim(folder: Path | None) -> None:
+    """Make the folder of the record, if there is one: only rank 0 has it."""
+    if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        if not holds_run(folder):
-            with suppress(FileExistsError):
-                # O_EXCL: of two runs that start together one succeeds.
-                (folder / "spec.json").touch(exist_ok=False)
-                return
-    except OSError as error:
-        stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
-    stop(f"--run-dir {folder} holds a run: choose a new folder")
+        (folder / "spec.json").touch(exist_ok=False)  # of two runs one gets the folder
 
 
-@contextmanager
-def recorded(
-    args: Namespace,
-    device: torch.device,
-    train_set: Dataset,
-    **facts: object,
-) -> Iterator[None]:
-    """Record in args.run_dir what was asked, where it ran, and how what runs inside has ended.
-
-    facts: more of where it runs, by any name. Without args.run_dir nothing is written.
-    """
-    if device.type == "cuda":
-        chip: object = torch.cuda.get_device_name(device)
-    else:
-        chip = torch.cpu.get_capabilities().get("cpu_name")
-    env: dict[str, object] = {"device": str(device), "chip": chip, "cpus": cpus_of_rank()}
-    env |= {"torch": torch.__version__, **facts}
-    env["dataset"] = getattr(train_set, "name", type(train_set).__name__)
-    env["train_set"] = len(train_set) if hasattr(train_set, "__len__") else None  # a stream
-    env["made_from"] = "ddp_helpers 0.1.0"
-    if args.run_dir and "resume" not in args:  # what can go on claims its folder by a lock
-        claim_folder(args.run_dir)
-    try:
-        write_files(args.run_dir, {"spec.json": vars(args), "env.json": env})
-        write_files(args.run_dir, {"status.json": {"state": "running"}})
-        yield
-        write_files(args.run_dir, {"status.json": {"state": "done"}})
-    except BaseException as error:
-        state, why = getattr(error, "state", "failed"), f"{type(error).__name__}: {error}"
-        request = os.environ.get("REQUEUE_FILE")
-        with suppress(OSError):
-            write_files(args.run_dir, {"status.json": {"state": state, "why": why}})
-            if args.run_dir and state == "preempted" and request:
-                write_whole(Path(request), why.encode())  # the batch script puts the job back
-        if isinstance(error, RecordError):
-            folder = args.run_dir or Path()
-            stop(f"--run-dir {folder}: {error}: choose a folder with room that you may write to")
-        raise
+def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
+    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
+    env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}
+    env |= {"train_set": len(train_set), "torch": torch.__version__}
+    write(args.run_dir, "spec.json", vars(args))
+    write(args.run_dir, "env.json", env)
+    write(args.run_dir, "status.json", {"state": "running"})
 
 
-def _per_sample(part: str, measured: Mapping[str, float]) -> dict[str, float]:
-    """Divide the sums of a pass by its samples, and name each PART_NAME; max_ and mean_ stay."""
-    samples = max(measured["samples"], 1)
-    line = {}
-    for name, value in measured.items():
-        is_sum = name != "samples" and not name.startswith(("max_", "mean_"))
-        line[f"{part}_{name}"] = value / samples if is_sum else value
-    return line
+def write(folder: Path | None, name: str, content: dict) -> None:
+    """Write a file of the record, if there is one: only rank 0 has its folder."""
+    if folder:
+        (folder / name).write_text(json.dumps(content, indent=1, default=str))
 
 
-def report(
-    args: Namespace,
-    epoch: int,
-    trained: Mapping[str, float],
-    tested: Mapping[str, float],
-    seconds: float,
-    test_seconds: float,
-) -> None:
-    """Print an epoch's score, and add its line to metrics.jsonl.
-
-    trained, tested: what the two passes measured, over all samples. Raises RecordError.
-    """
-    line = {"epoch": epoch, **_per_sample("train", trained), **_per_sample("test", tested)}
-    rate = trained["samples"] / seconds
-    line |= {"seconds": seconds, "images_per_second": rate}
-    line |= {"data_seconds": line.pop("train_mean_data_seconds"), "test_seconds": test_seconds}
-    del line["test_mean_data_seconds"]
-    score = f"test loss {line['test_loss']:.4f}"
-    if "accuracy" in tested:
-        score = f"{tested['accuracy']:.0f}/{tested['samples']:.0f} right"
-    print(f"epoch {epoch}: {score}, {rate:,.0f} images/s", flush=True)
-    if args.run_dir:
-        path = args.run_dir / "metrics.jsonl"
-        lines = path.read_bytes() if path.exists() else b""
-        write_files(args.run_dir, {path.name: lines + json.dumps(line).encode() + b"\n"})
-
-
-def save_model(model: nn.Module, folder: Path | None) -> None:
-    """Write the weights to mnist_cnn.pt in the run folder, or else here. Raises RecordError."""
-    folder = folder or Path()
-    content = BytesIO()
-    torch.save(model.state_dict(), content)
-    write_files(folder, {"mnist_cnn.pt": content.getvalue()})
-    print(f"saved {folder}/mnist_cnn.pt", flush=True)
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Tell whether the device has units for bfloat16.
-
-    A processor without them emulates it, and is slower than with float32.
-    """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    units = torch.cpu.get_capabilities()
-    return any(units.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))
-
-
-def set_precision(args: Namespace, device: torch.device) -> None:
-    """Set args.precision where no flag has; every rank calls it.
-
-    float32 computes with 24 bits then, and not with TF32's 11.
-    """
-    if not args.precision:
-        args.precision = "bf16" if has_bf16(device) else "float32"
-    if args.precision == "float32":
-        torch.backends.cudnn.allow_tf32 = False
-
-
-Number = TypeVar("Number", float, Tensor)
-
-
-def merge(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
-    """Merge what was measured in parts, batches or ranks, by name.
-
-    The parts are added up; but of max_NAME the largest counts.
-    """
-    totals: dict[str, Number] = {}
-    for part in parts:
-        for name, value in part.items():
-            if name.startswith("max_"):
-                totals[name] = max(totals.get(name, value), value)
-            else:  # a new tensor, also of the first: a CUDA graph fills its own anew
-                totals[name] = totals.get(name, 0) + value
-    return totals
+def report(folder: Path | None, epoch: int, trained: dict, tested: dict, seconds: dict) -> None:
+    """Print an epoch's means over all samples, and add them to metrics.jsonl; rank 0 calls it."""
+    line = {"epoch": epoch, **seconds}
+    line["images_per_second"] = trained["samples"] / seconds["seconds"]
+    for part, sums in {"train": trained, "test": tested}.items():
+        line[f"{part}_samples"] = samples = sums["samples"]
+        means = {name: total / samples for name, total in sums.items() if name != "samples"}
+        line |= {f"{part}_{name}": mean for name, mean in means.items()}
+    scores = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    print(f"epoch {epoch}: test {scores}; {line['images_per_second']:,.0f} images/s", flush=True)
+    if folder:
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with a6eba66d7e261d58

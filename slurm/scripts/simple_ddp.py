@@ -1,6 +1,5 @@
 """Form a process group, wrap a small model in DDP, and see that all ranks hold the same one.
 
-Written out from ddp_helpers 0.1.0, MIT licence. Needs torch 2.10 or newer, and torchvision. Launch:
 torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
@@ -9,89 +8,105 @@ srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python sim
 import os
 import sys
 from datetime import timedelta
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn
+import torch.distributed.nn  # imported later, it would keep the group to the very end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def main() -> None:
     """Do what every rank does."""
-    rows = (row for row in LAUNCHERS.items() if row[1][0] in os.environ)
-    launcher, (_, *names) = next(rows, ("single", [""]))
-    rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
+    launcher, rank, local_rank, world_size = who_am_i()
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # One GPU may be this rank's own, as with Slurm's --gpus-per-task=1, but not under torchrun.
-    if local_rank >= gpus > (0 if launcher == "torchrun" and not may_share() else 1):
-        cure = "start fewer ranks, or use the CPUs: export CUDA_VISIBLE_DEVICES="
-        stop(f"local rank {local_rank} has no GPU ({gpus} here): {cure}")
+    device = pick_device(local_rank)
     if world_size == 1:
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
-        os.environ["MASTER_PORT"] = "0"  # any port: nobody else comes
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        stop("export MASTER_ADDR and MASTER_PORT, the same for all ranks, or start with torchrun")
-    device = torch.device("cpu")
-    if gpus:
-        device = torch.device("cuda", min(local_rank, gpus - 1))  # the only one seen is cuda:0
-        torch.cuda.set_device(device)
-    # Imported after this, by DDP, torch.distributed.nn would keep the group and its threads.
+        cure = "the same for all ranks, or start with torchrun"
+        sys.exit(f"export MASTER_ADDR and MASTER_PORT, {cure}")
     dist.init_process_group(  # waits for all ranks
-        "nccl" if gpus else "gloo",
+        "nccl" if device.type == "cuda" else "gloo",
         timeout=timedelta(seconds=60),
         rank=rank,
         world_size=world_size,
-        device_id=device if gpus else None,
+        device_id=device if device.type == "cuda" else None,
     )
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
-    output = model(torch.ones(1, 42, device=device)).sum()
-    output.backward()  # the gradients are averaged over the ranks here
-    outputs = [torch.zeros((), device=device) for _ in range(world_size)]
-    dist.all_gather(outputs, output.detach())
-    are_equal = all(other == outputs[0] for other in outputs)
-    assert are_equal, f"the ranks hold different models: {outputs}"
-    print(f"rank {rank} on {device}: output {output.item():.6f}", flush=True)
+    model(torch.ones(1, 42, device=device)).sum().backward()  # averages the gradients
+    weights = nn.utils.parameters_to_vector(model.parameters()).detach()
+    everyone = [torch.zeros_like(weights) for _ in range(world_size)]
+    dist.all_gather(everyone, weights)
+    assert all(other.equal(everyone[0]) for other in everyone), "the ranks hold different models"
+    print(f"rank {rank} on {device}: the weights' sum is {weights.sum().item():.6f}", flush=True)
     if rank == 0:
         print(f"all {world_size} ranks hold the same model", flush=True)
     dist.barrier()  # nobody leaves while a peer still needs an answer
     dist.destroy_process_group()
 
 
-# A variable that only this launcher sets, then its rank, local rank and world size. The first
-# row that fits counts, as a whole: mpirun's ranks inherit SLURM_PROCID=0 from a batch script,
-# and SLURM_NTASKS is the job's size, not a step's.
+# What launchers export. The last three words are rank, local rank and world size; before them
+# stands what names this start. The first row whose words are all set counts, as a whole: inside a
+# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": (
-        "OMPI_COMM_WORLD_SIZE",
+        "PMIX_NAMESPACE",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE",
     ),
-    "mpich": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
-    "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-    "pals": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
-    "env": ("RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
 
-def stop(line: str) -> NoReturn:
-    """End this process with one line on stderr and exit status 2."""
-    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
-    sys.exit(2)
+def who_am_i() -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it."""
+    for launcher, names in LAUNCHERS.items():
+        if all(name in os.environ for name in names):
+            rank, local_rank, world_size = (int(os.environ[name]) for name in names[-3:])
+            return launcher, rank, local_rank, world_size
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        if os.environ.get(name, "1") != "1":
+            cure = "start it with srun, mpirun or torchrun"
+            sys.exit(f"{name}={os.environ[name]}, but no launcher started this process: {cure}")
+    return "single", 0, 0, 1
 
 
-def may_share() -> bool:
-    """Tell whether NCCL, from 2.30 on, was told that ranks may share a GPU."""
-    was_told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return was_told and torch.cuda.nccl.version() >= (2, 30)
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
+
+    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    """
+    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
+    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
+    if local_rank >= count > int(may_be_own):
+        cure = f"start {count} on a node, or give --no-cuda"
+        sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
+    device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
+    why = f"torch {torch.__version__} sees none"
+    try:
+        if count:
+            torch.cuda.set_device(device)
+            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            return device
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    if given not in ("", "-1", "NoDevFiles") and not no_cuda:
+        sys.exit(f"GPU {given} is given, but {why}: see nvidia-smi, or give --no-cuda")
+    if count:
+        print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
+    return torch.device("cpu")
 
 
 if __name__ == "__main__":
     main()
-# As it was written out, the SHA-256 of the lines above begins with cb780591eb436ff5

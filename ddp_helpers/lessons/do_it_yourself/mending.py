@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import Script
+from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
     LearnerRun,
@@ -30,7 +30,6 @@ _TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the
 _FLAGS = [
     f"--epochs={_EPOCHS}",
     "--batch-size=64",
-    "--precision=float32",
     "--log-interval=1000",
     "--num-workers=0",
     "--save-model",
@@ -128,7 +127,7 @@ FAULTS = (
 
 def faulty_script() -> str:
     """Return the faulty script."""
-    text = Script("mnist_ddp").text()
+    text = script_text("mnist_ddp")
     for fault in FAULTS:
         text = text.replace(fault.right, fault.wrong)
     return text
@@ -148,7 +147,7 @@ def judge(mend: Callable[..., object]) -> list[str]:
     if problem := _problem_of_text(text):
         return [problem]
     with TemporaryDirectory() as folder:
-        alone = _start(Script("mnist_single").text(), Path(folder, "alone.py"), ranks=1)
+        alone = _start(script_text("mnist_ddp"), Path(folder, "alone.py"), ranks=1)
         mended = _start(text, Path(folder, "mended.py"), ranks=_RANKS)
         wait_for_runs(alone, mended)
         if complaint := alone.complaint() or mended.complaint():

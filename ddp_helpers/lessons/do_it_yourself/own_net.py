@@ -13,7 +13,7 @@ from ddp_helpers import RUNS
 from ddp_helpers.jobs.job import JobError
 from ddp_helpers.jobs.queue import ACTIVE
 from ddp_helpers.jobs.run import read_job_record
-from ddp_helpers.launch.scripts import Script
+from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.records import runs
 
 BAR = 0.8  # share of the test images that must be right
@@ -100,7 +100,7 @@ def _judge_size(run: runs.RunRecord, nodes: int, gpus: int) -> str:
 def _judge_net(folder: Path, program: str) -> str:
     """Say what is wrong with the script's Net; empty, if it has one that is not the course's."""
     net = _net_in((folder / program).read_text())
-    if net not in ("", _net_in(Script("mnist_ddp").text())):
+    if net not in ("", _net_in(script_text("mnist_ddp"))):
         return ""
     cure = "hand yours to scripts.write_script, as replace=[Net]"
     return f"{program} holds no Net but the course's: {cure}"

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.find_the_lost_time.dial_ranks import LIMIT
-from ddp_helpers.rank import model as mnist
+from ddp_helpers.rank.scripts import mnist_ddp as mnist
 
 sys.path.append(str(ROOT / "notebooks"))
 import letters

@@ -4,11 +4,17 @@ The doctor calls `arrive` on every rank, before the checks. It needs torch.
 """
 
 import os
+from contextlib import redirect_stderr
+from io import StringIO
 
 import torch
 
-from ddp_helpers.rank.device import may_share, pick_device, usable_gpus
+from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
+
+
+# NCCL was told that ranks may share a GPU.
+MAY_SHARE = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def arrive(case: Case) -> None:
@@ -24,7 +30,7 @@ def arrive(case: Case) -> None:
     notes += [f"cpu {case.node} {cpu}" for cpu in case.cpus]
     if case.store.add(f"host {case.host}", 1) == 1:
         notes.append("hosts")
-    if case.gpu and (case.store.add(case.gpu, 1) == 1 or may_share()):
+    if case.gpu and (case.store.add(case.gpu, 1) == 1 or MAY_SHARE):
         notes.append("gpus")
     for note in notes:
         case.store.add(note, 1)
@@ -32,10 +38,10 @@ def arrive(case: Case) -> None:
 
 def _claim(case: Case) -> None:
     """Claim this rank's device. Raises Red where torch cannot use it; stops where there is none."""
-    names, why = ([], "") if case.args.no_cuda else usable_gpus()
-    if why and not names:  # a script prints it, and may go on
-        raise CheckFailed(why)
-    case.device = str(pick_device(case.local_rank, case.args.no_cuda))
+    with redirect_stderr(StringIO()) as why:
+        case.device = str(pick_device(case.local_rank, case.args.no_cuda))
+    if why.getvalue():  # a script says it, and goes on
+        raise CheckFailed(why.getvalue().strip())
     if case.device == "cpu":
         return
     card = torch.cuda.get_device_properties(case.device)

@@ -5,6 +5,8 @@ The doctor makes one `Case` on every rank. It needs torch.
 
 import os
 import platform
+import re
+import socket
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -18,8 +20,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from ddp_helpers.rank.group import check_address, reason
-from ddp_helpers.rank.launchers import name_of_start
+from ddp_helpers.rank.launchers import LAUNCHERS, stop
 
 _LONGEST = 600  # characters of an error that a row can hold
 Value = TypeVar("Value")
@@ -51,6 +52,33 @@ def capture_trouble(call: Callable[[], Value]) -> tuple[Value | None, list[str]]
         return None, [stderr.getvalue().strip()]
     except Exception as error:  # whatever it is, this rank must come to the next check
         return None, [_shorten(reason(error) or type(error).__name__)]
+
+
+def check_address(seconds: float) -> None:
+    """Stop with one line where nobody knows the name in MASTER_ADDR; every rank calls it.
+
+    PyTorch would tell of it in pages of C++. A new name may come late: it is asked for so many
+    seconds, at most 30.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    end = monotonic() + min(seconds, 30)
+    while address:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if monotonic() > end:
+                stop(
+                    f"MASTER_ADDR={address} has no address ({error}): "
+                    "export the name or address of rank 0's node"
+                )
+        sleep(0.5)
+
+
+def reason(error: Exception) -> str:
+    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    text = re.split(r"\n(?:Exception raised from|frame #)", str(error))[0]
+    return " ".join(text.split())
 
 
 @dataclass
@@ -159,5 +187,7 @@ class Case:
             state = "cannot listen" if is_host else "is not there"
             cure = "export another MASTER_PORT, the same for all ranks"
             raise CheckFailed(f"{variables}: rank 0 {state} ({trouble[0]})", cure)
-        self.store = dist.PrefixStore(name_of_start(self.launcher), store)
+        # No other job has these keys.
+        start = " ".join(os.environ[name] for name in LAUNCHERS.get(self.launcher, ())[:-3])
+        self.store = dist.PrefixStore(f"doctor {start}", store)
         self.store.set_timeout(timedelta(seconds=timeout))

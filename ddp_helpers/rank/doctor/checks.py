@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from ddp_helpers.rank.device import may_share
+from ddp_helpers.rank.doctor.arrival import MAY_SHARE
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
 from ddp_helpers.rank.doctor.reduce import check_reduce
 from ddp_helpers.rank.staging import check_data
@@ -80,7 +80,7 @@ def check_devices(case: Case) -> str:
         raise CheckFailed(*case.trouble)
     if not case.gpu and case.count("gpus"):
         raise CheckFailed("no GPU, where others have one")
-    if case.gpu and case.count(case.gpu) > 1 and not may_share():
+    if case.gpu and case.count(case.gpu) > 1 and not MAY_SHARE:
         raise CheckFailed(f"{case.gpu} is shared")
     return case.device
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, Value
-from ddp_helpers.rank.group import backend_class
 
 _SIZES = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}  # in floats
 
@@ -55,6 +54,12 @@ def check_reduce(case: Case) -> str:
     speeds = ", ".join(f"{size} {1e3 * each:.3g} ms" for size, each in pairs)
     busbw = large.nbytes / seconds[-1] * 2 * (case.size - 1) / case.size / 1e9
     return f"right sums over {name}; {speeds}; busbw {busbw:.2f} GB/s"
+
+
+def backend_class(device: torch.device) -> str:
+    """Name the class that moves tensors of this device between ranks, such as ProcessGroupNCCL."""
+    group = dist.distributed_c10d._get_default_group()
+    return type(group._get_backend(device)).__name__
 
 
 def in_time(case: Case, device: torch.device, action: str, call: Callable[[], Value]) -> Value:

@@ -8,12 +8,11 @@ mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python doctor.py --data data
 import json
 import os
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case, capture_trouble
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER
@@ -58,8 +57,8 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     """Read the doctor's flags; every rank calls it. Stops at a value that cannot work."""
     purpose = "Check what a job needs before it burns an hour."
     layout = RawDescriptionHelpFormatter
-    parser = OneLineParser(prog, description=purpose, formatter_class=layout, allow_abbrev=False)
-    parser.label = f"{parser.prog}: "
+    usage = "%(prog)s [flags]; --help lists them"
+    parser = ArgumentParser(prog, usage, purpose, formatter_class=layout, allow_abbrev=False)
     program = f"--no-python -- {parser.prog}" if prog else f"-- {parser.prog}"
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none

@@ -3,17 +3,16 @@
 python download_data.py --data data
 """
 
+from argparse import ArgumentParser
 from pathlib import Path
 
-from ddp_helpers.rank.arguments import OneLineParser
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.staging import check_data, download, has_files
 
 
 def main() -> None:
     """Download what is missing, and check what is there."""
-    parser = OneLineParser(description=__doc__)
-    parser.label = "download_data: "
+    parser = ArgumentParser(usage="%(prog)s [--data FOLDER]", description=__doc__)
     folder_help = "folder that will hold MNIST/raw"
     parser.add_argument("--data", type=Path, default=Path("data"), help=folder_help)
     folder = parser.parse_args().data

@@ -1,103 +1,360 @@
 """Train a network on MNIST with one process for each GPU, on any number of nodes.
 
-torchrun --standalone --nproc-per-node 2 -- mnist_ddp.py --data data --epochs 1
-# after: export MASTER_ADDR MASTER_PORT
+python mnist_ddp.py --data data                                       # one process
+torchrun --standalone --nproc-per-node 4 -- mnist_ddp.py --data data  # four, on this machine
+# On several nodes export MASTER_ADDR (the first node) and MASTER_PORT; then a task for each GPU:
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data
-mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data
---batch-size counts the samples of all ranks together: the same flags mean the same training
-on any number of ranks.
+mpirun -n 8 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data
+
+--batch-size counts the samples of all ranks together: the same flags mean the same training on any
+number of ranks. What you change is marked YOUR. Needs torch 2.10 and torchvision. MIT licence.
 """
 
+import json
+import math
+import os
+import sys
 import time
-from argparse import Namespace
-from collections.abc import Sized
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported later, it would keep the group to the very end
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torchvision.datasets import MNIST
+from torchvision.transforms import Compose, Normalize, ToTensor
 
-from ddp_helpers.rank.arguments import DDP_FLAGS, read_flags, share_batch
-from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.device import pick_device
-from ddp_helpers.rank.group import gather_ranks, join, over_ranks
-from ddp_helpers.rank.launchers import who_am_i
-from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.record import recorded, report, save_model
-from ddp_helpers.rank.training import one_pass, set_precision
+
+def main() -> None:
+    """Find out which rank this is, join the group of all ranks, and train; every rank calls it."""
+    launcher, rank, local_rank, world_size = who_am_i()
+    args = read_flags(world_size)
+    train_set, test_set = datasets(args.data)
+    device = pick_device(local_rank, args.no_cuda)
+    join(rank, world_size, device, args.timeout)
+    ranks = gather_ranks(args, launcher, local_rank, device)
+    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
+    claim(args.run_dir)
+    begin_record(args, ranks, train_set)
+    try:
+        train(args, device, train_set, test_set)
+    except BaseException as error:
+        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        raise
+    write(args.run_dir, "status.json", {"state": "done"})
+    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.destroy_process_group()
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # Where shares would differ, it repeats samples.
-    sampler: DistributedSampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
-    assert isinstance(test_set, Sized), "a stream cannot be shared out"
-    test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
-    loading = {
-        "num_workers": args.num_workers,
-        "pin_memory": device.type == "cuda",
-        "generator": torch.Generator().manual_seed(args.seed + rank),
-    }
-    share = args.batch_size // world_size
+    sampler = DistributedSampler(train_set, seed=args.seed)  # each rank its share
+    test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample once
+    loading = {"num_workers": args.num_workers, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(
         train_set,
-        share,
+        args.batch_size // world_size,
         sampler=sampler,
         persistent_workers=args.num_workers > 0,
         **loading,
     )
-    test_batches = DataLoader(Subset(test_set, test_indices), args.test_batch_size, **loading)
+    test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
     torch.manual_seed(args.seed + rank)  # but each rank its own dropout
     ddp_model = DDP(model, gradient_as_bucket_view=True)
-    # YOUR OPTIMIZER and schedule: a step of it is an epoch.
-    # --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+    optimizer, schedule = make_optimizer(model, args)
+
+    def after_step(step: int, sums: dict) -> None:  # YOUR EMA goes here
+        if rank == 0 and step % args.log_interval == 0:
+            bar, mean = "#" * (20 * step // len(train_batches)), sums["loss"] / sums["samples"]
+            print(f"epoch {epoch} [{bar:.<20}] {step}/{len(train_batches)} loss {mean:.4f}")
+
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
-        title = f"epoch {epoch}" if rank == 0 else ""
-        sampler.set_epoch(epoch)  # a new order each epoch
+        sampler.set_epoch(epoch)  # a new order
         model.train()
-        trained = one_pass(ddp_model, train_batches, args, optimizer, title)
-        trained = over_ranks(trained)  # sums: averages over unequal shares would not add up
+        trained = over_ranks(one_pass(ddp_model, train_batches, args, optimizer, after_step))
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
-            # BatchNorm's averages differ between ranks: test those that are saved.
-            dist.broadcast(buffer, 0)
-        with torch.no_grad():  # not through the wrapper: no rank waits for another
-            tested = one_pass(model, test_batches, args)
-        tested = over_ranks(tested)
-        scheduler.step()
-        end = time.perf_counter()
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
+        with torch.no_grad():  # through the model inside: no rank waits for another
+            tested = over_ranks(one_pass(model, test_batches, args))
+        schedule.step()
+        seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
+        seconds["data_seconds"] = trained.pop("data_seconds") / world_size  # waiting for batches
         if rank == 0:
-            report(args, epoch, trained, tested, middle - begin, end - middle)
-    if args.save_model and rank == 0:
-        save_model(model, args.run_dir)
+            report(args.run_dir, epoch, trained, tested, seconds)
+    if rank == 0 and args.save_model:
+        weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+        torch.save(weights, (args.run_dir or Path()) / "mnist_cnn.pt")
 
 
-def main() -> None:
-    """Find out which rank this is, check what was given, join the group, and train.
+def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
+    """Open a training and a test set, which are there before the run; every rank calls it."""
+    transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
+    try:
+        train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
+        for each in (train_set, test_set):  # torchvision does not compare them
+            assert len(each.data) == len(each.targets), "not as many labels as images"
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+    made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
+    train_set.name = "digits" if made_here else "MNIST"  # for the record
+    return train_set, test_set
 
-    Every rank calls it.
+
+class Net(nn.Module):  # YOUR NETWORK
+    """Two convolutions, two linear layers: images [n, 1, 28, 28] to scores [n, 10]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score the ten digits for each image."""
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        x = F.relu(self.fc1(torch.flatten(self.dropout1(x), 1)))
+        return self.fc2(self.dropout2(x))
+
+
+def loss_and_metrics(
+    model: nn.Module,
+    batch: list,
+    device: torch.device,
+) -> tuple[Tensor, dict]:  # YOUR LOSS
+    """Compute a batch's mean loss, and metrics of any name: each a sum over its samples."""
+    inputs, target = (part.to(device, non_blocking=True) for part in batch)  # or of a dict
+    scores = model(inputs)
+    right = scores.argmax(dim=1) == target
+    return F.cross_entropy(scores, target), {"accuracy": right.sum(), "samples": len(target)}
+
+
+def make_optimizer(model: nn.Module, args: Namespace) -> tuple:  # YOUR OPTIMIZER
+    """Make the optimizer, and a schedule that takes a step after each epoch."""
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # AdamW would want --lr 0.001
+    return optimizer, optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+
+
+def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
+    """Read the command line; stops where it cannot be used."""
+    layout, usage = RawDescriptionHelpFormatter, "%(prog)s [flags]; --help lists them"
+    parser = ArgumentParser(
+        usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False
+    )
+    # On a GPU a rank's other CPUs load the data. Without one they train.
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
+    spare = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1  # torchrun's ranks share them
+    workers = max(0, min(spare, 8)) if torch.cuda.is_available() else 0
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("data"), help="folder of the data")
+    add("--run-dir", type=Path, help="new folder for the record of the run")
+    add("--epochs", type=int, default=14, help="passes over the training set")
+    add("--batch-size", type=int, default=64, help="samples in a step of all ranks together")
+    add("--test-batch-size", type=int, default=1000, help="samples that a rank tests at a time")
+    add("--lr", type=float, default=1.0, help="learning rate")
+    add("--gamma", type=float, default=0.7, help="factor of it after each epoch")
+    add("--seed", type=int, default=1, help="of the first weights, the order and the dropout")
+    add("--bf16", action="store_true", help="compute in bfloat16 (autocast)")
+    add("--num-workers", type=int, default=workers, help="processes of a rank that load data")
+    add("--timeout", type=float, default=600, help="seconds that ranks wait for each other")
+    add("--log-interval", type=int, default=100, help="steps from one line of progress to the next")
+    add("--no-cuda", action="store_true", help="use CPUs although there are GPUs")
+    add("--dry-run", action="store_true", help="take one step of training and one of testing")
+    add("--save-model", action="store_true", help="write the weights to mnist_cnn.pt")
+    args = parser.parse_args()
+    if args.batch_size % world_size:
+        parser.error(f"{world_size} ranks cannot share --batch-size {args.batch_size} evenly")
+    record = ("spec.json", "metrics.jsonl")
+    if args.run_dir and any((args.run_dir / name).exists() for name in record):
+        parser.error(f"--run-dir {args.run_dir} holds a run: choose a new folder")
+    return args
+
+
+# What launchers export. The last three words are rank, local rank and world size; before them
+# stands what names this start. The first row whose words are all set counts, as a whole: inside a
+# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+LAUNCHERS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    "openmpi": (
+        "PMIX_NAMESPACE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
+}
+
+
+def who_am_i() -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it."""
+    for launcher, names in LAUNCHERS.items():
+        if all(name in os.environ for name in names):
+            rank, local_rank, world_size = (int(os.environ[name]) for name in names[-3:])
+            return launcher, rank, local_rank, world_size
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        if os.environ.get(name, "1") != "1":
+            cure = "start it with srun, mpirun or torchrun"
+            sys.exit(f"{name}={os.environ[name]}, but no launcher started this process: {cure}")
+    return "single", 0, 0, 1
+
+
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
+
+    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
     """
-    launcher, rank, local_rank, world_size = who_am_i()
-    args = read_flags(DDP_FLAGS)
-    share_batch(args, world_size)
-    sets = datasets(args.data)
-    device = pick_device(local_rank, args.no_cuda)
-    join(launcher, rank, world_size, device, args.timeout)
-    facts = gather_ranks(args, launcher, local_rank, device)
-    set_precision(args, device)
-    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
-    with recorded(args, device, sets[0], **facts):
-        train(args, device, *sets)
-    # No rank leaves before rank 0 has saved: some launchers end all ranks when one has left.
-    dist.barrier()
-    dist.destroy_process_group()
+    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
+    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
+    if local_rank >= count > int(may_be_own):
+        cure = f"start {count} on a node, or give --no-cuda"
+        sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
+    device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
+    why = f"torch {torch.__version__} sees none"
+    try:
+        if count:
+            torch.cuda.set_device(device)
+            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            return device
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    if given not in ("", "-1", "NoDevFiles") and not no_cuda:
+        sys.exit(f"GPU {given} is given, but {why}: see nvidia-smi, or give --no-cuda")
+    if count:
+        print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
+    return torch.device("cpu")
+
+
+def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
+    # Who never came prints nothing.
+    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
+    if world_size == 1:
+        group["store"] = dist.HashStore()  # nobody to meet
+    if device.type == "cuda":
+        group["device_id"] = device
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # of two classes that which overlaps
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **group)
+    except (RuntimeError, ValueError) as error:
+        cure = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job"
+        sys.exit(f"rank {rank} of {world_size}: {str(error).splitlines()[0]}: {cure}")
+
+
+def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> list:
+    """List where each rank runs; every rank calls it. Stops all where one has other flags."""
+    chip = torch.cpu.get_capabilities().get("cpu_name")
+    if device.type == "cuda":
+        chip = torch.cuda.get_device_name(device)
+    here = {"local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    here |= {"launcher": launcher, "chip": chip}
+    start = [os.environ[name] for name in LAUNCHERS.get(launcher, ())[:-3]]
+    # Two flags may differ between nodes.
+    flags = {**vars(args), "data": None, "num_workers": None, "start": start}
+    ranks = [(here, flags)] * dist.get_world_size()
+    dist.all_gather_object(ranks, (here, flags))
+    dist.barrier()  # all have them before one leaves
+    if strangers := [rank for rank, (_, theirs) in enumerate(ranks) if theirs != ranks[0][1]]:
+        sys.exit(f"rank {strangers} has other flags than rank 0, or is of another job")
+    return [where for where, _ in ranks]
+
+
+def one_pass(
+    model: nn.Module,
+    batches: DataLoader,
+    args: Namespace,
+    optimizer: optim.Optimizer | None = None,
+    after_step: Callable[[int, dict], int | None] | None = None,
+) -> dict[str, float | Tensor]:
+    """Train if there is an optimizer, else test; sum up loss and metrics of this rank's samples.
+
+    after_step: is given the step's number and the sums; it ends the pass by what is not 0.
+    """
+    device = next(model.parameters()).device
+    sums, begin = {}, time.perf_counter()
+    for step, batch in enumerate(batches, 1):
+        waited = time.perf_counter() - begin
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            loss, metrics = loss_and_metrics(model, batch, device)
+        metrics["loss"] = loss.detach().double() * metrics["samples"]
+        if optimizer:
+            optimizer.zero_grad()
+            loss.backward()  # DDP averages the gradients over the ranks in here
+            optimizer.step()
+            metrics["data_seconds"] = waited
+        sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+        if (after_step and after_step(step, sums)) or args.dry_run:
+            break
+        begin = time.perf_counter()
+    return sums
+
+
+def over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
+    """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
+    sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
+    parts = [sums] * dist.get_world_size()
+    dist.all_gather_object(parts, sums)
+    # By name: a rank without a sample to test has none.
+    totals = {name: sum(part.get(name, 0) for part in parts) for name in parts[0]}
+    if not math.isfinite(totals["loss"]):
+        sys.exit(f"the loss is {totals['loss']}: check the data, or lower --lr")
+    return totals
+
+
+def claim(folder: Path | None) -> None:
+    """Make the folder of the record, if there is one: only rank 0 has it."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spec.json").touch(exist_ok=False)  # of two runs one gets the folder
+
+
+def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
+    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
+    env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}
+    env |= {"train_set": len(train_set), "torch": torch.__version__}
+    write(args.run_dir, "spec.json", vars(args))
+    write(args.run_dir, "env.json", env)
+    write(args.run_dir, "status.json", {"state": "running"})
+
+
+def write(folder: Path | None, name: str, content: dict) -> None:
+    """Write a file of the record, if there is one: only rank 0 has its folder."""
+    if folder:
+        (folder / name).write_text(json.dumps(content, indent=1, default=str))
+
+
+def report(folder: Path | None, epoch: int, trained: dict, tested: dict, seconds: dict) -> None:
+    """Print an epoch's means over all samples, and add them to metrics.jsonl; rank 0 calls it."""
+    line = {"epoch": epoch, **seconds}
+    line["images_per_second"] = trained["samples"] / seconds["seconds"]
+    for part, sums in {"train": trained, "test": tested}.items():
+        line[f"{part}_samples"] = samples = sums["samples"]
+        means = {name: total / samples for name, total in sums.items() if name != "samples"}
+        line |= {f"{part}_{name}": mean for name, mean in means.items()}
+    scores = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    print(f"epoch {epoch}: test {scores}; {line['images_per_second']:,.0f} images/s", flush=True)
+    if folder:
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,236 +1,538 @@
-"""Train a network on MNIST on many GPUs; stopped and started again, it ends with the same weights.
+"""Train a network on MNIST on many GPUs; stopped or killed, the same command goes on where it was.
 
-torchrun --standalone --nproc-per-node 2 --max-restarts 3 -- mnist_ddp_resumable.py --run-dir runs/1
---batch-size counts the samples of all ranks together: the same flags mean the same training
-on any number of ranks.
+torchrun --standalone --nproc-per-node 4 --max-restarts 3 -- mnist_ddp_resumable.py --run-dir runs/1
+# On several nodes export MASTER_ADDR (the first node) and MASTER_PORT; then a task for each GPU:
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp_resumable.py --run-dir runs/1
+mpirun -n 8 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp_resumable.py --run-dir runs/1
+
+It is mnist_ddp.py with checkpoints. SIGUSR2, which Slurm sends before the time is up (#SBATCH
+--signal=USR2@120), or SIGTERM to any rank has all save after the same step, and leave with 75.
+On CPUs the end is, to the bit, that of a run which nobody stopped. MIT licence.
 """
 
+import fcntl
+import json
+import math
 import os
 import signal
 import sys
 import time
-import traceback
-from argparse import Namespace
-from collections.abc import Iterator, Sized
-from contextlib import contextmanager, suppress
+import zipfile
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from copy import deepcopy
 from datetime import timedelta
-from itertools import islice
+from io import BytesIO
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported later, it would keep the group to the very end
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torchvision.datasets import MNIST
+from torchvision.transforms import Compose, Normalize, ToTensor
 
-from ddp_helpers.rank.arguments import RESUME_FLAGS, read_flags, share_batch
-from ddp_helpers.rank.data import datasets
-from ddp_helpers.rank.device import pick_device
-from ddp_helpers.rank.group import gather_ranks, join, over_ranks
-from ddp_helpers.rank.launchers import stop, who_am_i
-from ddp_helpers.rank.model import Net, loss_and_metrics
-from ddp_helpers.rank.record import recorded, report, save_model, write_files
-from ddp_helpers.rank.resume import RemainingSampler, ResumableRun, weight_digest
-from ddp_helpers.rank.training import merge, one_pass, set_precision
-from ddp_helpers.rank.votes import StopAllRanks, Votes, ignore_signals
-
-# Errors of this rank's own GPU, such as out of memory: RuntimeErrors, but not of a peer.
-GPU_ERRORS = torch.OutOfMemoryError, torch.AcceleratorError
-
-
-def train(
-    run: ResumableRun,
-    votes: Votes,
-    ddp_model: DDP,
-    optimizer: Optimizer,
-    train_set: Dataset,
-    test_set: Dataset,
-) -> None:
-    """Train for args.epochs epochs, and test after each; every rank calls it."""
-    args, model = run.args, run.model
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = RemainingSampler(DistributedSampler(train_set, world_size, rank, seed=args.seed))
-    assert isinstance(test_set, Sized), "a stream cannot be shared out"
-    test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
-    generator = torch.Generator()
-    loading = {
-        "num_workers": args.num_workers,
-        "worker_init_fn": ignore_signals,
-        "pin_memory": run.device.type == "cuda",
-        "generator": generator,
-    }
-    share = args.batch_size // world_size
-    train_batches = DataLoader(train_set, share, sampler=sampler, **loading)
-    test_batches = DataLoader(Subset(test_set, test_indices), args.test_batch_size, **loading)
-    for epoch in range(run.progress.epoch, args.epochs + 1):
-        run.begin = time.perf_counter() - run.progress.took
-        sampler.set_epoch(epoch, run.progress.samples)  # a new order each epoch
-        generator.manual_seed((args.seed + epoch) * world_size + rank)
-        model.train()
-        trained = train_epoch(ddp_model, train_batches, optimizer, run, votes)
-        # Sums: averages over unequal shares would not add up.
-        trained = over_ranks(trained, votes.group)
-        middle = time.perf_counter()
-        model.eval()
-        for buffer in model.buffers():
-            # BatchNorm's averages differ between ranks: test those that are saved.
-            dist.broadcast(buffer, 0)
-        with torch.no_grad():  # not through the wrapper: no rank waits for another
-            tested = one_pass(model, test_batches, args)
-        tested = over_ranks(tested, votes.group)
-        run.scheduler.step()
-        end = time.perf_counter()
-        if rank == 0:
-            report(args, epoch, trained, tested, middle - run.begin, end - middle)
-            run.progress.metrics = (args.run_dir / "metrics.jsonl").read_text()
-        run.log("epoch", epoch=epoch, weights=weight_digest(model))
-        run.progress.epoch, run.progress.samples = epoch + 1, 0
-        run.begin = time.perf_counter()
-        if not args.dry_run:
-            run.save({})
-    if args.save_model and rank == 0:
-        save_model(model, args.run_dir)
-
-
-def train_epoch(
-    ddp_model: DDP,
-    batches: DataLoader,
-    optimizer: Optimizer,
-    run: ResumableRun,
-    votes: Votes,
-) -> dict[str, float]:
-    """Train on the rest of an epoch: some steps, then vote, and save; every rank calls it.
-
-    Returns what this rank has measured; on rank 0 with the sums of earlier attempts, of all ranks.
-    """
-    args, progress, world_size = run.args, run.progress, dist.get_world_size()
-    checkpoint_every = args.checkpoint_every or 2**31
-    sums = progress.sums if dist.get_rank() == 0 else {}
-    remaining, source = len(batches), iter(batches)
-    while remaining:
-        until_checkpoint = checkpoint_every - progress.step % checkpoint_every
-        steps = min(remaining, votes.steps_to_take(), until_checkpoint)
-        if args.dry_run:
-            steps = remaining = 1
-        measured = one_pass(ddp_model, islice(source, steps), args, optimizer, wait=votes.wait)
-        signal_number = votes.vote(measured["loss"], steps)
-        sums = merge([sums, measured])
-        progress.step += steps
-        progress.samples += int(measured["samples"]) * world_size
-        remaining -= steps
-        if not remaining:  # the end of the epoch has a checkpoint of its own
-            break
-        if signal_number or progress.step % checkpoint_every == 0:
-            run.save(sums)
-        if signal_number:
-            name = signal.Signals(signal_number).name
-            raise StopAllRanks(f"stopped by {name} after step {progress.step}, and saved", 75)
-    return sums
-
-
-def wrap_model(args: Namespace, device: torch.device, batches: DataLoader) -> DDP:
-    """Make the network, and wrap it; every rank calls it. batches: of any samples to train on."""
-    torch.manual_seed(args.seed)  # the same first weights each time
-    model = Net().to(device)
-    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ddp_model = DDP(model, gradient_as_bucket_view=True)
-    # DDP sorts its buckets anew after its first backward, and rounds sums otherwise from then on:
-    # have it done now, in every attempt, or with three ranks or more a resumed run differs in its
-    # first step.
-    inputs, target = next(iter(batches))
-    with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-        loss, _ = loss_and_metrics(ddp_model(inputs.to(device)), target.to(device))
-    loss.backward()
-    model.load_state_dict(first)
-    torch.manual_seed(args.seed + dist.get_rank())  # but each rank its own dropout
-    return ddp_model
-
-
-@contextmanager
-def explained(run: ResumableRun, votes: Votes) -> Iterator[None]:
-    """Note in attempts.jsonl how what runs inside has ended, and say which ranks are lost.
-
-    Every rank calls it.
-    """
-    try:
-        yield
-    except BaseException as error:
-        # Lets the loader's workers end: no SIGTERM does.
-        traceback.clear_frames(error.__traceback__)
-        with suppress(OSError):
-            run.log(getattr(error, "state", "failed"), why=str(error))
-        if isinstance(error, StopAllRanks):
-            print(error, file=sys.stderr, flush=True)
-            # srun ends all ranks when one has left: rank 0 has written first.
-            dist.barrier(group=run.group)
-        elif isinstance(error, RuntimeError) and not isinstance(error, GPU_ERRORS):
-            name_lost_ranks(votes, error)
-        raise
-
-
-def name_lost_ranks(votes: Votes, error: RuntimeError) -> None:
-    """Leave with the ranks that are gone, or hang, if there are any; every rank calls it."""
-    try:
-        second = timedelta(seconds=1)
-        dist.monitored_barrier(votes.roll_call, second, wait_all_ranks=True)
-    except RuntimeError as absence:
-        ranks, why = first_sentence(absence), first_sentence(error)
-        sys.exit(f"rank {dist.get_rank()} lost its peers: {ranks} ({why})")
-
-
-def first_sentence(error: RuntimeError) -> str:
-    """Read what an error of PyTorch's says, without its advice."""
-    return str(error).partition("\n")[0].partition(". This is")[0]
-
-
-def log_start(run: ResumableRun, start: str) -> None:
-    """Note in attempts.jsonl that an attempt begins, and as which start of which Slurm job."""
-    names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")
-    slurm = {name.lower(): os.environ.get(name) for name in names}
-    run.log("started", how=start, world_size=dist.get_world_size(), **slurm)
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # Slurm's warning; a preemption, or scancel
+heard = [0]  # those that this rank got: they come at any moment, and wait for a vote
+held = []  # on rank 0 attempts.jsonl, open and locked: closed, it would hold nothing
 
 
 def main() -> None:
-    """Find out which rank this is, check what was given, join the group, and train.
+    """Find out which rank this is, join the group of all ranks, and train; every rank calls it."""
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: heard.append(number))
+    launcher, rank, local_rank, world_size = who_am_i()
+    args = read_flags(world_size)
+    train_set, test_set = datasets(args.data)
+    device = pick_device(local_rank, args.no_cuda)
+    join(rank, world_size, device, args.timeout)
+    ranks = gather_ranks(args, launcher, local_rank, device)
+    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
+    claim(args.run_dir)
+    begin_record(args, ranks, train_set)
+    try:
+        told = train(args, device, train_set, test_set)
+    except BaseException as error:
+        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        note("failed")
+        raise
+    state = "preempted" if told else "done"
+    why = f"stopped by {signal.Signals(told).name}, and saved" if told else ""
+    write(args.run_dir, "status.json", {"state": state, "why": why})
+    note(state)
+    if told:
+        print(f"rank {rank} is {why}", flush=True)
+    if told and args.run_dir and "REQUEUE_FILE" in os.environ:  # the job file looks for it
+        Path(os.environ["REQUEUE_FILE"]).write_text(why)
+    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.destroy_process_group()
+    ignore_signals()  # a late one would kill a run that is done, while Python ends
+    sys.exit(75 if told else 0)
+
+
+def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> int:
+    """Train, test after each epoch, and return 0; or, told to stop, save, and return the signal.
 
     Every rank calls it.
     """
-    launcher, rank, local_rank, world_size = who_am_i()
-    args = read_flags(RESUME_FLAGS)
-    if not args.run_dir:
-        stop("--run-dir is missing: give a folder for the record and the checkpoints")
-    share_batch(args, world_size)
-    sets = datasets(args.data)
-    device = pick_device(local_rank, args.no_cuda)
-    join(launcher, rank, world_size, device, args.timeout)
-    facts = gather_ranks(args, launcher, local_rank, device)
-    set_precision(args, device)
-    args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
-    # Convolutions on a GPU: the same sums in the same order each time.
-    torch.backends.cudnn.deterministic = True
-    votes = Votes(args.timeout, args.vote_every)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sampler = DistributedSampler(train_set, seed=args.seed)  # each rank its share
+    test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample once
+    loading = {"num_workers": args.num_workers, "pin_memory": device.type == "cuda"}
+    # A loader draws its workers' seeds, from the generator of the dropout if it has no other.
+    loading |= {"worker_init_fn": ignore_signals, "generator": torch.Generator()}
     share = args.batch_size // world_size
-    batches = DataLoader(sets[0], share, generator=torch.Generator())
-    ddp_model = wrap_model(args, device, batches)
-    # YOUR OPTIMIZER and schedule: a step of it is an epoch.
-    # --lr 1.0 is for Adadelta: with AdamW --lr 0.001 --gamma 1
-    optimizer = torch.optim.Adadelta(ddp_model.module.parameters(), lr=args.lr)
-    optimizer.register_step_pre_hook(votes.guard)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
-    run = ResumableRun(args, device, votes.group, ddp_model.module, optimizer, scheduler)
-    start = run.restore()
+    test_batches = DataLoader(test_share, args.test_batch_size, **loading)
+    torch.backends.cudnn.deterministic = True  # on a GPU: the same sums in the same order
+    torch.manual_seed(args.seed)  # the same first weights each time
+    model = Net().to(device)
+    ddp_model = DDP(model, gradient_as_bucket_view=True)
+    warm_up(ddp_model, DataLoader(Subset(train_set, range(share)), share), args)
+    optimizer, schedule = make_optimizer(model, args)
+    # What a checkpoint holds. A GradScaler and an EMA belong here, too.
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    progress = restore(args, parts)
+    told = 0
+
+    def so_far(sums: dict) -> dict[str, float]:
+        """Add up the epoch's sums of all ranks and attempts."""
+        totals = over_ranks(sums)
+        return {name: total + progress["sums"].get(name, 0) for name, total in totals.items()}
+
+    def after_step(step: int, sums: dict) -> int:
+        """Vote and save after the same steps on all ranks; YOUR EMA goes here."""
+        nonlocal told
+        progress["step"] += 1
+        reseed(args, progress["step"])
+        is_due = progress["step"] % args.checkpoint_every == 0
+        is_last = step == len(train_batches)  # then the epoch's end saves
+        if not is_last and (is_due or progress["step"] % args.vote_every == 0):
+            told = vote(sums["loss"], model)
+            if told or is_due:
+                now = {"done": progress["done"] + step, "sums": so_far(sums)}
+                save(args, parts, {**progress, **now, "seconds": time.perf_counter() - begin})
+        return told
+
+    for epoch in range(progress["epoch"], args.epochs + 1):
+        begin = time.perf_counter() - progress["seconds"]
+        sampler.set_epoch(epoch)  # a new order
+        rest = list(sampler)[progress["done"] * share :]  # what this rank has still to do
+        train_batches = DataLoader(train_set, share, sampler=rest, **loading)
+        reseed(args, progress["step"])
+        model.train()
+        sums = one_pass(ddp_model, train_batches, args, optimizer, after_step)
+        if told:
+            return told
+        trained = so_far(sums)
+        middle = time.perf_counter()
+        model.eval()
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
+        with torch.no_grad():  # through the model inside: no rank waits for another
+            tested = over_ranks(one_pass(model, test_batches, args))
+        schedule.step()
+        seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
+        seconds["data_seconds"] = trained.pop("data_seconds") / world_size  # waiting for batches
+        told = vote(sums["loss"], model)  # before its weights are saved
+        if rank == 0:
+            report(args.run_dir, epoch, trained, tested, seconds)
+        progress |= {"epoch": epoch + 1, "done": 0, "sums": {}, "seconds": 0.0}
+        save(args, parts, progress)
+        if told and epoch < args.epochs:
+            return told
+    if rank == 0 and args.save_model:
+        weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+        torch.save(weights, args.run_dir / "mnist_cnn.pt")
+    return 0
+
+
+def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
+    """Open a training and a test set, which are there before the run; every rank calls it."""
+    transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
+    try:
+        train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
+        for each in (train_set, test_set):  # torchvision does not compare them
+            assert len(each.data) == len(each.targets), "not as many labels as images"
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+    made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
+    train_set.name = "digits" if made_here else "MNIST"  # for the record
+    return train_set, test_set
+
+
+class Net(nn.Module):  # YOUR NETWORK
+    """Two convolutions, two linear layers: images [n, 1, 28, 28] to scores [n, 10]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score the ten digits for each image."""
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        x = F.relu(self.fc1(torch.flatten(self.dropout1(x), 1)))
+        return self.fc2(self.dropout2(x))
+
+
+def loss_and_metrics(
+    model: nn.Module,
+    batch: list,
+    device: torch.device,
+) -> tuple[Tensor, dict]:  # YOUR LOSS
+    """Compute a batch's mean loss, and metrics of any name: each a sum over its samples."""
+    inputs, target = (part.to(device, non_blocking=True) for part in batch)  # or of a dict
+    scores = model(inputs)
+    right = scores.argmax(dim=1) == target
+    return F.cross_entropy(scores, target), {"accuracy": right.sum(), "samples": len(target)}
+
+
+def make_optimizer(model: nn.Module, args: Namespace) -> tuple:  # YOUR OPTIMIZER
+    """Make the optimizer, and a schedule that takes a step after each epoch."""
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # AdamW would want --lr 0.001
+    return optimizer, optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+
+
+def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
+    """Read the command line; stops where it cannot be used."""
+    layout, usage = RawDescriptionHelpFormatter, "%(prog)s [flags]; --help lists them"
+    parser = ArgumentParser(
+        usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False
+    )
+    # On a GPU a rank's other CPUs load the data. Without one they train.
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
+    spare = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1  # torchrun's ranks share them
+    workers = max(0, min(spare, 8)) if torch.cuda.is_available() else 0
+    add = parser.add_argument
+    add("--data", type=Path, default=Path("data"), help="folder of the data")
+    add("--run-dir", type=Path, required=True, help="folder of the record and the checkpoints")
+    add("--checkpoint-every", type=int, default=500, help="steps; and there is one each epoch")
+    add("--vote-every", type=int, default=10, help="steps from one vote on stopping to the next")
+    add("--epochs", type=int, default=14, help="passes over the training set")
+    add("--batch-size", type=int, default=64, help="samples in a step of all ranks together")
+    add("--test-batch-size", type=int, default=1000, help="samples that a rank tests at a time")
+    add("--lr", type=float, default=1.0, help="learning rate")
+    add("--gamma", type=float, default=0.7, help="factor of it after each epoch")
+    add("--seed", type=int, default=1, help="of the first weights, the order and the dropout")
+    add("--bf16", action="store_true", help="compute in bfloat16 (autocast)")
+    add("--num-workers", type=int, default=workers, help="processes of a rank that load data")
+    add("--timeout", type=float, default=600, help="seconds that ranks wait for each other")
+    add("--log-interval", type=int, default=100, help="steps from one line of progress to the next")
+    add("--no-cuda", action="store_true", help="use CPUs although there are GPUs")
+    add("--dry-run", action="store_true", help="take one step of training and one of testing")
+    add("--save-model", action="store_true", help="write the weights to mnist_cnn.pt")
+    args = parser.parse_args()
+    if args.batch_size % world_size:
+        parser.error(f"{world_size} ranks cannot share --batch-size {args.batch_size} evenly")
+    record = ("spec.json", "metrics.jsonl")
+    taken = any((args.run_dir / name).exists() for name in record)
+    if taken and not (args.run_dir / "attempts.jsonl").exists():
+        parser.error(f"--run-dir {args.run_dir} holds another run: choose a new folder")
+    return args
+
+
+# What launchers export. The last three words are rank, local rank and world size; before them
+# stands what names this start. The first row whose words are all set counts, as a whole: inside a
+# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+LAUNCHERS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    "openmpi": (
+        "PMIX_NAMESPACE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
+}
+
+
+def who_am_i() -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it."""
+    for launcher, names in LAUNCHERS.items():
+        if all(name in os.environ for name in names):
+            rank, local_rank, world_size = (int(os.environ[name]) for name in names[-3:])
+            return launcher, rank, local_rank, world_size
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        if os.environ.get(name, "1") != "1":
+            cure = "start it with srun, mpirun or torchrun"
+            sys.exit(f"{name}={os.environ[name]}, but no launcher started this process: {cure}")
+    return "single", 0, 0, 1
+
+
+def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
+    """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
+
+    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    """
+    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
+    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
+    if local_rank >= count > int(may_be_own):
+        cure = f"start {count} on a node, or give --no-cuda"
+        sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
+    device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
+    why = f"torch {torch.__version__} sees none"
+    try:
+        if count:
+            torch.cuda.set_device(device)
+            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            return device
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    if given not in ("", "-1", "NoDevFiles") and not no_cuda:
+        sys.exit(f"GPU {given} is given, but {why}: see nvidia-smi, or give --no-cuda")
+    if count:
+        print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
+    return torch.device("cpu")
+
+
+def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
+    # Who never came prints nothing.
+    print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
+    group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
+    if device.type == "cuda":
+        group["device_id"] = device
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # of two classes that which overlaps
+    store = dist.HashStore()  # alone: nobody to meet
+    try:
+        if world_size > 1:
+            meeting = dist.rendezvous("env://", rank, world_size, timeout=group["timeout"])
+            store, *_ = next(meeting)
+            # A restart by torchrun finds the store of the attempt before. A time-out of NCCL leaves
+            # a key there that ends processes; the others stand behind the number of the attempt.
+            getattr(store, "_underlying_non_prefix_store", store).delete_key("exception_dump")
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        group["store"] = dist.PrefixStore(attempt, store)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **group)
+    except (RuntimeError, ValueError) as error:
+        cure = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job"
+        sys.exit(f"rank {rank} of {world_size}: {str(error).splitlines()[0]}: {cure}")
+
+
+def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> list:
+    """List where each rank runs; every rank calls it. Stops all where one has other flags."""
+    chip = torch.cpu.get_capabilities().get("cpu_name")
+    if device.type == "cuda":
+        chip = torch.cuda.get_device_name(device)
+    here = {"local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
+    here |= {"launcher": launcher, "chip": chip}
+    start = [os.environ[name] for name in LAUNCHERS.get(launcher, ())[:-3]]
+    # Two flags may differ between nodes.
+    flags = {**vars(args), "data": None, "num_workers": None, "start": start}
+    ranks = [(here, flags)] * dist.get_world_size()
+    dist.all_gather_object(ranks, (here, flags))
+    dist.barrier()  # all have them before one leaves
+    if strangers := [rank for rank, (_, theirs) in enumerate(ranks) if theirs != ranks[0][1]]:
+        sys.exit(f"rank {strangers} has other flags than rank 0, or is of another job")
+    return [where for where, _ in ranks]
+
+
+def one_pass(
+    model: nn.Module,
+    batches: DataLoader,
+    args: Namespace,
+    optimizer: optim.Optimizer | None = None,
+    after_step: Callable[[int, dict], int | None] | None = None,
+) -> dict[str, float | Tensor]:
+    """Train if there is an optimizer, else test; sum up loss and metrics of this rank's samples.
+
+    after_step: is given the step's number and the sums; it ends the pass by what is not 0.
+    """
+    device = next(model.parameters()).device
+    sums, begin = {}, time.perf_counter()
+    for step, batch in enumerate(batches, 1):
+        waited = time.perf_counter() - begin
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            loss, metrics = loss_and_metrics(model, batch, device)
+        metrics["loss"] = loss.detach().double() * metrics["samples"]
+        if optimizer:
+            optimizer.zero_grad()
+            loss.backward()  # DDP averages the gradients over the ranks in here
+            optimizer.step()
+            metrics["data_seconds"] = waited
+        sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+        if (after_step and after_step(step, sums)) or args.dry_run:
+            break
+        begin = time.perf_counter()
+    return sums
+
+
+def over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
+    """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
+    sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
+    parts = [sums] * dist.get_world_size()
+    dist.all_gather_object(parts, sums)
+    # By name: a rank without a sample to test has none.
+    totals = {name: sum(part.get(name, 0) for part in parts) for name in parts[0]}
+    if not math.isfinite(totals["loss"]):
+        sys.exit(f"the loss is {totals['loss']}: check the data, or lower --lr")
+    return totals
+
+
+def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
+    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
+    env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
+    env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}
+    env |= {"train_set": len(train_set), "torch": torch.__version__}
+    write(args.run_dir, "spec.json", vars(args))
+    write(args.run_dir, "env.json", env)
+    write(args.run_dir, "status.json", {"state": "running"})
+
+
+def write(folder: Path | None, name: str, content: dict) -> None:
+    """Write a file of the record, if there is one: only rank 0 has its folder."""
+    if folder:
+        (folder / name).write_text(json.dumps(content, indent=1, default=str))
+
+
+def report(folder: Path | None, epoch: int, trained: dict, tested: dict, seconds: dict) -> None:
+    """Print an epoch's means over all samples, and add them to metrics.jsonl; rank 0 calls it."""
+    line = {"epoch": epoch, **seconds}
+    line["images_per_second"] = trained["samples"] / seconds["seconds"]
+    for part, sums in {"train": trained, "test": tested}.items():
+        line[f"{part}_samples"] = samples = sums["samples"]
+        means = {name: total / samples for name, total in sums.items() if name != "samples"}
+        line |= {f"{part}_{name}": mean for name, mean in means.items()}
+    scores = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
+    print(f"epoch {epoch}: test {scores}; {line['images_per_second']:,.0f} images/s", flush=True)
+    if folder:
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+# What comes on top of mnist_ddp.py: signals, the vote, checkpoints.
+
+
+def ignore_signals(*_: object) -> None:
+    """Ignore the signals: a rank that is done, and its loader's workers while it saves."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def vote(loss: Tensor, model: nn.Module) -> int:
+    """Tell all ranks the number of a signal that one of them heard, or 0; every rank calls it.
+
+    All stop if the loss or a weight is not finite, so that no such weight is saved.
+    """
+    norm = torch.nn.utils.get_total_norm(model.parameters())
+    is_lost = not math.isfinite(loss.item() + norm.item())
+    ballot = torch.tensor([max(heard), is_lost], device=norm.device)
+    dist.all_reduce(ballot, dist.ReduceOp.MAX)
+    told, is_lost = ballot.tolist()
+    if is_lost:
+        sys.exit("the loss or a weight is not finite: check the data, or lower --lr")
+    return told
+
+
+def reseed(args: Namespace, step: int) -> None:
+    """Make the dropout depend on step and rank alone, so that no state of it is to be saved."""
+    torch.manual_seed(args.seed + step * dist.get_world_size() + dist.get_rank())
+
+
+def warm_up(ddp_model: DDP, batches: DataLoader, args: Namespace) -> None:
+    """Take a step that changes nothing: in it DDP finds the order of its buckets.
+
+    Three ranks or more round otherwise from then on, so that every attempt has to begin with it.
+    """
+    weights = deepcopy(ddp_model.module.state_dict())
+    one_pass(ddp_model, batches, args, optim.SGD(ddp_model.parameters(), lr=0))
+    ddp_model.module.load_state_dict(weights)
+
+
+def claim(folder: Path | None) -> None:
+    """Lock the folder as long as this process lives, so that two attempts never share it.
+
+    Every rank calls it, and rank 0 has the folder. Stops all where another attempt runs there.
+    """
+    problem = [""]
+    if folder:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        held.append((folder / "attempts.jsonl").open("a"))
+        try:
+            fcntl.lockf(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = [f"--run-dir {folder}: another attempt runs there"]
+        except OSError as error:  # some file systems have no locks
+            print(f"{folder} cannot be locked ({error}): start no second attempt meanwhile")
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        sys.exit(problem[0])
+
+
+def note(event: str, **facts: object) -> None:
+    """Add a line to attempts.jsonl, which rank 0 has open."""
+    for file in held:
+        line = {"time": round(time.time(), 3), "event": event, **facts}
+        print(json.dumps(line), file=file, flush=True)
+
+
+def save(args: Namespace, parts: dict, progress: dict) -> None:
+    """Write a checkpoint, whole or not at all, and keep the last two; rank 0 does it."""
+    if not args.run_dir:
+        return
+    state = {name: part.state_dict() for name, part in parts.items()}
+    torch.save({**state, "progress": progress, "setting": setting(args)}, content := BytesIO())
+    path = args.run_dir / "checkpoints" / f"step-{progress['step']:08}.pt"
+    with path.with_suffix(".part").open("wb") as file:
+        file.write(content.getbuffer())
+        file.flush()
+        os.fsync(file.fileno())  # it is on the disk before it has its name
+    path.with_suffix(".part").replace(path)
+    note("saved", step=progress["step"])
+    for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
+        old.unlink()
+
+
+def setting(args: Namespace) -> dict[str, object]:
+    """Pick the flags that must not change from one attempt to the next."""
+    names = ("seed", "lr", "gamma", "batch_size", "bf16", "dry_run")
+    return {name: vars(args)[name] for name in names}
+
+
+def restore(args: Namespace, parts: dict) -> dict:
+    """Put all back as the newest whole checkpoint has it; return how far that is.
+
+    Every rank calls it. What rank 0 reads counts for all: another node may not see it yet.
+    """
+    newest = [{}]
+    paths = sorted(args.run_dir.glob("checkpoints/step-*.pt")) if args.run_dir else []
+    while paths and not newest[0]:
+        path = paths.pop()
+        try:
+            damaged = zipfile.ZipFile(path).testzip()  # torch.load compares no checksum
+        except Exception as error:  # of many kinds
+            damaged = error
+        if damaged:
+            print(f"{path} is damaged, and set aside: {damaged}", flush=True)
+            path.replace(path.with_suffix(".damaged"))
+        else:
+            newest = [torch.load(path, map_location="cpu", weights_only=True)]
+    dist.broadcast_object_list(newest)
+    progress = {"epoch": 1, "step": 0, "done": 0, "sums": {}, "seconds": 0.0}
+    if newest[0]:
+        if newest[0]["setting"] != setting(args):
+            sys.exit(f"the checkpoint is of {newest[0]['setting']}: change the flags back")
+        progress = newest[0]["progress"]
+        for name, part in parts.items():
+            part.load_state_dict(newest[0][name])
     if args.run_dir:
-        print(start, flush=True)
-    with explained(run, votes):
-        with recorded(args, device, sets[0], **facts):
-            log_start(run, start)
-            # Of the epochs that stay done.
-            write_files(args.run_dir, {"metrics.jsonl": run.progress.metrics.encode()})
-            train(run, votes, ddp_model, optimizer, *sets)
-            run.log("done")
-        dist.barrier()  # no rank leaves while another still needs it
-    dist.destroy_process_group()
-    # Python forgets its handlers while it ends: a late warning would kill a run that is done.
-    ignore_signals()
+        print(f"begins in epoch {progress['epoch']} after step {progress['step']}", flush=True)
+        note("started", step=progress["step"])
+        metrics = args.run_dir / "metrics.jsonl"  # of the epochs that stay done
+        lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+        metrics.write_text("".join(lines[: progress["epoch"] - 1]))
+    return progress
 
 
 if __name__ == "__main__":
