@@ -85,9 +85,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     purpose = "Check what a job needs before it burns an hour."
     layout = RawDescriptionHelpFormatter
     usage = "%(prog)s [flags]; --help lists them"
-    parser = ArgumentParser(
-        prog, usage, purpose, formatter_class=layout, allow_abbrev=False
-    )
+    parser = ArgumentParser(prog, usage, purpose, formatter_class=layout, allow_abbrev=False)
     program = f"--no-python -- {parser.prog}" if prog else f"-- {parser.prog}"
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none

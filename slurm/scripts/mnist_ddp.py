@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,16 +71,11 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer, schedule = make_optimizer(model, args)
 
-    def after_step(step: int, sums: dict) -> None:  # YOUR EMA goes here
-        if rank == 0 and step % args.log_interval == 0:
-            bar, mean = "#" * (20 * step // len(train_batches)), sums["loss"] / sums["samples"]
-            print(f"epoch {epoch} [{bar:.<20}] {step}/{len(train_batches)} loss {mean:.4f}")
-
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order
         model.train()
-        trained = over_ranks(one_pass(ddp_model, train_batches, args, optimizer, after_step))
+        trained = over_ranks(one_pass(ddp_model, train_batches, args, optimizer))
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
@@ -103,8 +97,8 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
-        for each in (train_set, test_set):  # torchvision does not compare them
-            assert len(each.data) == len(each.targets), "not as many labels as images"
+        if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
+            raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
@@ -128,11 +122,7 @@ class Net(nn.Module):  # YOUR NETWORK
         return self.fc2(self.dropout2(x))
 
 
-def loss_and_metrics(
-    model: nn.Module,
-    batch: list,
-    device: torch.device,
-) -> tuple[Tensor, dict]:  # YOUR LOSS
+def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:  # YOUR LOSS
     """Compute a batch's mean loss, and metrics of any name: each a sum over its samples."""
     inputs, target = (part.to(device, non_blocking=True) for part in batch)  # or of a dict
     scores = model(inputs)
@@ -281,12 +271,8 @@ def one_pass(
     batches: DataLoader,
     args: Namespace,
     optimizer: optim.Optimizer | None = None,
-    after_step: Callable[[int, dict], int | None] | None = None,
 ) -> dict[str, float | Tensor]:
-    """Train if there is an optimizer, else test; sum up loss and metrics of this rank's samples.
-
-    after_step: is given the step's number and the sums; it ends the pass by what is not 0.
-    """
+    """Train if there is an optimizer, else test; sum up loss and metrics of this rank's samples."""
     device = next(model.parameters()).device
     sums, begin = {}, time.perf_counter()
     for step, batch in enumerate(batches, 1):
@@ -297,10 +283,13 @@ def one_pass(
         if optimizer:
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
-            optimizer.step()
+            optimizer.step()  # YOUR EMA, or a schedule that steps with each batch
             metrics["data_seconds"] = waited
         sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
-        if (after_step and after_step(step, sums)) or args.dry_run:
+        if optimizer and step % args.log_interval == 0 and dist.get_rank() == 0:
+            bar, mean = "#" * (20 * step // len(batches)), sums["loss"] / sums["samples"]
+            print(f"[{bar:.<20}] {step}/{len(batches)} loss {mean:.4f}", flush=True)
+        if args.dry_run:
             break
         begin = time.perf_counter()
     return sums

@@ -103,7 +103,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         return {name: total + progress["sums"].get(name, 0) for name, total in totals.items()}
 
     def after_step(step: int, sums: dict) -> int:
-        """Vote and save after the same steps on all ranks; YOUR EMA goes here."""
+        """Vote and save after the same steps on all ranks."""
         nonlocal told
         progress["step"] += 1
         reseed(args, progress["step"])
@@ -154,8 +154,8 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
-        for each in (train_set, test_set):  # torchvision does not compare them
-            assert len(each.data) == len(each.targets), "not as many labels as images"
+        if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
+            raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
@@ -179,11 +179,7 @@ class Net(nn.Module):  # YOUR NETWORK
         return self.fc2(self.dropout2(x))
 
 
-def loss_and_metrics(
-    model: nn.Module,
-    batch: list,
-    device: torch.device,
-) -> tuple[Tensor, dict]:  # YOUR LOSS
+def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:  # YOUR LOSS
     """Compute a batch's mean loss, and metrics of any name: each a sum over its samples."""
     inputs, target = (part.to(device, non_blocking=True) for part in batch)  # or of a dict
     scores = model(inputs)
@@ -358,9 +354,12 @@ def one_pass(
         if optimizer:
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
-            optimizer.step()
+            optimizer.step()  # YOUR EMA, or a schedule that steps with each batch
             metrics["data_seconds"] = waited
         sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+        if optimizer and step % args.log_interval == 0 and dist.get_rank() == 0:
+            bar, mean = "#" * (20 * step // len(batches)), sums["loss"] / sums["samples"]
+            print(f"[{bar:.<20}] {step}/{len(batches)} loss {mean:.4f}", flush=True)
         if (after_step and after_step(step, sums)) or args.dry_run:
             break
         begin = time.perf_counter()

@@ -221,8 +221,8 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
-        for each in (train_set, test_set):  # torchvision does not compare them
-            assert len(each.data) == len(each.targets), "not as many labels as images"
+        if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
+            raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
