@@ -1,6 +1,5 @@
 """Harm this rank at a chosen moment: what it calls there is wrapped, and at the n-th call the harm is done."""
 
-import gc
 import io
 import os
 import re
@@ -14,10 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
-PART = re.compile(r".*/checkpoints/\.part-\w+")  # the path of a checkpoint that is being written
+PART = re.compile(r".*/checkpoints/\w+\.part")  # the path of a checkpoint that is being written
 
 
 def on_call(owner, name, number, harm, after=False, only=lambda *args, **kwargs: True):
@@ -43,7 +41,7 @@ def half_written(number, harm):
 
     def opened(file, mode="r", *args, **kwargs):
         stream = original(file, mode, *args, **kwargs)
-        if PART.fullmatch(str(file)) and "x" in mode:
+        if PART.fullmatch(str(file)) and "w" in mode:
             calls[0] += 1
             if calls[0] == number:
                 write = stream.write
@@ -86,7 +84,7 @@ MOMENTS = {
     # StepLR takes one step of its own when it is made.
     "epoch boundary": lambda n, harm: on_call(StepLR, "step", n + 1, harm, after=True),
     "barrier": lambda n, harm: on_call(dist, "barrier", n, harm),
-    "record": lambda n, harm: on_call(Path, "replace", n, harm, only=lambda path, target: target.name == "spec.json"),
+    "record": lambda n, harm: on_call(Path, "write_text", n, harm, only=lambda path, _: path.name == "spec.json"),
     "save: before": lambda n, harm: on_call(torch, "save", n, harm, only=is_state),
     "save: mid-write": half_written,
     "save: before rename": lambda n, harm: on_call(Path, "replace", n, harm, only=is_checkpoint),
@@ -100,19 +98,14 @@ def send(number):
 
 
 def poison(number):
-    """From the number-th call on, this rank's outputs are not numbers."""
-    original, calls = F.log_softmax, [0]
+    """From the number-th call on, this rank's losses are not numbers."""
+    original, calls = F.cross_entropy, [0]
 
     def wrapped(*args, **kwargs):
         calls[0] += 1
         return original(*args, **kwargs) * (float("nan") if calls[0] >= number else 1)
 
-    F.log_softmax = wrapped
-
-
-def models():
-    """What DDP has wrapped in this process."""
-    return [thing.module for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
+    F.cross_entropy = wrapped
 
 
 def move_run_folder():
@@ -126,11 +119,11 @@ HARMS = {
     "SIGSTOP": lambda: send(signal.SIGSTOP),
     "SIGTERM": lambda: send(signal.SIGTERM),
     "SIGUSR2": lambda: send(signal.SIGUSR2),
-    "weights change": lambda: next(p for model in models() for p in model.parameters()).data.add_(1e-3),
     "run folder moved": move_run_folder,
     "exit 7": lambda: os._exit(7),
     # A disk that is full: no file of this process may grow beyond 1 MB.
     "disk full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY)),
+    "no room": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
 }
 
 

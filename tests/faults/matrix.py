@@ -1,26 +1,28 @@
 """What the rows of the fault matrix have in common: the run that is harmed, the golden run, and how they compare."""
 
+import hashlib
 import json
 import shutil
+import zipfile
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from real import LIMIT
 from torch import nn
 
 from ddp_helpers.launch import scripts
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.resume import list_checkpoints, load_checkpoint, read_checkpoint
+from ddp_helpers.rank.scripts.mnist_ddp import Net
 from faults.ranks import run
 
 GIVES_UP = ["--timeout", 10]  # seconds that a rank waits for another that never comes: only where a row waits for it
 NAME = "mnist_ddp_resumable"
 # Of 16 optimizer steps each: 512 images, 32 for each step.
 TWO_EPOCHS = ["--batch-size", "32", "--test-batch-size", "50", "--epochs", "2", "--checkpoint-every", "5"]
-TWO_EPOCHS += ["--log-interval", "1000", "--no-cuda", "--precision", "float32"]
+TWO_EPOCHS += ["--log-interval", "1000", "--no-cuda"]
 
 
 @dataclass
@@ -92,15 +94,36 @@ def events(folder: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """The run's checkpoints, the newest first."""
+    return sorted((folder / "run" / "checkpoints").glob("step-*.pt"), reverse=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps after which the run's checkpoints were saved, the newest first."""
+    return [int(path.stem[5:]) for path in checkpoints(folder)]
+
+
 def weights(folder: Path) -> str:
-    """The digest of the weights after the last epoch."""
-    return [event["weights"] for event in events(folder) if event["event"] == "epoch"][-1]
+    """A digest of what the newest checkpoint holds to the bit: model, optimizer, schedule."""
+    state = torch.load(checkpoints(folder)[0], weights_only=True)
+    held = bits([state["model"], state["optimizer"], state["schedule"], state["progress"]["step"]])
+    return hashlib.sha256(repr(held).encode()).hexdigest()
+
+
+def bits(value: object) -> object:
+    """A state, however deep, in which tensors are bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: bits(part) for name, part in value.items()}
+    return [*map(bits, value)] if isinstance(value, list | tuple) else value
 
 
 def saved_model(folder: Path) -> nn.Module:
     """The model in the newest checkpoint, which is whole, as are all others in the folder."""
-    checkpoints = list_checkpoints(folder / "run" / "checkpoints")
-    states = [load_checkpoint(read_checkpoint(path)) for path in checkpoints]
+    for path in checkpoints(folder):
+        assert zipfile.ZipFile(path).testzip() is None, f"{path} is damaged"
     model = Net()
-    model.load_state_dict(states[0]["model"])
+    model.load_state_dict(torch.load(checkpoints(folder)[0], weights_only=True)["model"])
     return model

@@ -10,8 +10,7 @@ from pathlib import Path
 from real import LIMIT
 
 from ddp_helpers.launch.forked_script import ForkedScript
-from ddp_helpers.rank.resume import weight_digest
-from faults.inject import inject, models
+from faults.inject import inject
 
 # What the course sets for its own ranks, and a rank that is started by hand lacks.
 BARE = dict.fromkeys(
@@ -31,11 +30,7 @@ def harmed(fault, note, rank):
     multiprocessing.set_start_method("fork", force=True)
     if fault and fault[0] in (rank, "all"):
         inject(*fault[1:], str(note))
-    try:
-        yield
-    except SystemExit as end:  # a rank that leaves by itself says why, and with which weights
-        print(f"\nleft: {end}; weights: {' '.join(map(weight_digest, models()))}", flush=True)
-        raise
+    yield
 
 
 @dataclass

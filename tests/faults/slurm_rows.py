@@ -58,7 +58,7 @@ class Submitted:
 
     def reaches(self, step):
         """Wait until it has saved at this step."""
-        until(lambda: any(event["step"] >= step for event in events(self.folder)), f"step {step}")
+        until(lambda: any(event.get("step", 0) >= step for event in events(self.folder)), f"step {step}")
 
     def goes_on(self):
         """Wait until it is back in the queue, have it start, and wait for its end."""
@@ -80,11 +80,10 @@ def told(matrix, launcher):
         assert done.returncode == 0, done.stderr
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the requeued run differs"
-        begun = [event for event in events(job.folder) if event["event"] == "started"]
-        assert [event["slurm_restart_count"] for event in begun] == [None, "1"], begun
-        assert all(words in job.log() for words in ("stopped by SIGUSR2", "is requeued", "to the bit")), job.log()
-        stop = next(event for event in events(job.folder) if event["event"] == "preempted")
-        return begun[1]["time"] - stop["time"]
+        told = [event for event in events(job.folder) if event["event"] != "saved"]
+        assert [event["event"] for event in told] == ["started", "preempted", "started", "done"], told
+        assert all(words in job.log() for words in ("stopped by SIGUSR2", "is requeued")), job.log()
+        return told[2]["time"] - told[1]["time"]
 
 
 def cancelled(matrix):
