@@ -91,33 +91,43 @@ _LOCAL_RANK_TRAPS = {
 
 # ---- the numbers of a launcher
 
-# By a launcher's sign, the names of its rank, local rank and world size.
+# By launcher the names that a rank finds, of which the last three are its numbers.
 _Names = dict[str, tuple[str, ...]]
-_IN_NOTEBOOK = "torchrun", "openmpi", "slurm"
-_NAMES: _Names = {LAUNCHERS[name][0]: LAUNCHERS[name][1:] for name in _IN_NOTEBOOK}
+_NAMES: _Names = {name: LAUNCHERS[name] for name in ("torchrun", "openmpi", "slurm")}
 # A mistake: the batch script has these three, too; only a step has SLURM_STEP_NUM_TASKS.
-_WITH_BATCH_SCRIPT = _NAMES | {"SLURM_PROCID": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")}
+_WITH_BATCH_SCRIPT = _NAMES | {"slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")}
 
 
 def my_numbers(env: Mapping[str, str], table: _Names = _NAMES) -> tuple[int, int, int]:
-    """Read rank, local rank and world size by the names of the first launcher that set its sign.
+    """Read rank, local rank and world size by the first row of names that are all set.
 
-    (0, 0, 1) if none has. Another table than the default is a mistake.
+    (0, 0, 1) if there is none. Another table than the default is a mistake.
     """
-    for sign, names in table.items():
-        if sign in env:
-            rank, local_rank, world_size = (int(env[name]) for name in names)
+    for names in table.values():
+        if all(name in env for name in names):
+            rank, local_rank, world_size = (int(env[name]) for name in names[-3:])
+            return rank, local_rank, world_size
+    return 0, 0, 1
+
+
+def _by_rank_alone(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """A mistake: a row counts as soon as its rank is set, and gives 0 for what is not."""
+    for names in _NAMES.values():
+        if names[-3] in env:
+            rank, local_rank, world_size = (int(env.get(name, 0)) for name in names[-3:])
             return rank, local_rank, world_size
     return 0, 0, 1
 
 
 def _numbers_as_text(env: Mapping[str, str]) -> tuple[str, ...] | tuple[int, int, int]:
     """A mistake: the values are left as they stand in the environment."""
-    return tuple(map(str, my_numbers(env))) if env.keys() & _NAMES else (0, 0, 1)
+    whole = any(all(name in env for name in names) for names in _NAMES.values())
+    return tuple(map(str, my_numbers(env))) if whole else (0, 0, 1)
 
 
 _TORCHRUN = {"TORCHELASTIC_RUN_ID": "7f3a", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
 _MPIRUN = {
+    "PMIX_NAMESPACE": "prterun-node1-47@1",
     "OMPI_COMM_WORLD_RANK": "2",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
@@ -141,6 +151,9 @@ _NUMBERS_TRAPS = {
     "torchrun inside a step counts as torchrun, so look for it first.": (
         lambda env: my_numbers(env, dict(reversed(_NAMES.items())))
     ),
+    "A row counts if all its variables are set; a job file may have exported RANK alone.": (
+        _by_rank_alone
+    ),
     "What the environment holds are strings: make them int.": _numbers_as_text,
 }
 
@@ -154,7 +167,15 @@ EXERCISES = [
     ),
     Exercise(
         my_numbers,
-        [(_TORCHRUN,), (_MPIRUN,), (_STEP,), (_BATCH_SCRIPT,), (_STEP | _TORCHRUN,), ({},)],
+        [
+            (_TORCHRUN,),
+            (_MPIRUN,),
+            (_STEP,),
+            (_BATCH_SCRIPT,),
+            (_STEP | _TORCHRUN,),
+            (_STEP | {"RANK": "0"},),
+            ({},),
+        ],
         _NUMBERS_TRAPS,
     ),
 ]

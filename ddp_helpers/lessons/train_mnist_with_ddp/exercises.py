@@ -76,7 +76,7 @@ _Flags = Mapping[str, float]  # of a run: its flags by name, and its world_size
 
 
 def same_training(one: _Flags, other: _Flags) -> bool:
-    """Whether two runs of mnist_ddp take the same steps on the same data.
+    """Whether two runs take the same steps on the same data.
 
     Rounding and dropout may differ.
     """
@@ -90,7 +90,7 @@ def _global_batch(flags: _Flags) -> float:
 
 
 def _batch_flag(flags: _Flags) -> float:
-    """Return the value of the flag that says the batch, --batch-size or --batch-size-per-rank."""
+    """Return the number that says the batch: of all ranks, or of each."""
     return flags["batch_size"] if "batch_size" in flags else flags["batch_size_per_rank"]
 
 

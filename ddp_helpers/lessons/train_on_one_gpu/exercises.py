@@ -61,7 +61,7 @@ def train_pass(
     for images, labels in batches:
         if clear_gradients:
             optimizer.zero_grad()
-        loss = F.nll_loss(model(images), labels)
+        loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
         weight = len(labels) if weigh_batches else 1
@@ -101,7 +101,7 @@ def _model_and_batches(seed: int, training: bool) -> tuple[_Model, _Batches]:
     """Make a model in one of its two modes, and batches of 8, 8 and 2 images of 3 numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _Model(nn.Linear(3, 4), _Doubling(), nn.LogSoftmax(dim=1))
+        model = _Model(nn.Linear(3, 4), _Doubling())
         batches = ((torch.randn(size, 3), torch.randint(4, (size,))) for size in (8, 8, 2))
         return model.train(training), _Batches(batches)
 

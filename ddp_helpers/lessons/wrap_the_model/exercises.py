@@ -58,7 +58,7 @@ def _device() -> torch.device:
 def _small_model() -> nn.Sequential:
     """Make a model with the same weights on every rank."""
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.LogSoftmax(dim=1))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     return model.double().to(_device())
 
 
@@ -250,7 +250,7 @@ def accumulate(
     for number, (images, labels) in enumerate(pieces, -len(pieces)):
         share = weight or len(labels) / images_in_all
         with nullcontext() if number in synchronized else ddp_model.no_sync():
-            loss = F.nll_loss(ddp_model(images), labels)
+            loss = F.cross_entropy(ddp_model(images), labels)
             (loss * share).backward()
     optimizer.step()
 
@@ -270,7 +270,7 @@ def _judge_accumulate(answer: Answer) -> Iterator[str]:
         pieces = list(zip(images.split(8), labels.split(8), strict=True))
         answer(ddp_model, optimizer, pieces)
         reference_optimizer.zero_grad()
-        F.nll_loss(ddp_reference(images), labels).backward()
+        F.cross_entropy(ddp_reference(images), labels).backward()
         reference_optimizer.step()
         equal = torch.allclose(_flat(model.parameters()), _flat(reference.parameters()))
         yield _accumulate_mistake(step, len(all_reduces), equal)
