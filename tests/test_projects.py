@@ -10,7 +10,7 @@ from asked import asked
 from nbclient import NotebookClient
 
 from ddp_helpers import ROOT, RUNS
-from ddp_helpers.launch.scripts import Script
+from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons import exercise_called, exercises
 from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
@@ -72,7 +72,7 @@ DOCTORED = {
     "failed": (change("status.json", state="failed", why="NotImplementedError: "), "'failed': NotImplementedError"),
     "too few ranks": (change("env.json", world_size=2), "the world size is 2 on 2 nodes, but"),
     "the course's net": (
-        lambda folder: (folder / "mnist_ddp.py").write_text(Script("mnist_ddp").text()),
+        lambda folder: (folder / "mnist_ddp.py").write_text(script_text("mnist_ddp")),
         "replace=[Net]",
     ),
     "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "replace=[Net]"),
@@ -119,7 +119,7 @@ def test_a_stub_is_not_attempted(project):
 
 
 def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
-    text = Script("mnist_ddp").text()
+    text = script_text("mnist_ddp")
     assert all(text.count(fault.right) == 1 for fault in mending.FAULTS)
     assert mending.faulty_script() != text == right_mend(mending.faulty_script())
     compile(mending.faulty_script(), "faulty", "exec")
@@ -135,7 +135,8 @@ def test_a_fault_that_is_left_is_found_alone(left, capsys):
 
 EXACT = "range(rank, len(test_set), world_size)"
 PADDED = "list(DistributedSampler(test_set, world_size, rank, shuffle=False))"
-END = "\n    if args.save_model"  # in train(), before it: the weights of the ranks are averaged, which is too late
+# In train(), before its end: the weights of the ranks are averaged, which is too late.
+END = "\n    if rank == 0 and args.save_model"
 LATE = "    for p in model.parameters():\n        dist.all_reduce(p.data.div_(world_size))\n"
 WRONG = {  # plausible mistakes in mending: what they make of the right script, and what is told
     "the same epoch every time, and a padded test": (
@@ -143,7 +144,7 @@ WRONG = {  # plausible mistakes in mending: what they make of the right script, 
         [f"still there: {fault.hint}" for fault in mending.FAULTS[:2]],
     ),
     "each tests all": (
-        [("Subset(test_set, test_indices)", "test_set")],
+        [(f"Subset(test_set, {EXACT})", "test_set")],
         [f"still there: {mending.FAULTS[1].hint}"],
     ),
     "the weights of the end are averaged": (

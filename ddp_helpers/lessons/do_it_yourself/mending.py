@@ -48,8 +48,8 @@ class Net(nn.Module):
         self.fc = nn.Linear(8 * 8 * 8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of the ten digits for each image."""
-        return F.log_softmax(self.fc(F.relu(self.conv(x)).flatten(1)), dim=1)
+        """Score the ten digits for each image."""
+        return self.fc(F.relu(self.conv(x)).flatten(1))
 
 
 # ---- the faults
@@ -99,7 +99,7 @@ class Fault:
 
 FAULTS = (
     Fault(
-        right="        sampler.set_epoch(epoch)  # a new order each epoch\n        model.train()\n",
+        right="        sampler.set_epoch(epoch)  # a new order\n        model.train()\n",
         wrong="        model.train()\n",
         mended=_orders_differ,
         praise="each epoch has an order of its own",
@@ -107,8 +107,8 @@ FAULTS = (
         advice="who tells the sampler which epoch it is?",
     ),
     Fault(
-        right="range(rank, len(test_set), world_size)  # each sample on one rank, once",
-        wrong="range(0, len(test_set), world_size)  # a share for each rank",
+        right="range(rank, len(test_set), world_size))  # each sample once",
+        wrong="range(0, len(test_set), world_size))  # a share for each rank",
         mended=_each_tested_once,
         praise="the ranks test each image once",
         symptom="the ranks together do not test each image once",
