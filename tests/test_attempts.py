@@ -10,13 +10,13 @@ from ddp_helpers.lessons import on_ranks
 from ddp_helpers.lessons.survive_preemption import attempts, figures
 
 
-def line(at, event, step, **more):
-    return json.dumps({"time": at, "event": event, "step": step, **more})
+def line(at, event, *step):
+    return json.dumps({"time": at, "event": event, **dict(zip(["step"], step, strict=False))})
 
 
 START = line(100.0, "started", 0)
-KILLED = [START, line(101.0, "saved", 5), line(102.0, "epoch", 8), line(102.5, "saved", 8)]
-AGAIN = [line(120.0, "started", 8), line(121.0, "epoch", 16), line(121.5, "saved", 16), line(122.0, "done", 16)]
+KILLED = [START, line(101.0, "saved", 5), line(102.5, "saved", 8)]
+AGAIN = [line(120.0, "started", 8), line(121.0, "saved", 13), line(121.5, "saved", 16), line(122.0, "done")]
 
 
 @pytest.fixture
@@ -30,27 +30,28 @@ def story(tmp_path):
 
 def test_events_are_counted_into_attempts_and_timed_from_the_first(story):
     table = story(*KILLED, *AGAIN)
-    assert table["attempt"].tolist() == [1] * 4 + [2] * 4
-    assert table["seconds"].tolist() == [0, 1, 2, 2.5, 20, 21, 21.5, 22]
+    assert table["attempt"].tolist() == [1] * 3 + [2] * 4
+    assert table["seconds"].tolist() == [0, 1, 2.5, 20, 21, 21.5, 22]
+    assert table["step"].tolist() == [0, 5, 8, 8, 13, 16, 16], "an end has the step of the event before"
 
 
 @pytest.mark.parametrize(
     ("end", "ended", "to_step", "lost"),
     [
         ([], "unknown", 8, 0),
-        ([line(103.2, "failed", 10, why="a peer is gone")], "failed", 10, 2),
-        ([line(103.0, "saved", 9), line(103.1, "preempted", 9)], "preempted", 9, 0),
+        ([line(103.25, "failed")], "failed", 8, 0.75),
+        ([line(103.0, "saved", 9), line(103.5, "preempted")], "preempted", 9, 0),
     ],
 )
 def test_each_attempt_has_a_row_that_says_how_it_ended_and_what_was_lost(story, end, ended, to_step, lost):
     first, second = attempts.attempts_table(story(*KILLED, *end, *AGAIN)).to_dict("records")
-    assert (first["ended"], first["to_step"], first["lost_steps"]) == (ended, to_step, lost)
+    assert (first["ended"], first["to_step"], first["lost_seconds"]) == (ended, to_step, lost)
     assert (second["ended"], second["from_step"], second["to_step"]) == ("done", 8, 16)
 
 
-def test_without_a_checkpoint_every_step_of_the_attempt_is_lost(story):
-    [row] = attempts.attempts_table(story(START, line(101.0, "failed", 4))).to_dict("records")
-    assert row["lost_steps"] == 4 and row["saves"] == 0
+def test_without_a_checkpoint_all_of_the_attempt_is_lost(story):
+    [row] = attempts.attempts_table(story(START, line(101.5, "failed"))).to_dict("records")
+    assert (row["lost_seconds"], row["saves"], row["to_step"]) == (1.5, 0, 0)
 
 
 @pytest.mark.parametrize("bad", ['{"time": 10', "[]", "{}", line("noon", "saved", 3), line(101.0, "saved", None)])
@@ -63,12 +64,12 @@ def hatched(picture):
 
 
 def test_the_figure_shows_each_attempt_and_hatches_only_what_was_lost(story):
-    lost = figures.attempts_timeline({"killed": story(*KILLED, line(103.5, "failed", 11), *AGAIN)})
+    lost = figures.attempts_timeline({"killed": story(*KILLED, line(103.5, "failed"), *AGAIN)})
     [one] = hatched(lost)
     assert one.get_x() == 2.5 and one.get_width() == 1
-    assert re.findall(r"killed|\d+", lost.figure.get_suptitle().lower()) == ["killed", "3"]
-    told = figures.attempts_timeline({"warned": story(*KILLED, line(102.6, "preempted", 8), *AGAIN)})
-    assert hatched(told) == [] and re.match(r"Warned\b\D*0\b", told.alt)
+    assert re.findall(r"killed|\d.\d s", lost.figure.get_suptitle().lower()) == ["killed", "1.0 s"]
+    told = figures.attempts_timeline({"warned": story(*KILLED, line(102.6, "preempted"), *AGAIN)})
+    assert hatched(told) == [] and told.alt.startswith("Warned: nothing lost")
 
 
 def test_a_figure_says_its_finding():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import pytest
 import torch
 from real import LIMIT
 from torch import nn
@@ -71,8 +72,8 @@ class Matrix:
             folder = self.fresh(f"golden_{len(self.goldens)}")
             ended = self.train(folder, *more, size=size, script=script)
             assert ended.statuses == [0] * size, ended.said
-            self.goldens[key] = weights(folder)
-        return self.goldens[key]
+            self.goldens[key] = weights(folder), metrics(folder)
+        return self.goldens[key][0]
 
     def resumes(self, folder, *more, **options) -> str:
         """Start it again with the same command: its weights at the end."""
@@ -83,15 +84,21 @@ class Matrix:
     def must_resume_equal(self, folder, *more, **options) -> None:
         """The resumed run's weights are the golden run's, bit for bit, and its metrics have each epoch once."""
         assert self.resumes(folder, *more, **options) == self.golden(*more, **options), "the resumed run differs"
-        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        seen = [(line["epoch"], line["train_samples"]) for line in lines]
-        assert seen == [(1, 512), (2, 512)], f"epochs and samples in metrics.jsonl: {seen}"
+        seen, (_, expected) = metrics(folder), self.goldens[*more, options.get("size", 2), options.get("script")]
+        assert [(line["epoch"], line["train_samples"]) for line in seen] == [(1, 512), (2, 512)], seen
+        assert seen == [pytest.approx(line, rel=1e-9) for line in expected], f"{seen}, not {expected}"
 
 
 def events(folder: Path) -> list[dict]:
     """What the run's attempts.jsonl says."""
     path = folder / "run" / "attempts.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def metrics(folder: Path) -> list[dict]:
+    """What the run's metrics.jsonl says, but for the time that it took."""
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -20,23 +20,29 @@ class Attempt(NamedTuple):
     begin: float
     end: float
     from_step: int
-    to_step: int
+    to_step: int  # of its last checkpoint: the next attempt goes on there
     saves: int  # checkpoints
-    lost_steps: int  # done after the last checkpoint: the next attempt does them again
+    lost_seconds: (
+        float  # of work after the last checkpoint, as far as events tell: it is done again
+    )
     ended: str  # done, preempted or failed; unknown where no event says it
 
 
 def read_events(folder: str | Path) -> pd.DataFrame:
     """Read attempts.jsonl of a run folder: a row for each line that can be read.
 
-    Columns: attempt, from 1; seconds since the first start; event; step.
+    Columns: attempt, from 1; seconds since the first start; event; step. How an attempt ended has
+    no step, and takes that of the event before.
     """
-    rows = []
+    rows, step = [], 0
     lines = (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines()
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # cut off when its process died
+        with suppress(
+            ValueError, KeyError, TypeError, AttributeError
+        ):  # cut off when its process died
             event = json.loads(line)
-            rows.append((float(event["time"]), str(event["event"]), int(event["step"])))
+            step = int(event.get("step", step))
+            rows.append((float(event["time"]), str(event["event"]), step))
     table = pd.DataFrame(rows, columns=["seconds", "event", "step"])
     table["seconds"] -= table["seconds"].min()
     starts = (table["event"] == "started").cumsum()
@@ -55,7 +61,8 @@ def _attempt(number: int, rows: pd.DataFrame) -> Attempt:
     saves = rows[rows["event"] == "saved"]
     first = rows.iloc[0]
     last = ends.iloc[0] if len(ends) else rows.iloc[-1]
-    saved_step = saves["step"].max() if len(saves) else first["step"]
+    ended = last["event"] if last["event"] in _ENDS else "unknown"
+    saved_at = saves.iloc[-1] if len(saves) else first
     return Attempt(
         attempt=number,
         begin=float(first["seconds"]),
@@ -63,8 +70,8 @@ def _attempt(number: int, rows: pd.DataFrame) -> Attempt:
         from_step=int(first["step"]),
         to_step=int(last["step"]),
         saves=len(saves),
-        lost_steps=int(last["step"] - saved_step),
-        ended=last["event"] if last["event"] in _ENDS else "unknown",
+        lost_seconds=float(last["seconds"] - saved_at["seconds"]) if ended == "failed" else 0.0,
+        ended=ended,
     )
 
 

@@ -16,7 +16,6 @@ from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, INK, ORANGE, RED, WIDTH, rank_colour
 from ddp_helpers.lessons.survive_preemption.attempts import Attempt, list_attempts
-from ddp_helpers.records.scaling import counted
 
 _BAR = 0.5  # the height of an attempt in its lane, which is 1 high
 
@@ -24,17 +23,18 @@ _BAR = 0.5  # the height of an attempt in its lane, which is 1 high
 def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
     """Draw a lane for each run, its attempts one after the other.
 
-    runs: by the run's name, what `attempts.events` gives.
+    runs: by the run's name, what `read_events` gives.
     """
     figure, ax = plt.subplots(figsize=(WIDTH, 1.6 + 0.75 * len(runs)), layout="constrained")
     labels = []
     findings = []
     for lane, (name, table) in enumerate(runs.items()):
         attempts = list_attempts(table)
-        lost = sum(attempt.lost_steps for attempt in attempts)
-        labels.append(f"{name}\n{counted(lost, 'step')} lost")
+        seconds_lost = sum(attempt.lost_seconds for attempt in attempts)
+        lost = f"{seconds_lost:.1f} s lost" if seconds_lost else "nothing lost"
+        labels.append(f"{name}\n{lost}")
         if len(attempts) > 1:
-            findings.append(f"{name}: {counted(lost, 'step')} lost")
+            findings.append(f"{name}: {lost}")
         saves = table[table["event"] == "saved"]
         for attempt in attempts:
             seconds = saves.loc[saves["attempt"] == attempt.attempt, "seconds"]
@@ -58,9 +58,9 @@ def _draw_attempt(ax: Axes, lane: int, attempt: Attempt, saves: list[float]) -> 
     ax.barh(lane, attempt.end - attempt.begin, _BAR, attempt.begin, color=colour, alpha=0.3)
     bottom, top = lane - _BAR / 2, lane + _BAR / 2
     ax.vlines(saves, bottom, top, color=colour, linewidth=1.8, zorder=4)
-    if attempt.lost_steps:
-        lost_from = max(saves, default=attempt.begin)
-        (lost,) = ax.barh(lane, attempt.end - lost_from, _BAR, lost_from, zorder=3)
+    if attempt.lost_seconds:
+        lost_from = attempt.end - attempt.lost_seconds
+        (lost,) = ax.barh(lane, attempt.lost_seconds, _BAR, lost_from, zorder=3)
         lost.set(facecolor="white", edgecolor=RED, hatch="////")
     middle = (attempt.begin + attempt.end) / 2
     ax.text(middle, lane - 0.32, str(attempt.attempt), ha="center", va="bottom", color=INK)
