@@ -4,14 +4,13 @@
 """
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import NAMES, write_script
+from ddp_helpers.launch.scripts import NAMES, script_text
 
 FOLDER = ROOT / "slurm" / "scripts"
 
 if __name__ == "__main__":
     for script in FOLDER.glob("*.py"):
-        if script.stem not in NAMES:
-            script.unlink()
+        script.unlink()
     for name in NAMES:
-        write_script(name, FOLDER / f"{name}.py")
+        (FOLDER / f"{name}.py").write_text(script_text(name))
     print(f"wrote {FOLDER.relative_to(ROOT)}: {', '.join(NAMES)}")

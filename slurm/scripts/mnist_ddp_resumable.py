@@ -52,9 +52,10 @@ def main() -> None:
     ranks = gather_ranks(args, launcher, local_rank, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     claim(args.run_dir)
+    newest = find_checkpoint(args)  # before the record is written: it may be of other flags
     begin_record(args, ranks, train_set)
     try:
-        told = train(args, device, train_set, test_set)
+        told = train(args, device, train_set, test_set, newest)
     except BaseException as error:
         write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
         note("failed")
@@ -63,27 +64,30 @@ def main() -> None:
     why = f"stopped by {signal.Signals(told).name}, and saved" if told else ""
     write(args.run_dir, "status.json", {"state": state, "why": why})
     note(state)
-    if told:
-        print(f"rank {rank} is {why}", flush=True)
     if told and args.run_dir and "REQUEUE_FILE" in os.environ:  # the job file looks for it
         Path(os.environ["REQUEUE_FILE"]).write_text(why)
     dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
     dist.destroy_process_group()
     ignore_signals()  # a late one would kill a run that is done, while Python ends
-    sys.exit(75 if told else 0)
+    if told:
+        print(f"rank {rank} is {why}", flush=True)
+        sys.exit(75)
 
 
-def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> int:
+def train(
+    args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, newest: dict
+) -> int:
     """Train, test after each epoch, and return 0; or, told to stop, save, and return the signal.
 
-    Every rank calls it.
+    Every rank calls it. newest: the checkpoint to go on from, or {}.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sampler = DistributedSampler(train_set, seed=args.seed)  # each rank its share
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample once
     loading = {"num_workers": args.num_workers, "pin_memory": device.type == "cuda"}
     # A loader draws its workers' seeds, from the generator of the dropout if it has no other.
-    loading |= {"worker_init_fn": ignore_signals, "generator": torch.Generator()}
+    generator = torch.Generator()
+    loading |= {"worker_init_fn": ignore_signals, "generator": generator}
     share = args.batch_size // world_size
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     torch.backends.cudnn.deterministic = True  # on a GPU: the same sums in the same order
@@ -94,7 +98,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     optimizer, schedule = make_optimizer(model, args)
     # What a checkpoint holds. A GradScaler and an EMA belong here, too.
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    progress = restore(args, parts)
+    progress = restore(args, parts, newest)
     told = 0
 
     def so_far(sums: dict) -> dict[str, float]:
@@ -121,6 +125,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         sampler.set_epoch(epoch)  # a new order
         rest = list(sampler)[progress["done"] * share :]  # what this rank has still to do
         train_batches = DataLoader(train_set, share, sampler=rest, **loading)
+        generator.manual_seed((args.seed + epoch) * world_size + rank)
         reseed(args, progress["step"])
         model.train()
         sums = one_pass(ddp_model, train_batches, args, optimizer, after_step)
@@ -483,11 +488,12 @@ def save(args: Namespace, parts: dict, progress: dict) -> None:
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save({**state, "progress": progress, "setting": setting(args)}, content := BytesIO())
     path = args.run_dir / "checkpoints" / f"step-{progress['step']:08}.pt"
-    with path.with_suffix(".part").open("wb") as file:
+    part = path.with_name("new.part")  # always this one: what a kill leaves is overwritten
+    with part.open("wb") as file:
         file.write(content.getbuffer())
         file.flush()
         os.fsync(file.fileno())  # it is on the disk before it has its name
-    path.with_suffix(".part").replace(path)
+    part.replace(path)
     note("saved", step=progress["step"])
     for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
         old.unlink()
@@ -499,38 +505,46 @@ def setting(args: Namespace) -> dict[str, object]:
     return {name: vars(args)[name] for name in names}
 
 
-def restore(args: Namespace, parts: dict) -> dict:
-    """Put all back as the newest whole checkpoint has it; return how far that is.
+def find_checkpoint(args: Namespace) -> dict:
+    """Read the newest checkpoint that is whole, if there is one; every rank calls it.
 
-    Every rank calls it. What rank 0 reads counts for all: another node may not see it yet.
+    What rank 0 reads counts for all: another node may not see it yet. Stops all at other flags.
     """
     newest = [{}]
     paths = sorted(args.run_dir.glob("checkpoints/step-*.pt")) if args.run_dir else []
     while paths and not newest[0]:
         path = paths.pop()
+        content = path.read_bytes()  # an error of the disk stops the run here: it is no damage
         try:
-            damaged = zipfile.ZipFile(path).testzip()  # torch.load compares no checksum
+            damaged = zipfile.ZipFile(BytesIO(content)).testzip()  # torch.load compares no checksum
         except Exception as error:  # of many kinds
             damaged = error
         if damaged:
             print(f"{path} is damaged, and set aside: {damaged}", flush=True)
             path.replace(path.with_suffix(".damaged"))
         else:
-            newest = [torch.load(path, map_location="cpu", weights_only=True)]
+            newest = [torch.load(BytesIO(content), map_location="cpu", weights_only=True)]
     dist.broadcast_object_list(newest)
+    if newest[0] and newest[0]["setting"] != setting(args):
+        sys.exit(f"the checkpoint is of {newest[0]['setting']}: change the flags back")
+    return newest[0]
+
+
+def restore(args: Namespace, parts: dict, newest: dict) -> dict:
+    """Put all back as the checkpoint has it, and return how far that is; every rank calls it."""
     progress = {"epoch": 1, "step": 0, "done": 0, "sums": {}, "seconds": 0.0}
-    if newest[0]:
-        if newest[0]["setting"] != setting(args):
-            sys.exit(f"the checkpoint is of {newest[0]['setting']}: change the flags back")
-        progress = newest[0]["progress"]
+    if newest:
+        progress = newest["progress"]
         for name, part in parts.items():
-            part.load_state_dict(newest[0][name])
+            part.load_state_dict(newest[name])
     if args.run_dir:
         print(f"begins in epoch {progress['epoch']} after step {progress['step']}", flush=True)
         note("started", step=progress["step"])
-        metrics = args.run_dir / "metrics.jsonl"  # of the epochs that stay done
-        lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-        metrics.write_text("".join(lines[: progress["epoch"] - 1]))
+        metrics = args.run_dir / "metrics.jsonl"
+        metrics.touch()
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        done = lines[: progress["epoch"] - 1]  # the epochs that stay done
+        os.truncate(metrics, sum(map(len, done)))  # which needs no room on the disk
     return progress
 
 
