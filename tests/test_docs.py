@@ -6,16 +6,30 @@ import re
 import shlex
 import tomllib
 from argparse import ArgumentParser
-from collections.abc import Iterable
 from difflib import unified_diff
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
 import yaml
-from pages import DOCS, GLOSSARY, PAGES, README, SCRIPTS, SEEDS, TRAINERS, TROUBLE, contents, prose, rows
+from pages import (
+    DOCS,
+    GLOSSARY,
+    HOLE,
+    PAGES,
+    README,
+    SCRIPTS,
+    SEEDS,
+    TRAINERS,
+    TROUBLE,
+    assigned,
+    contents,
+    prose,
+    rows,
+    ways,
+)
 from real import python
 
 from ddp_helpers import ROOT, __version__, cli
@@ -167,37 +181,6 @@ def test_each_word_occurs_where_it_is_said_to_be_explained() -> None:
 
 # ---- troubleshooting: every message is one that the source has
 
-HOLE = "\0"
-
-
-Names = dict[str, list[ast.expr]]
-
-
-def ways(part: ast.expr, names: Names, depth: int = 3) -> list[str]:
-    """What a part of a text can be: itself, either branch of `a if … else b`, what a name stands for, or a hole."""
-    if isinstance(part, ast.Constant):
-        return [part.value] if isinstance(part.value, str) else [HOLE]
-    if isinstance(part, ast.JoinedStr):
-        return ["".join(parts) for parts in product(*(ways(value, names, depth) for value in part.values))]
-    if isinstance(part, ast.FormattedValue) and part.conversion == -1:
-        return ways(part.value, names, depth)
-    if isinstance(part, ast.IfExp):
-        return [*ways(part.body, names, depth), *ways(part.orelse, names, depth)]
-    if isinstance(part, ast.Name) and part.id in names and depth:
-        return [text for value in names[part.id] for text in ways(value, names, depth - 1)]
-    return [HOLE]
-
-
-def assigned(nodes: Iterable[ast.AST]) -> Names:
-    """The texts that names stand for."""
-    names: Names = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.JoinedStr | ast.IfExp):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    names.setdefault(target.id, []).append(node.value)
-    return names
-
 
 @cache
 def messages() -> tuple[str, ...]:
@@ -228,7 +211,7 @@ def unknown_messages(text: str) -> list[str]:
         if not any(len(re.sub(r"\W", "", quote)) > 10 for quote in quoted):
             problems.append(f"no message: {first}")
         for quote in quoted:
-            pattern = re.compile("[^\n]*?".join(map(re.escape, quote.split("…"))))
+            pattern = re.compile("[^\n]*?".join(map(re.escape, quote.strip("…").split("…"))))
             if not any(pattern.search(source) for source in messages()):
                 problems.append(quote)
     return problems

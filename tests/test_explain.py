@@ -1,5 +1,6 @@
 """`explain`: each rule knows its message and no other, logs of real failures name who failed first, and bad input."""
 
+import ast
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from explained import answer, explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import assigned, ways
 from real import LIMIT, THOROUGH, need_launcher
 from refusals import refused
 
@@ -86,6 +88,25 @@ def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) 
         assert best_rule(SPOKEN, line) is None, line
     assert explain(tmp_path, ORDINARY).root is None
     assert explain(tmp_path, ORDINARY + "RuntimeError: CUDA out of memory.\n").root is not None  # the control
+
+
+def complaints() -> list[str]:
+    """The lines with which the scripts end, each value as a 7."""
+    lines = []
+    for path in (ROOT / "ddp_helpers" / "rank" / "scripts").glob("mnist_*.py"):
+        for function in ast.parse(path.read_text()).body:
+            names = assigned(ast.walk(function))
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("exit", "error"):
+                    lines += [text.replace("\0", "7") for text in ways(call.args[0], names) if text != "\0"]
+    return sorted({*lines})
+
+
+def test_each_line_with_which_a_script_ends_is_known() -> None:
+    lines = complaints()
+    rules = {line: best_rule([rule for rule in SPOKEN if rule.seen == "this course"], line) for line in lines}
+    assert [line for line, rule in rules.items() if rule is None] == [] and len(lines) >= 9
+    assert by_id("nan-stop") in rules.values() and by_id("no-launcher") in rules.values()
 
 
 # ---- the page
