@@ -7,14 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import torch.distributed as dist
-
 from ddp_helpers.rank.doctor import checks
-from ddp_helpers.rank.doctor.arrival import arrive
 from ddp_helpers.rank.doctor.case import Case
-from ddp_helpers.rank.doctor.checks import CHECKS
+from ddp_helpers.rank.doctor.checks import CHECKS, judge, look
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.scripts.doctor import judge_check, run_check
 
 GREEN = f"all {len(CHECKS)} checks green"
 
@@ -48,42 +44,32 @@ def red(text):
 
 def seen_by(name, *ranks, **common):
     """The row of a check, from so many ranks: each a dict of what is changed for it."""
-    store, cases, told = dist.HashStore(), [], {}
+    found = {}
     for rank, change in enumerate(ranks):
-        told_it = (
-            {"host": "here", "cpus": 1, "first": rank, "local_rank": rank, "launcher": "torchrun"} | common | change
-        )
-        args = Namespace(
-            num_workers=told_it.get("workers", 0), data=Path("no"), run_dir=Path("runs"), no_cuda=False, timeout=1
-        )
-        case = Case(told_it["launcher"], rank, told_it["local_rank"], len(ranks), args, store, told_it["host"])
-        cases.append((case, told_it))
-    for doing in ("arrive", "check"):
-        for case, told_it in cases:
-            cpus = range(told_it["first"], told_it["first"] + told_it["cpus"])
-            gpus = told_it.get("gpus", [])
-            some = [SimpleNamespace(uuid=one, name="V100", major=its[0], minor=its[1]) for one, *its in gpus]
-            with (
-                patch.dict(os.environ, told_it.get("env", {})),
-                patch("os.sched_getaffinity", lambda _, cpus=cpus: cpus, create=True),
-                patch("os.cpu_count", lambda: 8),
-                patch("torch.cuda.device_count", lambda some=some: len(some)),
-                patch("torch.cuda.set_device"),
-                patch("torch.cuda.init", side_effect=told_it.get("trouble")),
-                patch("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_80", "sm_86", "sm_90"]),
-                patch("torch.cuda.get_device_properties", lambda name, some=some: some[int(str(name)[-1])]),
-                patch("shutil.disk_usage", lambda _, t=told_it: SimpleNamespace(free=t.get("free", 2**40))),
-                patch("socket.gethostname", lambda t=told_it: t["host"]),
-                patch("socket.getaddrinfo", lambda *_, t=told_it, **__: resolve(t.get("address"))),
-                patch("socket.if_nameindex", lambda: [(1, "lo"), (2, "eth0")]),
-                patch.object(checks.torchvision, "__version__", told_it.get("version", "1")),
-                patch.object(checks, "check_data", lambda _, t=told_it: t.get("data", "MNIST") or stop("Get it.")),
-            ):
-                if doing == "arrive":
-                    arrive(case)
-                else:
-                    told[case.rank] = run_check(case, name)
-    return judge_check(name, told)
+        told = {"host": "here", "cpus": 1, "first": rank, "local_rank": rank, "launcher": "env"} | common | change
+        args = Namespace(num_workers=told.get("workers", 0), data=Path("no"), run_dir=Path("runs"), no_cuda=False)
+        case = Case(told["launcher"], rank, told["local_rank"], len(ranks), args, host=told["host"])
+        case.plan = {"file": "", "trouble": "is full" if told.get("full") else ""}
+        cpus = range(told["first"], told["first"] + told["cpus"])
+        gpus = [SimpleNamespace(uuid=uuid) for uuid in told.get("gpus", "")]
+        with (
+            patch.dict(os.environ, told.get("env", {})),
+            patch("os.sched_getaffinity", lambda _, cpus=cpus: cpus, create=True),
+            patch("os.cpu_count", lambda: 8),
+            patch("torch.cuda.device_count", lambda some=gpus: len(some)),
+            patch("torch.cuda.set_device"),
+            patch("torch.zeros", side_effect=told.get("trouble")),  # by which a device is tried
+            patch("torch.cuda.get_device_properties", lambda device, some=gpus: some[device.index]),
+            patch("shutil.disk_usage", lambda _, t=told: SimpleNamespace(free=t.get("free", 2**40))),
+            patch("socket.gethostname", lambda t=told: t["host"]),
+            patch("socket.getaddrinfo", lambda *_, t=told: resolve(t.get("address"))),
+            patch.object(checks.torchvision, "__version__", told.get("version", "1")),
+            patch.object(checks.hashlib, "md5", lambda text: SimpleNamespace(hexdigest=lambda: "0")),
+            patch.object(Path, "read_bytes", lambda path: b""),
+            patch.object(checks, "check_data", lambda _, t=told: t.get("data", "MNIST") or stop("Get it.")),
+        ):
+            found[rank] = look(case, {"devices": 0, name: 0})
+    return judge(name, found)
 
 
 def resolve(address):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ddp_helpers import jobs
-from ddp_helpers.rank import record
 from ddp_helpers.rank.files import write_whole
 
 # The names that half a file once had in a run folder, where whoever may write there could lay a link.
@@ -19,23 +18,17 @@ OLD_NAMES = ("part", "job.part", "job.json.part")
 def shared(tmp_path: Path) -> Path:
     """A folder in which somebody has laid links to a file of ours."""
     (tmp_path / "ours").write_text("ours")
-    for name in (*OLD_NAMES, "status.json", "job.sbatch"):
+    for name in (*OLD_NAMES, "job.sbatch"):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / name).symlink_to(tmp_path / "ours")
     return tmp_path / "run"
 
 
-def test_a_record_and_a_job_follow_no_link(shared: Path) -> None:
-    record.write_files(shared, {"status.json": {"state": "done"}})
-    assert not (shared / "status.json").is_symlink() and "done" in (shared / "status.json").read_text()
+def test_a_job_follows_no_link(shared: Path) -> None:
     (shared / "job.sbatch").unlink()
     (shared / "job.sbatch").symlink_to(shared / "nowhere")
     jobs.write_job(jobs.Job("try", ("x.py",)), jobs.Site("here"), shared)
-    assert {path.name for path in shared.iterdir() if not path.is_symlink()} == {
-        "status.json",
-        "job.json",
-        "job.sbatch",
-    }
+    assert {path.name for path in shared.iterdir() if not path.is_symlink()} == {"job.json", "job.sbatch"}
     assert (shared.parent / "ours").read_text() == "ours" and not (shared / "nowhere").exists()
 
 

@@ -1,18 +1,36 @@
 """Staging: real MNIST where it is named, digits where there is no network, damage refused, two at once unharmed."""
 
+import gzip
+import hashlib
+import os
+import socket
+import time
+from contextlib import closing
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
+from threading import Thread
 
 import pytest
-from real import LIMIT, THOROUGH
-from refusals import refused
+from real import LIMIT, THOROUGH, python, without_helpers
+from refusals import ended, refused
 from torchvision.datasets import MNIST
 
-from ddp_helpers.rank import staging
+from ddp_helpers.launch.scripts import write_script
+from ddp_helpers.rank import mnist_files, staging
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.staging import check_data, stage
+from ddp_helpers.rank.mnist_files import check_data
+from ddp_helpers.rank.scripts.download_data import download
+from ddp_helpers.rank.staging import stage
 
-REFUSING = ["http://127.0.0.1/"]  # nobody listens there on port 443
+REFUSING = ["http://127.0.0.1:9/"]  # nobody listens there
+ALONE = """
+import runpy, sys
+from torchvision.datasets import MNIST
+MNIST.mirrors = ["http://127.0.0.1:9/"]
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 SIZE = {"train": 60_000, "test": 10_000} if THOROUGH else {"train": 3000, "test": 500}
 
 
@@ -33,10 +51,52 @@ def test_without_a_network_digits_are_made_and_that_is_said(tmp_path, capsys):
     assert "staged" in capsys.readouterr().out
 
 
-def test_a_download_that_fails_is_followed_by_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "_reachable", lambda seconds: True)
-    assert stage(tmp_path, seconds=1) == tmp_path  # the process that downloads is ended after a second
+def test_a_mirror_that_never_answers_is_given_up_and_followed_by_digits(tmp_path, monkeypatch):
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        monkeypatch.setattr(MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
+        monkeypatch.setattr(staging, "download", partial(download, seconds=1))
+        begin = time.monotonic()
+        assert stage(tmp_path) == tmp_path
+    assert 1 < time.monotonic() - begin < LIMIT and socket.getdefaulttimeout() is None
     assert check_data(tmp_path) == "digits" and [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+
+
+def test_a_download_from_a_mirror_is_whole(tmp_path, monkeypatch):
+    """The mirror is pretended, and what it has is a small set, whose digests take the place of MNIST's."""
+    raw, site = write_digits(tmp_path / "made", 50, 10) / "MNIST" / "raw", tmp_path / "site"
+    site.mkdir()
+    for name, _ in MNIST.resources:
+        (site / name).write_bytes(gzip.compress((raw / name.removesuffix(".gz")).read_bytes()))
+    digests = {name: hashlib.md5((raw / name).read_bytes()).hexdigest() for name in mnist_files.MNIST_MD5}
+    resources = [(name, hashlib.md5((site / name).read_bytes()).hexdigest()) for name, _ in MNIST.resources]
+    monkeypatch.setattr(MNIST, "resources", resources)
+    monkeypatch.setattr(mnist_files, "MNIST_MD5", digests)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+    (tmp_path / "data").mkdir()
+    download(tmp_path / "data")
+    assert check_data(tmp_path / "data") == "MNIST" and [path.name for path in (tmp_path / "data").iterdir()] == [
+        "MNIST"
+    ]
+    resources[0] = (resources[0][0], "0" * 32)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConnectionError, match="corrupted"):
+        download(tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_script_alone_refuses_without_a_network_in_a_line_and_finds_what_is_there(tmp_path, digits):
+    """Written out, in a folder of its own; its torchvision asks a mirror where nobody listens."""
+    script = write_script("download_data", tmp_path / "download_data.py")
+    (tmp_path / "alone.py").write_text(ALONE)
+    more = {"cwd": tmp_path, "env": {**os.environ, **without_helpers(tmp_path)}}
+    done = python("alone.py", script, "--data", tmp_path / "data", **more)
+    ended(done.returncode, done.stdout, done.stderr, "no download", "copy MNIST/raw there")
+    done = python("alone.py", script, "--data", digits, **more)
+    assert (done.returncode, done.stdout) == (0, f"digits is whole; use it with: --data {digits}\n"), done.stderr
 
 
 def test_ddp_mnist_root_wins(digits, tmp_path, monkeypatch):

@@ -11,31 +11,23 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from doctors import red, seen_by
 from faults.ranks import Ranks
 from real import python
 from torch._C import _distributed_c10d as c10d
 
-from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture_trouble
-from ddp_helpers.rank.doctor.checks import check_versions
-from ddp_helpers.rank.doctor.reduce import in_time
+from ddp_helpers.rank.doctor.case import Case, capture
+from ddp_helpers.rank.doctor.checks import judge, look, make_plan
+from ddp_helpers.rank.doctor.reduce import find_sum
 from ddp_helpers.tools import cards, fits, watched, who_hangs
 
 TORCH = Path(torch.__file__).parent
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def lone(rank=0, size=1, timeout=0, store=None):
-    """A rank under examination."""
-    return Case(
-        "torchrun",
-        rank,
-        rank,
-        size,
-        Namespace(timeout=timeout, no_cuda=False),
-        store or dist.HashStore(),
-    )
+def lone(rank=0, size=1):
+    """A rank under examination, whose patience is over."""
+    return Case("torchrun", rank, rank, size, Namespace(timeout=-5, no_cuda=False, run_dir=Path("/nowhere")))
 
 
 # ---- an init that blocks
@@ -67,33 +59,20 @@ def test_an_init_that_blocks_is_red_and_the_doctor_does_not_wait_for_it(tmp_path
     red_rows = red("\n".join(line for line in ended.said[0].splitlines() if line and line[:6] != "left: "))
     assert list(red_rows) == ["all-reduce"]
     seen, cure = red_rows["all-reduce"]
-    assert "init" in seen and "GLOO_SOCKET_IFNAME" in seen and "lo" in seen
-    assert cure.startswith("export GLOO_SOCKET_IFNAME=")
+    assert "no answer" in seen and "GLOO_SOCKET_IFNAME is not set, and there are lo" in seen
+    assert "the interface between the nodes" in cure
 
 
-@pytest.mark.parametrize(
-    ("hosts", "value", "seen", "cure"),
-    [
-        (
-            2,
-            "",
-            "NCCL_SOCKET_IFNAME is not set, and there are lo, ib0",
-            "export NCCL_SOCKET_IFNAME=",
-        ),
-        (2, "eth7", "NCCL_SOCKET_IFNAME is eth7", "export NCCL_SOCKET_IFNAME="),
-        (1, "", "NCCL_SOCKET_IFNAME is not set", "NCCL_P2P_DISABLE=1"),
-    ],
-)
-def test_where_nccl_blocks_its_interface_is_named(hosts, value, seen, cure, monkeypatch):
+@pytest.mark.parametrize("value", ["", "eth7"])
+def test_where_nccl_blocks_its_interface_is_named(value, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", value)
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0")])
-    monkeypatch.setattr("torch.accelerator.device_index", lambda _: patch.dict({}))  # the GPU that is not here
-    case, never = lone(), Event()
-    case.store.add("hosts", hosts)
-    with pytest.raises(CheckFailed) as caught:
-        in_time(case, torch.device("cuda", 0), "init", never.wait)
-    never.set()
-    assert seen in caught.value.args[0] and cure in caught.value.args[1] and case.blocked
+    never = Event()
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: never.wait())  # the GPU that is not here
+    case = lone()
+    case.device, case.plan = "cuda:0", {"on GPUs": True}
+    _, seen = capture(lambda: find_sum(case))
+    assert f"NCCL_SOCKET_IFNAME is {value or 'not set'}, and there are lo, ib0" in seen and case.blocked
 
 
 # ---- NCCL's own words
@@ -150,73 +129,59 @@ def overheard(words):
     def fails():
         raise RuntimeError(words)
 
-    (seen,) = capture_trouble(fails)[1]
-    return seen
+    return capture(fails)[1]
 
 
-def test_a_long_error_keeps_its_beginning_and_its_end():
-    seen = overheard("first\n" + "word " * 2000 + "\nlast")
-    assert seen.startswith("first word") and seen.endswith("word last") and len(seen) < 1000
+# ---- versions
 
 
-# ---- the class behind "nccl"
-
-ASK = """
-import torch
-import torch.distributed as dist
-from ddp_helpers.rank.doctor.checks import nccl_class
-from ddp_helpers.rank.group import backend_class
-print(nccl_class())
-try:
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    print(backend_class(torch.device("cuda")))  # torch 2.14's newer class asks for no GPU yet
-except (RuntimeError, ValueError) as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize("value", [None, "0", "1"])
-def test_the_class_is_the_one_that_torch_makes(value):
-    own = {name: word for name, word in NO_GPU.items() if name != "TORCH_DIST_USE_NCCL2"}
-    done = python("-c", ASK, env=own | ({"TORCH_DIST_USE_NCCL2": value} if value else {}))
-    named, said, *_ = done.stdout.splitlines()
-    words = {
-        "ProcessGroupNCCL2": ("nccl2 requires", "ProcessGroupNCCL2"),
-        "ProcessGroupNCCL": ("ProcessGroupNCCL is only supported",),
-    }
-    assert said.startswith(words[named])
-
-
-def test_the_row_names_the_class_and_ranks_that_take_another_are_red(monkeypatch):
+def test_ranks_of_which_torch_takes_another_class_of_nccl_are_red(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    first = lone(size=2)
-    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
-    assert re.search(r"by ProcessGroupNCCL2? \(TORCH_DIST_USE_NCCL2: 0\)$", check_versions(first))
-    monkeypatch.delenv("TORCH_DIST_USE_NCCL2")
-    with pytest.raises(CheckFailed, match="not set"):
-        check_versions(lone(1, 2, store=first.store))
+    found = {}
+    for rank, value in enumerate("010"):
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", value)
+        found[rank] = look(lone(rank, 3), ["versions"])
+    _, seen, cure = judge("versions", found)
+    assert seen.startswith("rank 1: python ") and cure
+    assert re.search(r"NCCL [\d.]+ \(TORCH_DIST_USE_NCCL2=1\), where rank 0 has .*=0\)$", seen)
+    del found[1]
+    assert judge("versions", found)[2] == ""
 
 
 # ---- MIG
 
 
-def test_two_slices_of_a_card_are_two_gpus_and_one_slice_is_not():
-    def task(name):
-        return {"gpus": [("A", 8, 0)], "env": {"CUDA_VISIBLE_DEVICES": name}}
+def task(name, gpu="A"):
+    """A task that is shown this GPU, of which this name was given."""
+    return {"gpus": gpu, "env": {"CUDA_VISIBLE_DEVICES": name}}
 
+
+def test_two_slices_of_a_card_are_two_gpus_and_one_slice_is_not():
     assert seen_by("devices", task("MIG-1"), task("MIG-2"))[1:] == ("cuda:0", "")
-    shared = seen_by("devices", task("MIG-1"), task("MIG-1"))
-    assert "GPU A MIG-1 on here" in shared[1] and shared[2]
+    _, seen, cure = seen_by("devices", task("MIG-1"), task("MIG-1"))
+    assert "GPU A MIG-1 on here is shared" in seen and "of MIG: one slice, one rank" in cure
+    # --gres=gpu:3g.40gb:2 names two to both tasks, and CUDA shows the first to each.
+    assert "is shared" in seen_by("devices", task("MIG-1,MIG-2"), task("MIG-1,MIG-2"))[1]
     assert seen_by("devices", task("0"), task("1"))[2], "a card's own number is not doubted"
 
 
-@pytest.mark.parametrize(("version", "fine"), [((2, 29, 9), False), ((2, 30, 7), True)])
-def test_ranks_share_a_gpu_where_nccl_can_and_was_told_so(version, fine, monkeypatch):
-    monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
-    task = {"gpus": [("A", 8, 0)]}
-    told = task | {"env": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}}
-    assert (seen_by("devices", told, told)[2] == "") is fine
-    assert seen_by("devices", task, task)[2], "nobody said so"
+def test_ranks_share_a_gpu_where_nccl_was_told_so(monkeypatch):
+    assert seen_by("devices", task("0"), task("0"))[2], "nobody said so"
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert seen_by("devices", task("0"), task("0"))[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told", "on_gpus"),
+    [("AB", "", True), ("AA", "", False), ("AA", "1", True), (["A", ""], "", False), (["", ""], "", False)],
+)
+def test_nccl_is_tried_only_where_each_rank_has_a_gpu_that_it_may_use(gpus, told, on_gpus, monkeypatch):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", told)
+    monkeypatch.setattr("pathlib.Path.touch", lambda *_, **__: None)
+    found = {rank: {"devices": [[gpu, "cuda:0"], ""]} for rank, gpu in enumerate(gpus)}
+    assert make_plan(lone(size=2), found)["on GPUs"] is on_gpus
+    found[1] = {"devices": [None, "local rank 1 has no GPU"]}
+    assert make_plan(lone(size=2), found)["on GPUs"] is False
 
 
 # ---- recorders
