@@ -265,14 +265,13 @@ def _add_script(subparsers: Commands) -> None:
         subparsers,
         "script",
         commands.write_script,
-        "write a standalone script of the course, such as mnist_ddp, to make your own of",
+        "write a standalone script of the course, such as mnist_ddp, to make your own of;"
+        " another text that is there is kept as PATH.old",
         "script mnist_ddp my_ddp.py",
         "0: it is written",
     )
-    command.add_argument("name")
-    command.add_argument("path", type=Path)
-    force = "also over a file that you have edited, or another one"
-    command.add_argument("--force", action="store_true", help=force)
+    command.add_argument("name", help=f"one of {', '.join(NAMES)}")
+    command.add_argument("path", type=Path, help="the file to write; - prints it")
 
 
 def _add_who_hangs(subparsers: Commands) -> None:

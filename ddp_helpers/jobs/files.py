@@ -22,7 +22,8 @@ SUBMITTED = "submitted"  # the file in which the job file notes the id of each s
 RANK = re.compile(r" *(\d+): ?(.*)")
 
 # The content of job.json: "job" (the fields of a Job), "site", "job_id" (None before it is
-# submitted), "state", and, once it has ended, what State.record() tells. "folder" is where it ran.
+# submitted), "state", and, once it has ended, what State.record() tells. "folder" is where it ran;
+# "batch_size_per_rank" is there where it was asked for.
 JobRecord = dict[str, Any]
 
 

@@ -29,12 +29,18 @@ from ddp_helpers.rank.files import write_whole
 _MADE: dict[Path, list[Path]] = {}
 
 
-def write_job(job: Job, site: Site, folder: Path, script: str | None = None) -> Path:
+def write_job(
+    job: Job,
+    site: Site,
+    folder: Path,
+    script: str | None = None,
+    batch_size_per_rank: int = 0,
+) -> Path:
     """Write the sbatch file into a run folder, beside the script that it starts; return its path.
 
     script: the text of that script, to be written too; then all is taken back if Slurm refuses the
-    job. Raises JobError, with nothing written, if the folder holds another run, or another script
-    of that name.
+    job. batch_size_per_rank: noted in job.json, if it is not 0. Raises JobError, with nothing
+    written, if the folder holds another run, or another script of that name.
     """
     folder = Path(folder).absolute()
     text = render(job, site, folder)
@@ -43,6 +49,8 @@ def write_job(job: Job, site: Site, folder: Path, script: str | None = None) -> 
         _check_free(folder)
         folder.mkdir(parents=True, exist_ok=True)
         record = {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"}
+        if batch_size_per_rank:
+            record["batch_size_per_rank"] = batch_size_per_rank
         keep(folder, record)
         write_whole(folder / BATCH, text.encode())
         if script is not None:

@@ -60,13 +60,16 @@ def prepare(
     array: Sequence[str] = (),
     requeue: bool = False,
     grace: int = 120,
+    batch_size_per_rank: int = 0,
 ) -> Job:
     """Write a job's file, and the script that it starts, into a new run folder; return the job.
 
     script: one of the course's by its name, or the path of a file. The file's own folder is not
     copied: what it imports from there must be installed, or on the PYTHONPATH. arguments: what the
     script is given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual
-    ones where they are None. The rest is as in `Job`.
+    ones where they are None. batch_size_per_rank: for the record, where the arguments hold the
+    batch of all ranks because each was to have so many samples: such runs show weak scaling. The
+    rest is as in `Job`.
 
     Raises JobError, with nothing written, where the job would fail. Nothing stays either where
     this process submits the job, and Slurm refuses it.
@@ -96,7 +99,7 @@ def prepare(
         grace=grace,
     )
     job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
-    write_job(job, site, folder, text)
+    write_job(job, site, folder, text, batch_size_per_rank)
     return job
 
 

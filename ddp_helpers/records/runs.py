@@ -115,6 +115,7 @@ class RunRecord:
         """
         spec, ranks = self.spec, self.ranks
         per_rank, together = spec.get("batch_size_per_rank"), spec.get("batch_size")
+        per_rank = per_rank or self.job.get("batch_size_per_rank")
         if "global_batch_size" in spec:  # in such records batch_size is that of a rank
             together = spec["global_batch_size"]
             per_rank = None if together else spec.get("batch_size")

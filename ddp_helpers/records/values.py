@@ -81,6 +81,7 @@ _CHECKS: dict[str, dict[str, _Check]] = {
         "task": _is_text,
         "job_id": _is_text,
         "seconds": _is_finite,
+        "batch_size_per_rank": _is_int,
         "job": _is_job,
     },
     "metrics.jsonl": {
