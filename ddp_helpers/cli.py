@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from ddp_helpers import PlainError, commands
+from ddp_helpers.launch.scripts import NAMES
 from ddp_helpers.rank.launchers import stop
 
 _DESCRIPTION = """Tools for your own multi-GPU training script, on this machine, without a GPU.

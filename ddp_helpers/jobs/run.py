@@ -48,7 +48,8 @@ def write_job(
     try:
         _check_free(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"job": asdict(job), "site": site.name, "job_id": None, "state": "WRITTEN"}
+        record: JobRecord = {"job": asdict(job), "site": site.name}
+        record |= {"job_id": None, "state": "WRITTEN"}
         if batch_size_per_rank:
             record["batch_size_per_rank"] = batch_size_per_rank
         keep(folder, record)
