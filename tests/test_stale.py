@@ -16,7 +16,7 @@ HELPER = '"""A helper."""\n\n\ndef value():\n    """What it gives."""\n    retur
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A small course, to be changed."""
-    for path in ("ddp_helpers/rank/data.py", "ddp_helpers/lessons/plain.py"):
+    for path in ("ddp_helpers/rank/digits.py", "ddp_helpers/lessons/plain.py"):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text(HELPER)
     monkeypatch.setattr(stale, "ROOT", tmp_path)
@@ -32,7 +32,7 @@ def executed(*sources, opened=()):
 
 # What kernels do: read by itself, by a module's import, by a program, by a rank that a program starts, by a list.
 READS = {
-    "ddp_helpers/rank/data.py": "from ddp_helpers.rank import data",
+    "ddp_helpers/rank/digits.py": "from ddp_helpers.rank import digits",
     "notebooks/spirals.py": "import subprocess, sys\nsubprocess.run([sys.executable, '../notebooks/spirals.py', '-h'])",
     "notebooks/spirals_ddp.py": '!"{sys.executable}" -m torch.distributed.run --standalone --local-addr localhost '
     "../notebooks/spirals_ddp.py --epochs 1",
@@ -118,8 +118,8 @@ def test_a_new_site_and_a_new_launcher_make_nothing_stale_but_what_shows_the_tab
     ],
 )
 def test_comments_docstrings_and_layout_of_a_helper_do_not_count(tree, old, new, counts):
-    path = "ddp_helpers/rank/data.py"
-    notebook = executed("from ddp_helpers.rank import data", opened=[path])
+    path = "ddp_helpers/rank/digits.py"
+    notebook = executed("from ddp_helpers.rank import digits", opened=[path])
     text = (tree / path).read_text()
     assert old in text
     (tree / path).write_text(text.replace(old, new))
@@ -127,7 +127,7 @@ def test_comments_docstrings_and_layout_of_a_helper_do_not_count(tree, old, new,
 
 
 def test_a_file_that_goes_makes_stale(tree):
-    path = "ddp_helpers/rank/data.py"
+    path = "ddp_helpers/rank/digits.py"
     notebook = executed("1", opened=[path])
     (tree / path).unlink()
     assert stale.changed(notebook) == [path]
