@@ -160,7 +160,11 @@ def _imports_of(part: type | Callable, text: str, given: dict[str, str]) -> Iter
             problem = "which is a part of the script: choose another name"
         if problem:
             raise ValueError(f"{part.__name__} uses {name}, {problem}")
-        yield from lines.keys() - theirs.get(name, {}).keys()
+        has = theirs.get(name, {})
+        for line, means in lines.items():
+            is_submodule = means != line.removeprefix("import ") and means == name  # import a.b
+            if line not in has and (is_submodule or means not in has.values()):
+                yield line
 
 
 def _texts_of(scope: dict) -> list[str]:
