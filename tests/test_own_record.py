@@ -1,8 +1,8 @@
 """docs/own.md's lines, pasted into a script of one's own: a record, early stopping, the best weights."""
 
-import ast
 import os
 import re
+import shutil
 import textwrap
 
 import pytest
@@ -15,19 +15,21 @@ from ddp_helpers.tools.audit.command import audit
 from ddp_helpers.tools.audit.notes import OK, RED
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
-COPIED_FROM = (ROOT / "notebooks" / "spirals_resumable.py").read_text()
-FENCES = [textwrap.indent(text, "    ") for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)]
-SECTION = PAGE.partition("## The record of your own script")[2]
-COPIED = re.findall(r"`(\w+)`", SECTION.partition("Copy ")[2].partition("from")[0])
+TASK, *FENCES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+FENCES = [textwrap.indent(text, "    ") for text in FENCES]
+[COPIED] = re.findall(r"from ddp_helpers.rank.record import ([^`]+)`", PAGE)
+RECORD = ROOT / "ddp_helpers" / "rank" / "record.py"
 # A regression on two or more ranks. The last points to test are hard: ranks that look at their own share disagree.
 SCRIPT = """
-import argparse, json, os, time
+import argparse, os, time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from record import {copied}
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run-dir", type=Path, default=Path("record"))
@@ -45,16 +47,16 @@ def points(count, seed):
 
 
 def train_epoch(model, batches, optimizer, schedule):
-    begin, samples = time.perf_counter(), 0
+    begin, trained = time.perf_counter(), {"samples": 0}
     for inputs, target in batches:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), target).backward()
         rate = optimizer.param_groups[0]["lr"]
         optimizer.step()
         schedule.step()
-        samples += len(inputs) * world_size
+        trained["samples"] += len(inputs) * world_size
     print(f"rate {rate}\\n", end="", flush=True)  # in one piece, between other ranks' lines
-    return time.perf_counter() - begin, samples
+    return time.perf_counter() - begin, trained
 
 
 def test(model, batches):
@@ -68,17 +70,14 @@ def test(model, batches):
     return sums
 
 
-def record(args, epoch, loss, seconds, samples):
-    if rank == 0:
-        print(f"epoch {epoch} loss {loss}\\n", end="", flush=True)
+def record(args, epoch, trained, tested, seconds):
 {line}
 
 def train(args, device):
     inputs, target = points(30, 2)
-    data = TensorDataset(*points(64, 1))
-    sampler = DistributedSampler(data)
+    sampler = DistributedSampler(train_set)
     batch_size = args.batch_size if args.per_rank else args.batch_size // world_size
-    train_batches = DataLoader(data, batch_size, sampler=sampler)
+    train_batches = DataLoader(train_set, batch_size, sampler=sampler)
     test_batches = DataLoader(TensorDataset(inputs[rank::world_size], target[rank::world_size]), 8)
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 1)
@@ -89,7 +88,7 @@ def train(args, device):
 def main():
 {around}
 
-args, tests = parser.parse_args(), 0
+args, tests, train_set = parser.parse_args(), 0, TensorDataset(*points(64, 1))
 device = torch.device("cpu")
 rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
 dist.init_process_group("gloo")
@@ -99,27 +98,23 @@ dist.destroy_process_group()
 """
 
 
-def pasted(names):
-    """The source of these functions of spirals_resumable, with its imports, as a reader copies them."""
-    parts = [
-        ast.get_source_segment(COPIED_FROM, node)
-        for node in ast.parse(COPIED_FROM).body
-        if isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "name", "") in names
-    ]
-    return "\n\n".join(parts)
-
-
 @pytest.fixture
 def own(tmp_path):
     """Write the script that has what the page says, with these changes, and give its path."""
 
     def write(*changes):
         around, line, loop = FENCES
-        text = SCRIPT.replace("{line}", line).replace("{loop}", loop).replace("{around}", around)
+        text = (
+            SCRIPT.replace("{copied}", COPIED)
+            .replace("{line}", line)
+            .replace("{loop}", loop)
+            .replace("{around}", around)
+        )
         for old, new in changes:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
-        (tmp_path / "own.py").write_text(f"{pasted(COPIED)}\n{text}")
+        (tmp_path / "own.py").write_text(text)
+        shutil.copy(RECORD, tmp_path)
         return tmp_path / "own.py"
 
     return write
@@ -138,7 +133,7 @@ def rates(done):
 
 
 def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(own):
-    script = own(('"test_loss": loss,', '"test_loss": loss, "test_hardest": 2 * loss,'))
+    script = own(('"loss": sums[0].item(),', '"loss": sums[0].item(), "hardest": 2 * sums[0].item(),'))
     done = start(script)
     assert done.returncode == 0, done.stderr[-3000:]
     run, table = runs.read_run(script.parent / "record"), runs.table(script.parent / "record")
@@ -147,12 +142,6 @@ def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(own):
     assert (row["world_size"], row["nodes"], row["batch_per_rank"], row["global_batch"]) == (2, 1, 8, 16)
     assert scaling.metrics(table) == ["test_loss", "test_hardest"] and row["test_loss"] < table.iloc[0]["test_loss"]
     assert rates(done)[-1] < 1e-4, "the schedule has come down"
-
-
-def test_the_page_names_each_function_that_a_record_needs_and_no_other():
-    used = {node.id for node in ast.walk(ast.parse(pasted(COPIED))) if isinstance(node, ast.Name)}
-    there = set(re.findall(r"^(?:def (\w+)|([A-Z]+) =)", COPIED_FROM, re.M))
-    assert COPIED == ["write"] and not used & {name for pair in there for name in pair}
 
 
 def test_a_run_that_fails_is_recorded_as_such(own):
@@ -166,13 +155,13 @@ def test_all_ranks_stop_early_together_and_the_best_weights_are_kept(own):
     script = own()
     done = start(script, "--epochs", "9", "--patience", "2", "--turn", "3", ranks=3)
     assert done.returncode == 0, done.stderr[-3000:]
-    losses = [float(loss) for loss in re.findall(r"epoch \d+ loss (\S+)", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"epoch \d+: test loss (\d\S*);", done.stdout)]
     assert len(losses) == 5 and min(losses) == losses[2], "two epochs without progress after the third"
     assert len(rates(done)) == 5 * 3, "each rank has trained for as many epochs"
     saved, shorter = torch.load(script.parent / "best.pt", weights_only=True), losses[2]
     inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
     loss = ((inputs @ saved["weight"].T + saved["bias"] - inputs.sum(1, keepdim=True)) ** 2).mean().item()
-    assert loss == pytest.approx(shorter, rel=1e-4), "the file holds the weights of the best epoch"
+    assert loss == pytest.approx(shorter, abs=1e-4), "the file holds the weights of the best epoch"
 
 
 @weekly
@@ -194,3 +183,12 @@ def test_the_audit_sees_a_rank_that_decides_alone(who, own, tmp_path):
     }
     expected = OK if who == "all ranks" else RED
     assert rows["end"] == rows["collectives"] == expected, rows
+
+
+def test_the_pages_task_trains_in_the_script_on_two_ranks(tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    assert python("task.py", cwd=tmp_path).returncode == 0
+    done = start(tmp_path / "my_ddp.py", "--epochs", "5", "--lr", "0.01", "--run-dir", "record")
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = runs.table(tmp_path / "record")
+    assert scaling.metrics(table) == ["test_loss", "test_off"] and table.iloc[-1]["test_loss"] < 0.1
