@@ -88,13 +88,16 @@ class Net(nn.Module):
         return self.score(self.norm(x))
 
 
-def loss_and_metrics(output: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:
     """Compute the cross entropy of the scores, and the accuracy, summed over texts.
 
     The accuracy of a text is its share of right letters.
     """
-    right = (output.argmax(dim=2) == target).double().mean(dim=1).sum()
-    return F.cross_entropy(output.flatten(0, 1), target.flatten()), {"accuracy": right}
+    text, following = (part.to(device) for part in batch)
+    scores = model(text)
+    right = (scores.argmax(dim=2) == following).double().mean(dim=1).sum()
+    loss = F.cross_entropy(scores.flatten(0, 1), following.flatten())
+    return loss, {"accuracy": right, "samples": len(text)}
 
 
 # what goes into a script instead of its network, data and loss
@@ -119,17 +122,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     for epoch in range(1, args.epochs + 1):
         model.train()
-        for text, following in train_batches:
-            loss, _ = loss_and_metrics(model(text.to(device)), following.to(device))
+        for batch in train_batches:
+            loss, _ = loss_and_metrics(model, batch, device)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         model.eval()
         right = 0.0
         with torch.no_grad():
-            for text, following in test_batches:
-                scores = model(text.to(device))
-                _, metrics = loss_and_metrics(scores, following.to(device))
+            for batch in test_batches:
+                _, metrics = loss_and_metrics(model, batch, device)
                 right += metrics["accuracy"].item()
         share = right / len(test_set)
         print(f"epoch {epoch}: {share:.1%} of the letters right", flush=True)

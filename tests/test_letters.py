@@ -30,7 +30,7 @@ def test_the_transformer_in_the_courses_script_is_one_training_on_any_ranks_and_
         assert text.count(old) == 1
         text = text.replace(old, new)
     script.write_text(text)
-    flags = ["--precision=float32", "--epochs=2", "--lr=0.01", "--gamma=1", "--num-workers=0", "--save-model"]
+    flags = ["--epochs=2", "--lr=0.01", "--gamma=1", "--num-workers=0", "--save-model"]
     asked = {"1 rank": (1, 8), "2 ranks": (2, 8), "4 ranks": (4, 8), "another batch": (2, 16)}
     flags += ["--run-dir=record", "--batch-size"]
     runs = {name: LearnerRun(script, *flags, n, ranks=ranks) for name, (ranks, n) in asked.items()}

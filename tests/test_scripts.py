@@ -75,7 +75,8 @@ width = 3""",
     def forward(self, x):
         return x * width""",
     "Based": """class Base(nn.Module):
-    pass
+    def extra(self):
+        return 1
 class Net(Base):
     def forward(self, x):
         return x""",

@@ -57,7 +57,8 @@ def main() -> None:
     try:
         told = train(args, device, train_set, test_set, newest)
     except BaseException as error:
-        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        why = f"{type(error).__name__}: {error}"
+        write(args.run_dir, "status.json", {"state": "failed", "why": why})
         note("failed")
         raise
     state = "preempted" if told else "done"
@@ -150,7 +151,8 @@ def train(
             return told
     if rank == 0 and args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, args.run_dir / "mnist_cnn.pt")
+        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        (args.run_dir / "mnist_cnn.pt").write_bytes(content.getbuffer())
     return 0
 
 

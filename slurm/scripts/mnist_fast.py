@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -34,7 +35,8 @@ def main() -> None:
     try:
         train(args, device, train_set, test_set)
     except BaseException as error:
-        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        why = f"{type(error).__name__}: {error}"
+        write(args.run_dir, "status.json", {"state": "failed", "why": why})
         raise
     write(args.run_dir, "status.json", {"state": "done"})
 
@@ -75,7 +77,8 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
         report(args.run_dir, epoch, trained, tested, seconds)
     if args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, (args.run_dir or Path()) / "mnist_cnn.pt")
+        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        ((args.run_dir or Path()) / "mnist_cnn.pt").write_bytes(content.getbuffer())
 
 
 def read_flags() -> Namespace:

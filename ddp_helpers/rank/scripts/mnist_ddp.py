@@ -17,6 +17,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -44,7 +45,8 @@ def main() -> None:
     try:
         train(args, device, train_set, test_set)
     except BaseException as error:
-        write(args.run_dir, "status.json", {"state": "failed", "why": repr(error)})
+        why = f"{type(error).__name__}: {error}"
+        write(args.run_dir, "status.json", {"state": "failed", "why": why})
         raise
     write(args.run_dir, "status.json", {"state": "done"})
     dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
@@ -89,7 +91,8 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
             report(args.run_dir, epoch, trained, tested, seconds)
     if rank == 0 and args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, (args.run_dir or Path()) / "mnist_cnn.pt")
+        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        ((args.run_dir or Path()) / "mnist_cnn.pt").write_bytes(content.getbuffer())
 
 
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
