@@ -66,7 +66,6 @@ HAND = variables("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_PORT=29500")
 SETS = {"torchrun": TORCHRUN, "openmpi": MPI, "mpich": INTEL, "slurm": STEP, "pals": PALS, "env": HAND}
 RECORDED = {  # environment: launcher, rank, local rank, world size
     "nothing": ({}, ("single", 0, 0, 1)),
-    "batch body": (BATCH, ("single", 0, 0, 1)),
     "interactive allocation": (INTERACTIVE, ("single", 0, 0, 1)),
     "shell of salloc": (SALLOC, ("slurm", 0, 0, 1)),
     "step": (STEP, ("slurm", 3, 1, 4)),

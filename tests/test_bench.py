@@ -41,7 +41,7 @@ def test_every_goal_has_a_row(tmp_path, monkeypatch):
     assert [row["median"] for row in rows[3:]] == [1.5, 1.5, 1.0, None, 1050.0] and len(rows[2]["values"]) == 3
     assert {*asked} >= {
         ("mnist_fast", 0),
-        ("mnist_single", 0),
+        ("mnist_ddp", 0),
         ("mnist_ddp", 1),
         ("mnist_ddp_resumable", 2),
     }

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
-from ddp_helpers.rank.model import Net
+from ddp_helpers.rank.scripts.mnist_ddp import Net
 from ddp_helpers.tools import fits, memory, model_file
 
 PAGE = (ROOT / "docs" / "own.md").read_text()

@@ -2,20 +2,23 @@
 
 import os
 import pickle
+from argparse import Namespace
 from contextlib import redirect_stdout
-from hashlib import sha256
 from io import StringIO
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from environments import BATCH, MPI, MPICH, SALLOC, SETS, STEP, TORCHRUN
 from fuzzing import INPUTS, fuzz, put
 from refusals import outcome, refused
+from torch import nn
 
 from ddp_helpers.rank.digits import FILES, write_digits
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
-from ddp_helpers.rank.resume import load_checkpoint, read_checkpoint, read_newest_checkpoint, save_checkpoint
-from ddp_helpers.rank.staging import check_data
+from ddp_helpers.rank.mnist_files import check_data
+from ddp_helpers.rank.scripts import mnist_ddp_resumable as resumable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 
@@ -38,16 +41,19 @@ def environment(choices):
     return env
 
 
-def test_an_environment_gives_a_sound_rank_or_one_line():
+def test_an_environment_gives_a_sound_rank_or_ends():
     sound, unsound = [], []
 
     def check(env):
-        ranks, line = outcome(who_am_i, env)
-        (unsound if line else sound).append(env)
-        if not line:
-            _, rank, local_rank, world_size = ranks
-            assert 0 <= local_rank <= rank < world_size
-            assert int(env.get("RANK", rank)) == rank and int(env.get("WORLD_SIZE", world_size)) == world_size
+        try:
+            with patch.dict(os.environ, {}, clear=True), patch.object(os, "environ", env):
+                launcher, *numbers = who_am_i()
+        except (SystemExit, ValueError) as end:  # Python names what is no number
+            unsound.append(str(end))
+        else:
+            sound.append(env)
+            words = LAUNCHERS.get(launcher, ())[-3:]
+            assert numbers == [int(env[name]) for name in words] or (launcher, numbers) == ("single", [0, 0, 1])
 
     fuzz(environment, check)
     assert min(len(sound), len(unsound)) > INPUTS / 10, "both ends are reached"
@@ -100,29 +106,39 @@ def test_a_data_folder_that_cannot_be_is_named_in_one_line(name, tmp_path):
 # ---- checkpoints
 
 
-def named(folder, content, step=1):
-    """A file of this content under the name that says it is whole."""
-    path = folder / f"step-{step:08}-{sha256(content).hexdigest()[:16]}.pt"
-    path.write_bytes(content)
-    return path
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run folder with a real checkpoint of step 5, and what this process, as the only rank, finds there."""
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda _: None)
+    flags = {"seed": 1, "lr": 1.0, "gamma": 0.7, "batch_size": 64, "bf16": False, "dry_run": False}
+    args = Namespace(run_dir=tmp_path, **flags)
+    (tmp_path / "checkpoints").mkdir()
+    resumable.save(args, {"model": nn.Linear(2, 1)}, {"step": 5})
+
+    def find():
+        with redirect_stdout(StringIO()) as said:
+            return resumable.find_checkpoint(args), said.getvalue().splitlines()
+
+    return tmp_path / "checkpoints", find
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """The bytes of a real checkpoint."""
-    state = {"model": {"weight": torch.ones(2)}, "step": 3, "order": [1, 2]}
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), 3, state).read_bytes()
-
-
-def test_bytes_under_a_wrong_digest_are_refused_by_name(real, tmp_path):
-    path = named(tmp_path, real)
+def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(run):
+    folder, find = run
+    real = (folder / "step-00000005.pt").read_bytes()
 
     def check(content):
-        put(path, content)
-        read, line = outcome(read_checkpoint, path, error=ValueError)
-        assert (read == real) if content == real else (path.name in line)
+        damage = folder / "step-00000007.pt"
+        damage.write_bytes(content)
+        newest, lines = find()
+        assert newest["progress"] == {"step": 5}
+        if damage.exists():  # to a reader of archives it is whole: then it holds what was written
+            assert newest["model"]["weight"].equal(torch.load(damage, weights_only=True)["model"]["weight"])
+        else:
+            assert damage.with_suffix(".damaged").exists() and damage.name in lines[0]
+        for path in folder.glob("step-00000007.*"):
+            path.unlink()
 
-    fuzz(lambda choices: choices.damaged(real), check)
+    fuzz(lambda choices: choices.damaged(real), check, least=1000)
 
 
 class Runs:
@@ -135,42 +151,11 @@ class Runs:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("write", [torch.save, pickle.dump], ids=["torch", "pickle"])
-@pytest.mark.parametrize("around", [lambda x: x, lambda x: {"model": x}], ids=["bare", "inside"])
-def test_a_checkpoint_that_would_run_a_command_is_refused_and_does_not_run_it(write, around, tmp_path):
-    marker, folder = tmp_path / "marker", tmp_path / "checkpoints"
-    folder.mkdir()
-    with (tmp_path / "evil").open("wb") as file:
-        write(around(Runs(marker)), file)
-    evil = (tmp_path / "evil").read_bytes()
-    path = named(folder, evil)
-    assert read_checkpoint(path) == read_newest_checkpoint(folder) == evil, (
-        "its digest is right: only the load can tell"
-    )
+def test_a_checkpoint_that_would_run_a_command_is_refused_and_does_not_run_it(run, tmp_path):
+    folder, find = run
+    torch.save({"model": Runs(tmp_path / "marker")}, folder / "step-00000009.pt")
     with pytest.raises(pickle.UnpicklingError):
-        load_checkpoint(evil)
-    assert not marker.exists()
-    if write is pickle.dump:  # the control: it would have run
-        pickle.loads(evil)
-    else:
-        torch.load(tmp_path / "evil", weights_only=False)
-    assert marker.exists()
-
-
-def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(real, tmp_path):
-    def check(case):
-        step, content = case
-        for path in tmp_path.iterdir():
-            path.unlink()
-        older = named(tmp_path, real, step=5)
-        damage = tmp_path / f"step-{step:08}-{'0' * 16}.pt"
-        damage.write_bytes(content)
-        with redirect_stdout(StringIO()) as said:
-            newest = read_newest_checkpoint(tmp_path)
-        lines = said.getvalue().splitlines()
-        assert newest == real and older.exists() and len(lines) == (step > 5) == (not damage.exists())
-        assert all(damage.name in line and "set aside" in line for line in lines)
-
-    fuzz(lambda choices: (choices.below(10), choices.damaged(real)), check, least=1000)
-    assert read_checkpoint(named(tmp_path, real)) == real
-    assert refused(read_checkpoint, named(tmp_path, real).rename(tmp_path / "mnist.pt"), error=ValueError)
+        find()
+    assert not (tmp_path / "marker").exists()
+    torch.load(folder / "step-00000009.pt", weights_only=False)
+    assert (tmp_path / "marker").exists(), "the control: it would have run"

@@ -124,13 +124,13 @@ def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tm
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
     monkeypatch.setenv("COURSE_TOKEN", SECRET)
-    script = scripts.write_script("mnist_single", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
+    script = scripts.write_script("mnist_ddp", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
     arguments = ["--data", digits, "--dry-run", "--epochs", 1, "--run-dir", tmp_path / "runs" / ALL_ODD]
     launch.run(script, *arguments, launcher="python", timeout=LIMIT)
     run = runs.read_run(tmp_path / "runs" / ALL_ODD)
     assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
     keeping.keep(tmp_path / "runs", "here")
-    job = jobs.Job("try", ("mnist_single.py", "a $(touch canary)"))
+    job = jobs.Job("try", ("mnist_ddp.py", "a $(touch canary)"))
     jobs.write_job(job, jobs.Site("here", setup=("module purge",)), tmp_path / "job")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([ALL_ODD, "job", "kept", "runs"])
     assert not holding(tmp_path, SECRET), "nothing that is kept is the environment"

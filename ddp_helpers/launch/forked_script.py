@@ -161,8 +161,8 @@ def _run_script(
     import torch
     import torch.distributed as dist
 
-    from ddp_helpers.rank.threads import wait_before_fork_and_exit
     from ddp_helpers.rank.meeting import listen_narrowly
+    from ddp_helpers.rank.threads import wait_before_fork_and_exit
 
     signal.alarm(lifetime)  # also where nobody attends to this run any more
     for stream in (1, 2):

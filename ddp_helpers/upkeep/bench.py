@@ -28,10 +28,9 @@ from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.launchers import enough_gpus
 from ddp_helpers.launch.machine import provenance
-from ddp_helpers.rank.device import pick_device
+from ddp_helpers.rank.device import has_bf16, pick_device
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.training import has_bf16, one_pass
+from ddp_helpers.rank.scripts.mnist_ddp import Net, one_pass
 from ddp_helpers.records import runs
 
 IMPORTS = """
@@ -81,7 +80,7 @@ def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
     """
     script = scripts.write_script(name, folder / f"{name}.py")
     record = runs.new_run_folder(folder, name)
-    arguments = ["--data", _digits(folder), "--epochs", 2, "--log-interval", 10**9]
+    arguments = ["--data", _digits(folder), "--epochs", 2]
     arguments += ["--run-dir", record, *flags]
     if not enough_gpus(ranks):
         arguments.append("--no-cuda")
@@ -95,7 +94,7 @@ def speed(folder: Path, name: str, *flags: object, ranks: int = 0) -> float:
 
 def _trainer(model: nn.Module, device: torch.device) -> _Measure:
     """Return what measures a model's training, in passes over a few batches a second."""
-    flags = Namespace(precision="bf16" if has_bf16(device) else "float32", dry_run=False)
+    flags = Namespace(bf16=has_bf16(device), dry_run=False, log_interval=10**9)
     images = torch.rand(64, 1, 28, 28, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (64,), device=device)
     batches = [(images, labels)] * (200 if device.type == "cuda" else 3)
@@ -181,24 +180,26 @@ def goals(folder: Path, device: torch.device) -> list[dict[str, Any]]:
     least = 50 if device.type == "cuda" else 4  # times as fast
 
     def ddp(ranks: int, batch: int) -> _Measure:
-        return lambda: speed(folder, "mnist_ddp", "--batch-size", batch, ranks=ranks)
+        flags = ("--log-interval", 10**9, "--batch-size", batch)
+        return lambda: speed(folder, "mnist_ddp", *flags, ranks=ranks)
 
     def saving() -> float:
         flags = ("--batch-size", 64, "--checkpoint-every", 50)
         return speed(folder, "mnist_ddp_resumable", *flags, ranks=2)
 
     def plain() -> float:
-        flags = ("--precision", "float32", "--num-workers", 0)
-        return speed(folder, "mnist_single", *flags)
+        return speed(folder, "mnist_ddp", "--num-workers", 0, "--log-interval", 10**9)
 
     def fast() -> float:
-        return speed(folder, "mnist_fast")
+        return speed(folder, "mnist_fast", *(["--bf16"] if has_bf16(device) else []))
 
     fast_to_plain = ratios(fast, plain)
     imports = [printed_number("-c", IMPORTS) for _ in range(3)]
     rows = [
         row("import the helpers after torch and torchvision: s", imports, "<=", 0.3),
-        row("mnist_fast / mnist_single, no workers: images/s", fast_to_plain, ">=", least),
+        row(
+            "mnist_fast / mnist_ddp, one device, no workers: images/s", fast_to_plain, ">=", least
+        ),
         row("DDP with one rank, slower than without: %", _cost_of_ddp(device), "<=", 3),
     ]
     two_ranks = ratios(ddp(2, 64), ddp(1, 64))

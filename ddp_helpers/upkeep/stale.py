@@ -28,9 +28,8 @@ _RECORDS = ("notebooks", "results")
 _RULES = ("ddp_helpers", "tools", "explain", "rules.toml")
 # Folders of what is made, where nothing is a source; nor is it in hidden ones.
 _MADE = ("build", "runs", "data")
-# Tables of rank/launchers.py to which anybody may add a row: they count where cells, or the lesson,
-# name them.
-_TABLES = {"LAUNCHERS", "STARTS"}
+# A table to which anybody may add a row: it counts where cells, or the lesson, name it.
+_TABLES = {"LAUNCHERS"}
 
 _MAGIC = re.compile(r"^([ \t]*(?:\w+ *= *)?)([%!].*)$", re.M)  # a line that IPython alone reads
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -19,9 +19,8 @@ from packaging.requirements import Requirement
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.feed_the_ranks.pipeline import write_forms
 from ddp_helpers.lessons.measure import trains_alike
-from ddp_helpers.rank.model import Net
-from ddp_helpers.rank.training import one_pass
-from ddp_helpers.rank.votes import Votes
+from ddp_helpers.rank.scripts.mnist_ddp import Net, one_pass
+from ddp_helpers.rank.scripts.mnist_ddp_resumable import vote
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 RANKS = re.compile(r"%%ranks (\d+).*\n")
@@ -124,22 +123,18 @@ def test_a_cell_that_sends_a_tensor_of_the_cpu_is_refused():
                 run(before + cell.replace(", device=device", "", 1), {})
 
 
-def test_scripts_vote_on_the_cpu_and_train_on_the_gpu():
-    """Loss and metrics stay on the GPU until they are read; the ballots are on the CPU, in a group of gloo's."""
-    args = Namespace(precision="float32", dry_run=False, log_interval=1)
+def test_scripts_train_and_vote_on_the_gpu():
+    """Loss and metrics stay on the GPU until they are read, and so does the ballot."""
+    args = Namespace(bf16=False, dry_run=False, log_interval=1)
     with one_rank(0, 2):
         device = torch.device("cuda", 0)
         model = torch.nn.parallel.DistributedDataParallel(Net().to(device))
-        votes = Votes(60, None)
-        votes.pace = 1000
-        assert votes.steps_to_take() == 5, "or the launch queue is full before the next vote"
         batches = [(torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long))] * 2
-        measured = one_pass(model, batches, args, torch.optim.Adadelta(model.parameters()), wait=votes.wait)
-        assert {"loss", "accuracy", "samples"} < measured.keys()
-        for tensor in (torch.tensor(1), torch.ones(4)):
-            with pytest.raises(RuntimeError, match=REFUSED):
-                dist.all_reduce(tensor)
-        dist.all_reduce(torch.tensor(1), group=votes.group)
+        sums = one_pass(model, batches, args, torch.optim.Adadelta(model.parameters()))
+        assert {"loss", "accuracy", "samples"} < sums.keys() and sums["loss"].is_cuda
+        vote(sums["loss"], model)
+        with pytest.raises(RuntimeError, match=REFUSED):
+            dist.all_reduce(torch.ones(4))
 
 
 def whole(path, gpus, local_rank, launcher):
@@ -170,8 +165,8 @@ def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local
         with pytest.raises(SystemExit) as ended:
             whole(ROOT / name, gpus, local_rank, launcher)
         said = capsys.readouterr().err
-        assert ended.value.code == 2 and said.count("\n") == 1
-        assert f"local rank {local_rank} has no GPU ({gpus} here)" in said
+        said += str(ended.value.code)
+        assert f"local rank {local_rank} has no GPU ({gpus} here)" in said and "Traceback" not in said
         return
     first, told = whole(ROOT / name, gpus, local_rank, launcher)
     assert first == told["device_id"] == torch.device("cuda", local_rank if gpus > 1 else 0)

@@ -28,7 +28,7 @@ IMAGES, TEXTS = 64, 32  # a rank's batch: of MNIST's Net, of letters.Net
 WIDTHS = (64, 512)  # of letters.Net
 RATES = (0, 1000, 300, 100)  # Mbit/s, 0 for the open network
 
-LossAndMetrics = Callable[[Tensor, Tensor], tuple[Tensor, object]]
+LossAndMetrics = Callable[..., tuple[Tensor, object]]
 
 
 class StepTime(NamedTuple):
@@ -39,7 +39,7 @@ class StepTime(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A batch of inputs and targets, and the function that makes a loss of outputs and targets."""
+    """A batch of inputs and targets, and the function that makes a loss of a model and a batch."""
 
     inputs: Tensor
     target: Tensor
@@ -55,7 +55,8 @@ def make_step(model: nn.Module, task: Task) -> Callable[[], StepTime]:
 
     def step() -> StepTime:
         began = time.perf_counter()
-        loss, _ = task.loss_and_metrics(model(task.inputs), task.target)
+        batch = [task.inputs, task.target]
+        loss, _ = task.loss_and_metrics(model, batch, task.inputs.device)
         forward_end = time.perf_counter()
         loss.backward()
         backward_end = time.perf_counter()

@@ -318,8 +318,9 @@ def join(rank: int, world_size: int, device: torch.device, timeout: float) -> No
         group["store"] = dist.PrefixStore(attempt, store)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **group)
     except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).partition("\nException raised from")[0].split())
         cure = "export MASTER_ADDR and MASTER_PORT, the same for all ranks and for no other job"
-        sys.exit(f"rank {rank} of {world_size}: {str(error).splitlines()[0]}: {cure}")
+        sys.exit(f"rank {rank} of {world_size}: {why}: {cure}")
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> list:
