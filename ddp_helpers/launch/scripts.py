@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from ddp_helpers import ROOT
 from ddp_helpers.rank.files import write_whole
@@ -87,9 +88,9 @@ def _joined(path: Path) -> str:
         text = module.read_text()
         body, end = "", 0
         for node in ast.parse(text).body:
-            ours = isinstance(node, ast.ImportFrom) and str(node.module).startswith("ddp_helpers")
-            if ours:
-                origin = ROOT / f"{node.module.replace('.', '/')}.py"
+            module_name = getattr(node, "module", None) or ""
+            if module_name.startswith("ddp_helpers"):
+                origin = ROOT / f"{module_name.replace('.', '/')}.py"
                 if origin not in modules:
                     read(origin)
             elif _is_import(node):
@@ -103,13 +104,14 @@ def _joined(path: Path) -> str:
     text = path.read_text()
     if len(modules) == 1:
         return text
-    own, _, last = modules.pop(path).rpartition('\n\nif __name__ == "__main__":')
+    own, _, last = modules.pop(path).rpartition('if __name__ == "__main__":')
     head = f'"""{ast.get_docstring(ast.parse(text))}\n"""\n\nfrom __future__ import annotations\n'
-    body = "\n".join([own, *modules.values()]).rstrip()
-    return "\n".join([head, *sorted(imports), body, f'\n\nif __name__ == "__main__":{last}\n'])
+    bodies = [own, *modules.values(), f'if __name__ == "__main__":{last}']
+    body = "\n\n\n".join(each.strip("\n") for each in bodies)
+    return "\n".join([head, *sorted(imports), "\n", body, ""])
 
 
-def _is_import(node: ast.AST) -> bool:
+def _is_import(node: ast.AST) -> TypeGuard[ast.Import | ast.ImportFrom]:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
@@ -121,7 +123,7 @@ def _source_of(part: type | Callable) -> str:
 
     Raises ValueError where none is to be found.
     """
-    methods = [each for each in vars(part).values() if inspect.isfunction(each)]
+    methods: list[Any] = [each for each in vars(part).values() if inspect.isfunction(each)]
     for known in [part, *methods] if isinstance(part, type) else [part]:
         with suppress(OSError, TypeError):
             text = "".join(inspect.findsource(known)[0])

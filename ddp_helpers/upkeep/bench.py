@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
+from torch.utils.data import DataLoader
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launch, scripts
@@ -97,7 +98,8 @@ def _trainer(model: nn.Module, device: torch.device) -> _Measure:
     flags = Namespace(bf16=has_bf16(device), dry_run=False, log_interval=10**9)
     images = torch.rand(64, 1, 28, 28, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (64,), device=device)
-    batches = [(images, labels)] * (200 if device.type == "cuda" else 3)
+    times = 200 if device.type == "cuda" else 3
+    batches: DataLoader = DataLoader([(images, labels)] * times, batch_size=None)
     optimizer = Adadelta(model.parameters())
 
     def passes_per_second() -> float:
@@ -197,9 +199,7 @@ def goals(folder: Path, device: torch.device) -> list[dict[str, Any]]:
     imports = [printed_number("-c", IMPORTS) for _ in range(3)]
     rows = [
         row("import the helpers after torch and torchvision: s", imports, "<=", 0.3),
-        row(
-            "mnist_fast / mnist_ddp, one device, no workers: images/s", fast_to_plain, ">=", least
-        ),
+        row("mnist_fast / mnist_ddp, one device, no workers: images/s", fast_to_plain, ">=", least),
         row("DDP with one rank, slower than without: %", _cost_of_ddp(device), "<=", 3),
     ]
     two_ranks = ratios(ddp(2, 64), ddp(1, 64))

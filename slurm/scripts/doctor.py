@@ -147,7 +147,6 @@ def print_table(rows: list[tuple[str, str, str]]) -> int:
     return min(red, 1)
 
 
-
 # What launchers export. The last three words are rank, local rank and world size; before them
 # stands what names this start. The first row whose words are all set counts, as a whole: inside a
 # Slurm job mpirun's ranks have SLURM_PROCID=0, too.
@@ -203,7 +202,6 @@ def cpus_of_rank() -> int:
     if task_cpus.isdecimal() and int(task_cpus):
         cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
     return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))
-
 
 
 class CheckFailed(Exception):
@@ -331,7 +329,6 @@ def check_address(address: str, port: int, seconds: float, is_host: bool) -> Non
             if monotonic() > end:
                 raise
         sleep(0.1)
-
 
 
 def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
@@ -481,7 +478,6 @@ def _read_digests(path: Path) -> dict[str, str]:
     lines = path.read_text(errors="replace").splitlines()
     entries = [line.split() for line in lines if line.strip()]
     return {entry[-1]: entry[0] for entry in entries}
-
 
 
 def find_place(case: Case) -> list:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 
 
-
 def main() -> None:
     """Download what is missing, and check what is there."""
     parser = ArgumentParser(usage="%(prog)s [--data FOLDER]", description=__doc__)
@@ -58,7 +57,6 @@ def download(root: Path, seconds: float = 10) -> None:
         check_data(Path(folder))
         if not has_files(root):
             (Path(folder) / "MNIST").rename(root / "MNIST")
-
 
 
 # What launchers export. The last three words are rank, local rank and world size; before them
