@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
-from torch.utils.data import DataLoader
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import launch, scripts
@@ -98,8 +97,9 @@ def _trainer(model: nn.Module, device: torch.device) -> _Measure:
     flags = Namespace(bf16=has_bf16(device), dry_run=False, log_interval=10**9)
     images = torch.rand(64, 1, 28, 28, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (64,), device=device)
-    times = 200 if device.type == "cuda" else 3
-    batches: DataLoader = DataLoader([(images, labels)] * times, batch_size=None)
+    batches: Any = [(images, labels)] * (
+        200 if device.type == "cuda" else 3
+    )  # no loader to wait for
     optimizer = Adadelta(model.parameters())
 
     def passes_per_second() -> float:
