@@ -16,7 +16,7 @@ from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.__main__ import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.jobs import ready
-from ddp_helpers.rank.arguments import read_flags
+from ddp_helpers.rank.scripts import mnist_ddp
 from ddp_helpers.records import runs, scaling
 
 SCRIPT = """
@@ -142,7 +142,7 @@ def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path):
 def read_flags_of(job):
     """What the job's script makes of its words."""
     with patch.object(sys, "argv", list(job.program)):
-        return read_flags(jobs.script_jobs._FLAGS["mnist_ddp"])
+        return mnist_ddp.read_flags(1)
 
 
 @pytest.fixture
@@ -239,9 +239,9 @@ def record(folder, **spec):
 
 def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
     for number, lr in enumerate((0.1, 0.1, 0.3)):
-        record(tmp_path / f"run-{number}", lr=lr, precision="float32", seed=number)
+        record(tmp_path / f"run-{number}", lr=lr, bf16=False, seed=number)
     table = runs.table(tmp_path)
-    assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "precision" not in table
+    assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "bf16" not in table
     assert table["asked"].unique().tolist() == ["lr=0.1", "lr=0.3"]
     with pytest.raises(scaling.ScalingError, match=r"lr=0.1 and lr=0.3"):
         scaling.speedup(scaling.per_run(table))

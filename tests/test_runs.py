@@ -13,16 +13,28 @@ OLD = {"global_batch_size": None, "batch_size": 64}  # as scripts wrote it whose
 # What the files of a record hold; and what its row says: ranks, nodes, the batch of a rank, of all, and the kind.
 ROWS = {
     "of all": (
-        {"batch_size": 64, "batch_size_per_rank": None},
+        {"batch_size": 64},
         {"world_size": 4, "ranks": RANKS},
         {},
         (4, 2, 16, 64, "strong"),
     ),
-    "of each": (
+    "of each, as the job computed": (
+        {"batch_size": 64},
+        {"world_size": 4, "ranks": RANKS, "global_batch_size": 64},
+        {"job": JOB, "batch_size_per_rank": 16},
+        (4, 2, 16, 64, "weak"),
+    ),
+    "of each, by a flag of its own": (
         {"batch_size": 64, "batch_size_per_rank": 16},
         {"world_size": 4, "ranks": RANKS},
         {},
         (4, 2, 16, 64, "weak"),
+    ),
+    "of all, by scripts with that flag": (
+        {"batch_size": 64, "batch_size_per_rank": None},
+        {"world_size": 4},
+        {},
+        (4, None, 16, 64, "strong"),
     ),
     "one rank": ({"batch_size": 64}, {"device": "cpu"}, {}, (1, 1, 64, 64, "strong")),
     "old, of each": (OLD, {"world_size": 4, "ranks": RANKS}, {}, (4, 2, 64, 256, "weak")),
