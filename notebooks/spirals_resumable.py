@@ -107,13 +107,13 @@ def restore(folder: Path, parts: dict, progress: dict) -> None:
         path = paths.pop()
         try:
             damaged = zipfile.ZipFile(path).testzip()  # torch.load compares no checksum
+            saved = [torch.load(path, map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
             damaged = error
         if damaged:
             print(f"{path} is damaged, and set aside: {damaged}", flush=True)
             path.replace(path.with_suffix(".damaged"))
-        else:
-            saved = [torch.load(path, map_location="cpu", weights_only=True)]
+            saved = [None]
     dist.broadcast_object_list(saved)
     if saved[0]:
         progress.update(saved[0]["progress"])

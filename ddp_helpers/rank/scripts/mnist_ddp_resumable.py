@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported later, it would keep the group to the very end
+import torch.distributed.nn  # DDP imports it: once there is a group, it keeps that to the end
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -67,7 +67,7 @@ def main() -> None:
     note(state)
     if told and args.run_dir and "REQUEUE_FILE" in os.environ:  # the job file looks for it
         Path(os.environ["REQUEUE_FILE"]).write_text(why)
-    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.barrier()  # rank 0 may still save: when others have left, srun --wait would end it
     dist.destroy_process_group()
     ignore_signals()  # a late one would kill a run that is done, while Python ends
     if told:
@@ -157,7 +157,7 @@ def train(
 
 
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
-    """Open a training and a test set, which are there before the run; every rank calls it."""
+    """Open a training and a test set, the same on every rank, and there before the run."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
@@ -187,8 +187,11 @@ class Net(nn.Module):  # YOUR NETWORK
 
 
 def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:  # YOUR LOSS
-    """Compute a batch's mean loss, and metrics of any name: each a sum over its samples."""
-    inputs, target = (part.to(device, non_blocking=True) for part in batch)  # or of a dict
+    """Compute a batch's mean loss over its samples, their number, and metrics: sums over them.
+
+    It must not talk to other ranks: they may have fewer batches.
+    """
+    inputs, target = (part.to(device, non_blocking=True) for part in batch)
     scores = model(inputs)
     right = scores.argmax(dim=1) == target
     return F.cross_entropy(scores, target), {"accuracy": right.sum(), "samples": len(target)}
@@ -206,7 +209,7 @@ def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
     parser = ArgumentParser(
         usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False
     )
-    # On a GPU a rank's other CPUs load the data. Without one they train.
+    # Where there is a GPU, a rank's other CPUs load the data; else all of them train.
     cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     spare = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1  # torchrun's ranks share them
     workers = max(0, min(spare, 8)) if torch.cuda.is_available() else 0
@@ -276,10 +279,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """
     count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
-    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
-    if local_rank >= count > int(may_be_own):
+    may_take_it = count == 1 and (may_share or "TORCHELASTIC_RUN_ID" not in os.environ)
+    if count and local_rank >= count and not may_take_it:
         cure = f"start {count} on a node, or give --no-cuda"
         sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
     device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
@@ -305,7 +308,8 @@ def join(rank: int, world_size: int, device: torch.device, timeout: float) -> No
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     if device.type == "cuda":
         group["device_id"] = device
-        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # of two classes that which overlaps
+        # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     store = dist.HashStore()  # alone: nobody to meet
     try:
         if world_size > 1:
@@ -333,12 +337,12 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
     start = [os.environ[name] for name in LAUNCHERS.get(launcher, ())[:-3]]
     # Two flags may differ between nodes.
     flags = {**vars(args), "data": None, "num_workers": None, "start": start}
-    ranks = [(here, flags)] * dist.get_world_size()
-    dist.all_gather_object(ranks, (here, flags))
+    told = [(here, flags)] * dist.get_world_size()
+    dist.all_gather_object(told, (here, flags))
     dist.barrier()  # all have them before one leaves
-    if strangers := [rank for rank, (_, theirs) in enumerate(ranks) if theirs != ranks[0][1]]:
+    if strangers := [rank for rank, (_, theirs) in enumerate(told) if theirs != told[0][1]]:
         sys.exit(f"rank {strangers} has other flags than rank 0, or is of another job")
-    return [where for where, _ in ranks]
+    return [where for where, _ in told]
 
 
 def one_pass(
@@ -362,9 +366,11 @@ def one_pass(
         if optimizer:
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
-            optimizer.step()  # YOUR EMA, or a schedule that steps with each batch
+            optimizer.step()
             metrics["data_seconds"] = waited
-        sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+        for name, value in metrics.items():
+            value = value.detach() if isinstance(value, Tensor) else value
+            sums[name] = sums.get(name, 0) + value
         if optimizer and step % args.log_interval == 0 and dist.get_rank() == 0:
             bar, mean = "#" * (20 * step // len(batches)), sums["loss"] / sums["samples"]
             print(f"[{bar:.<20}] {step}/{len(batches)} loss {mean:.4f}", flush=True)
@@ -520,13 +526,13 @@ def find_checkpoint(args: Namespace) -> dict:
         content = path.read_bytes()  # an error of the disk stops the run here: it is no damage
         try:
             damaged = zipfile.ZipFile(BytesIO(content)).testzip()  # torch.load compares no checksum
+            newest = [torch.load(BytesIO(content), map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
             damaged = error
         if damaged:
             print(f"{path} is damaged, and set aside: {damaged}", flush=True)
             path.replace(path.with_suffix(".damaged"))
-        else:
-            newest = [torch.load(BytesIO(content), map_location="cpu", weights_only=True)]
+            newest = [{}]
     dist.broadcast_object_list(newest)
     if newest[0] and newest[0]["setting"] != setting(args):
         sys.exit(f"the checkpoint is of {newest[0]['setting']}: change the flags back")

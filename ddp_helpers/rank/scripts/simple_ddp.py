@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported later, it would keep the group to the very end
+import torch.distributed.nn  # DDP imports it: once there is a group, it keeps that to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -86,10 +86,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """
     count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
-    # The only GPU may be this rank's own, as with --gpus-per-task=1; but torchrun's see the same.
+    # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    may_be_own = may_share or "TORCHELASTIC_RUN_ID" not in os.environ
-    if local_rank >= count > int(may_be_own):
+    may_take_it = count == 1 and (may_share or "TORCHELASTIC_RUN_ID" not in os.environ)
+    if count and local_rank >= count and not may_take_it:
         cure = f"start {count} on a node, or give --no-cuda"
         sys.exit(f"local rank {local_rank} has no GPU ({count} here): {cure}")
     device = torch.device("cuda", min(local_rank, count - 1)) if count else torch.device("cpu")
