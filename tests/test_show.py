@@ -7,7 +7,7 @@ import pytest
 from ddp_helpers.draw import show
 
 OLD = "import os\n\n\ndef more():\n    return os.sep\n\n\n"
-OLD += "# Why.\ndef train():\n    step(1)\n    test()\n\n\nmain = train\n"
+OLD += "def train():\n    step(1)\n    test()\n\n\nmain = train\n"
 NEW = OLD.replace("step(1)", "step(2 < 3)").replace("os.sep", "os.name")
 
 
@@ -22,7 +22,7 @@ def two(tmp_path):
 
 def test_the_functions_are_shown_and_the_whole_file_is_folded_below_them(two):
     opening = show.source(two[1], ["train"])
-    assert repr(opening) == "# Why.\ndef train():\n    step(2 < 3)\n    test()"
+    assert repr(opening) == "def train():\n    step(2 < 3)\n    test()"
     shown, folded = opening._repr_html_().split("<details>")
     plain = [re.sub(r"<[^>]*>", "", part) for part in (shown, folded)]
     assert "2 &lt; 3" in plain[0] and "os.name" not in plain[0] and "os.name" in plain[1] and "14 lines" in plain[1]
