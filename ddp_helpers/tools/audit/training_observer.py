@@ -179,6 +179,8 @@ class TrainingObserver(Observer):
             if self._stepping:
                 return
             self._stepping = optimizer
+            if not any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+                return  # it moves nothing: DDP or a compiler is warmed up
             for loader_pass in self.open_passes:
                 loader_pass.steps += 1
             self.steps += 1
