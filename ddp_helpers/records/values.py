@@ -40,7 +40,7 @@ def _is_rank(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     number = value.get("local_rank", value.get("node"))
-    return _is_int(number) and _is_text(value.get("device")) and _is_text(value.get("chip", ""))
+    return _is_int(number) and _is_text(value.get("device")) and _is_text(value.get("chip") or "")
 
 
 def _is_job(value: object) -> bool:
