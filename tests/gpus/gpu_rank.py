@@ -60,7 +60,7 @@ class AtHome(DataLoader):
     """In the place of DataLoader: without workers, which would have no group."""
 
     def __init__(self, *things: object, **options: object) -> None:
-        none = ("num_workers", "multiprocessing_context", "persistent_workers", "worker_init_fn")
+        none = ("num_workers", "multiprocessing_context", "persistent_workers", "worker_init_fn", "pin_memory")
         super().__init__(*things, **{name: value for name, value in options.items() if name not in none})
 
 
@@ -98,6 +98,7 @@ def one_rank(rank: int, size: int) -> Iterator[None]:
     read |= {"__bool__": lambda _: True, "__float__": lambda _: 1.0} | dict.fromkeys(
         ("__int__", "__index__"), lambda _: 1
     )
+    read["equal"] = lambda one, other: one.shape == other.shape
     read["__format__"] = lambda tensor, form: format(number(tensor), form) if tensor.dim() == 0 else repr(tensor)
     group = {
         "get_backend": lambda *_: "nccl",
