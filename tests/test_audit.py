@@ -11,7 +11,7 @@ from refusals import refused
 from ddp_helpers import ROOT
 from ddp_helpers.__main__ import main
 from ddp_helpers.launch.launchers import free_port
-from ddp_helpers.launch.scripts import Script
+from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.tools.audit.command import RANKS, WITNESS, AuditError, check_started, show_table
@@ -325,22 +325,22 @@ def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path)
             one_rank_arguments(words, "--batch", both)
 
 
-FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--precision=float32", "--num-workers=0", "--save-model"]
+FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--num-workers=0", "--save-model"]
 FLAGS_OF_MNIST += [f"--timeout={LIMIT}"]
-RESTORED = "            part.load_state_dict(state[name])"
+RESTORED = "            part.load_state_dict(newest[name])"
 
 
 @pytest.mark.parametrize("on_cpu", ["1"] + [""] * THOROUGH)
 def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
     """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
     data = write_digits(tmp_path / "data", train=192, test=64)
-    text, progress = Script("mnist_ddp_resumable").text(), "self.progress = Progress(**"
+    text, progress = script_text("mnist_ddp_resumable"), 'progress = newest["progress"]'
     faults = {
         "whole": text,
         "stopped": text,
         "right": text,
         "optimizer": text.replace(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}'),
-        "epoch": text.replace(progress, progress.replace("self.progress", "_")),
+        "epoch": text.replace(progress, f"_ {progress[9:]}"),
     }
     assert len({*faults.values()}) == 3 and text.count(RESTORED) == text.count(progress) == 1
     attempts = ["right", "optimizer"] + ["epoch"] * THOROUGH
@@ -357,6 +357,8 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
             runs.append(start(folder / "it.py", *words, **env))
         wait_for_runs(*runs)
         notes |= {name: read_notes(tmp_path / name / "notes", RANKS) for name in several}
+    [samples] = [row for row in judge(notes["whole"]) if row.name == "samples"]
+    assert samples.verdict == OK, "the step that only warms DDP up is none, and all ranks take it with the same samples"
     whole, stopped = notes["whole"][0], notes["stopped"][0]
     rows = {name: compare_restarted(whole, stopped, notes[name]) for name in attempts}
     assert (rows["right"].verdict, rows["right"].seen.endswith("bit")) == (OK, True), rows["right"]

@@ -209,20 +209,26 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
 ):
     prefix = (image[0], f"--bind={digits}:/digits", *image[1:])
     site, folder = tmp_path / "container.toml", RUNS / f"container-{time.time_ns()}"
-    values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site), "run": folder.name}
+    outside = folder.with_name(f"{folder.name}-outside")
+    values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site)}
     site.write_text('partition = "course"\nscript_args = ["--no-cuda"]\n')
-    with pytest.raises(JobError, match="--data /digits "):  # without the image
-        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "refused.ipynb", **values)
-    with site.open("a") as file:
-        file.write(f'prefix = {json.dumps(prefix)}\nsource = "/ext3/env.sh"\n')
     try:
-        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values)
+        with pytest.raises(JobError, match="the run is failed"):  # without the image
+            execute(ROOT / "slurm" / "job.ipynb", tmp_path / "failed.ipynb", **values, run=outside.name)
+        failed = runs.read_run(outside)
+        assert failed.state == "failed" and not failed.spec, "no record was begun"
+        log = log_of(outside, failed.job["job_id"])
+        assert any("--data /digits holds no whole MNIST" in line for line in log), log
+        with site.open("a") as file:
+            file.write(f'prefix = {json.dumps(prefix)}\nsource = "/ext3/env.sh"\n')
+        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values, run=folder.name)
         run = runs.read_run(folder)
         assert (run.state, run.job["state"], run.problems) == ("done", "COMPLETED", [])
         assert (run.env["launcher"], run.env["world_size"], run.nodes) == ("slurm", 2, 2)
         assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in (folder, outside):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def test_alpinas_set_up_does_its_work_where_its_account_network_and_apptainer_are_left_out(
