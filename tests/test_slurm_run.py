@@ -1,6 +1,7 @@
 """The course's job on a real Slurm, from papermill's command line to its record; and the same without a Slurm."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from real import LIMIT, until
-from refusals import refused
+from refusals import one_line, refused
 
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, Site, cancel, collect, queue, rank_lines, states_of_job, submit, watch, write_job
@@ -158,3 +159,15 @@ def test_without_slurm_the_tasks_of_an_array_run_one_after_the_other_each_with_i
     assert (good.job["state"], bad.job["state"], bad.state) == ("COMPLETED", "FAILED", "failed")
     assert rank_lines(good.folder, 0) == [f"value good {folder}"]  # in the job's folder, as under Slurm
     assert list(runs.table(tmp_path)["run"]) == ["run-0", "run-1"]
+
+
+def test_a_batch_file_that_forgot_srun_ends_with_a_line_and_trains_nothing(cluster, tmp_path, digits):
+    """Alone it would train on one of the GPUs that the job holds, and end with 0."""
+    script = scripts.write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
+    words = [sys.executable, script, "--data", digits, "--no-cuda", "--run-dir", tmp_path / "run"]
+    shape = ["--partition=course", "--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path / 'log'}"]
+    number = queue.run_slurm("sbatch", "--parsable", *shape, f"--wrap={shlex.join(map(str, words))}").stdout.strip()
+    wait(number)
+    [state] = states_of_job(number)
+    assert (state.state, state.exit_code) == ("FAILED", "1:0") and not (tmp_path / "run").exists()
+    one_line((tmp_path / "log").read_text(), "SLURM_NTASKS=4", "srun")
