@@ -106,7 +106,10 @@ def restore(folder: Path, parts: dict, progress: dict) -> None:
     while dist.get_rank() == 0 and paths and not saved[0]:
         path = paths.pop()
         try:
-            damaged = zipfile.ZipFile(path).testzip()  # torch.load compares no checksum
+            archive = zipfile.ZipFile(path)
+            damaged = archive.testzip()  # torch.load compares no checksum
+            # Nor would it read a tensor that one flipped bit has marked as a folder.
+            damaged = damaged or any(part.external_attr & 16 for part in archive.infolist())
             saved = [torch.load(path, map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
             damaged = error

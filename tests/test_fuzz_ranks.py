@@ -1,6 +1,7 @@
 """Ten thousand odd inputs for what every rank parses: a sound answer, or an end; and damaged checkpoints."""
 
 import os
+import zipfile
 from argparse import Namespace
 from contextlib import redirect_stdout
 from io import StringIO
@@ -136,6 +137,17 @@ def test_the_newest_whole_checkpoint_wins_whatever_lies_beside_it(run):
             path.unlink()
 
     fuzz(lambda choices: choices.damaged(real), check, least=1000)
+
+
+def test_a_tensor_that_is_marked_as_a_folder_is_no_weight(run):
+    """One bit of the archive's list, of which no checksum knows: torch.load would leave the memory as it is."""
+    folder, find = run
+    content, written = bytearray((folder / "step-00000005.pt").read_bytes()), bits(find()[0])
+    name = content.rindex(b"archive/data/0")  # in the list, 46 bytes behind the beginning of its entry
+    content[name - 46 + 38] ^= 0x10
+    (damage := folder / "step-00000007.pt").write_bytes(content)
+    assert zipfile.ZipFile(damage).testzip() is None
+    assert bits(find()[0]) == written and not damage.exists()
 
 
 class Runs:
