@@ -106,10 +106,10 @@ def restore(folder: Path, parts: dict, progress: dict) -> None:
     while dist.get_rank() == 0 and paths and not saved[0]:
         path = paths.pop()
         try:
-            archive = zipfile.ZipFile(path)
-            damaged = archive.testzip()  # torch.load compares no checksum
+            zipped = zipfile.ZipFile(path)
+            damaged = zipped.testzip()  # torch.load compares no checksum
             # Nor would it read a tensor that one flipped bit has marked as a folder.
-            damaged = damaged or any(part.external_attr & 16 for part in archive.infolist())
+            damaged = damaged or any(each.external_attr & 16 for each in zipped.filelist)
             saved = [torch.load(path, map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
             damaged = error

@@ -525,10 +525,10 @@ def find_checkpoint(args: Namespace) -> dict:
         path = paths.pop()
         content = path.read_bytes()  # an error of the disk stops the run here: it is no damage
         try:
-            archive = zipfile.ZipFile(BytesIO(content))
-            damaged = archive.testzip()  # torch.load compares no checksum
+            zipped = zipfile.ZipFile(BytesIO(content))
+            damaged = zipped.testzip()  # torch.load compares no checksum
             # Nor would it read a tensor that one flipped bit has marked as a folder.
-            damaged = damaged or any(part.external_attr & 16 for part in archive.infolist())
+            damaged = damaged or any(each.external_attr & 16 for each in zipped.filelist)
             newest = [torch.load(BytesIO(content), map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
             damaged = error
