@@ -29,7 +29,6 @@ class Flags(NamedTuple):
     two_gpus: str
     gpus: str  # as many as the job has on a node
     script_args: str  # where GPUs are pretended: --no-cuda
-    hide_gpus: str  # before a script without that flag, where GPUs are pretended
 
 
 def folders(small_train: int) -> Folders:
@@ -57,5 +56,4 @@ def flags_of(name: str, gpus_per_node: int) -> Flags:
         for command in ("SALLOC", "SBATCH", "SLURM"):
             os.environ[f"{command}_{key.upper()}"] = value
     one, two, some = (site.gpus.replace("{n}", str(count)) for count in (1, 2, gpus_per_node))
-    hide = "env CUDA_VISIBLE_DEVICES=" if "--no-cuda" in site.script_args else ""
-    return Flags(one, two, some, " ".join(site.script_args), hide)
+    return Flags(one, two, some, " ".join(site.script_args))

@@ -458,6 +458,7 @@ def warm_up(ddp_model: DDP, batches: DataLoader, args: Namespace) -> None:
 
     Three ranks or more round otherwise from then on, so that every attempt has to begin with it.
     """
+    reseed(args, 0)
     weights = deepcopy(ddp_model.module.state_dict())
     one_pass(ddp_model, batches, args, optim.SGD(ddp_model.parameters(), lr=0))
     ddp_model.module.load_state_dict(weights)

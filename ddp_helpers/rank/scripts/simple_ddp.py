@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
+With --no-cuda the ranks use CPUs, although there are GPUs.
 """
 
 import os
@@ -21,7 +22,7 @@ def main() -> None:
     launcher, rank, local_rank, world_size = who_am_i()
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
-    device = pick_device(local_rank)
+    device = pick_device(local_rank, "--no-cuda" in sys.argv)
     if world_size == 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
     elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
