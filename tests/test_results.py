@@ -22,8 +22,7 @@ def test_a_recorded_run_is_whole_and_says_who_made_it(folder):
     run = runs.read_run(folder)
     assert run.state == "done" and run.problems == [] and len(run.epochs) == run.spec["epochs"]
     assert run.machine and run.env["dataset"] in ("MNIST", "digits") and (run.env.get("started") or run.job["started"])
-    if made_from := run.env.get("made_from"):  # by a script that was written out from the helpers
-        assert re.fullmatch(r"ddp_helpers \d+\.\d+\.\d+( \([0-9a-f]{7,}\))?", made_from), "nothing was changed"
+    assert re.fullmatch(r"ddp_helpers \d+\.\d+\.\d+( \([0-9a-f]{7,}\))?", run.env["made_from"]), "nothing was changed"
     for file in folder.iterdir():
         assert not PATH.search(file.read_text()) and file.stat().st_size < 20_000
 
