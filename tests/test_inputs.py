@@ -193,20 +193,17 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     taken = [f"runs/taken/{name}" for name in ("job.json", "spec.json", "metrics.jsonl")]
     for name in ("file", "runs/file", *taken):
         (tmp_path / name).write_text("precious\n")
-    for name in ("half", "empty", "mixed"):
+    for name in ("half", "empty"):
         shutil.copytree(digits, tmp_path / name)
     raw = Path("MNIST", "raw")
     with (tmp_path / "half" / raw / "t10k-images-idx3-ubyte").open("r+b") as file:
         file.truncate(1000)
     (tmp_path / "empty" / raw / "train-images-idx3-ubyte").write_bytes(b"")
-    images = tmp_path / "mixed" / raw
-    shutil.copy(images / "t10k-images-idx3-ubyte", images / "train-images-idx3-ubyte")
     monkeypatch.chdir(tmp_path)
     run_folder = jobs.run_folder
     monkeypatch.setattr(jobs, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
     named = {"MINE": "mine.py", "BAD": "bad.py", "DEEP": "deep.py", "SPACED": "my script.py", "BINARY": "binary.py"}
-    named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "EMPTY": "empty", "MIXED": "mixed"}
-    named |= {"FILE": "file", "TAKEN": "runs/taken", "NEW": "new"}
+    named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "EMPTY": "empty", "FILE": "file"}
     return {word: str(tmp_path / name) for word, name in named.items()} | {"DATA": str(digits)}
 
 

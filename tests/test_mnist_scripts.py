@@ -37,6 +37,14 @@ def trained(script, folder, ranks, *flags, **options):
     return forked(script, *args, size=ranks, folder=folder, **options)
 
 
+def changed(folder, old, new, replace=()):
+    """The script with one of its lines changed, in a folder."""
+    path = write_script("mnist_ddp", folder / "changed.py", replace)
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    return path
+
+
 def check_record(folder, launcher, world_size):
     """The record of a run that went well."""
     run = runs.read_run(folder)
@@ -131,18 +139,15 @@ def test_what_was_counted_is_what_the_saved_model_counts(ranks, tmp_path):
     recorded, expected = counted_and_recounted(tmp_path)
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
     if ranks > 1:  # the control
-        assert own.read_text().count(BUFFERS) == 1
-        own.write_text(own.read_text().replace(BUFFERS, "pass"))
+        own = changed(tmp_path, BUFFERS, "pass", coloured.PARTS)
         assert trained(own, tmp_path / "own", ranks, "--batch-size=32").statuses == [0] * ranks
         (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
         assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"
 
 
 def test_more_ranks_than_test_samples_count_each_once(digits, tmp_path):
-    few = write_script("mnist_ddp", tmp_path / "few.py")
     line = "    return train_set, test_set\n"
-    assert few.read_text().count(line) == 1
-    few.write_text(few.read_text().replace(line, "    return train_set, Subset(test_set, range(2))\n"))
+    few = changed(tmp_path, line, "    return train_set, Subset(test_set, range(2))\n")
     ran = trained(few, tmp_path, 3, "--data", digits, "--batch-size=66")
     assert ran.statuses == [0] * 3, ran.said
     assert runs.read_run(tmp_path / "run").epochs[0]["test_samples"] == 2
@@ -234,23 +239,20 @@ def test_a_run_that_cannot_be_right_ends_with_the_cause(case, alone, tmp_path, m
     assert (tmp_path / "here" / "used" / "spec.json").read_text() == "precious"
 
 
+SCORES = "    scores = model(inputs)\n"
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_the_record_says_so(digits, tmp_path):
-    path = write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
-    line = "    scores = model(inputs)\n"
-    assert path.read_text().count(line) == 1
-    path.write_text(
-        path.read_text().replace(line, line + '    scores = scores * float("nan" if dist.get_rank() else 1)\n')
-    )
+    spoilt = '    scores = scores * float("nan" if dist.get_rank() else 1)\n'
+    path = changed(tmp_path, SCORES, SCORES + spoilt)
     ran = trained(path, tmp_path, 2, "--data", digits)
     assert ran.statuses == [1, 1] and all("the loss is nan" in said for said in ran.said), ran.said
     run = runs.read_run(tmp_path / "run")
     assert run.state == "failed" and "nan" in run.status["why"] and run.epochs == []
 
 
-def test_a_run_that_raises_says_why_in_its_record(script, digits, tmp_path):
-    path = write_script("mnist_ddp", tmp_path / "mnist_ddp.py")
-    line = "    scores = model(inputs)\n"
-    path.write_text(path.read_text().replace(line, f'    open("7.png")\n{line}'))
+def test_a_run_that_raises_says_why_in_its_record(digits, tmp_path):
+    path = changed(tmp_path, SCORES, f'    open("7.png")\n{SCORES}')
     ran = trained(path, tmp_path, 1, "--data", digits)
     run = runs.read_run(tmp_path / "run")
     assert ran.statuses == [1] and run.state == "failed" and "7.png" in run.status["why"], ran.said
@@ -264,11 +266,9 @@ def test_a_disk_without_room_for_the_weights_fails_and_keeps_what_was_measured(s
 
 
 def test_of_two_runs_that_start_together_one_gets_the_folder(script, digits, tmp_path):
-    (tmp_path / "run").mkdir()
-    args = Namespace(run_dir=tmp_path / "run")
-    mnist_ddp.claim(args.run_dir)
+    mnist_ddp.claim(tmp_path / "run")
     with pytest.raises(FileExistsError):
-        mnist_ddp.claim(args.run_dir)
+        mnist_ddp.claim(tmp_path / "run")
     assert trained(script, tmp_path, 2, "--data", digits).statuses == [2, 2]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["spec.json"]
 
