@@ -38,9 +38,9 @@ def write_script(name: str, path: str | Path, replace: Sequence[type | Callable]
         return Path(path)
     path = Path(path)
     try:
-        before = path.read_text(errors="replace") if path.is_file() else ""
-        if before.strip() and before != text:
-            write_whole(path.with_name(f"{path.name}.old"), path.read_bytes())
+        before = path.read_bytes() if path.is_file() else b""
+        if before.strip() and before != text.encode():
+            write_whole(path.with_name(f"{path.name}.old"), before)
         write_whole(path.resolve(), text.encode())
     except OSError as error:
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
@@ -147,7 +147,7 @@ def _imports_of(part: type | Callable, text: str, given: dict[str, str]) -> Iter
     for name in sorted(_globals(symtable.symtable(given[part.__name__], "part", "exec"))):
         if name in given or hasattr(builtins, name):
             continue
-        lines, problem = own.get(name, {}), ""
+        lines, has, problem = own.get(name, {}), theirs.get(name, {}), ""
         if name in scope and not lines:
             problem = "which stands outside of it: give it to replace=, too, or define it inside"
         elif any(" ddp_helpers" in line for line in lines):
@@ -156,17 +156,15 @@ def _imports_of(part: type | Callable, text: str, given: dict[str, str]) -> Iter
             problem = "a helper of the course, which the script does not have"
         elif name not in scope and name not in known:
             problem = "which is nowhere defined"
-        elif name in theirs and {*lines.values()} - {*theirs[name].values()}:
-            problem = f"which the script has from elsewhere: {' and '.join(theirs[name])}"
-        elif name in known and name not in theirs and lines:
+        elif has and {*lines.values()} - {*has.values()}:
+            problem = f"which the script has from elsewhere: {' and '.join(has)}"
+        elif name in known and not has and lines:
             problem = "which is a part of the script: choose another name"
         if problem:
             raise ValueError(f"{part.__name__} uses {name}, {problem}")
-        has = theirs.get(name, {})
-        for line, means in lines.items():
-            is_submodule = means != line.removeprefix("import ") and means == name  # import a.b
-            if line not in has and (is_submodule or means not in has.values()):
-                yield line
+        # Of a module that the script has only the submodules are missing.
+        missing = lines.keys() - has.keys()
+        yield from (each for each in missing if not has or each.startswith(f"import {name}."))
 
 
 def _texts_of(scope: dict) -> list[str]:
