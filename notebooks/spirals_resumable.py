@@ -164,7 +164,6 @@ def main() -> None:
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
     if gpus:
         torch.cuda.set_device(device)
-        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")  # see docs/gpus.md
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
     group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
     group["device_id"] = device if gpus else None

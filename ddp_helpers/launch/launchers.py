@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ddp_helpers.rank.launchers import LAUNCHERS, OLDER_NCCL, cpus_of_rank
+from ddp_helpers.rank.launchers import LAUNCHERS, cpus_of_rank
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
@@ -43,6 +43,7 @@ LINE_PATTERNS = {
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
+HIDES_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # and AMD's
 PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks for any port
 
 
@@ -76,9 +77,8 @@ def launch_environment(per_node: Sequence[int], extra: Mapping[str, str]) -> dic
     env["PYTHONUNBUFFERED"] = "1"
     env["OMP_NUM_THREADS"] = str(max(1, cpus_of_rank() // size))
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]:"
-    env.setdefault(*OLDER_NCCL)
     if len(per_node) > 1 or not enough_gpus(size):  # or several pretended nodes
-        env["CUDA_VISIBLE_DEVICES"] = ""
+        env |= dict.fromkeys(HIDES_GPUS, "")
     if os.geteuid() == 0:  # as in a container; mpirun refuses root otherwise
         env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return env | dict(extra)

@@ -82,7 +82,8 @@ def parts(text: str) -> dict[str, tuple[int, int]]:
 def _joined(path: Path) -> str:
     """Return a script's text; where it imports from the course, followed by those modules whole."""
     modules: dict[Path, str] = {}
-    imports: dict[str, None] = {}
+    imports: set[str] = set()
+    names: dict[str, set[str]] = {}  # that are imported from each module
 
     def read(module: Path) -> None:
         text = module.read_text()
@@ -94,7 +95,10 @@ def _joined(path: Path) -> str:
                 if origin not in modules:
                     read(origin)
             elif _is_import(node):
-                imports[ast.unparse(node)] = None
+                if module_name:
+                    names.setdefault(module_name, set()).update(map(ast.unparse, node.names))
+                else:
+                    imports.add(ast.unparse(node))
             elif end:  # after the docstring
                 body += "\n".join(["", *text.splitlines()[end : node.end_lineno]])
             end = node.end_lineno or end
@@ -108,6 +112,7 @@ def _joined(path: Path) -> str:
     head = f'"""{ast.get_docstring(ast.parse(text))}\n"""\n\nfrom __future__ import annotations\n'
     bodies = [own, *modules.values(), f'if __name__ == "__main__":{last}']
     body = "\n\n\n".join(each.strip("\n") for each in bodies)
+    imports |= {f"from {module} import {', '.join(sorted(names[module]))}" for module in names}
     return "\n".join([head, *sorted(imports), "\n", body, ""])
 
 

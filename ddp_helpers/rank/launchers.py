@@ -24,11 +24,6 @@ LAUNCHERS = {
     "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
 
-# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the
-# default: its getFuture, which DDP calls for each bucket, makes the computing stream wait, so
-# that nothing overlaps. This takes the older one, in 2.14 as in 2.15; before, no torch reads it.
-OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
-
 
 def stop(line: str) -> NoReturn:
     """End this process with one line on stderr and exit status 2."""

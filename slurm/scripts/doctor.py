@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,8 +19,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from torch import Tensor
-from typing import Any
-from typing import NoReturn
+from typing import Any, NoReturn
 import hashlib
 import json
 import os
@@ -44,7 +42,6 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     Leaves with 0 if all is green, 1 if a row is red, 2 if what was given cannot be used.
     """
     args = parse_flags(argv, prog)
-    os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
     try:
         status = examine(case)
@@ -163,11 +160,6 @@ LAUNCHERS = {
     "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 }
-
-# Two classes stand behind the backend "nccl". Read in torch 2.15, where the newer became the
-# default: its getFuture, which DDP calls for each bucket, makes the computing stream wait, so
-# that nothing overlaps. This takes the older one, in 2.14 as in 2.15; before, no torch reads it.
-OLDER_NCCL = "TORCH_DIST_USE_NCCL2", "0"
 
 
 def stop(line: str) -> NoReturn:
@@ -348,6 +340,8 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
+            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
             return device
@@ -501,8 +495,7 @@ def find_versions(_: Case) -> str:
     versions.append(f"torchvision {torchvision.__version__}")
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        which = os.environ.get("TORCH_DIST_USE_NCCL2")  # of torch's two classes
-        versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl} (TORCH_DIST_USE_NCCL2={which})"]
+        versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl}"]
     return ", ".join(versions)
 
 

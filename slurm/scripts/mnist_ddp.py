@@ -226,6 +226,8 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
+            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
             return device
@@ -247,8 +249,6 @@ def join(rank: int, world_size: int, device: torch.device, timeout: float) -> No
         group["store"] = dist.HashStore()  # nobody to meet
     if device.type == "cuda":
         group["device_id"] = device
-        # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
-        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **group)
     except (RuntimeError, ValueError) as error:

@@ -289,6 +289,8 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
+            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
             return device
@@ -308,8 +310,6 @@ def join(rank: int, world_size: int, device: torch.device, timeout: float) -> No
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     if device.type == "cuda":
         group["device_id"] = device
-        # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
-        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     store = dist.HashStore()  # alone: nobody to meet
     try:
         if world_size > 1:

@@ -250,6 +250,8 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
+            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
             return device

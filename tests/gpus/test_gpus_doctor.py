@@ -17,7 +17,7 @@ from real import python
 from torch._C import _distributed_c10d as c10d
 
 from ddp_helpers.rank.doctor.case import Case, capture
-from ddp_helpers.rank.doctor.checks import judge, look, make_plan
+from ddp_helpers.rank.doctor.checks import make_plan
 from ddp_helpers.rank.doctor.reduce import find_sum
 from ddp_helpers.tools import cards, fits, watched, who_hangs
 
@@ -130,22 +130,6 @@ def overheard(words):
         raise RuntimeError(words)
 
     return capture(fails)[1]
-
-
-# ---- versions
-
-
-def test_ranks_of_which_torch_takes_another_class_of_nccl_are_red(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    found = {}
-    for rank, value in enumerate("010"):
-        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", value)
-        found[rank] = look(lone(rank, 3), ["versions"])
-    _, seen, cure = judge("versions", found)
-    assert seen.startswith("rank 1: python ") and cure
-    assert re.search(r"NCCL [\d.]+ \(TORCH_DIST_USE_NCCL2=1\), where rank 0 has .*=0\)$", seen)
-    del found[1]
-    assert judge("versions", found)[2] == ""
 
 
 # ---- MIG

@@ -46,8 +46,7 @@ def find_versions(_: Case) -> str:
     versions.append(f"torchvision {torchvision.__version__}")
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        which = os.environ.get("TORCH_DIST_USE_NCCL2")  # of torch's two classes
-        versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl} (TORCH_DIST_USE_NCCL2={which})"]
+        versions += [f"CUDA {torch.version.cuda}", f"NCCL {nccl}"]
     return ", ".join(versions)
 
 

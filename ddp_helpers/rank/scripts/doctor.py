@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture, one_line
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, judge, look, make_plan
-from ddp_helpers.rank.launchers import OLDER_NCCL, who_am_i
+from ddp_helpers.rank.launchers import who_am_i
 
 VERDICTS = "ok", "RED"
 
@@ -26,7 +26,6 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     Leaves with 0 if all is green, 1 if a row is red, 2 if what was given cannot be used.
     """
     args = parse_flags(argv, prog)
-    os.environ.setdefault(*OLDER_NCCL)
     case = Case(*who_am_i(), args)
     try:
         status = examine(case)
