@@ -1,13 +1,16 @@
 """The hang lab: each run ends, its evidence says who is at fault, and the checker refuses what merely sounds right."""
 
+import json
 import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from real import THOROUGH, python
+from real import LIMIT, THOROUGH, python
 from refusals import one_line, refused
 
 from ddp_helpers.__main__ import main
@@ -313,6 +316,15 @@ def test_who_hangs_runs_alone_in_a_shell_and_takes_no_pickle(runs, tmp_path):
         one_line(done.stderr, bad.name)
     one_line(python(script, tmp_path / "none").stderr, "none")
     one_line(python(script).stderr, "python who_hangs.py recorder_rank*.json")
+
+
+def test_each_rank_of_srun_writes_a_file_of_its_own(cluster, tmp_path):
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['SLURM_PROCID'])\n")
+    step = ["srun", "--ntasks=2", "--nodes=1", f"--chdir={tmp_path}", sys.executable, watched.__file__, "train.py"]
+    done = subprocess.run(step, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    sizes = {path.name: json.loads(path.read_text())["world_size"] for path in tmp_path.glob("recorder_*.json")}
+    assert sizes == {"recorder_rank0.json": 2, "recorder_rank1.json": 2}
 
 
 @pytest.mark.skipif(not THOROUGH, reason="four times the import of torch; make test-all has it")

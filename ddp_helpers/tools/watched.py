@@ -55,8 +55,11 @@ def watched(script: str) -> None:
 
     Every rank calls it.
     """
-    rank = os.environ.get("RANK", "0")
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    # torchrun's names, Open MPI's, srun's, MPICH's: in a job mpirun's ranks have srun's, too.
+    ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+    sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE")
+    rank = next((os.environ[name] for name in ranks if name in os.environ), "0")
+    size = int(next((os.environ[name] for name in sizes if name in os.environ), "1"))
     dump = Path(f"recorder_rank{rank}.json")
     dump.unlink(missing_ok=True)
     _write_stacks_at_usr1(f"stacks_rank{rank}.txt")
