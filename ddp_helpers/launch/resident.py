@@ -184,7 +184,7 @@ class ResidentRanks:
             if number is None:
                 position = "does not say where it is"
             elif number == 0:
-                position = "outside of the cell"
+                position = "is behind the cell's last line, where it waits for its GPU"
             else:
                 # The first line of the cell is its second: above it stands `%%ranks`.
                 position = f"in line {number}, `{cell_lines[number - 2].strip()}`"
