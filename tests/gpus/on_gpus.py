@@ -2,12 +2,9 @@
 
 import ast
 import re
-import runpy
-import sys
 import tomllib
 from argparse import Namespace
 from contextlib import ExitStack
-from unittest.mock import patch
 
 import nbformat
 import pytest
@@ -15,7 +12,6 @@ import torch
 import torch.distributed as dist
 from gpu_rank import one_rank, run
 from packaging.requirements import Requirement
-from torch.utils.data import TensorDataset
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.feed_the_ranks.pipeline import write_forms
@@ -139,54 +135,6 @@ def test_scripts_train_and_vote_on_the_gpu():
             dist.all_reduce(torch.ones(4))
 
 
-class Pictures(TensorDataset):
-    """In the place of MNIST: four images."""
-
-    def __init__(self, *_: object) -> None:
-        self.data, self.targets = torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long)
-        super().__init__(self.data, self.targets)
-
-
-def whole(path, gpus, local_rank, launcher):
-    """Run a script as this local rank of four, with so many GPUs: what it gave to set_device and to the group."""
-    calls = []
-    words = dict.fromkeys(("RANK", "LOCAL_RANK"), str(local_rank)) | {"WORLD_SIZE": "4"}
-    words |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    words |= {"TORCHELASTIC_RUN_ID": "1"} if launcher == "torchrun" else {}
-    group = {"init_process_group": lambda *_, **told: calls.append(told), "destroy_process_group": lambda: None}
-    argv = [str(path), "--epochs=1"]
-    with patch.dict("os.environ", words), patch.object(sys, "argv", argv), one_rank(local_rank, 4):
-        # Once a GPU is claimed, tensors without memory must not take it for real.
-        asked = {"is_available": lambda: not calls, "device_count": lambda: gpus, "set_device": calls.append}
-        cuda = patch.multiple(torch.cuda, **asked)
-        names = patch("torch.cuda.get_device_name", lambda _: "a GPU"), patch("torchvision.datasets.MNIST", Pictures)
-        current = patch("torch.cuda.current_device", lambda: calls[0].index)
-        with cuda, current, names[0], names[1], patch.multiple(dist, **group):
-            runpy.run_path(str(path), run_name="__main__")
-    return calls
-
-
-WHOLE = ["slurm/scripts/simple_ddp.py", "slurm/scripts/mnist_ddp.py", "notebooks/spirals_ddp.py"]
-
-
-@pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@pytest.mark.parametrize(("gpus", "local_rank"), [(1, 0), (1, 1), (2, 1), (2, 2), (4, 3)])
-def test_a_script_runs_whole_on_its_gpu_or_stops_with_one_line(name, gpus, local_rank, launcher, capsys):
-    """Never a number that wraps around: that is the GPU of another rank.
-
-    The one GPU that a task is shown is cuda:0; but two ranks of torchrun see the same one.
-    """
-    if local_rank >= gpus > (0 if launcher == "torchrun" else 1):
-        with pytest.raises(SystemExit) as ended:
-            whole(ROOT / name, gpus, local_rank, launcher)
-        said = capsys.readouterr().err + str(ended.value.code)  # which Python prints, where it is no number
-        assert f"local rank {local_rank} has no GPU ({gpus} here)" in said
-        return
-    first, told = whole(ROOT / name, gpus, local_rank, launcher)
-    assert first == told["device_id"] == torch.device("cuda", local_rank if gpus > 1 else 0)
-
-
 def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gpus(monkeypatch):
     rounded, half = {"weights off": 1e-4, "gradient off": 1e-7}, {"weights off": 1e-4, "gradient off": 2e-3}
     for backend, equal in (("gloo", [False, False]), ("nccl", [True, False])):
@@ -260,17 +208,6 @@ def test_torchrun_in_bash_hides_a_gpu_too_few():
     cells = [cell for path in NOTEBOOKS for _, cell in code_cells(path) if cell.startswith("%%bash")]
     started = [cell for cell in cells if re.search(r"^[^#\n]*\btorchrun --", cell, re.M)]
     assert started and all("CUDA_VISIBLE_DEVICES=" in cell.partition("torchrun --")[0] for cell in started)
-
-
-def test_nobody_is_told_that_ranks_cannot_share_a_gpu():
-    """They can, from NCCL 2.30 on, where NCCL_MULTI_RANK_GPU_ENABLE asks for it."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *SCRIPTS, *(ROOT / "slurm" / "sites").glob("*.toml")]
-    texts = {path.name: path.read_text() for path in pages}
-    for path in NOTEBOOKS:
-        texts[path.name] = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-    never = re.compile(r"(cannot|can't|can not|never|must not)\s+(#\s*)?share\s+(a|one|the same)\s+GPU", re.I)
-    assert {name: match[0] for name, text in texts.items() if (match := never.search(text))} == {}
-    assert never.search("two ranks cannot share a GPU")
 
 
 def test_an_image_that_a_site_names_has_a_torch_that_the_course_takes():
