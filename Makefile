@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run run-all test test-all lab notebooks scripts site bench faults cluster system tested staged clean
+.PHONY: help run run-all test test-all lab gpu notebooks scripts site bench faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -24,6 +24,11 @@ lab: .venv/installed system staged  ## open the course in JupyterLab, on this ma
 	@$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb slurm/*.ipynb >/dev/null || true
 	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/README.md
+
+# Its flags, such as GPU_FLAGS=--cpu. It says itself how it ended: the figures are drawn in any case.
+gpu: .venv/installed staged  ## try on a GPU what only a GPU can show, in ten minutes; writes a record to commit
+	@$(BIN)/python slurm/scripts/gpu_first_run.py --data "$${DDP_MNIST_ROOT:-data}" $(GPU_FLAGS); status=$$?; \
+		$(BIN)/python -m ddp_helpers.upkeep.gpu_record; exit $$status
 
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --all --in-place

@@ -1,0 +1,111 @@
+"""Take the steps of the first GPU run, each in a process of its own with a limit of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddp_helpers.rank.gpu.harm import full, killed, restart, resume, timeout
+from ddp_helpers.rank.gpu.step import COURSE, HERE, PROGRAM, Step
+from ddp_helpers.rank.gpu.train import equal, facts, graph, memory, overlap, scaling, scripts, speed
+
+# Each step with its limit in seconds, of 600. What can be spared comes last.
+STEPS: dict[str, tuple[Callable[[Step], None], float]] = {
+    "facts": (facts, 40),
+    "scripts": (scripts, 90),
+    "equal": (equal, 60),
+    "graph": (graph, 40),
+    "speed": (speed, 120),
+    "resume": (resume, 100),
+    "memory": (memory, 40),
+    "overlap": (overlap, 60),
+    "timeout": (timeout, 60),
+    "restart": (restart, 100),
+    "killed": (killed, 60),
+    "full": (full, 60),
+    "scaling": (scaling, 80),
+}
+
+# By these a rank would take itself for one of the launcher that started this program.
+OF_A_LAUNCHER = re.compile(
+    r"(SLURM|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER)_|(LOCAL_)?(RANK|WORLD_SIZE)$|MPI_LOCALRANKID$"
+)
+
+
+def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, Any]:
+    """Run a step within its share of the time, and return its line of the record."""
+    limit = min(STEPS[name][1] * args.seconds / 600, end - time.monotonic())
+    line = {"step": name, "ok": None, "ended": "no time left", "limit_s": round(limit, 1)}
+    line |= {"seconds": 0.0, "found": "", "seen": {}, "commands": [], "said": []}
+    if limit < 1:
+        return line
+    mark = f"{os.getpid()}-{name}"
+    command = [sys.executable, PROGRAM, "--step", name, json.dumps(vars(args), default=str), work]
+    env = {word: text for word, text in os.environ.items() if not OF_A_LAUNCHER.match(word)}
+    env |= {"GPU_FIRST_RUN": mark, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} if args.cpu else {}
+    print(f"{name:<9}", end=" ", flush=True)
+    begin = time.monotonic()
+    with (work / "said").open("wb") as said, suppress(OSError):
+        step = subprocess.Popen(command, stdout=said, stderr=said, env=env, start_new_session=True)
+        try:
+            status = step.wait(limit)
+            line["ended"] = "by itself" if status == 0 else f"died: status {status}"
+        except subprocess.TimeoutExpired:
+            line["ended"] = f"hung: ended after {limit:.0f} s"
+        except KeyboardInterrupt:
+            line["ended"] = "interrupted"
+        end_all(step, mark)
+    line["seconds"] = round(time.monotonic() - begin, 1)
+    text = as_elsewhere((work / "said").read_text(errors="replace"), args, work)
+    line["said"] = text[-50_000:].splitlines()
+    for note in read_notes(work / "notes", args, work):
+        line["commands"] += [note.pop("command")] if "command" in note else []
+        line |= {key: note.pop(key) for key in ("ok", "found") if key in note}
+        line["seen"] |= note
+    line["ok"] = line["ok"] if line["ended"] == "by itself" else False
+    print(f"{line['seconds']:5.1f} s  {verdict(line)}", flush=True)
+    return line
+
+
+def end_all(step: subprocess.Popen, mark: str) -> None:
+    """End a step and all that it has started, also what has left its session, as torchrun's do."""
+    with suppress(ProcessLookupError):
+        os.killpg(step.pid, signal.SIGKILL)
+    for environ in Path("/proc").glob("[0-9]*/environ"):  # on Linux
+        with suppress(OSError):
+            if f"GPU_FIRST_RUN={mark}".encode() in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+    step.wait()
+
+
+def as_elsewhere(text: str, args: Namespace, work: Path) -> str:
+    """Take this machine's name and its paths out of a text."""
+    known = {work: "WORK", args.data: "DATA", HERE: "scripts", COURSE: "course"}
+    known = {sys.executable: "python", **known, sys.prefix: "PYTHON"}
+    known |= {Path.home(): "~", os.uname().nodename: "HOST"}
+    for place, word in known.items():
+        text = text.replace(str(place), word)
+    return text
+
+
+def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, Any]]:
+    """Read what a step has noted; a last line may be cut off."""
+    if path.exists():
+        for text in as_elsewhere(path.read_text(), args, work).splitlines():
+            with suppress(ValueError):
+                yield json.loads(text)
+
+
+def verdict(line: dict[str, Any]) -> str:
+    """Say in a line what a step has shown."""
+    word = {True: "ok", False: "NOT OK", None: "seen"}[line["ok"]]
+    return f"{word:<6}  {line['found'] or ': '.join([line['ended'], *line['said'][-1:]])}"

@@ -1,0 +1,111 @@
+"""Read the records of first GPU runs, and draw what they show.
+
+`make gpu` runs it: speed.png and overlap.png are written into the newest record's folder.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from ddp_helpers import ROOT
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
+from ddp_helpers.records import runs
+
+COMMITTED = ROOT / "notebooks" / "results" / "gpu"
+_FOLDERS = (COMMITTED, ROOT / "build" / "gpu")  # the second has the runs with --cpu
+_RECIPES = ROOT / "notebooks" / "results" / "recipes"
+# A rung of notebook 01's ladder: its name in the record, and the recorded run on two CPU cores.
+_RUNGS = {
+    "plain loader, no workers": ("plain, no workers", "plain-seed1"),
+    "plain loader, with workers": ("plain, with workers", ""),
+    "mnist_fast, batch 64": ("fast, batch 64, seed 1", "fast-seed1"),
+    "mnist_fast, batch 256": ("fast, batch 256, seed 1", ""),
+    "mnist_fast, batch 1024": ("fast, batch 1024, seed 1", ""),
+}
+Record = dict[str, dict[str, Any]]  # the lines of a record by their steps
+
+
+def read_record(folder: Path) -> Record:
+    """Read record.jsonl: the line of each step."""
+    lines = map(json.loads, (folder / "record.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines}
+
+
+def machine(record: Record) -> str:
+    """Name the machine of a record, for a caption."""
+    return record["facts"]["found"]
+
+
+def draw_speed(record: Record) -> Picture:
+    """Draw the images per second of the ladder's rungs, beside those of two CPU cores."""
+    rows = record["speed"]["seen"]["rows"]
+    here, cores = {}, {}
+    for rung, (name, recorded) in _RUNGS.items():
+        if name in rows:
+            here[rung] = max(rows[name]["images_per_second"])
+            if recorded:
+                epochs = runs.read_run(_RECIPES / recorded).epochs
+                cores[rung] = max(epoch["images_per_second"] for epoch in epochs)
+    rungs = list(here)
+    figure, ax = plt.subplots(figsize=(WIDTH, 2.1 + 0.6 * len(rungs)), layout="constrained")
+    sides = (("two CPU cores, recorded", GREY, cores, -18), ("this machine", BLUE, here, 9))
+    for label, colour, speeds, above in sides:
+        places = [rungs.index(rung) for rung in speeds]
+        ax.plot(list(speeds.values()), places, "o", color=colour, markersize=9, label=label)
+        for place, speed in zip(places, speeds.values(), strict=True):
+            point, offset = (speed, place), (0, above)
+            ax.annotate(f"{speed:,.0f}", point, offset, textcoords="offset points", ha="center")
+    ax.set_yticks(range(len(rungs)), rungs)
+    ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.7))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.margins(x=0.15)
+    ax.grid(axis="x", which="major")
+    figure.legend(loc="outside right center")
+    best = max(here, key=lambda rung: here[rung])
+    times = here[best] / here[rungs[0]]
+    title = f"{best}: {times:.1f} times the plain loader's images per second"
+    images = "the first 512 images" if "CPUs" in machine(record) else "all images"
+    return captioned(figure, title, f"{machine(record)}; {images}; the fastest epoch of each")
+
+
+def draw_overlap(record: Record) -> Picture:
+    """Draw one step with each class of NCCL: computing above, all-reduces below."""
+    classes, shares = record["overlap"]["seen"]["classes"], record["overlap"]["seen"]["shares"]
+    size = WIDTH, 1.7 + 1.3 * len(classes)
+    figure, axes = plt.subplots(len(classes), 1, figsize=size, sharex=True, squeeze=False)
+    figure.set_layout_engine("constrained")
+    for ax, (name, seen) in zip(axes[:, 0], classes.items(), strict=True):
+        _draw_step(ax, seen["lanes"])
+        milliseconds = seen["milliseconds"]["ddp"]
+        ax.set_title(f"{name}, {milliseconds:.1f} ms a step without the profiler", loc="left")
+    axes[-1, 0].set_xlabel("time in a recorded step of rank 0 [ms]")
+    hidden = ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
+    title = f"Of the all-reduces is hidden behind computing: {hidden}"
+    return captioned(figure, title, machine(record), "a step of six equal layers, with DDP")
+
+
+def _draw_step(ax: Axes, lanes: dict[str, list]) -> None:
+    """Draw the spans of a step in two lanes."""
+    for lane, (name, colour) in enumerate((("compute", BLUE), ("all-reduce", ORANGE))):
+        bars = [(begin, end - begin) for begin, end in lanes[name]]
+        ax.broken_barh(bars, (lane, 0.8), facecolor=colour, linewidth=0)
+    ax.set(ylim=(2, -0.2), yticks=(0.4, 1.4), yticklabels=("computes", "all-reduces"))
+    ax.tick_params(axis="y", length=0)
+
+
+if __name__ == "__main__":
+    records = [path.parent for folder in _FOLDERS for path in folder.glob("*/record.jsonl")]
+    if records:
+        newest = max(records, key=lambda folder: folder.stat().st_mtime)
+        record = read_record(newest)
+        for step, draw in {"speed": draw_speed, "overlap": draw_overlap}.items():
+            figure = newest / f"{step}.png"
+            if record.get(step, {}).get("ended") == "by itself" and not figure.exists():
+                print("drawn:", draw(record).save(figure).relative_to(ROOT))

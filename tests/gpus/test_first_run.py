@@ -1,0 +1,223 @@
+"""The first GPU run, on two CPU ranks: its protocol must be tried before the first GPU tries it."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real import LIMIT, python, until
+
+from ddp_helpers import ROOT
+from ddp_helpers.rank.gpu.probes import read_lanes
+from ddp_helpers.rank.scripts.gpu_first_run import write
+from ddp_helpers.upkeep import gpu_record
+
+PROGRAM = ROOT / "slurm" / "scripts" / "gpu_first_run.py"
+STEPS = [
+    "facts",
+    "scripts",
+    "equal",
+    "graph",
+    "speed",
+    "resume",
+    "memory",
+    "overlap",
+    "timeout",
+    "restart",
+    "killed",
+    "full",
+    "scaling",
+]
+
+
+def lines_of(out):
+    """The lines of the one record in a folder."""
+    [path] = out.glob("cpu-*/record.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    """All steps, run once: what the program said, its status, and the folder of the record."""
+    out = tmp_path_factory.mktemp("gpu")
+    done = python(PROGRAM, "--data", digits, "--cpu", "--out", out, limit=2 * LIMIT)
+    return done, out / "cpu-1"
+
+
+def test_every_step_comes_to_its_end_on_two_ranks_over_gloo(whole):
+    done, folder = whole
+    lines = lines_of(folder.parent)
+    assert [line["step"] for line in lines] == STEPS
+    ended = {line["step"]: (line["ended"], line["ok"]) for line in lines}
+    measured = {"graph", "memory", "overlap", "scaling"}  # which prove nothing on CPUs
+    assert ended == {step: ("by itself", None if step in measured else True) for step in STEPS}, done.stdout
+    assert done.returncode == 0 and f"commit it: {folder}" in done.stdout
+    table = done.stdout.split("seconds\n")[1]
+    assert all(re.search(rf"^{step} +\d+\.\d  (ok|seen) ", table, re.M) for step in STEPS)
+
+
+def test_its_controls_differ_and_what_they_control_does_not(whole):
+    seen = {line["step"]: line["seen"] for line in lines_of(whole[1].parent)}
+    assert seen["resume"]["off"]["killed at 17"] == 0 < 1e-3 < seen["resume"]["off"]["control"]
+    off = seen["equal"]["off"]
+    assert max(off["one rank"], off["ranks"]) < 1e-5 < 1e-2 < off["control"]
+    assert seen["graph"]["off"]["graph"] == 0 < 1e-3 < seen["graph"]["off"]["control"]
+    assert set(seen["scripts"]["statuses"].values()) == {0} and len(seen["scripts"]["statuses"]) == 6
+    assert seen["timeout"]["statuses"][0] == 1 and 3 < seen["timeout"]["waited"] < 60
+    assert seen["restart"]["lived"] == {"mnist_ddp_resumable": True}
+    assert seen["killed"]["statuses"][1] == -signal.SIGKILL
+    lanes = seen["overlap"]["classes"]["gloo"]
+    assert lanes["sent"] >= lanes["hidden"] >= 0 < len(lanes["lanes"]["compute"])
+
+
+def test_what_is_hidden_of_a_gpus_all_reduces_is_read_from_its_kernels():
+    def kernel(name, begin, end):
+        return {"cat": "kernel", "name": name, "ts": begin, "dur": end - begin}
+
+    events = [kernel("gemm", 1000, 3000), kernel("gemm", 3000, 5000), kernel("ncclDevKernel_AllReduce", 2000, 6000)]
+    events += [{"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9000}, {"name": "a mark", "ts": 0}]
+    seen = read_lanes(events)
+    assert seen == {"lanes": {"compute": [[0, 4]], "all-reduce": [[1, 5]]}, "hidden": 3, "sent": 4}
+
+
+def test_a_record_names_neither_this_machine_nor_its_folders(whole):
+    text = "".join(path.read_text() for path in whole[1].iterdir())
+    for name in (os.uname().nodename, str(ROOT), str(whole[1].parent), str(Path.home()) + "/"):
+        assert name not in text
+    assert "HOST" in text, "the control: it was there"
+    assert {path.name for path in whole[1].iterdir()} == {"record.jsonl", "log.txt"}
+
+
+def test_what_was_seen_is_drawn_with_a_title_that_says_it(whole):
+    record = gpu_record.read_record(whole[1])
+    speed, lanes = gpu_record.draw_speed(record), gpu_record.draw_overlap(record)
+    assert re.match(r"mnist_fast, batch 64: \d+\.\d times the plain loader's images per second", speed.alt)
+    assert re.match(r"Of the all-reduces is hidden behind computing: \d+% \(gloo\)", lanes.alt)
+
+
+def test_without_a_gpu_it_says_so_and_tries_nothing(digits, tmp_path):
+    done = python(PROGRAM, "--data", digits, "--out", tmp_path)
+    assert done.returncode == 1 and not list(tmp_path.iterdir())
+    assert "no GPU that torch can use, so nothing was tried: torch sees none" in done.stdout
+    assert done.stdout.endswith("with --cpu the same steps run on CPUs, over gloo\n")
+
+
+def test_without_data_it_says_what_gets_them(tmp_path):
+    done = python(PROGRAM, "--data", tmp_path, "--cpu")
+    assert done.returncode == 2 and f"download_data.py --data {tmp_path} gets them" in done.stderr
+
+
+def test_the_job_file_runs_it_on_a_real_slurm(cluster, digits, tmp_path):
+    flags = [digits, "--cpu", "--only", "memory", "--out", tmp_path]
+    job = ["sbatch", "--wait", f"--output={tmp_path}/log", "slurm/gpu_first_run.sbatch", *map(str, flags)]
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr + (tmp_path / "log").read_text()
+    assert [line["step"] for line in lines_of(tmp_path)] == ["facts", "memory"], "on two ranks, in a task of Slurm's"
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """The scripts in a folder of their own, to be harmed there."""
+    folder = tmp_path / "course" / "slurm" / "scripts"
+    shutil.copytree(PROGRAM.parent, folder)
+    return folder
+
+
+@pytest.fixture
+def started(changed, digits, tmp_path):
+    """Start it with some steps; gives the process, which ends with the test, and the folder of records."""
+    runs = []
+
+    def start(*steps, seconds=600, **options):
+        command = [sys.executable, changed / PROGRAM.name, "--data", digits, "--cpu", "--out", tmp_path / "out"]
+        command += ["--seconds", seconds, "--only", *steps]
+        pipe = subprocess.PIPE
+        runs.append(subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True, **options))
+        return runs[-1], tmp_path / "out"
+
+    yield start
+    for run in runs:
+        run.kill()
+        run.communicate()
+
+
+def of_a_step(run):
+    """The processes that a run's steps have started and that live."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"GPU_FIRST_RUN={run.pid}-".encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+HANGS = "import subprocess, sys, time\nsubprocess.Popen(['sleep', '9999'], start_new_session=True)\ntime.sleep(9999)\n"
+
+
+def test_a_step_that_hangs_is_ended_with_all_it_started_and_the_next_one_runs(changed, started):
+    (changed / "mnist_fast.py").write_text(HANGS)
+    run, out = started("graph", "memory", seconds=150)  # 10 s for each
+    said, _ = run.communicate(timeout=LIMIT)
+    _, hung, last = lines_of(out)
+    assert hung["ended"] == "hung: ended after 10 s" and hung["ok"] is False
+    assert last["step"] == "memory" and last["ended"] == "by itself"
+    assert run.returncode == 1 and not of_a_step(run), said
+
+
+def test_a_step_that_dies_is_told_with_its_last_lines_and_the_next_one_runs(changed, started):
+    (changed / "mnist_fast.py").write_text("import os\nos.kill(os.getppid(), 9)\n")
+    run, out = started("graph", "memory")
+    run.communicate(timeout=LIMIT)
+    _, dead, last = lines_of(out)
+    assert dead["ended"] == "died: status -9" and dead["ok"] is False and last["ended"] == "by itself"
+    assert run.returncode == 1
+
+
+def test_a_script_that_fails_has_its_last_lines_in_the_record(changed, started):
+    (changed / "mnist_fast.py").write_text("raise SystemExit('a mistake')\n")
+    run, out = started("graph")
+    run.communicate(timeout=LIMIT)
+    line = lines_of(out)[-1]
+    assert line["ok"] is False and "a mistake" in "\n".join(line["said"]) and run.returncode == 1
+
+
+def test_ctrl_c_leaves_a_record_that_says_so_and_no_process(changed, started):
+    (changed / "mnist_fast.py").write_text(HANGS)
+    run, out = started("graph", "memory")
+    until(lambda: len(of_a_step(run)) >= 3 and out.exists(), "the step has started its program")
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=LIMIT)
+    _, interrupted = lines_of(out)
+    assert interrupted["ended"] == "interrupted" and run.returncode == 130
+    assert "graph" in said.split("seconds\n")[1] and not of_a_step(run)
+
+
+def test_a_step_that_finds_the_disk_full_says_so_in_the_record(started):
+    run, out = started("graph", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
+    run.communicate(timeout=LIMIT)
+    line = lines_of(out)[-1]
+    assert line["step"] == "graph" and line["ok"] is False and run.returncode == 1
+    assert "File too large" in line["said"][-1]
+
+
+def test_a_record_that_cannot_be_written_stays_as_it_was_and_says_it_when_it_can(tmp_path, capsys):
+    line = {"step": "facts", "found": "a machine", "said": ["x"] * 30}
+    assert write(tmp_path, [line])
+    before = (tmp_path / "record.jsonl").read_text()
+    (tmp_path / "new.part").mkdir()  # nothing can be written now
+    lines = [line, {"step": "equal", "found": "", "said": []}]
+    assert not write(tmp_path, lines) and (tmp_path / "record.jsonl").read_text() == before
+    assert "the record cannot be written now: Is a directory" in capsys.readouterr().out
+    (tmp_path / "new.part").rmdir()
+    assert write(tmp_path, lines)
+    facts, equal = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
+    assert len(facts["said"]) == 20 and equal["found"] == " (not written at once: Is a directory)"
