@@ -71,6 +71,7 @@ def test_its_controls_differ_and_what_they_control_does_not(whole):
     assert set(seen["scripts"]["statuses"].values()) == {0} and len(seen["scripts"]["statuses"]) == 6
     assert seen["timeout"]["statuses"][0] == 1 and 3 < seen["timeout"]["waited"] < 60
     assert seen["restart"]["lived"] == {"mnist_ddp_resumable": True}
+    assert seen["restart"]["begun"] == {"mnist_ddp_resumable": 2}
     assert seen["killed"]["statuses"][1] == -signal.SIGKILL
     lanes = seen["overlap"]["classes"]["gloo"]
     assert lanes["sent"] >= lanes["hidden"] >= 0 < len(lanes["lanes"]["compute"])

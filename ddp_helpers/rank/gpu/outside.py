@@ -24,7 +24,7 @@ STEPS: dict[str, tuple[Callable[[Step], None], float]] = {
     "equal": (equal, 60),
     "graph": (graph, 40),
     "speed": (speed, 120),
-    "resume": (resume, 100),
+    "resume": (resume, 120),
     "memory": (memory, 40),
     "overlap": (overlap, 60),
     "timeout": (timeout, 60),
@@ -33,6 +33,9 @@ STEPS: dict[str, tuple[Callable[[Step], None], float]] = {
     "full": (full, 60),
     "scaling": (scaling, 80),
 }
+
+NEED_TWO_RANKS = ("overlap", "timeout", "restart", "killed")
+NO_TIME = "no time left"
 
 # By these a rank would take itself for one of the launcher that started this program.
 OF_A_LAUNCHER = re.compile(
@@ -43,8 +46,10 @@ OF_A_LAUNCHER = re.compile(
 def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, Any]:
     """Run a step within its share of the time, and return its line of the record."""
     limit = min(STEPS[name][1] * args.seconds / 600, end - time.monotonic())
-    line = {"step": name, "ok": None, "ended": "no time left", "limit_s": round(limit, 1)}
+    line = {"step": name, "ok": None, "ended": NO_TIME, "limit_s": round(limit, 1)}
     line |= {"seconds": 0.0, "found": "", "seen": {}, "commands": [], "said": []}
+    if name in NEED_TWO_RANKS and args.ranks == 1:
+        return line | {"ended": "left out: one GPU, which two ranks can share from NCCL 2.30 on"}
     if limit < 1:
         return line
     mark = f"{os.getpid()}-{name}"
@@ -65,8 +70,8 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
             line["ended"] = "interrupted"
         end_all(step, mark)
     line["seconds"] = round(time.monotonic() - begin, 1)
-    text = as_elsewhere((work / "said").read_text(errors="replace"), args, work)
-    line["said"] = text[-50_000:].splitlines()
+    text = (work / "said").read_text(errors="replace") if (work / "said").exists() else ""
+    line["said"] = as_elsewhere(text[-50_000:], args, work).splitlines()
     for note in read_notes(work / "notes", args, work):
         line["commands"] += [note.pop("command")] if "command" in note else []
         line |= {key: note.pop(key) for key in ("ok", "found") if key in note}

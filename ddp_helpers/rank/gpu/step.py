@@ -31,7 +31,8 @@ class Step:
         self.env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         # So that time-outs end a minute sooner, and leave the recorders' files.
         self.env |= {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
-        self.env["TORCH_FR_DUMP_TEMP_FILE"] = str(work / "recorder_rank_")
+        for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # its old name
+            self.env[name] = str(work / "recorder_rank_")
         if not self.cpu and getattr(args, "gpus", 1) == 1:
             self.env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # two ranks share it, since NCCL 2.30
 
@@ -83,7 +84,7 @@ class Step:
         return [(each.returncode, seconds[each], text) for each, text in ended]
 
     def probe(self, name: str, *words: object, ranks: int = 0, **env: object) -> list:
-        """Run one of the functions below, under PROBES, as `run` does."""
+        """Run one of PROBES as `run` runs a program."""
         return self.run(PROGRAM, "--probe", name, *words, ranks=ranks, **env)
 
     def torchrun(self, *program: object, restarts: int = 0) -> list:

@@ -18,20 +18,16 @@ from ddp_helpers.rank.gpu.step import COURSE, HERE, Step, difference, found, met
 def facts(step: Step) -> None:
     """Name the machine: what its driver, NVML, CUDA and torch say."""
     queries = "name,driver_version,compute_cap,compute_mode,mig.mode.current,memory.total"
-    for name, words in {
-        "smi": [f"--query-gpu={queries}", "--format=csv,noheader"],
-        "topology": ["topo", "-m"],
-    }.items():
-        with suppress(OSError):
-            done = subprocess.run(
-                ["nvidia-smi", *words], capture_output=True, text=True, timeout=10
-            )
+    commands = {
+        "smi": ["nvidia-smi", f"--query-gpu={queries}", "--format=csv,noheader"],
+        "topology": ["nvidia-smi", "topo", "-m"],
+        "revision": ["git", "-C", str(HERE), "rev-parse", "HEAD"],
+        "changed": ["git", "-C", str(HERE), "status", "--short"],
+    }
+    for name, command in commands.items():
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
             step.note(**{name: done.stdout.splitlines()})
-    with suppress(OSError):
-        for name, words in {"revision": ["rev-parse", "HEAD"], "changed": ["status", "-s"]}.items():
-            git = ["git", "-C", str(HERE), *words]
-            done = subprocess.run(git, capture_output=True, text=True, timeout=10)
-            step.note(**{name: done.stdout.split("\n", 1)[0]})
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
