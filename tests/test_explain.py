@@ -233,11 +233,12 @@ def test_a_folder_without_logs_is_refused_in_one_line(tmp_path: Path) -> None:
 
 # ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here
 
+ANY = (0, 1)
 # A fault: which rank failed first, which was not there, and what explains it. The others end well, or leave no message.
 FAULTS = {
     1: (0, [], "waiting-for-clients"),
     2: (None, [], "address-in-use"),
-    3: (1, [], "address-in-use"),
+    3: (ANY, [], "address-in-use"),  # two ranks want one address: either may be the second
     4: (None, [], "invalid-device-id"),
     6: (0, [], "gloo-interface"),
     7: (1, [], "sigkill"),
@@ -278,7 +279,9 @@ def faults() -> dict[int, str]:
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, number: int) -> None:
     verdict = explain(tmp_path, faults()[number])
-    assert (verdict.first, verdict.late, answer(verdict)) == FAULTS[number]
+    first, *others = FAULTS[number]
+    assert verdict.first in (ANY if first is ANY else (first,))
+    assert [verdict.late, answer(verdict)] == others
 
 
 @pytest.mark.parametrize("number", [5, 13, 14, 15, 16])

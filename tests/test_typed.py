@@ -63,6 +63,7 @@ NOT_TYPED = {
     ("asked", "nohup torchrun"): "tests/test_asked.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("elsewhere", "docker build"): "needs Docker",
+    ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("own", "rsync"): "LOGIN is another machine",
     ("own", "python -m ddp_helpers job --again"): "needs a run that has failed, as in tests/test_going_on.py",

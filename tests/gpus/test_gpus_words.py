@@ -48,13 +48,13 @@ def unsaid(text: str) -> list[str]:
 
 
 def test_the_libraries_have_the_lines_of_the_page_for_gpus() -> None:
-    assert len(quotes(GPUS)) >= 40 and len(quotes(TROUBLE)) >= 20
+    assert len(quotes(GPUS)) >= 10 and len(quotes(TROUBLE)) >= 40
     assert unsaid(GPUS) == unsaid(TROUBLE) == []
 
 
 @pytest.mark.parametrize(
     ("true", "false"),
-    [("`No backend", "`No frontend"), ("`Aborting proc", "`Aborted proc"), ("`unscale_() ", "`rescale_() ")],
+    [("`Received a dump", "`Received a jump"), ("`Bootstrap: ", "`Bootstrip: "), ("`Process … has", "`Proxess … has")],
 )
 def test_a_line_that_nobody_says_is_noticed(true: str, false: str) -> None:
     lost = unsaid(GPUS.replace(true, false))
@@ -86,7 +86,7 @@ def test_what_pages_quote_of_nccl_is_in_the_tables_that_are_looked_up() -> None:
     spans = [span for text in prose().values() for span in re.findall(r"`([^`\n]+)`", text)]
     quoted = [span for span in spans if span.startswith(marks)]
     same = {s for s in quoted for quote in known - {""} if s[: len(quote)] == quote[: len(s)]}
-    assert set(quoted) == same and len(quoted) >= 10
+    assert set(quoted) == same and len(quoted) >= 5
 
 
 COMPILED = """
