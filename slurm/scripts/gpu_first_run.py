@@ -127,7 +127,9 @@ def print_table(lines: list[dict[str, Any]]) -> None:
 
 PROGRAM = Path(sys.argv[0]).resolve()  # gpu_first_run.py, written out
 HERE = PROGRAM.parent
-COURSE = HERE.parents[1]  # where it stands in slurm/scripts, as it is committed
+COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
+if not (COURSE / "notebooks" / "spirals.py").exists():
+    COURSE = HERE
 MNIST = [f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 COUNTER = itertools.count()
 
@@ -415,7 +417,7 @@ def scripts(step: Step) -> None:
 def equal(step: Step) -> None:
     """Compare one process with one rank and with several, and with another global batch."""
     folder = COURSE / "notebooks"
-    if not (folder / "spirals.py").exists():
+    if not folder.exists():
         step.note(found="left out: spirals.py is not here")
         return
     short = ["--epochs", 3]
@@ -615,12 +617,11 @@ def end_all(step: subprocess.Popen, mark: str) -> None:
 
 def as_elsewhere(text: str, args: Namespace, work: Path) -> str:
     """Take this machine's name and its paths out of a text."""
-    known = {work: "WORK", args.data: "DATA", HERE: "scripts", COURSE: "course"}
-    known = {sys.executable: "python", **known, sys.prefix: "PYTHON"}
-    known |= {Path.home(): "~", os.uname().nodename: "HOST"}
-    for place, word in known.items():
-        text = text.replace(str(place), word)
-    return text
+    known = {COURSE: "course", HERE: "scripts", args.data: "DATA", work: "WORK"}
+    known |= {Path(sys.executable): "python", Path(sys.prefix): "PYTHON", Path.home(): "~"}
+    for place in sorted(known, key=lambda place: len(str(place)), reverse=True):
+        text = text.replace(str(place), known[place])
+    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", text)
 
 
 def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, Any]]:

@@ -109,6 +109,16 @@ def test_without_a_gpu_it_says_so_and_tries_nothing(digits, tmp_path):
     assert done.stdout.endswith("with --cpu the same steps run on CPUs, over gloo\n")
 
 
+def test_the_scripts_alone_in_a_folder_are_enough(digits, tmp_path):
+    shutil.copytree(PROGRAM.parent, tmp_path / "scripts")
+    flags = ["--data", digits, "--cpu", "--only", "equal", "memory"]
+    done = python(tmp_path / "scripts" / PROGRAM.name, *flags, cwd=tmp_path)
+    equal, memory = lines_of(tmp_path / "gpu")[1:]
+    assert done.returncode == 0 and memory["ended"] == "by itself"
+    assert equal["found"] == "left out: spirals.py is not here"
+    assert memory["commands"] == ["2 ranks: python scripts/gpu_first_run.py --probe memory DATA"]
+
+
 def test_without_data_it_says_what_gets_them(tmp_path):
     done = python(PROGRAM, "--data", tmp_path, "--cpu")
     assert done.returncode == 2 and f"download_data.py --data {tmp_path} gets them" in done.stderr

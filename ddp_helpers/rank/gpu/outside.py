@@ -94,12 +94,11 @@ def end_all(step: subprocess.Popen, mark: str) -> None:
 
 def as_elsewhere(text: str, args: Namespace, work: Path) -> str:
     """Take this machine's name and its paths out of a text."""
-    known = {work: "WORK", args.data: "DATA", HERE: "scripts", COURSE: "course"}
-    known = {sys.executable: "python", **known, sys.prefix: "PYTHON"}
-    known |= {Path.home(): "~", os.uname().nodename: "HOST"}
-    for place, word in known.items():
-        text = text.replace(str(place), word)
-    return text
+    known = {COURSE: "course", HERE: "scripts", args.data: "DATA", work: "WORK"}
+    known |= {Path(sys.executable): "python", Path(sys.prefix): "PYTHON", Path.home(): "~"}
+    for place in sorted(known, key=lambda place: len(str(place)), reverse=True):
+        text = text.replace(str(place), known[place])
+    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", text)
 
 
 def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, Any]]:

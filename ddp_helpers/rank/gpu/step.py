@@ -14,7 +14,9 @@ from typing import Any
 
 PROGRAM = Path(sys.argv[0]).resolve()  # gpu_first_run.py, written out
 HERE = PROGRAM.parent
-COURSE = HERE.parents[1]  # where it stands in slurm/scripts, as it is committed
+COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
+if not (COURSE / "notebooks" / "spirals.py").exists():
+    COURSE = HERE
 MNIST = [f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 COUNTER = itertools.count()
 
