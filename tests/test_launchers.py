@@ -152,11 +152,23 @@ def test_the_cpus_of_a_rank(name, monkeypatch):
 def test_a_free_port_is_free_and_none_that_linux_gives_away():
     ports = {launchers.free_port() for _ in range(200)}
     assert len(ports) > 100 and max(ports) < 32768
+    launchers.HELD.clear()
     taken, free = ports.pop(), ports.pop()
     with socket.create_server(("127.0.0.1", taken)), pytest.MonkeyPatch.context() as patch:
         drawn = iter([taken - 20_000, free - 20_000])
         patch.setattr(launchers.secrets, "randbelow", lambda _: next(drawn))
         assert launchers.free_port() == free
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a held port could not be listened at")
+def test_a_port_that_waits_for_its_rank_is_given_to_nobody_else_and_the_rank_can_listen_there():
+    port = launchers.free_port()
+    with socket.socket() as other, pytest.raises(OSError):
+        other.bind(("127.0.0.1", port))
+    socket.create_server(("127.0.0.1", port)).close()
+    launchers.HELD.clear()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))  # the control
 
 
 def test_ranks_meet_at_an_ipv6_address(tmp_path):

@@ -10,8 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +43,7 @@ LINE_PATTERNS = {
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
+HELD: deque[socket.socket] = deque(maxlen=100)  # each keeps a port that was asked for last
 HIDES_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # and AMD's
 PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks for any port
 
@@ -133,15 +134,24 @@ def _ask_cuda(_visible: str | None) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that is free now, at random.
+    """Return a port of this machine that is free, at random, and keep it from other calls.
 
     Rank 0 listens on it seconds later, and meanwhile others start and ask for many.
     """
     while True:
         port = PORTS.start + secrets.randbelow(len(PORTS))
-        with socket.socket() as probe, suppress(OSError):
+        probe = socket.socket()
+        try:
             probe.bind(("127.0.0.1", port))
-            return port
+        except OSError:
+            probe.close()
+            continue
+        if sys.platform == "linux":  # a server may take it beside a socket that only holds it
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            HELD.append(probe)
+        else:
+            probe.close()
+        return port
 
 
 # ---- command lines

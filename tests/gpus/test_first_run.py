@@ -36,6 +36,9 @@ STEPS = [
 ]
 
 
+SECONDS = 3000  # five times the limits: beside other tests a step takes longer
+
+
 def lines_of(out):
     """The lines of the one record in a folder."""
     [path] = out.glob("cpu-*/record.jsonl")
@@ -46,7 +49,8 @@ def lines_of(out):
 def whole(digits, tmp_path_factory):
     """All steps, run once: what the program said, its status, and the folder of the record."""
     out = tmp_path_factory.mktemp("gpu")
-    done = python(PROGRAM, "--data", digits, "--cpu", "--out", out, limit=2 * LIMIT)
+    flags = ["--data", digits, "--cpu", "--out", out, "--seconds", SECONDS]
+    done = python(PROGRAM, *flags, limit=2 * SECONDS)
     return done, out / "cpu-1"
 
 
@@ -111,7 +115,7 @@ def test_without_a_gpu_it_says_so_and_tries_nothing(digits, tmp_path):
 
 def test_the_scripts_alone_in_a_folder_are_enough(digits, tmp_path):
     shutil.copytree(PROGRAM.parent, tmp_path / "scripts")
-    flags = ["--data", digits, "--cpu", "--only", "equal", "memory"]
+    flags = ["--data", digits, "--cpu", "--only", "equal", "memory", "--seconds", SECONDS]
     done = python(tmp_path / "scripts" / PROGRAM.name, *flags, cwd=tmp_path)
     equal, memory = lines_of(tmp_path / "gpu")[1:]
     assert done.returncode == 0 and memory["ended"] == "by itself"
@@ -125,7 +129,7 @@ def test_without_data_it_says_what_gets_them(tmp_path):
 
 
 def test_the_job_file_runs_it_on_a_real_slurm(cluster, digits, tmp_path):
-    flags = [digits, "--cpu", "--only", "memory", "--out", tmp_path]
+    flags = [digits, "--cpu", "--only", "memory", "--out", tmp_path, "--seconds", SECONDS]
     job = ["sbatch", "--wait", f"--output={tmp_path}/log", "slurm/gpu_first_run.sbatch", *map(str, flags)]
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -146,9 +150,9 @@ def started(changed, digits, tmp_path):
     """Start it with some steps; gives the process, which ends with the test, and the folder of records."""
     runs = []
 
-    def start(*steps, seconds=600, **options):
+    def start(*steps, **options):
         command = [sys.executable, changed / PROGRAM.name, "--data", digits, "--cpu", "--out", tmp_path / "out"]
-        command += ["--seconds", seconds, "--only", *steps]
+        command += ["--seconds", SECONDS, "--only", *steps]
         pipe = subprocess.PIPE
         runs.append(subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True, **options))
         return runs[-1], tmp_path / "out"
@@ -176,10 +180,12 @@ HANGS = "import subprocess, sys, time\nsubprocess.Popen(['sleep', '9999'], start
 
 def test_a_step_that_hangs_is_ended_with_all_it_started_and_the_next_one_runs(changed, started):
     (changed / "mnist_fast.py").write_text(HANGS)
-    run, out = started("graph", "memory", seconds=150)  # 10 s for each
+    program = changed / PROGRAM.name
+    program.write_text(program.read_text().replace('"graph": (graph, 40)', '"graph": (graph, 1.2)'))
+    run, out = started("graph", "memory")
     said, _ = run.communicate(timeout=LIMIT)
     _, hung, last = lines_of(out)
-    assert hung["ended"] == "hung: ended after 10 s" and hung["ok"] is False
+    assert hung["ended"] == "hung: ended after 6 s" and hung["ok"] is False
     assert last["step"] == "memory" and last["ended"] == "by itself"
     assert run.returncode == 1 and not of_a_step(run), said
 

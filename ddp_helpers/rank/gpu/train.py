@@ -91,7 +91,7 @@ def equal(step: Step) -> None:
     lines = {}
     for name, ranks in runs.items():
         script = folder / ("spirals_ddp.py" if ranks else "spirals.py")
-        batch = 48 * step.size if name == "control" else 48
+        batch = 48 * max(2, step.size) if name == "control" else 48
         save = ["--save", step.work / f"{name}.pt", "--batch-size", batch]
         text = step.run(script, *short, *save, ranks=ranks)[0][2]
         lines[name] = re.findall(r"^epoch .*", text, re.M)
