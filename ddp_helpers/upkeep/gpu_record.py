@@ -77,7 +77,8 @@ def draw_speed(record: Record) -> Picture:
 
 def draw_overlap(record: Record) -> Picture:
     """Draw one step with each class of NCCL: computing above, all-reduces below."""
-    classes, shares = record["overlap"]["seen"]["classes"], record["overlap"]["seen"]["shares"]
+    classes = record["overlap"]["seen"]["classes"]
+    shares = {name: seen["hidden"] / seen["sent"] for name, seen in classes.items()}
     size = WIDTH, 1.7 + 1.3 * len(classes)
     figure, axes = plt.subplots(len(classes), 1, figsize=size, sharex=True, squeeze=False)
     figure.set_layout_engine("constrained")

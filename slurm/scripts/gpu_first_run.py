@@ -36,6 +36,7 @@ def main() -> int:
     """Run all steps, each in a process of its own; return 0 if all that was tried went well."""
     args = read_flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job's end, as Ctrl-C
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     end = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         first = take_step("facts", args, Path(folder), end)
@@ -45,7 +46,8 @@ def main() -> int:
         print(f"no GPU that torch can use, so nothing was tried: {why}")
         print("with --cpu the same steps run on CPUs, over gloo")
         return 1
-    args.ranks, args.gpus, args.bf16 = seen["ranks"], seen["gpus"], seen["bf16"]
+    for name in ("ranks", "gpus", "bf16", "visible"):
+        setattr(args, name, seen[name])
     out = new_folder(args.out, "cpu" if args.cpu else seen["names"][0])
     print(f"the record: {out}")
     done = False
@@ -54,7 +56,9 @@ def main() -> int:
             if name != "facts" and (not args.only or name in args.only):
                 work = Path(tempfile.mkdtemp(dir=out))
                 lines.append(take_step(name, args, work, end))
-                shutil.rmtree(work)  # first: where the disk is full, this makes room for the line
+                shutil.rmtree(
+                    work, ignore_errors=True
+                )  # first: where the disk is full, this makes room for the line
             write(out, lines)
             if lines[-1]["ended"] == "interrupted":
                 break
@@ -86,6 +90,7 @@ def read_flags() -> Namespace:
     in_course = (COURSE / "notebooks" / "results").is_dir()
     home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
+    args.ranks, args.visible = 0, ""  # `facts` will tell
     return args
 
 
@@ -139,8 +144,8 @@ class Step:
 
     def __init__(self, args: Namespace, work: Path) -> None:
         self.args, self.work, self.data = args, work, Path(args.data)
-        self.cpu, self.size = args.cpu, getattr(args, "ranks", 1)
-        share = max(1, (os.cpu_count() or 1) // max(2, self.size))
+        self.cpu, self.size = args.cpu, args.ranks
+        share = max(1, cpus() // max(2, self.size))
         self.env = {**os.environ, "OMP_NUM_THREADS": str(share)}
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
@@ -218,6 +223,11 @@ class Step:
             text = content[:4] + count.to_bytes(4, "big") + content[8:head]
             raw_file(target, name).write_bytes(text + content[head : head + count * size])
         return target
+
+
+def cpus() -> int:
+    """Count the CPUs that this process may use, which in a job are not all of the node."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def raw_file(data: Path, name: str) -> Path:
@@ -340,7 +350,7 @@ def full(step: Step) -> None:
         program = step.torchrun(PROGRAM, "--probe", "full", rank, *flags)
         [(status, took, text)] = step.run(*program)
         lines = [line for line in text.splitlines() if "memory" in line]
-        named = any(said in line for line in lines)
+        named = any(said in line and f"[rank{rank}]" in line for line in lines)
         seen[f"rank {rank}"] = {"status": status, "seconds": took, "lines": lines, "named": named}
         step.note(**seen)
     ok = all(each["status"] and each["named"] for each in seen.values())
@@ -356,22 +366,23 @@ def facts(step: Step) -> None:
         "smi": ["nvidia-smi", f"--query-gpu={queries}", "--format=csv,noheader"],
         "topology": ["nvidia-smi", "topo", "-m"],
         "revision": ["git", "-C", str(HERE), "rev-parse", "HEAD"],
-        "changed": ["git", "-C", str(HERE), "status", "--short"],
+        "changed": ["git", "-C", str(HERE), "status", "--short", "--untracked-files=no"],
     }
+    modes: list[str] = []
     for name, command in commands.items():
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(command, capture_output=True, text=True, timeout=10)
             step.note(**{name: done.stdout.splitlines()})
+            modes += done.stdout.splitlines() if name == "smi" else []
     import torch
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     step.note(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda)
-    step.note(cpus=cpus, cpu=torch.cpu.get_capabilities().get("cpu_name"))
+    step.note(cpus=cpus(), cpu=torch.cpu.get_capabilities().get("cpu_name"))
     step.note(open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     step.note(digits=raw_file(step.data, "").with_name("MD5SUMS").exists())
     with suppress(OSError):
         step.note(shm=shutil.disk_usage("/dev/shm").total)
-    names, nccl, why, bf16 = [], (), "torch sees none", False
+    names, usable, nccl, why, bf16 = [], [], (), "torch sees none", False
     counted = torch.cuda.device_count()  # by NVML: also those that CUDA cannot use
     if counted:
         nccl = torch.cuda.nccl.version()
@@ -380,15 +391,20 @@ def facts(step: Step) -> None:
         try:
             torch.zeros(1, device=f"cuda:{index}").add_(1)
             names.append(torch.cuda.get_device_name(index))
+            usable.append(index)
             bf16 = torch.cuda.get_device_capability(index) >= (8, 0)
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
     gpus = len(names)
-    alone = 2 if nccl >= (2, 30) else 1  # as many ranks may share one GPU
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(counted)))
+    visible = ",".join(given.split(",")[index] for index in usable)
+    is_exclusive = any("Exclusive" in line for line in modes)
+    alone = 2 if nccl >= (2, 30) and not is_exclusive else 1  # as many ranks may share one GPU
     most = max((ranks for ranks in (1, 2, 4, 8) if ranks <= gpus), default=0)
     ranks = 2 if step.cpu else alone if gpus == 1 else most
-    step.note(counted=counted, gpus=gpus, names=names, why=why, nccl=nccl, bf16=bf16, ranks=ranks)
-    where = f"{gpus} x {names[0]}" if gpus else f"{cpus} CPUs"
+    step.note(counted=counted, gpus=gpus, names=names, visible=visible, why=why, nccl=nccl)
+    step.note(bf16=bf16, ranks=ranks)
+    where = f"{gpus} x {names[0]}" if gpus else f"{cpus()} CPUs"
     step.note(ok=bool(gpus or step.cpu), found=f"{where}, torch {torch.__version__}")
 
 
@@ -441,7 +457,7 @@ def equal(step: Step) -> None:
 def graph(step: Step) -> None:
     """Compare mnist_fast's replayed steps with the same steps, taken one by one."""
     off = found(step.probe("graph", step.small(), step.work, 2 if step.cpu else 12))
-    near = max(10 * off["again"], 1e-5)
+    near = max(10 * off["again"], off["control"] / 100)
     step.note(off=off, ok=None if step.cpu else off["graph"] <= near < off["control"])
     numbers = f"{off['graph']:.0e}, the same run again {off['again']:.0e}"
     step.note(found=f"weights: off by {numbers}, the control {off['control']:.0e}")
@@ -464,7 +480,7 @@ def speed(step: Step) -> None:
         step.note(rows=rows)
 
     bf16 = ["--bf16"] if step.args.bf16 else []
-    for name, workers in {"no": 0, "with": min(8, (os.cpu_count() or 2) - 1)}.items():
+    for name, workers in {"no": 0, "with": min(8, cpus() - 1)}.items():
         measure(f"plain, {name} workers", "mnist_ddp", "--num-workers", workers, epochs=2)
     for batch, seed in ((64, 1), (256, 1), (1024, 1), (64, 2), (64, 3))[: 1 if step.cpu else 5]:
         flags = ["--batch-size", batch, "--lr", (batch / 64) ** 0.5, "--seed", seed, *bf16]
@@ -478,15 +494,17 @@ def speed(step: Step) -> None:
         step.note(example_seconds=time.monotonic() - begin)
     rates = {name: max(row["images_per_second"], default=0) for name, row in rows.items()}
     best = " and ".join(f"{rates[name]:,.0f}" for name in list(rates)[1:3])
-    step.note(ok=all(rates.values()), found=f"images/s, plain with workers and fast: {best}")
+    step.note(ok=None if all(rates.values()) else False)
+    step.note(found=f"images/s, plain with workers and fast: {best}")
 
 
 @contextmanager
 def gpu_share() -> Iterator[list[int]]:
     """Note twice a second in what per cent of the time a kernel runs on the first GPU."""
     share: list[int] = []
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
     form, pipe = "--format=csv,noheader,nounits", subprocess.PIPE
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", form, "--id=0", "-lms", "500"]
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", form, f"--id={first}", "-lms", "500"]
     try:
         asked = subprocess.Popen(query, stdout=pipe, stderr=pipe, text=True)
     except OSError:
@@ -508,7 +526,7 @@ def scaling(step: Step) -> None:
     sizes = [1 << power for power in range(step.size.bit_length())]
     for batch, ranks in itertools.product((1024,) if step.cpu else (1024, 64), sizes):
         name = f"{ranks} ranks, batch {batch}"
-        workers = 0 if step.cpu else min(8, (os.cpu_count() or 1) // ranks)
+        workers = 0 if step.cpu else min(8, cpus() // ranks)
         flags = ["--data", step.small() if step.cpu else step.data, "--epochs", 1]
         flags += ["--batch-size", batch, "--run-dir", name, "--num-workers", workers]
         step.run(HERE / "mnist_ddp.py", *flags, ranks=ranks)
@@ -533,11 +551,19 @@ def overlap(step: Step) -> None:
         env = {"TORCH_DIST_USE_NCCL2": newer}
         seen[name] = found(step.probe("overlap", int(step.cpu), ranks=step.size, **env))
         step.note(classes=seen)
-    shares = {name: each["hidden"] / each["sent"] for name, each in seen.items()}
+    shares = {}
+    for name, each in seen.items():
+        computed = sum(end - begin for begin, end in each["lanes"]["compute"])
+        shares[name] = each["hidden"] / min(each["sent"], computed)  # of what can be hidden
     told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    step.note(shares=shares, found=f"hidden of the all-reduce: {told}")
+    if len({each["class_name"] for each in seen.values()}) < len(seen):
+        step.note(found=f"this torch has one class: {told}")
+        return
+    step.note(shares=shares, found=f"hidden, of what can be: {told}")
     if not step.cpu:
-        step.note(ok=shares["older class"] > 0.3 and shares["newer class"] < 0.1)
+        step.note(
+            ok=shares["older class"] > 0.1 and shares["newer class"] < 0.25 * shares["older class"]
+        )
 
 
 # Each step with its limit in seconds, of 600. What can be spared comes last.
@@ -547,17 +573,18 @@ STEPS: dict[str, tuple[Callable[[Step], None], float]] = {
     "equal": (equal, 60),
     "graph": (graph, 40),
     "speed": (speed, 120),
-    "resume": (resume, 120),
+    "resume": (resume, 150),
     "memory": (memory, 40),
     "overlap": (overlap, 60),
     "timeout": (timeout, 60),
     "restart": (restart, 100),
     "killed": (killed, 60),
     "full": (full, 60),
-    "scaling": (scaling, 80),
+    "scaling": (scaling, 200),
 }
 
 NEED_TWO_RANKS = ("overlap", "timeout", "restart", "killed")
+SAY_MORE_OF_TWO = ("equal", "resume", "memory", "full")  # what a page claims is of several
 NO_TIME = "no time left"
 
 # By these a rank would take itself for one of the launcher that started this program.
@@ -568,7 +595,8 @@ OF_A_LAUNCHER = re.compile(
 
 def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, Any]:
     """Run a step within its share of the time, and return its line of the record."""
-    limit = min(STEPS[name][1] * args.seconds / 600, end - time.monotonic())
+    share, left = STEPS[name][1] * args.seconds / 600, end - time.monotonic()
+    limit = min(share, left)
     line = {"step": name, "ok": None, "ended": NO_TIME, "limit_s": round(limit, 1)}
     line |= {"seconds": 0.0, "found": "", "seen": {}, "commands": [], "said": []}
     if name in NEED_TWO_RANKS and args.ranks == 1:
@@ -579,7 +607,8 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
     command = [sys.executable, PROGRAM, "--step", name, json.dumps(vars(args), default=str), work]
     env = {word: text for word, text in os.environ.items() if not OF_A_LAUNCHER.match(word)}
     env |= {"GPU_FIRST_RUN": mark, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} if args.cpu else {}
+    if args.cpu or args.visible:  # named, so that a script without its GPU stops
+        env["CUDA_VISIBLE_DEVICES"] = "" if args.cpu else args.visible
     print(f"{name:<9}", end=" ", flush=True)
     begin = time.monotonic()
     with (work / "said").open("wb") as said, suppress(OSError):
@@ -588,7 +617,7 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
             status = step.wait(limit)
             line["ended"] = "by itself" if status == 0 else f"died: status {status}"
         except subprocess.TimeoutExpired:
-            line["ended"] = f"hung: ended after {limit:.0f} s"
+            line["ended"] = f"hung: ended after {limit:.0f} s" if limit == share else NO_TIME
         except KeyboardInterrupt:
             line["ended"] = "interrupted"
         end_all(step, mark)
@@ -599,7 +628,10 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
         line["commands"] += [note.pop("command")] if "command" in note else []
         line |= {key: note.pop(key) for key in ("ok", "found") if key in note}
         line["seen"] |= note
-    line["ok"] = line["ok"] if line["ended"] == "by itself" else False
+    if line["ended"] != "by itself":
+        line["ok"] = None if line["ended"] == NO_TIME else False
+    elif line["ok"] and args.ranks == 1 and name in SAY_MORE_OF_TWO:
+        line |= {"ok": None, "found": f"{line['found']}; on one rank only"}
     print(f"{line['seconds']:5.1f} s  {verdict(line)}", flush=True)
     return line
 
@@ -612,7 +644,8 @@ def end_all(step: subprocess.Popen, mark: str) -> None:
         with suppress(OSError):
             if f"GPU_FIRST_RUN={mark}".encode() in environ.read_bytes().split(b"\0"):
                 os.kill(int(environ.parent.name), signal.SIGKILL)
-    step.wait()
+    with suppress(subprocess.TimeoutExpired):
+        step.wait(10)  # one that a broken disk or driver holds is left behind
 
 
 def as_elsewhere(text: str, args: Namespace, work: Path) -> str:
@@ -621,7 +654,10 @@ def as_elsewhere(text: str, args: Namespace, work: Path) -> str:
     known |= {Path(sys.executable): "python", Path(sys.prefix): "PYTHON", Path.home(): "~"}
     for place in sorted(known, key=lambda place: len(str(place)), reverse=True):
         text = text.replace(str(place), known[place])
-    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", text)
+    name = os.uname().nodename
+    for host in (name, name.partition(".")[0]):
+        text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
+    return text
 
 
 def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, Any]]:
@@ -776,15 +812,15 @@ def probe_overlap(small: str) -> None:
     if rank == 0:
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             profile.export_chrome_trace(file.name)
-            lanes = read_lanes(json.loads(Path(file.name).read_text())["traceEvents"])
+            events = json.loads(Path(file.name).read_text())["traceEvents"]
+            lanes = read_lanes(events, on_gpu=device.type == "cuda")
         tell(milliseconds=milliseconds, class_name=type(group).__name__, **lanes)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def read_lanes(events: list[dict[str, Any]]) -> dict[str, Any]:
+def read_lanes(events: list[dict[str, Any]], on_gpu: bool) -> dict[str, Any]:
     """Find in a trace when this rank computed and when it sent, and for how many ms did both."""
-    on_gpu = any(event.get("cat") == "kernel" for event in events)
     lanes: dict[str, list] = {"compute": [], "all-reduce": []}
     for event in events:
         kind, name = event.get("cat"), event.get("name", "")

@@ -59,7 +59,7 @@ def test_every_step_comes_to_its_end_on_two_ranks_over_gloo(whole):
     lines = lines_of(folder.parent)
     assert [line["step"] for line in lines] == STEPS
     ended = {line["step"]: (line["ended"], line["ok"]) for line in lines}
-    measured = {"graph", "memory", "overlap", "scaling"}  # which prove nothing on CPUs
+    measured = {"graph", "speed", "memory", "overlap", "scaling"}  # which prove nothing on CPUs
     assert ended == {step: ("by itself", None if step in measured else True) for step in STEPS}, done.stdout
     assert done.returncode == 0 and f"commit it: {folder}" in done.stdout
     table = done.stdout.split("seconds\n")[1]
@@ -87,7 +87,7 @@ def test_what_is_hidden_of_a_gpus_all_reduces_is_read_from_its_kernels():
 
     events = [kernel("gemm", 1000, 3000), kernel("gemm", 3000, 5000), kernel("ncclDevKernel_AllReduce", 2000, 6000)]
     events += [{"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9000}, {"name": "a mark", "ts": 0}]
-    seen = read_lanes(events)
+    seen = read_lanes(events, on_gpu=True)
     assert seen == {"lanes": {"compute": [[0, 4]], "all-reduce": [[1, 5]]}, "hidden": 3, "sent": 4}
 
 

@@ -98,7 +98,7 @@ def full(step: Step) -> None:
         program = step.torchrun(PROGRAM, "--probe", "full", rank, *flags)
         [(status, took, text)] = step.run(*program)
         lines = [line for line in text.splitlines() if "memory" in line]
-        named = any(said in line for line in lines)
+        named = any(said in line and f"[rank{rank}]" in line for line in lines)
         seen[f"rank {rank}"] = {"status": status, "seconds": took, "lines": lines, "named": named}
         step.note(**seen)
     ok = all(each["status"] and each["named"] for each in seen.values())

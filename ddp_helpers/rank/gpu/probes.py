@@ -159,15 +159,15 @@ def probe_overlap(small: str) -> None:
     if rank == 0:
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             profile.export_chrome_trace(file.name)
-            lanes = read_lanes(json.loads(Path(file.name).read_text())["traceEvents"])
+            events = json.loads(Path(file.name).read_text())["traceEvents"]
+            lanes = read_lanes(events, on_gpu=device.type == "cuda")
         tell(milliseconds=milliseconds, class_name=type(group).__name__, **lanes)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def read_lanes(events: list[dict[str, Any]]) -> dict[str, Any]:
+def read_lanes(events: list[dict[str, Any]], on_gpu: bool) -> dict[str, Any]:
     """Find in a trace when this rank computed and when it sent, and for how many ms did both."""
-    on_gpu = any(event.get("cat") == "kernel" for event in events)
     lanes: dict[str, list] = {"compute": [], "all-reduce": []}
     for event in events:
         kind, name = event.get("cat"), event.get("name", "")

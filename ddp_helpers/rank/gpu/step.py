@@ -26,8 +26,8 @@ class Step:
 
     def __init__(self, args: Namespace, work: Path) -> None:
         self.args, self.work, self.data = args, work, Path(args.data)
-        self.cpu, self.size = args.cpu, getattr(args, "ranks", 1)
-        share = max(1, (os.cpu_count() or 1) // max(2, self.size))
+        self.cpu, self.size = args.cpu, args.ranks
+        share = max(1, cpus() // max(2, self.size))
         self.env = {**os.environ, "OMP_NUM_THREADS": str(share)}
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
@@ -105,6 +105,11 @@ class Step:
             text = content[:4] + count.to_bytes(4, "big") + content[8:head]
             raw_file(target, name).write_bytes(text + content[head : head + count * size])
         return target
+
+
+def cpus() -> int:
+    """Count the CPUs that this process may use, which in a job are not all of the node."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def raw_file(data: Path, name: str) -> Path:

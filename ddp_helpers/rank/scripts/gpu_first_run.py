@@ -12,6 +12,7 @@ table, and the folder to send or to commit. Needs torch and torchvision. MIT lic
 import itertools
 import json
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -31,6 +32,7 @@ def main() -> int:
     """Run all steps, each in a process of its own; return 0 if all that was tried went well."""
     args = read_flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job's end, as Ctrl-C
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     end = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         first = take_step("facts", args, Path(folder), end)
@@ -40,7 +42,8 @@ def main() -> int:
         print(f"no GPU that torch can use, so nothing was tried: {why}")
         print("with --cpu the same steps run on CPUs, over gloo")
         return 1
-    args.ranks, args.gpus, args.bf16 = seen["ranks"], seen["gpus"], seen["bf16"]
+    for name in ("ranks", "gpus", "bf16", "visible"):
+        setattr(args, name, seen[name])
     out = new_folder(args.out, "cpu" if args.cpu else seen["names"][0])
     print(f"the record: {out}")
     done = False
@@ -49,7 +52,9 @@ def main() -> int:
             if name != "facts" and (not args.only or name in args.only):
                 work = Path(tempfile.mkdtemp(dir=out))
                 lines.append(take_step(name, args, work, end))
-                shutil.rmtree(work)  # first: where the disk is full, this makes room for the line
+                shutil.rmtree(
+                    work, ignore_errors=True
+                )  # first: where the disk is full, this makes room for the line
             write(out, lines)
             if lines[-1]["ended"] == "interrupted":
                 break
@@ -81,6 +86,7 @@ def read_flags() -> Namespace:
     in_course = (COURSE / "notebooks" / "results").is_dir()
     home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
+    args.ranks, args.visible = 0, ""  # `facts` will tell
     return args
 
 
