@@ -47,18 +47,18 @@ def draw_speed(record: Record) -> Picture:
     rows = record["speed"]["seen"]["rows"]
     here, cores = {}, {}
     for rung, (name, recorded) in _RUNGS.items():
-        if name in rows:
-            here[rung] = max(rows[name]["images_per_second"])
+        if speeds := rows.get(name, {}).get("images_per_second"):  # none of a script that failed
+            here[rung] = max(speeds)
             if recorded:
                 epochs = runs.read_run(_RECIPES / recorded).epochs
                 cores[rung] = max(epoch["images_per_second"] for epoch in epochs)
     rungs = list(here)
     figure, ax = plt.subplots(figsize=(WIDTH, 2.1 + 0.6 * len(rungs)), layout="constrained")
     sides = (("two CPU cores, recorded", GREY, cores, -18), ("this machine", BLUE, here, 9))
-    for label, colour, speeds, above in sides:
-        places = [rungs.index(rung) for rung in speeds]
-        ax.plot(list(speeds.values()), places, "o", color=colour, markersize=9, label=label)
-        for place, speed in zip(places, speeds.values(), strict=True):
+    for label, colour, rates, above in sides:
+        places = [rungs.index(rung) for rung in rates]
+        ax.plot(list(rates.values()), places, "o", color=colour, markersize=9, label=label)
+        for place, speed in zip(places, rates.values(), strict=True):
             point, offset = (speed, place), (0, above)
             ax.annotate(f"{speed:,.0f}", point, offset, textcoords="offset points", ha="center")
     ax.set_yticks(range(len(rungs)), rungs)
@@ -71,7 +71,7 @@ def draw_speed(record: Record) -> Picture:
     best = max(here, key=lambda rung: here[rung])
     times = here[best] / here[rungs[0]]
     title = f"{best}: {times:.1f} times the plain loader's images per second"
-    images = "the first 512 images" if "CPUs" in machine(record) else "all images"
+    images = "all images" if record["facts"]["seen"]["gpus"] else "the first 512 images"
     return captioned(figure, title, f"{machine(record)}; {images}; the fastest epoch of each")
 
 

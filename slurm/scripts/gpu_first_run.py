@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 import importlib
 import itertools
 import json
@@ -46,8 +46,7 @@ def main() -> int:
         print(f"no GPU that torch can use, so nothing was tried: {why}")
         print("with --cpu the same steps run on CPUs, over gloo")
         return 1
-    for name in ("ranks", "gpus", "bf16", "visible"):
-        setattr(args, name, seen[name])
+    vars(args).update({name: seen[name] for name in ("ranks", "gpus", "bf16", "visible")})
     out = new_folder(args.out, "cpu" if args.cpu else seen["names"][0])
     print(f"the record: {out}")
     done = False
@@ -56,13 +55,11 @@ def main() -> int:
             if name != "facts" and (not args.only or name in args.only):
                 work = Path(tempfile.mkdtemp(dir=out))
                 lines.append(take_step(name, args, work, end))
-                shutil.rmtree(
-                    work, ignore_errors=True
-                )  # first: where the disk is full, this makes room for the line
-            write(out, lines)
+                # First: where the disk is full, this makes room for the line.
+                shutil.rmtree(work, ignore_errors=True)
+            done = write(out, lines)
             if lines[-1]["ended"] == "interrupted":
                 break
-        done = write(out, lines)
     finally:
         print_table(lines)
     print(f"send this folder to the course, or commit it: {out}")
@@ -90,7 +87,7 @@ def read_flags() -> Namespace:
     in_course = (COURSE / "notebooks" / "results").is_dir()
     home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
-    args.ranks, args.visible = 0, ""  # `facts` will tell
+    args.ranks, args.gpus, args.visible = 0, 0, ""  # `facts` will tell
     return args
 
 
@@ -130,6 +127,58 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     print(flush=True)
 
 
+# What launchers export. The last three words are rank, local rank and world size; before them
+# stands what names this start. The first row whose words are all set counts, as a whole: inside a
+# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+LAUNCHERS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    "openmpi": (
+        "PMIX_NAMESPACE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
+    "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
+}
+
+
+def stop(line: str) -> NoReturn:
+    """End this process with one line on stderr and exit status 2."""
+    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def who_am_i() -> tuple[str, int, int, int]:
+    """Read launcher, rank, local rank and world size from the environment; every rank calls it."""
+    for launcher, names in LAUNCHERS.items():
+        if all(name in os.environ for name in names):
+            rank, local_rank, world_size = (int(os.environ[name]) for name in names[-3:])
+            return launcher, rank, local_rank, world_size
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        if os.environ.get(name, "1") != "1":
+            cure = "start it with srun, mpirun or torchrun"
+            sys.exit(f"{name}={os.environ[name]}, but no launcher started this process: {cure}")
+    return "single", 0, 0, 1
+
+
+def cpus_of_rank() -> int:
+    """Count the CPUs that this process has to itself; any process calls it.
+
+    They are those of its Slurm task, or its share of torchrun's.
+    """
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        cpus = len(os.sched_getaffinity(0))
+    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
+    task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if task_cpus.isdecimal() and int(task_cpus):
+        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
+    return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))
+
+
 PROGRAM = Path(sys.argv[0]).resolve()  # gpu_first_run.py, written out
 HERE = PROGRAM.parent
 COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
@@ -145,7 +194,7 @@ class Step:
     def __init__(self, args: Namespace, work: Path) -> None:
         self.args, self.work, self.data = args, work, Path(args.data)
         self.cpu, self.size = args.cpu, args.ranks
-        share = max(1, cpus() // max(2, self.size))
+        share = max(1, cpus_of_rank() // max(2, self.size))
         self.env = {**os.environ, "OMP_NUM_THREADS": str(share)}
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
@@ -153,7 +202,7 @@ class Step:
         self.env |= {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
         for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # its old name
             self.env[name] = str(work / "recorder_rank_")
-        if not self.cpu and getattr(args, "gpus", 1) == 1:
+        if args.gpus == 1:
             self.env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # two ranks share it, since NCCL 2.30
 
     def note(self, **facts: object) -> None:
@@ -171,37 +220,30 @@ class Step:
     def run(self, *program: object, ranks: int = 0, grace: float = 15, **env: object) -> list:
         """Run Python with a program, or a program on several ranks, to its end.
 
-        Returns of each rank its status, its seconds, and what it said. Once a rank has failed the
-        others have `grace` seconds; then they are killed.
+        Returns of each rank its status, its seconds, and what it said; grace: as in `wait_for`.
         """
         command = [sys.executable, *program]
         self.note(command=f"{f'{ranks} ranks: ' if ranks else ''}{' '.join(map(str, command))}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
-        group |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        begin, number = time.monotonic(), next(COUNTER)
-        names = [f"said-{number}-{rank}" for rank in range(max(1, ranks))]
-        started = []
-        for rank, name in enumerate(names):
-            mine = group | {"RANK": rank, "LOCAL_RANK": rank} if ranks else {}
-            started.append(self.start(command, name, **mine, **env))
-        seconds = dict.fromkeys(started, 0.0)
-        patience = float("inf")
-        while running := [each for each in started if not seconds[each]]:
-            for each in running:
-                if each.poll() is not None:
-                    seconds[each] = time.monotonic() - begin
-                    if each.returncode:
-                        patience = min(patience, time.monotonic() + grace)
-                elif time.monotonic() > patience:
-                    each.kill()
-            time.sleep(0.02)
+        # As long as the ranks live, a socket that is bound and does not listen keeps their port.
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": held.getsockname()[1]}
+            if sys.platform != "linux":  # elsewhere nobody could listen beside it
+                held.close()
+            group |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            number = next(COUNTER)
+            names = [f"said-{number}-{rank}" for rank in range(max(1, ranks))]
+            begin, started = time.monotonic(), []
+            for rank, name in enumerate(names):
+                mine = group | {"RANK": rank, "LOCAL_RANK": rank} if ranks else {}
+                started.append(self.start(command, name, **mine, **env))
+            seconds = wait_for(started, begin, grace)
         texts = [(self.work / name).read_text(errors="replace") for name in names]
         for rank, text in enumerate(texts):
             print(f"---- {' '.join(map(str, program))}, rank {rank}\n{text}", flush=True)
-        ended = zip(started, texts, strict=True)
-        return [(each.returncode, seconds[each], text) for each, text in ended]
+        ended = zip(started, seconds, texts, strict=True)
+        return [(each.returncode, took, text) for each, took, text in ended]
 
     def probe(self, name: str, *words: object, ranks: int = 0, **env: object) -> list:
         """Run one of PROBES as `run` runs a program."""
@@ -225,9 +267,23 @@ class Step:
         return target
 
 
-def cpus() -> int:
-    """Count the CPUs that this process may use, which in a job are not all of the node."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def wait_for(started: list[subprocess.Popen], begin: float, grace: float) -> list[float]:
+    """Wait for ranks, and return when each ended, in seconds since `begin`.
+
+    Once one has failed, the others have `grace` seconds; then they are killed.
+    """
+    seconds = dict.fromkeys(started, 0.0)
+    patience = float("inf")
+    while running := [each for each in started if not seconds[each]]:
+        for each in running:
+            if each.poll() is not None:
+                seconds[each] = time.monotonic() - begin
+                if each.returncode:
+                    patience = min(patience, time.monotonic() + grace)
+            elif time.monotonic() > patience:
+                each.kill()
+        time.sleep(0.02)
+    return list(seconds.values())
 
 
 def raw_file(data: Path, name: str) -> Path:
@@ -345,8 +401,8 @@ def killed(step: Step) -> None:
 def full(step: Step) -> None:
     """Fill the memory of rank 0, then of the last rank, under torchrun."""
     said, seen = ("can't allocate memory" if step.cpu else "out of memory"), {}
+    flags = ["--data", step.small(), "--epochs", 1, "--num-workers", 0]
     for rank in (1,) if step.cpu else sorted({0, step.size - 1}):
-        flags = ["--data", step.small(), "--epochs", 1, "--num-workers", 0]
         program = step.torchrun(PROGRAM, "--probe", "full", rank, *flags)
         [(status, took, text)] = step.run(*program)
         lines = [line for line in text.splitlines() if "memory" in line]
@@ -377,7 +433,7 @@ def facts(step: Step) -> None:
     import torch
 
     step.note(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda)
-    step.note(cpus=cpus(), cpu=torch.cpu.get_capabilities().get("cpu_name"))
+    step.note(cpus=cpus_of_rank(), cpu=torch.cpu.get_capabilities().get("cpu_name"))
     step.note(open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     step.note(digits=raw_file(step.data, "").with_name("MD5SUMS").exists())
     with suppress(OSError):
@@ -404,7 +460,7 @@ def facts(step: Step) -> None:
     ranks = 2 if step.cpu else alone if gpus == 1 else most
     step.note(counted=counted, gpus=gpus, names=names, visible=visible, why=why, nccl=nccl)
     step.note(bf16=bf16, ranks=ranks)
-    where = f"{gpus} x {names[0]}" if gpus else f"{cpus()} CPUs"
+    where = f"{gpus} x {names[0]}" if gpus else f"{cpus_of_rank()} CPUs"
     step.note(ok=bool(gpus or step.cpu), found=f"{where}, torch {torch.__version__}")
 
 
@@ -436,20 +492,16 @@ def equal(step: Step) -> None:
     if not folder.exists():
         step.note(found="left out: spirals.py is not here")
         return
-    short = ["--epochs", 3]
     runs = {"process": 0, "one rank": 1, "ranks": step.size, "control": step.size}
-    lines = {}
     for name, ranks in runs.items():
         script = folder / ("spirals_ddp.py" if ranks else "spirals.py")
         batch = 48 * max(2, step.size) if name == "control" else 48
         save = ["--save", step.work / f"{name}.pt", "--batch-size", batch]
-        text = step.run(script, *short, *save, ranks=ranks)[0][2]
-        lines[name] = re.findall(r"^epoch .*", text, re.M)
+        step.run(script, "--epochs", 3, *save, ranks=ranks)
     base = step.work / "process.pt"
     off = {name: difference(base, step.work / f"{name}.pt") for name in list(runs)[1:]}
-    same = [name for name in lines if lines[name] == lines["process"]]
     ok = max(off["one rank"], off["ranks"]) < 1e-4 < off["control"]
-    step.note(off=off, same_lines=same, ok=ok)
+    step.note(off=off, ok=ok)
     numbers = f"{off['one rank']:.0e}, {step.size} ranks {off['ranks']:.0e}"
     step.note(found=f"weights: one rank off by {numbers}, the control {off['control']:.0e}")
 
@@ -480,7 +532,7 @@ def speed(step: Step) -> None:
         step.note(rows=rows)
 
     bf16 = ["--bf16"] if step.args.bf16 else []
-    for name, workers in {"no": 0, "with": min(8, cpus() - 1)}.items():
+    for name, workers in {"no": 0, "with": min(8, cpus_of_rank() - 1)}.items():
         measure(f"plain, {name} workers", "mnist_ddp", "--num-workers", workers, epochs=2)
     for batch, seed in ((64, 1), (256, 1), (1024, 1), (64, 2), (64, 3))[: 1 if step.cpu else 5]:
         flags = ["--batch-size", batch, "--lr", (batch / 64) ** 0.5, "--seed", seed, *bf16]
@@ -522,13 +574,13 @@ def scaling(step: Step) -> None:
     if not step.cpu and step.args.gpus == 1:
         step.note(found="left out: there is one GPU")
         return
-    rates = {}
+    data, rates = step.small() if step.cpu else step.data, {}
     sizes = [1 << power for power in range(step.size.bit_length())]
     for batch, ranks in itertools.product((1024,) if step.cpu else (1024, 64), sizes):
         name = f"{ranks} ranks, batch {batch}"
-        workers = 0 if step.cpu else min(8, cpus() // ranks)
-        flags = ["--data", step.small() if step.cpu else step.data, "--epochs", 1]
-        flags += ["--batch-size", batch, "--run-dir", name, "--num-workers", workers]
+        workers = 0 if step.cpu else min(8, cpus_of_rank() // ranks)
+        flags = ["--data", data, "--epochs", 1, "--batch-size", batch, "--run-dir", name]
+        flags += ["--num-workers", workers]
         step.run(HERE / "mnist_ddp.py", *flags, ranks=ranks)
         rates[name] = metrics(step.work / name)[-1]["images_per_second"]
         step.note(images_per_second=rates)
@@ -547,8 +599,8 @@ def overlap(step: Step) -> None:
     """Tell whether all-reduces run beside backward, with both of torch's classes for NCCL."""
     names = {"0": "gloo"} if step.cpu else {"0": "older class", "1": "newer class"}
     seen: dict[str, dict] = {}
-    for newer, name in names.items():
-        env = {"TORCH_DIST_USE_NCCL2": newer}
+    for value, name in names.items():
+        env = {"TORCH_DIST_USE_NCCL2": value}
         seen[name] = found(step.probe("overlap", int(step.cpu), ranks=step.size, **env))
         step.note(classes=seen)
     shares = {}
@@ -561,9 +613,8 @@ def overlap(step: Step) -> None:
         return
     step.note(shares=shares, found=f"hidden, of what can be: {told}")
     if not step.cpu:
-        step.note(
-            ok=shares["older class"] > 0.1 and shares["newer class"] < 0.25 * shares["older class"]
-        )
+        older, newer = shares["older class"], shares["newer class"]
+        step.note(ok=older > 0.1 and newer < 0.25 * older)
 
 
 # Each step with its limit in seconds, of 600. What can be spared comes last.
@@ -588,9 +639,8 @@ SAY_MORE_OF_TWO = ("equal", "resume", "memory", "full")  # what a page claims is
 NO_TIME = "no time left"
 
 # By these a rank would take itself for one of the launcher that started this program.
-OF_A_LAUNCHER = re.compile(
-    r"(SLURM|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER)_|(LOCAL_)?(RANK|WORLD_SIZE)$|MPI_LOCALRANKID$"
-)
+KNOWN_BY = {name for names in LAUNCHERS.values() for name in names}
+FAMILIES = re.compile(r"(SLURM|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER)_|LOCAL_WORLD_SIZE$")
 
 
 def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, Any]:
@@ -605,10 +655,7 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
         return line
     mark = f"{os.getpid()}-{name}"
     command = [sys.executable, PROGRAM, "--step", name, json.dumps(vars(args), default=str), work]
-    env = {word: text for word, text in os.environ.items() if not OF_A_LAUNCHER.match(word)}
-    env |= {"GPU_FIRST_RUN": mark, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if args.cpu or args.visible:  # named, so that a script without its GPU stops
-        env["CUDA_VISIBLE_DEVICES"] = "" if args.cpu else args.visible
+    env = environment(args) | {"GPU_FIRST_RUN": mark}
     print(f"{name:<9}", end=" ", flush=True)
     begin = time.monotonic()
     with (work / "said").open("wb") as said, suppress(OSError):
@@ -634,6 +681,16 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
         line |= {"ok": None, "found": f"{line['found']}; on one rank only"}
     print(f"{line['seconds']:5.1f} s  {verdict(line)}", flush=True)
     return line
+
+
+def environment(args: Namespace) -> dict[str, str]:
+    """Make the environment of a step: of no launcher, with the GPUs that it shall use by name."""
+    inherited = {word for word in os.environ if word in KNOWN_BY or FAMILIES.match(word)}
+    env = {word: text for word, text in os.environ.items() if word not in inherited}
+    env |= {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if args.cpu or args.visible:  # named, so that a script without its GPU stops
+        env["CUDA_VISIBLE_DEVICES"] = "" if args.cpu else args.visible
+    return env
 
 
 def end_all(step: subprocess.Popen, mark: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from real import LIMIT, python, until
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.processes import marked_processes
 from ddp_helpers.rank.gpu.probes import read_lanes
 from ddp_helpers.rank.scripts.gpu_first_run import write
 from ddp_helpers.upkeep import gpu_record
@@ -164,15 +165,8 @@ def started(changed, digits, tmp_path):
 
 
 def of_a_step(run):
-    """The processes that a run's steps have started and that live."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"GPU_FIRST_RUN={run.pid}-".encode() in environ.read_bytes():
-                found.append(int(environ.parent.name))
-        except OSError:
-            continue
-    return found
+    """The processes that the steps of these tests have started and that live."""
+    return [left for step in ("graph", "memory") for left in marked_processes(f"{run.pid}-{step}", "GPU_FIRST_RUN")]
 
 
 HANGS = "import subprocess, sys, time\nsubprocess.Popen(['sleep', '9999'], start_new_session=True)\ntime.sleep(9999)\n"

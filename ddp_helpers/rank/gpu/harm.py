@@ -93,8 +93,8 @@ def killed(step: Step) -> None:
 def full(step: Step) -> None:
     """Fill the memory of rank 0, then of the last rank, under torchrun."""
     said, seen = ("can't allocate memory" if step.cpu else "out of memory"), {}
+    flags = ["--data", step.small(), "--epochs", 1, "--num-workers", 0]
     for rank in (1,) if step.cpu else sorted({0, step.size - 1}):
-        flags = ["--data", step.small(), "--epochs", 1, "--num-workers", 0]
         program = step.torchrun(PROGRAM, "--probe", "full", rank, *flags)
         [(status, took, text)] = step.run(*program)
         lines = [line for line in text.splitlines() if "memory" in line]

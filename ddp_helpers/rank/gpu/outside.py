@@ -16,6 +16,7 @@ from typing import Any
 from ddp_helpers.rank.gpu.harm import full, killed, restart, resume, timeout
 from ddp_helpers.rank.gpu.step import COURSE, HERE, PROGRAM, Step
 from ddp_helpers.rank.gpu.train import equal, facts, graph, memory, overlap, scaling, scripts, speed
+from ddp_helpers.rank.launchers import LAUNCHERS
 
 # Each step with its limit in seconds, of 600. What can be spared comes last.
 STEPS: dict[str, tuple[Callable[[Step], None], float]] = {
@@ -39,9 +40,8 @@ SAY_MORE_OF_TWO = ("equal", "resume", "memory", "full")  # what a page claims is
 NO_TIME = "no time left"
 
 # By these a rank would take itself for one of the launcher that started this program.
-OF_A_LAUNCHER = re.compile(
-    r"(SLURM|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER)_|(LOCAL_)?(RANK|WORLD_SIZE)$|MPI_LOCALRANKID$"
-)
+KNOWN_BY = {name for names in LAUNCHERS.values() for name in names}
+FAMILIES = re.compile(r"(SLURM|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER)_|LOCAL_WORLD_SIZE$")
 
 
 def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, Any]:
@@ -56,10 +56,7 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
         return line
     mark = f"{os.getpid()}-{name}"
     command = [sys.executable, PROGRAM, "--step", name, json.dumps(vars(args), default=str), work]
-    env = {word: text for word, text in os.environ.items() if not OF_A_LAUNCHER.match(word)}
-    env |= {"GPU_FIRST_RUN": mark, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if args.cpu or args.visible:  # named, so that a script without its GPU stops
-        env["CUDA_VISIBLE_DEVICES"] = "" if args.cpu else args.visible
+    env = environment(args) | {"GPU_FIRST_RUN": mark}
     print(f"{name:<9}", end=" ", flush=True)
     begin = time.monotonic()
     with (work / "said").open("wb") as said, suppress(OSError):
@@ -85,6 +82,16 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
         line |= {"ok": None, "found": f"{line['found']}; on one rank only"}
     print(f"{line['seconds']:5.1f} s  {verdict(line)}", flush=True)
     return line
+
+
+def environment(args: Namespace) -> dict[str, str]:
+    """Make the environment of a step: of no launcher, with the GPUs that it shall use by name."""
+    inherited = {word for word in os.environ if word in KNOWN_BY or FAMILIES.match(word)}
+    env = {word: text for word, text in os.environ.items() if word not in inherited}
+    env |= {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if args.cpu or args.visible:  # named, so that a script without its GPU stops
+        env["CUDA_VISIBLE_DEVICES"] = "" if args.cpu else args.visible
+    return env
 
 
 def end_all(step: subprocess.Popen, mark: str) -> None:

@@ -12,6 +12,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from ddp_helpers.rank.launchers import cpus_of_rank
+
 PROGRAM = Path(sys.argv[0]).resolve()  # gpu_first_run.py, written out
 HERE = PROGRAM.parent
 COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
@@ -27,7 +29,7 @@ class Step:
     def __init__(self, args: Namespace, work: Path) -> None:
         self.args, self.work, self.data = args, work, Path(args.data)
         self.cpu, self.size = args.cpu, args.ranks
-        share = max(1, cpus() // max(2, self.size))
+        share = max(1, cpus_of_rank() // max(2, self.size))
         self.env = {**os.environ, "OMP_NUM_THREADS": str(share)}
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         self.env |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
@@ -35,7 +37,7 @@ class Step:
         self.env |= {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
         for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # its old name
             self.env[name] = str(work / "recorder_rank_")
-        if not self.cpu and getattr(args, "gpus", 1) == 1:
+        if args.gpus == 1:
             self.env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # two ranks share it, since NCCL 2.30
 
     def note(self, **facts: object) -> None:
@@ -53,37 +55,30 @@ class Step:
     def run(self, *program: object, ranks: int = 0, grace: float = 15, **env: object) -> list:
         """Run Python with a program, or a program on several ranks, to its end.
 
-        Returns of each rank its status, its seconds, and what it said. Once a rank has failed the
-        others have `grace` seconds; then they are killed.
+        Returns of each rank its status, its seconds, and what it said; grace: as in `wait_for`.
         """
         command = [sys.executable, *program]
         self.note(command=f"{f'{ranks} ranks: ' if ranks else ''}{' '.join(map(str, command))}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
-        group |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        begin, number = time.monotonic(), next(COUNTER)
-        names = [f"said-{number}-{rank}" for rank in range(max(1, ranks))]
-        started = []
-        for rank, name in enumerate(names):
-            mine = group | {"RANK": rank, "LOCAL_RANK": rank} if ranks else {}
-            started.append(self.start(command, name, **mine, **env))
-        seconds = dict.fromkeys(started, 0.0)
-        patience = float("inf")
-        while running := [each for each in started if not seconds[each]]:
-            for each in running:
-                if each.poll() is not None:
-                    seconds[each] = time.monotonic() - begin
-                    if each.returncode:
-                        patience = min(patience, time.monotonic() + grace)
-                elif time.monotonic() > patience:
-                    each.kill()
-            time.sleep(0.02)
+        # As long as the ranks live, a socket that is bound and does not listen keeps their port.
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": held.getsockname()[1]}
+            if sys.platform != "linux":  # elsewhere nobody could listen beside it
+                held.close()
+            group |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            number = next(COUNTER)
+            names = [f"said-{number}-{rank}" for rank in range(max(1, ranks))]
+            begin, started = time.monotonic(), []
+            for rank, name in enumerate(names):
+                mine = group | {"RANK": rank, "LOCAL_RANK": rank} if ranks else {}
+                started.append(self.start(command, name, **mine, **env))
+            seconds = wait_for(started, begin, grace)
         texts = [(self.work / name).read_text(errors="replace") for name in names]
         for rank, text in enumerate(texts):
             print(f"---- {' '.join(map(str, program))}, rank {rank}\n{text}", flush=True)
-        ended = zip(started, texts, strict=True)
-        return [(each.returncode, seconds[each], text) for each, text in ended]
+        ended = zip(started, seconds, texts, strict=True)
+        return [(each.returncode, took, text) for each, took, text in ended]
 
     def probe(self, name: str, *words: object, ranks: int = 0, **env: object) -> list:
         """Run one of PROBES as `run` runs a program."""
@@ -107,9 +102,23 @@ class Step:
         return target
 
 
-def cpus() -> int:
-    """Count the CPUs that this process may use, which in a job are not all of the node."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def wait_for(started: list[subprocess.Popen], begin: float, grace: float) -> list[float]:
+    """Wait for ranks, and return when each ended, in seconds since `begin`.
+
+    Once one has failed, the others have `grace` seconds; then they are killed.
+    """
+    seconds = dict.fromkeys(started, 0.0)
+    patience = float("inf")
+    while running := [each for each in started if not seconds[each]]:
+        for each in running:
+            if each.poll() is not None:
+                seconds[each] = time.monotonic() - begin
+                if each.returncode:
+                    patience = min(patience, time.monotonic() + grace)
+            elif time.monotonic() > patience:
+                each.kill()
+        time.sleep(0.02)
+    return list(seconds.values())
 
 
 def raw_file(data: Path, name: str) -> Path:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -12,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_helpers.rank.gpu.step import COURSE, HERE, Step, cpus, difference, found, metrics, raw_file
+from ddp_helpers.rank.gpu.step import COURSE, HERE, Step, difference, found, metrics, raw_file
+from ddp_helpers.rank.launchers import cpus_of_rank
 
 
 def facts(step: Step) -> None:
@@ -33,7 +33,7 @@ def facts(step: Step) -> None:
     import torch
 
     step.note(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda)
-    step.note(cpus=cpus(), cpu=torch.cpu.get_capabilities().get("cpu_name"))
+    step.note(cpus=cpus_of_rank(), cpu=torch.cpu.get_capabilities().get("cpu_name"))
     step.note(open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     step.note(digits=raw_file(step.data, "").with_name("MD5SUMS").exists())
     with suppress(OSError):
@@ -60,7 +60,7 @@ def facts(step: Step) -> None:
     ranks = 2 if step.cpu else alone if gpus == 1 else most
     step.note(counted=counted, gpus=gpus, names=names, visible=visible, why=why, nccl=nccl)
     step.note(bf16=bf16, ranks=ranks)
-    where = f"{gpus} x {names[0]}" if gpus else f"{cpus()} CPUs"
+    where = f"{gpus} x {names[0]}" if gpus else f"{cpus_of_rank()} CPUs"
     step.note(ok=bool(gpus or step.cpu), found=f"{where}, torch {torch.__version__}")
 
 
@@ -92,20 +92,16 @@ def equal(step: Step) -> None:
     if not folder.exists():
         step.note(found="left out: spirals.py is not here")
         return
-    short = ["--epochs", 3]
     runs = {"process": 0, "one rank": 1, "ranks": step.size, "control": step.size}
-    lines = {}
     for name, ranks in runs.items():
         script = folder / ("spirals_ddp.py" if ranks else "spirals.py")
         batch = 48 * max(2, step.size) if name == "control" else 48
         save = ["--save", step.work / f"{name}.pt", "--batch-size", batch]
-        text = step.run(script, *short, *save, ranks=ranks)[0][2]
-        lines[name] = re.findall(r"^epoch .*", text, re.M)
+        step.run(script, "--epochs", 3, *save, ranks=ranks)
     base = step.work / "process.pt"
     off = {name: difference(base, step.work / f"{name}.pt") for name in list(runs)[1:]}
-    same = [name for name in lines if lines[name] == lines["process"]]
     ok = max(off["one rank"], off["ranks"]) < 1e-4 < off["control"]
-    step.note(off=off, same_lines=same, ok=ok)
+    step.note(off=off, ok=ok)
     numbers = f"{off['one rank']:.0e}, {step.size} ranks {off['ranks']:.0e}"
     step.note(found=f"weights: one rank off by {numbers}, the control {off['control']:.0e}")
 
@@ -136,7 +132,7 @@ def speed(step: Step) -> None:
         step.note(rows=rows)
 
     bf16 = ["--bf16"] if step.args.bf16 else []
-    for name, workers in {"no": 0, "with": min(8, cpus() - 1)}.items():
+    for name, workers in {"no": 0, "with": min(8, cpus_of_rank() - 1)}.items():
         measure(f"plain, {name} workers", "mnist_ddp", "--num-workers", workers, epochs=2)
     for batch, seed in ((64, 1), (256, 1), (1024, 1), (64, 2), (64, 3))[: 1 if step.cpu else 5]:
         flags = ["--batch-size", batch, "--lr", (batch / 64) ** 0.5, "--seed", seed, *bf16]
@@ -178,13 +174,13 @@ def scaling(step: Step) -> None:
     if not step.cpu and step.args.gpus == 1:
         step.note(found="left out: there is one GPU")
         return
-    rates = {}
+    data, rates = step.small() if step.cpu else step.data, {}
     sizes = [1 << power for power in range(step.size.bit_length())]
     for batch, ranks in itertools.product((1024,) if step.cpu else (1024, 64), sizes):
         name = f"{ranks} ranks, batch {batch}"
-        workers = 0 if step.cpu else min(8, cpus() // ranks)
-        flags = ["--data", step.small() if step.cpu else step.data, "--epochs", 1]
-        flags += ["--batch-size", batch, "--run-dir", name, "--num-workers", workers]
+        workers = 0 if step.cpu else min(8, cpus_of_rank() // ranks)
+        flags = ["--data", data, "--epochs", 1, "--batch-size", batch, "--run-dir", name]
+        flags += ["--num-workers", workers]
         step.run(HERE / "mnist_ddp.py", *flags, ranks=ranks)
         rates[name] = metrics(step.work / name)[-1]["images_per_second"]
         step.note(images_per_second=rates)
@@ -203,8 +199,8 @@ def overlap(step: Step) -> None:
     """Tell whether all-reduces run beside backward, with both of torch's classes for NCCL."""
     names = {"0": "gloo"} if step.cpu else {"0": "older class", "1": "newer class"}
     seen: dict[str, dict] = {}
-    for newer, name in names.items():
-        env = {"TORCH_DIST_USE_NCCL2": newer}
+    for value, name in names.items():
+        env = {"TORCH_DIST_USE_NCCL2": value}
         seen[name] = found(step.probe("overlap", int(step.cpu), ranks=step.size, **env))
         step.note(classes=seen)
     shares = {}
@@ -217,6 +213,5 @@ def overlap(step: Step) -> None:
         return
     step.note(shares=shares, found=f"hidden, of what can be: {told}")
     if not step.cpu:
-        step.note(
-            ok=shares["older class"] > 0.1 and shares["newer class"] < 0.25 * shares["older class"]
-        )
+        older, newer = shares["older class"], shares["newer class"]
+        step.note(ok=older > 0.1 and newer < 0.25 * older)

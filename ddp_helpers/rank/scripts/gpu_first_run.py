@@ -42,8 +42,7 @@ def main() -> int:
         print(f"no GPU that torch can use, so nothing was tried: {why}")
         print("with --cpu the same steps run on CPUs, over gloo")
         return 1
-    for name in ("ranks", "gpus", "bf16", "visible"):
-        setattr(args, name, seen[name])
+    vars(args).update({name: seen[name] for name in ("ranks", "gpus", "bf16", "visible")})
     out = new_folder(args.out, "cpu" if args.cpu else seen["names"][0])
     print(f"the record: {out}")
     done = False
@@ -52,13 +51,11 @@ def main() -> int:
             if name != "facts" and (not args.only or name in args.only):
                 work = Path(tempfile.mkdtemp(dir=out))
                 lines.append(take_step(name, args, work, end))
-                shutil.rmtree(
-                    work, ignore_errors=True
-                )  # first: where the disk is full, this makes room for the line
-            write(out, lines)
+                # First: where the disk is full, this makes room for the line.
+                shutil.rmtree(work, ignore_errors=True)
+            done = write(out, lines)
             if lines[-1]["ended"] == "interrupted":
                 break
-        done = write(out, lines)
     finally:
         print_table(lines)
     print(f"send this folder to the course, or commit it: {out}")
@@ -86,7 +83,7 @@ def read_flags() -> Namespace:
     in_course = (COURSE / "notebooks" / "results").is_dir()
     home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
-    args.ranks, args.visible = 0, ""  # `facts` will tell
+    args.ranks, args.gpus, args.visible = 0, 0, ""  # `facts` will tell
     return args
 
 
