@@ -213,10 +213,8 @@ def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(tmp_path):
 
 def test_a_port_that_something_on_the_node_has_is_passed_over(tmp_path):
     text = render(Job("try", ("job.py",)), Site("here"), tmp_path)
-    with socket.socket() as server:
-        taken = next(port for port in iter(free_port, None) if port < 30_000)  # a job's port is below
-        server.bind(("127.0.0.1", taken))
-        server.listen()
+    taken = next(port for port in iter(free_port, None) if port < 30_000)  # a job's port is below
+    with socket.create_server(("127.0.0.1", taken)):
         _, env = lines_read(text, tmp_path, SLURM_JOB_ID=str(taken - 10_000))
     passed = int(env["MASTER_PORT"])
     assert passed != taken and 10_000 <= passed < 30_000
