@@ -38,7 +38,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, "RESULTS", ROOT / "build" / f"results-{tmp_path.name}")
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
-    ranks = [{"rank": 0, "node": 0, "host": "secret-host", "device": "cpu", "chip": "a chip"}]
+    ranks = [{"rank": 0, "local_rank": 0, "host": "secret-host", "device": "cpu", "chip": "a chip"}]
     contents = {"spec": {"data": "/secret/place/data"}, "status": {"state": "done"}}
     contents["env"] = {"world_size": 1, "dataset": "digits", "ranks": ranks}
     for name, content in contents.items():

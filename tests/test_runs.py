@@ -9,7 +9,6 @@ from ddp_helpers.records import runs, scaling
 
 RANKS = [{"rank": rank, "local_rank": rank % 2, "host": f"node{rank // 2}", "device": "cpu"} for rank in range(4)]
 JOB = {"nodes": 2, "tasks_per_node": 1, "cpus_per_task": 3}
-OLD = {"global_batch_size": None, "batch_size": 64}  # as scripts wrote it whose --batch-size was that of a rank
 # What the files of a record hold; and what its row says: ranks, nodes, the batch of a rank, of all, and the kind.
 ROWS = {
     "of all": (
@@ -37,15 +36,13 @@ ROWS = {
         (4, None, 16, 64, "strong"),
     ),
     "one rank": ({"batch_size": 64}, {"device": "cpu"}, {}, (1, 1, 64, 64, "strong")),
-    "old, of each": (OLD, {"world_size": 4, "ranks": RANKS}, {}, (4, 2, 64, 256, "weak")),
-    "old, of all": ({"global_batch_size": 64, "batch_size": 16}, {"world_size": 4}, {}, (4, None, 16, 64, "strong")),
     "own, in a job": ({"batch_size": 64}, {"world_size": 2}, {"job": JOB}, (2, 2, 32, 64, "strong")),
     "own, its job says how many": ({"batch_size": 64}, {"device": "cpu"}, {"job": JOB}, (2, 2, 32, 64, "strong")),
     "own, without a job": ({"batch_size": 64}, {"world_size": 2}, {}, (2, None, 32, 64, "strong")),
     "own, said where it ran": ({"bs": 16}, {"world_size": 2, "global_batch_size": 32}, {}, (2, None, 16, 32, "strong")),
     "own, nothing said": ({"bs": 16}, {"world_size": 2}, {}, (2, None, None, None, "strong")),
     "shared unevenly": ({"batch_size": 63}, {"world_size": 2}, {}, (2, None, None, 63, "strong")),
-    "unreadable": ({"global_batch_size": "64", "batch_size": 16}, {"world_size": 4}, {}, (4, None, 16, 64, "weak")),
+    "unreadable": ({"batch_size": "64"}, {"world_size": 4}, {}, (4, None, None, None, "strong")),
 }
 
 

@@ -26,9 +26,9 @@ def write(folder, ranks=1, rate=1000.0, epochs=3, cpus=2, chip="NVIDIA A100", ba
     kept = more.get("scaling", "strong") == "strong"
     spec = {"batch_size": batch if kept else batch * ranks, "batch_size_per_rank": None if kept else batch, "seed": 1}
     device = "cpu" if "Xeon" in chip else "cuda:0"
-    env = {"launcher": "slurm", "world_size": ranks, "cpus_per_rank": cpus, "dataset": more.get("dataset", "digits")}
+    env = {"launcher": "slurm", "world_size": ranks, "cpus": cpus, "dataset": more.get("dataset", "digits")}
     env["train_set"] = more.get("train_set", 10_000)
-    env["ranks"] = [{"rank": rank, "node": 0, "device": device, "chip": chip} for rank in range(ranks)]
+    env["ranks"] = [{"rank": rank, "local_rank": rank, "device": device, "chip": chip} for rank in range(ranks)]
     lines = []
     for epoch in range(epochs):
         took = 10_000 / rate * (2 if epoch == 0 else 1)

@@ -143,7 +143,7 @@ def forget(number):
 def record(folder, job, status, lines=('{"epoch": 1}',), ranks=2):
     """A small run record."""
     folder.mkdir(parents=True)
-    where = [{"rank": rank, "node": 0, "host": "h", "device": "cpu", "chip": "chip"} for rank in range(ranks)]
+    where = [{"rank": rank, "local_rank": rank, "host": "h", "device": "cpu", "chip": "chip"} for rank in range(ranks)]
     parts = {"spec": {"batch_size": 64, "seed": 1}, "env": {"world_size": ranks, "ranks": where}, "job": job}
     for name, content in (parts | {"status": {"state": status}}).items():
         if content is not None:

@@ -29,12 +29,7 @@ _ENDS = {
 # Of a run that recorded no state: what its job's says.
 _EARLY_STATES = {"PENDING": "pending", "COMPLETED": "done, no record"}
 # Settings that have a column of their own, and those that change no result.
-_OTHER_COLUMNS = {
-    "batch_size",
-    "batch_size_per_rank",
-    "global_batch_size",
-    "seed",
-}
+_OTHER_COLUMNS = {"batch_size", "batch_size_per_rank", "seed"}
 _IDLE_SETTINGS = {
     "data",
     "run_dir",
@@ -89,7 +84,6 @@ class RunRecord:
     def row(self) -> dict[str, Any]:
         """Return the setting of the run, and where it ran, as one row of the table."""
         env = self.env
-        cpus_of_run = env.get("cpus", env.get("cpus_per_rank"))
         launcher = "single" if self.ranks == 1 else None
         return {
             "run": self.folder.name,
@@ -102,7 +96,7 @@ class RunRecord:
             "launcher": env.get("launcher", launcher),
             "world_size": self.ranks,
             "nodes": self.nodes,
-            "cpus_per_task": self._job_fields.get("cpus_per_task", cpus_of_run),
+            "cpus_per_task": self._job_fields.get("cpus_per_task", env.get("cpus")),
             **self._batch(),
             "seed": self.spec.get("seed"),
             "job_seconds": self.job.get("seconds"),
@@ -116,9 +110,6 @@ class RunRecord:
         spec, ranks = self.spec, self.ranks
         per_rank, together = spec.get("batch_size_per_rank"), spec.get("batch_size")
         per_rank = per_rank or self.job.get("batch_size_per_rank")
-        if "global_batch_size" in spec:  # in such records batch_size is that of a rank
-            together = spec["global_batch_size"]
-            per_rank = None if together else spec.get("batch_size")
         scaling = "weak" if per_rank else "strong"
         if per_rank:
             together = per_rank * ranks if ranks else None
@@ -162,9 +153,7 @@ class RunRecord:
         What the launcher pretends to be several nodes counts as such.
         """
         ranks = self.env.get("ranks") or []
-        # Records of the course's first edition number the nodes.
-        numbers = {rank["node"] for rank in ranks if "node" in rank}
-        seen = len(numbers) or sum(rank["local_rank"] == 0 for rank in ranks)
+        seen = sum(rank["local_rank"] == 0 for rank in ranks)
         single = 1 if self.ranks == 1 else None
         return seen or self._job_fields.get("nodes") or single
 

@@ -36,11 +36,11 @@ def _are_ranks(value: object) -> bool:
 
 
 def _is_rank(value: object) -> bool:
-    """Whether it names the device of a rank, and its local rank or, in old records, its node."""
+    """Whether it names the device of a rank, and its local rank."""
     if not isinstance(value, dict):
         return False
-    number = value.get("local_rank", value.get("node"))
-    return _is_int(number) and _is_text(value.get("device")) and _is_text(value.get("chip") or "")
+    texts = value.get("device"), value.get("chip") or ""
+    return _is_int(value.get("local_rank")) and all(map(_is_text, texts))
 
 
 def _is_job(value: object) -> bool:
@@ -57,7 +57,6 @@ _CHECKS: dict[str, dict[str, _Check]] = {
     "spec.json": {
         "batch_size": _is_int,
         "batch_size_per_rank": _is_int,
-        "global_batch_size": _is_int,
         "seed": _is_int,
         "epochs": _is_int,
     },
@@ -65,7 +64,6 @@ _CHECKS: dict[str, dict[str, _Check]] = {
         "world_size": _is_int,
         "global_batch_size": _is_int,
         "cpus": _is_int,
-        "cpus_per_rank": _is_int,
         "train_set": _is_int,
         "launcher": _is_text,
         "job_id": _is_text,
