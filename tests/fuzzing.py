@@ -118,4 +118,17 @@ TEXT += [
 ]
 # Values of every type that JSON and TOML know, and some that only a hostile file would hold.
 VALUES = [None, True, False, 0, 1, -1, 3, 2**63, 10**400, 0.5, -0.0, float("nan"), float("inf"), 1e300]
-VALUES += [[], [1], ["a"], [None], [[]], {}, {"a": 1}, [{}], [{"chip": 1}], [{"local_rank": []}], {"array": 3}, deep(400)]
+VALUES += [
+    [],
+    [1],
+    ["a"],
+    [None],
+    [[]],
+    {},
+    {"a": 1},
+    [{}],
+    [{"chip": 1}],
+    [{"local_rank": []}],
+    {"array": 3},
+    deep(400),
+]

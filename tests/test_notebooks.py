@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from ddp_helpers import ROOT
-from ddp_helpers.upkeep.stale import changed
+from ddp_helpers.upkeep.course import code_checksum
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
@@ -22,8 +22,8 @@ HOME = re.compile(r"(?<![\w.~])/(?:root|home|work|Users|tmp|opt|usr)/[\w./-]{3,}
 def problems(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
     """What is wrong with a notebook that is about to be committed, a line each."""
     lines = []
-    if names := changed(notebook):
-        lines.append(f"made from other contents of {', '.join(names)}: run `make notebooks`")
+    if notebook.metadata.get("executed") != code_checksum(notebook):
+        lines.append("its outputs are those of other cells: run `make notebooks`")
     if not any("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells):
         lines.append("no cell is tagged `parameters`")
     for number, cell in enumerate(notebook.cells):

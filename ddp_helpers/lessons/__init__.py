@@ -5,7 +5,6 @@ it prints whether an answer is right, or what is wrong with it. The right ones a
 `notebooks/solutions`.
 """
 
-import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
@@ -33,19 +32,12 @@ def exercises() -> dict[str, Exercise]:
 def exercise_called(name: str) -> Exercise | None:
     """Return the exercise whose oracle has this name, None if there is none.
 
-    A notebook that has imported its lesson opens the files of no other lesson: it would be stale
-    after a change of any of them.
+    Imports no other lesson than its own.
     """
-    paths = sorted(_LESSONS.glob("*/exercises.py"))
-    for path in sorted(paths, key=lambda path: not _is_imported(path)):
+    for path in sorted(_LESSONS.glob("*/exercises.py")):
         if f"\ndef {name}(" in path.read_text() and name in (known := _exercises_of(path)):
             return known[name]
     return None
-
-
-def _is_imported(path: Path) -> bool:
-    """Whether this process has imported the lesson, or a part of it, where this file is."""
-    return f"{__name__}.{path.parent.name}" in sys.modules
 
 
 def _exercises_of(path: Path) -> dict[str, Exercise]:

@@ -6,6 +6,7 @@ the outputs that are committed.
 
 import asyncio
 import base64
+import hashlib
 import re
 import sys
 import threading
@@ -13,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import nbformat
 import psutil
@@ -24,7 +24,6 @@ from nbformat import NotebookNode
 from ddp_helpers import ROOT
 from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.rank.launchers import stop
-from ddp_helpers.upkeep.stale import made_from, noting, sources
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
@@ -90,23 +89,26 @@ def execute(path: Path, target: Path) -> Outcome:
     )
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
-    with TemporaryDirectory() as folder:
-        notes = Path(folder) / "opened"
-        try:
-            # In any thread, and its event loop is closed.
-            asyncio.run(client.async_execute(env=noting(notes)))
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
-            lines = [line for line in str(problem).splitlines() if line.strip()]
-            error = lines[-1] if lines else "the kernel died"
-        paths = sources(notes)
+    try:
+        asyncio.run(client.async_execute())  # in any thread, and its event loop is closed
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
+        lines = [line for line in str(problem).splitlines() if line.strip()]
+        error = lines[-1] if lines else "the kernel died"
     progress.finish()
-    notebook.metadata["made_from"] = made_from(notebook, paths)
+    notebook.metadata["executed"] = code_checksum(notebook)
     notebook.metadata["seconds"] = round(progress.seconds)  # _Queue reads it
     notebook.metadata.pop("widgets", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
     figures = _write_figures(notebook, path.stem)
     return Outcome(path.stem, progress.seconds, figures, error)
+
+
+def code_checksum(notebook: NotebookNode) -> str:
+    """Return a checksum of the notebook's code cells, by which `test_notebooks` knows outputs of
+    other code than what stands above them."""
+    codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 
 
 def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:

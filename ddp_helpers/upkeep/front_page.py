@@ -1,7 +1,6 @@
 """Write README's map and headline from the notebooks and notebooks/results.
 
-`make notebooks` runs it, in one process. It also counts the minutes: in each notebook's Time line,
-of the tracks in docs/scripts.md, and in the plans of docs/trainers.md.
+`make notebooks` runs it, in one process.
 """
 
 import json
@@ -22,22 +21,15 @@ from ddp_helpers.draw.labels import at_the_right, write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.records import runs, scaling
 
-_README, _TRACKS = ROOT / "README.md", ROOT / "docs" / "scripts.md"
-_PLANS = ROOT / "docs" / "trainers.md"
+_README = ROOT / "README.md"
 _HEADLINE, _MAP = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
 _RESULTS = ROOT / "notebooks" / "results"
 # By number: 01, 02, … are the chain; 10b, a number with a letter, is an appendix to notebook 10.
 NOTEBOOKS = {
     path.stem.partition("_")[0]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 }
-PROJECTS = "17"  # its exercises are projects: how long they take, its cells do not say
 # A notebook's row in the map: its number, and what one needs.
 _MAP_ROW = re.compile(r"^\| \[(\d\d[a-z]?) .*?\| ([^|]*) \|$", re.M)
-# A track's row, with its notebooks.
-_TRACK_ROW = re.compile(r"^(\| [\w ]+ \| )(\d\d[\d, to]*)( \| )\d+( \|.*)$", re.M)
-
-# A notebook's row in a plan for a day: so many minutes of those that it takes.
-_PLAN_ROW = re.compile(r"^(\|.*\| \[(\d\d) .*\| \d+ of )\d+( \|)$", re.M)
 
 
 @cache
@@ -68,66 +60,11 @@ def minutes(number: str) -> int:
     return sum(int(count) for count in re.findall(r"\d+", time))
 
 
-def honest_minutes(number: str) -> float:
-    """Compute how long a newcomer needs for a notebook as it stands with its outputs.
-
-    The rates were fitted to readers with a clock: 150 words of prose a minute, 500 characters of
-    code, 1,500 of printed output; 0.7 minutes a figure, 0.5 a Predict, 5 an exercise.
-    """
-    total = 0.0
-    for cell in nbformat.read(NOTEBOOKS[number], as_version=4).cells:
-        if cell.cell_type == "markdown":
-            total += len(cell.source.split()) / 150 + 0.5 * ("**Predict" in cell.source)
-            continue
-        total += len(cell.source) / 500 + 5 * ("raise NotImplementedError" in cell.source)
-        for output in cell.outputs:
-            data = output.get("data", {"text/plain": output.get("text", "")})
-            total += 0.7 * ("<img " in data.get("text/html", ""))
-            total += len(_shown_text(data)) / 1500
-    return total
-
-
-def _shown_text(data: dict[str, str]) -> str:
-    """Return the text that an output shows: of a picture none, of what is folded its summary."""
-    html = data.get("text/html", "")
-    if "<img " in html:
-        return ""
-    if "<details" not in html:
-        return data.get("text/plain", "")
-    folded = re.sub(r"(?s)<details.*?(<summary.*?</summary>).*?</details>", r"\1", html)
-    return re.sub(r"(?s)<style.*?</style>|<[^>]+>", "", folded)
-
-
-def _promise_minutes(number: str) -> None:
-    """Write a notebook's honest minutes, in fives, as the first number of its Time line.
-
-    One whose exercises are projects keeps its own.
-    """
-    if number == PROJECTS:
-        return
-    promise = 5 * round(honest_minutes(number) / 5)
-    notebook = nbformat.read(NOTEBOOKS[number], as_version=4)
-    opening = notebook.cells[0]
-    opening.source = re.sub(r"(\*\*Time\*\* )\d+", rf"\g<1>{promise}", opening.source)
-    nbformat.write(notebook, NOTEBOOKS[number])
-    _opening.cache_clear()
-
-
 def _map_row(number: str, needs: str) -> str:
     """Return the row of a notebook in the map of the course."""
     question = _part_of_opening(number, r"^\*(\w.+)\*$")
     link = f"[{number} {_title(number)}](notebooks/{NOTEBOOKS[number].name})"
     return f"| {link} | {question} | {minutes(number)} | {needs} |"
-
-
-def _track_row(row: re.Match[str]) -> str:
-    """Return the row of a track, with the minutes of its notebooks added up."""
-    numbers = re.findall(r"\d\d", row[2])
-    if " to " in row[2]:
-        chain = filter(str.isdigit, NOTEBOOKS)  # appendices are to look things up
-        numbers = [number for number in chain if numbers[0] <= number <= numbers[1]]
-    total = sum(minutes(number) for number in numbers)
-    return f"{row[1]}{row[2]}{row[3]}{total}{row[4]}"
 
 
 def front_page_text(text: str) -> str:
@@ -141,16 +78,6 @@ def front_page_text(text: str) -> str:
     text = text[: first.start()] + rows + text[last.end() :]
     image = f"![{headline().alt}](docs/headline.png)"
     return re.sub(r"!\[.*\]\(docs/headline.png\)", image, text)
-
-
-def tracks_text(text: str) -> str:
-    """Return the text of docs/scripts.md with the minutes of its tracks counted anew."""
-    return _TRACK_ROW.sub(_track_row, text)
-
-
-def plans_text(text: str) -> str:
-    """Return the text of docs/trainers.md with the minutes that each notebook takes as a whole."""
-    return _PLAN_ROW.sub(lambda row: f"{row[1]}{minutes(row[2])}{row[3]}", text)
 
 
 def _needed(needs: str) -> list[str]:
@@ -256,13 +183,9 @@ def _scale_axes(ax: Axes) -> None:
 
 
 if __name__ == "__main__":
-    for name in NOTEBOOKS:
-        _promise_minutes(name)
     readme = front_page_text(_README.read_text())
     _README.write_text(readme)
-    _TRACKS.write_text(tracks_text(_TRACKS.read_text()))
-    _PLANS.write_text(plans_text(_PLANS.read_text()))
     headline().save(_HEADLINE)
     course_map(readme).save(_MAP)
     pictures = f"{_HEADLINE.relative_to(ROOT)}, {_MAP.relative_to(ROOT)}"
-    print(f"wrote {pictures}, and the tables of README.md, {_TRACKS.name} and {_PLANS.name}")
+    print(f"wrote {pictures}, and the table of README.md")
