@@ -33,7 +33,6 @@ gpu: .venv/installed staged  ## try on a GPU what only a GPU can show, in ten mi
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
 	@$(SLURM) $(BIN)/python -m ddp_helpers run --all --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
-	@$(BIN)/python -m ddp_helpers.upkeep.site_schema
 	@$(MAKE) --no-print-directory scripts
 
 scripts:  ## write the scripts of slurm/scripts anew; nothing is installed for it

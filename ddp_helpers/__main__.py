@@ -20,7 +20,6 @@ def make_parser() -> Parser:
     _add_data(subparsers)
     _add_run(subparsers)
     _add_keep(subparsers)
-    _add_site(subparsers)
     _add_collect(subparsers)
     _add_curve(subparsers)
     _add_ready(subparsers)
@@ -57,13 +56,6 @@ def _add_keep(subparsers: Commands) -> None:
     command.set_defaults(run_command=commands.keep_runs)
     command.add_argument("folder", type=Path)
     command.add_argument("name")
-
-
-def _add_site(subparsers: Commands) -> None:
-    purpose = "check a site file, and show the file of a small job there"
-    command = subparsers.add_parser("site", help=purpose, allow_abbrev=False)
-    command.set_defaults(run_command=commands.check_site)
-    command.add_argument("name", help=SITE)
 
 
 def _add_collect(subparsers: Commands) -> None:

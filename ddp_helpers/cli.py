@@ -233,7 +233,8 @@ def _add_job(subparsers: Commands) -> None:
         "make a job of a script, the course's or your own, and show its file;"
         " what stands behind -- is the script's",
         "job local train.py --nodes 2 --gpus 0 --ranks 2 --run first -- --epochs 2",
-        "0: the job is made, and submitted where that was asked for",
+        "0: the job is made, and submitted where that was asked for; 1: it is made, and the Slurm"
+        " of this machine would not take it",
     )
     command.add_argument("name", nargs="?", help=SITE)  # none with --again
     command.add_argument("--nodes", type=int, default=1)
@@ -243,12 +244,15 @@ def _add_job(subparsers: Commands) -> None:
     command.add_argument("--ranks", type=int, help=ranks)
     script = "one of the course's scripts, or a file; then -- and what it is given"
     command.add_argument("script", type=Path, nargs="?", help=script)
-    cpus = "for each rank; else the site's cpus_per_rank, or 1"
+    cpus = "for each rank; else the site's cpus_per_rank"
     command.add_argument("--cpus", type=int, help=cpus)
-    time = "after which Slurm ends the job; else the site's time, or 00:10:00"
+    time = "after which Slurm ends the job; else the site's time"
     command.add_argument("--time", help=time)
-    launcher = "srun: a task for each rank; torchrun: one on each node"
-    command.add_argument("--launcher", default="srun", help=launcher)
+    launcher = "srun: a task for each rank; torchrun: one on each node, as for a script that reads"
+    launcher += " only torchrun's RANK; else what the script's text asks for"
+    command.add_argument("--launcher", default="", choices=("srun", "torchrun"), help=launcher)
+    sbatch = "more options of sbatch, as in --sbatch='--account=physics --mem=64G'"
+    command.add_argument("--sbatch", default="", metavar="OPTIONS", help=sbatch)
     array = "values of {array} among the script's words: a task of the job for each"
     command.add_argument("--array", nargs="+", default=(), help=array)
     requeue = "the script can go on where it stopped; docs/own.md: how it is warned"

@@ -7,6 +7,7 @@ Jupyter. All raise PlainError, or stop, at input that cannot be used.
 
 import json
 import platform
+import shlex
 import sys
 from argparse import Namespace
 from importlib.metadata import version
@@ -53,26 +54,6 @@ def keep_runs(args: Namespace) -> int:
     return 0
 
 
-def check_site(args: Namespace) -> int:
-    """Check a site file, and print the file of a small job there."""
-    from ddp_helpers import jobs
-
-    site = jobs.Site.load(args.name)
-    job = jobs.Job(
-        name="try-site",
-        program=("mnist_ddp.py", "--epochs", "1", "--run-dir", "{run_dir}"),
-        nodes=2,
-        tasks_per_node=2,
-        gpus_per_node=2,
-        time=site.time or jobs.Job.time,
-        cpus_per_task=site.cpus_per_rank or 4,
-    )
-    print(jobs.render(job, site, Path("runs/try-site")))
-    advice = "Try the lines above there, in a file: sbatch --test-only FILE"
-    print(f"# {args.name} is sound. {advice}", file=sys.stderr)
-    return 0
-
-
 def make_job(args: Namespace) -> int:
     """Make a job of a script, print its file, and submit it if that is asked for."""
     from ddp_helpers import jobs
@@ -101,6 +82,7 @@ def make_job(args: Namespace) -> int:
         time=args.time,
         launcher=args.launcher,
         array=args.array,
+        sbatch=shlex.split(args.sbatch),
         requeue=args.requeue,
     )
     if jobs.keeps_no_record(args.script, args.arguments):
@@ -110,12 +92,30 @@ def make_job(args: Namespace) -> int:
     print(batch.read_text())
     if not args.submit:
         print(f"# it is not submitted. Read it, then: sbatch '{batch}'", file=sys.stderr)
-    elif jobs.submit(folder):
+        return int(not _would_be_taken(batch))
+    if jobs.submit(folder):
         record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
         print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
         collect = f"python -m ddp_helpers collect '{folder}'"
         print(f"# when it has ended: {collect}", file=sys.stderr)
     return 0
+
+
+def _would_be_taken(batch: Path) -> bool:
+    """Print what Slurm says of a job file, with nothing submitted; False where it would refuse it.
+
+    Says nothing where no Slurm answers.
+    """
+    from ddp_helpers.jobs import JobError, available, queue
+
+    try:
+        if available():
+            queue.send(batch, "--test-only")
+            print("# the Slurm here would take it", file=sys.stderr)
+    except JobError as error:
+        print(f"# now, and here: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:

@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import subprocess
+from dataclasses import replace
 
 import pytest
 from clusters import SBIN, make_cluster, need_slurm, our_python, remove
@@ -121,11 +122,12 @@ def asks(university, tmp_path, monkeypatch):
 def test_the_classroom_site_gets_what_it_asks_for(university, asks, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "ddp-course").mkdir()
-    (tmp_path / "ddp-course" / "site.toml").write_text('account = "physics"\n')
-    site = Site.load("classroom").but(memory_per_cpu="50M")
+    (tmp_path / "ddp-course" / "site.toml").write_text('sbatch = ["--account=physics", "--mem-per-cpu=50M"]\n')
+    site = Site.load("classroom")
     wrong = {"account": "Invalid account", "qos": "Invalid qos", "reservation": "Requested reservation is invalid"}
     for name, why in wrong.items():  # the control: this cluster looks at what a job asks for
-        assert why in asks(site.but(**{name: "nonsense"}), tmp_path / name).stderr
+        wrong_site = replace(site, sbatch=(*site.sbatch, f"--{name}=nonsense"))
+        assert why in asks(wrong_site, tmp_path / name).stderr
     number = asks(site, tmp_path / "right").stdout.strip()
     until(lambda: "JobState=COMPLETED" in university.slurm("scontrol", "show", "job", number), "it completes")
     said = dict(re.findall(r"(\S+?)=(\S+)", university.slurm("scontrol", "-o", "show", "job", number)))

@@ -295,7 +295,7 @@ def test_the_plans_add_up() -> None:
 def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: Path) -> None:
     """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
     site = tmp_path / "hopeful.toml"
-    site.write_text('partition = "course"\n')
+    site.write_text('sbatch = ["--partition=course"]\n')
     done = python("-m", "ddp_helpers", "ready", site, "--nodes", 1, "--gpus", 1, cwd=ROOT, limit=200)
     assert done.returncode == 1 and "checks RED" in done.stdout and "is given, but" in done.stdout
 

@@ -75,56 +75,14 @@ JOB_RIGHT = {
 
 # ---- a site file
 
+# By the command that makes a job; each wrong value of a file is in test_sites.
 SITE = {
-    "a slip": ('acount = "a"', ["'acount'", "account"]),
-    "one too many": ('partitions = "a"', ["'partitions'", "partition"]),
-    "spelt apart": ('set_up = ["module purge"]', ["'set_up'", "setup"]),
-    "in capitals": ('Gpus = "a"', ["'Gpus'", "gpus"]),
-    "half a key": ('mail = "a@b.c"', ["'mail'", "mail_user"]),
-    "like no key": ('zzz = "a"', ["'zzz'", "account"]),
-    "a number": ("account = 5", ["account = 5", "in quotes"]),
-    "true": ("account = true", ["account = True", "in quotes"]),
-    "a date": ("account = 2026-01-01", ["account", "in quotes"]),
-    "a list": ('account = ["a"]', ["account = ['a']", "in quotes"]),
-    "a table": ("[account]\nx = 1", ["account", "in quotes"]),
-    "no list": ('setup = "module purge"', ["setup = 'module purge'", "list"]),
-    "a list of numbers": ("setup = [1]", ["setup = [1]", "list"]),
-    "a list of lists": ('setup = [["module purge"]]', ["setup", "list"]),
-    "a table of words": ("prefix = {}", ["prefix", "list"]),
-    "mail once": ("mail_type = 'END'", ["mail_type", "list"]),
-    "yes": ('exclusive = "yes"', ["exclusive = 'yes'", "true or false"]),
-    "no quotes": ("account = physics", ["TOML"]),
-    "no value": ("account = ", ["TOML"]),
-    "no key": ("= 5", ["TOML"]),
-    "half a text": ('account = "a', ["TOML"]),
-    "half a table": ("[[", ["TOML"]),
-    "twice": ('account = "a"\naccount = "b"', ["TOML"]),
-    "Latin-1": ('account = "é"'.encode("latin-1"), ["TOML"]),
-    "a null byte": (b"\x00", ["TOML"]),
-    "a byte order mark": (b'\xef\xbb\xbfaccount = "a"', ["TOML"]),
-    "a space": ('account = "a b"', ["'a b'", "letters"]),
-    "a line break": ('account = "a\\nb"', ["account", "letters"]),
-    "a quote": ('account = "a\'b"', ["account", "letters"]),
-    "a semicolon": ('account = "a;b"', ["'a;b'", "letters"]),
-    "a backslash": ('partition = "a\\\\b"', ["partition", "partition"]),
-    "a command": ('qos = "$(touch x)"', ["'$(touch x)'", "letters"]),
-    "more than set-up": ('setup = ["module purge; rm -rf x"]', ["rm -rf x", "module"]),
-    "what runs a command": ('setup = ["export A=$(touch x)"]', ["touch x", "export"]),
-    "no GPUs to count": ('gpus = "--gres=gpu"', ["--gres=gpu", "{n}"]),
-    "a unit": ('memory = "32 GB"', ["'32 GB'", "32G"]),
-    "memory twice": ('memory = "1G"\nmemory_per_cpu = "1G"', ["memory_per_cpu", "give one"]),
-    "no occasion": ('mail_type = ["SOMETIMES"]', ["'SOMETIMES'", "END"]),
-    "no address": ('mail_user = "me"', ["'me'", "example.org"]),
-    "ranks of its own": ('srun = ["--ntasks=1"]', ["--ntasks=1"]),
-    "nothing handed on": ('srun = ["--export=NONE"]', ["--export=NONE"]),
+    "a slip": ('sbach = ["a"]', ["mine.toml", "'sbach'", "sbatch"]),
+    "an option of sbatch": ('account = "a"', ["mine.toml", "'account'", "--account"]),
+    "no list": ('setup = "module purge"', ["mine.toml", "setup = 'module purge'", "list"]),
+    "no quotes": ("python = mine", ["mine.toml", "TOML"]),
 }
-SITE_RIGHT = {
-    "nothing": "",
-    "a comment": "# mine\r\n",
-    "a description": 'description = "Zürich: ours: $(x)"',
-    "all": 'account = "a_1"\nmemory = "0"\nexclusive = true\nsetup = ["ml a/1.2", "export A_B=c:d"]',
-}
-NO_SITE = ["nowhere", "", "../sites/x", "a\nb", "FOLDER.toml", "FIFO.toml", "/nowhere/x.toml", "a b.toml"]
+NO_SITE = ["nowhere", "../sites/x", "a\nb", "FOLDER.toml", "FIFO.toml", "/nowhere/x.toml", "a b.toml"]
 
 COMMAND = {
     "no command": ([], ["--help"]),
@@ -159,7 +117,7 @@ NOTEBOOK = {
     "no time": ({"time": "1h"}, ["'1h'", "HH:MM:SS"]),
     "a single text": ({"arguments": "--lr 1"}, ["'--lr 1'", "list of words"]),
     "no words": ({"arguments": 5}, ["arguments=5", "list of words"]),
-    "an odd account": ({"account": "a b"}, ["'a b'", "letters"]),
+    "no option": ({"sbatch": "-A physics"}, ["'-A'", "--name=value"]),
     "a path for a run": ({"run": "/tmp/x"}, ["'/tmp/x'", "below runs/"]),
 }
 NOTEBOOK_RIGHT = {
@@ -260,31 +218,13 @@ def test_a_right_job_is_written_without_a_word(row, desk, capfd) -> None:
 
 @rows(SITE)
 def test_a_wrong_site_file(row, desk, capfd) -> None:
-    path = Path("mine.toml")
-    path.write_bytes(row[0] if isinstance(row[0], bytes) else row[0].encode())
-    names(told(capfd, main, ["site", str(path)]), ["mine.toml", *row[1]])
-
-
-@rows(SITE_RIGHT)
-def test_a_right_site_file(row, desk, capfd) -> None:
-    Path("mine.toml").write_text(row)
-    assert main(["site", "mine.toml"]) == 0 and "is sound" in capfd.readouterr().err
+    Path("mine.toml").write_text(row[0])
+    names(told(capfd, main, ["job", "mine.toml", "simple_ddp"]), row[1])
 
 
 @pytest.mark.parametrize("name", NO_SITE)
 def test_no_site_file(name, desk, capfd) -> None:
-    names(told(capfd, main, ["site", name]), [repr(name), "local", ".toml"])
-
-
-def test_who_has_an_odd_name_or_an_own_file_that_is_wrong(desk, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("getpass.getuser", lambda: "a;b")
-    Path("mine.toml").write_text('mail_user = "{user}@example.org"')
-    names(told(capfd, main, ["site", "mine.toml"]), ["'a;b'", "site file"])
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd()))
-    own = Path("ddp-course", "site.toml")
-    own.parent.mkdir()
-    own.write_text('acount = "a"')
-    names(told(capfd, main, ["site", "classroom"]), [str(own), "'acount'", "account"])
+    names(told(capfd, main, ["job", name, "simple_ddp"]), [repr(name), "local", ".toml"])
 
 
 @rows(COMMAND)

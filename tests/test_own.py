@@ -98,12 +98,12 @@ def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path):
     assert read_flags_of(jobs.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
 
 
-SITES = {"gpus": 'cpus_per_rank = 16\ntime = "02:00:00"\n', "cpus": 'gpus = ""\nlongest = "01:00:00"\n'}
+SITES = {"gpus": 'cpus_per_rank = 7\ntime = "00:20:00"\n', "cpus": 'gpus = ""\n'}
 SHAPES = {
     "the site's usual ones": (
         "gpus",
         "",
-        ["--cpus-per-task=16", "--time=02:00:00", "--gres=gpu:1", "--ntasks-per-node=1"],
+        ["--cpus-per-task=7", "--time=00:20:00", "--gres=gpu:1", "--ntasks-per-node=1"],
     ),
     "one's own": ("gpus", "--cpus 3 --time 5 --gpus 2", ["--cpus-per-task=3", "--time=5", "--gres=gpu:2"]),
     "four ranks on CPUs": ("cpus", "--gpus 0 --ranks 4", ["--ntasks-per-node=4", "--cpus-per-task=1"]),
@@ -123,7 +123,6 @@ def test_what_a_job_does_not_say_its_site_says(case, mine, name, tmp_path, capsy
 
 NO_SHAPE = {
     "GPUs that are not there": ("cpus", "--gpus 2", ["--gpus 2", "site site", "--gpus 0 --ranks 2"]),
-    "longer than the longest": ("cpus", "--time 02:00:00", ["time='02:00:00'", "01:00:00", "site site"]),
     "no rank": ("gpus", "--gpus 0", ["--gpus 0 --ranks 1"]),
     "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", ["--gpus 2"]),
     "no CPU": ("gpus", "--cpus 0", ["cpus_per_task=0"]),
@@ -149,8 +148,37 @@ def read_flags_of(job):
 def nowhere(tmp_path):
     """A site that Slurm refuses; not many ranks, which would all start on this machine if Slurm has just gone."""
     path = tmp_path / "nowhere.toml"
-    path.write_text('partition = "nowhere"\n')
+    path.write_text('sbatch = ["--partition=nowhere"]\n')
     return path
+
+
+def test_slurm_says_in_its_own_words_what_it_would_not_take_before_anything_is_submitted(
+    mine, name, nowhere, cluster, capsys
+):
+    words = ["job", str(nowhere), str(mine), "--run", name]
+    assert main(words) == 1
+    assert "invalid partition specified: nowhere" in capsys.readouterr().err
+    assert main([*words[:-1], f"{name}-2", "--sbatch=--partition=course --comment='a b'"]) == 0
+    out, err = capsys.readouterr()
+    assert "would take it" in err and '#SBATCH --partition=course\n#SBATCH "--comment=a b"\n' in out
+
+
+STARTED_BY = {
+    "rank = os.environ['LOCAL_RANK']": "torchrun",
+    "dist.init_process_group('gloo')": "torchrun",
+    "rank = os.environ.get('RANK') or os.environ['SLURM_PROCID']": "srun",
+    "rank = 0": "srun",
+}
+
+
+@pytest.mark.parametrize("line", STARTED_BY)
+def test_a_script_that_knows_only_torchruns_names_is_started_by_torchrun(line, tmp_path, capsys):
+    script, launcher = tmp_path / "theirs.py", STARTED_BY[line]
+    script.write_text(f"import os\nimport torch.distributed as dist\n{line}\n")
+    job = jobs.prepare(script, (), jobs.Site.load("local"), tmp_path / "run", tasks_per_node=2)
+    assert job.launcher == launcher and ("torchrun starts" in capsys.readouterr().err) == (launcher == "torchrun")
+    other = jobs.prepare(script, (), jobs.Site.load("local"), tmp_path / "other", launcher="srun")
+    assert other.launcher == "srun", "who says it has it"
 
 
 def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys):

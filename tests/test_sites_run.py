@@ -33,6 +33,8 @@ rank = env("RANK", env("SLURM_PROCID"))
 print(f"rank {rank} meets at {env('MASTER_ADDR')}:{env('MASTER_PORT')}, in {env('INSIDE')}", flush=True)
 print(f"CUDA_HOME={env('CUDA_HOME')} TORCH_HOME={env('TORCH_HOME')} OLD={env('OLD')}", flush=True)
 """
+OURS = ("--partition=course", "--mem=100M")  # in the place of what a site asks its own Slurm for
+IN_IMAGE = """bash -c 'source /ext3/env.sh && exec python "$@"' python"""
 MODULES = re.compile(r"BASH_(FUNC_|ENV$)|_*(LMOD|LMFILES|MODULE|LOADEDMODULES)")  # the variables of a `module` command
 
 
@@ -124,13 +126,14 @@ def started_in(tmp_path, monkeypatch):
             (root / path[1:]).mkdir(parents=True, exist_ok=True)
         for name in ("passwd", "group"):  # ch-run wants to find them in the image
             (root / "etc" / name).touch()
-        words = ("ch-run", *(f"--bind={path}" for path in sorted(shown)), "--cd={folder}", str(root), "--")
-        started = subprocess.run([word.format(folder="/") for word in words] + ["true"], capture_output=True, text=True)
+        words = ["ch-run", *(f"--bind={path}" for path in sorted(shown)), '--cd="$PWD"', shlex.quote(str(root)), "--"]
+        line = " ".join(words)
+        started = subprocess.run(["bash", "-c", f"{line} true"], cwd="/", capture_output=True, text=True)
         if "can't init user+mount namespaces" in started.stderr:
             fail_in_ci(f"this machine lets nobody start a container without root: {started.stderr.strip()}")
         assert started.returncode == 0, started.stderr
         assert not Path("/ext3").exists(), "this machine has what only the image should have"
-        return words
+        return line
 
     return words_for
 
@@ -143,7 +146,7 @@ def image(started_in, tmp_path):
 
 
 def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log, module):
-    state, lines = log(Site("broken", partition="course", setup=("module load nosuchmodule/1",)))
+    state, lines = log(Site("broken", sbatch=OURS, setup=("module load nosuchmodule/1",)))
     assert state == "FAILED" and lines[-1].endswith("module load nosuchmodule/1")
     assert any("nosuchmodule/1" in line for line in lines[:-1]), "the module command did not say so itself"
     assert not any("meets at" in line for line in lines)
@@ -153,29 +156,30 @@ def test_a_file_that_set_up_sources_is_read_as_at_a_prompt(log, tmp_path, monkey
     file = tmp_path / "env.sh"
     file.write_text('declare -x CUDA_HOME="$#:$*"\nexport TORCH_HOME="$OLD"\n')
     monkeypatch.setenv("LONG", "a b; $(touch x)")
-    words = {"": "CUDA_HOME=0: TORCH_HOME=a b; $(touch x)/x: ", " gpu $OLD": "CUDA_HOME=2:gpu a b; $(touch x)/x: "}
+    words = {"": "CUDA_HOME=0: TORCH_HOME=a b; $(touch x)/x: ", ' gpu "$OLD"': "CUDA_HOME=2:gpu a b; $(touch x)/x: "}
     for given, read in words.items():
-        setup = ("export OLD=$LONG/x:$OLD", f"source {file}{given}")
-        state, lines = log(Site(f"given-{len(given)}", partition="course", setup=setup))
+        setup = ('export OLD="${LONG:?}/x:$OLD"', f"source {file}{given}")
+        state, lines = log(Site(f"given-{len(given)}", sbatch=OURS, setup=setup))
         assert state == "COMPLETED" and sum(read in line for line in lines) == 4, lines
     monkeypatch.delenv("LONG")
-    state, lines = log(Site("unset", partition="course", setup=setup))
+    state, lines = log(Site("unset", sbatch=OURS, setup=setup))
     assert state == "FAILED" and "LONG: parameter null or not set" in lines[-1]
 
 
 def test_ranks_are_handed_the_set_up_also_where_sbatch_was_told_to_export_nothing(log):
-    site = Site("none", partition="course", sbatch=("--export=NONE",), setup=("export OLD=handed-on",))
+    site = Site("none", sbatch=(*OURS, "--export=NONE"), setup=("export OLD=handed-on",))
     state, lines = log(site)
     assert state == "COMPLETED" and sum("OLD=handed-on" in line for line in lines) == 4, lines
 
 
 def test_dellas_lines_do_their_work(log, module, conda, environment):
     module("anaconda3/2024.6", f'puts stdout "source {conda};"')
-    state, lines = log(Site.load("della").but(memory="100M"))
+    site = replace(Site.load("della"), sbatch=OURS)
+    state, lines = log(site)
     assert state == "COMPLETED", lines
     assert sum("in environment" in line for line in lines) == 4
     shutil.rmtree(environment.parent)
-    state, lines = log(replace(Site.load("della"), name="without-the-environment", memory="100M"))
+    state, lines = log(replace(site, name="without-the-environment"))
     assert state == "FAILED" and lines[-1].endswith("conda activate torch-env")
 
 
@@ -184,8 +188,8 @@ def test_the_classrooms_lines_do_their_work(log, module, environment, monkeypatc
     module("cuda/13.0", "setenv CUDA_HOME /cuda")
     module("old/1", "setenv OLD yes")
     monkeypatch.setenv("SCRATCH", "/scratch")
-    ours = {"partition": "course", "qos": "", "reservation": "", "exclude": "", "memory_per_cpu": "100M"}
-    site = replace(Site.load("classroom"), **ours, setup=("module load old/1", *Site.load("classroom").setup))
+    setup = ("module load old/1", *Site.load("classroom").setup)
+    site = replace(Site.load("classroom"), sbatch=OURS, setup=setup)
     state, lines = log(site)
     assert state == "COMPLETED" and sum("in environment" in line for line in lines) == 4, lines
     assert sum("CUDA_HOME=/cuda TORCH_HOME=/scratch/torch OLD=None" in line for line in lines) == 4, lines
@@ -195,11 +199,11 @@ def test_the_classrooms_lines_do_their_work(log, module, environment, monkeypatc
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_prints(launcher, log, module, image):
-    site = replace(Site.load("greene"), prefix=image, memory="100M")
+    site = replace(Site.load("greene"), container=image, sbatch=OURS)
     state, lines = log(site, launcher=launcher)
     printed = next(line.rpartition(" ")[2] for line in lines if line.startswith("job "))
     assert state == "COMPLETED" and sum(f"meets at {printed}, in image" in line for line in lines) == 4, lines
-    state, lines = log(replace(site, name="without-the-image", prefix=()), launcher=launcher)
+    state, lines = log(replace(site, name="without-the-image", container=""), launcher=launcher)
     assert state == "FAILED" and any("/ext3/env.sh: No such file" in line for line in lines), lines
     assert not any("in image" in line for line in lines)
 
@@ -207,11 +211,11 @@ def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_pri
 def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_record_comes_back(
     cluster, image, digits, tmp_path
 ):
-    prefix = (image[0], f"--bind={digits}:/digits", *image[1:])
+    container = image.replace("ch-run", f"ch-run --bind={digits}:/digits")
     site, folder = tmp_path / "container.toml", RUNS / f"container-{time.time_ns()}"
     outside = folder.with_name(f"{folder.name}-outside")
     values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site)}
-    site.write_text('partition = "course"\nscript_args = ["--no-cuda"]\n')
+    site.write_text('sbatch = ["--partition=course"]\nscript_args = ["--no-cuda"]\n')
     try:
         with pytest.raises(JobError, match="the run is failed"):  # without the image
             execute(ROOT / "slurm" / "job.ipynb", tmp_path / "failed.ipynb", **values, run=outside.name)
@@ -220,7 +224,7 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
         log = log_of(outside, failed.job["job_id"])
         assert any("--data /digits holds no whole MNIST" in line for line in log), log
         with site.open("a") as file:
-            file.write(f'prefix = {json.dumps(prefix)}\nsource = "/ext3/env.sh"\n')
+            file.write(f"container = {json.dumps(container)}\npython = {json.dumps(IN_IMAGE)}\n")
         execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values, run=folder.name)
         run = runs.read_run(folder)
         assert (run.state, run.job["state"], run.problems) == ("done", "COMPLETED", [])
@@ -249,9 +253,8 @@ def test_alpinas_set_up_does_its_work_where_its_account_network_and_apptainer_ar
     monkeypatch.setenv("HF_HOME", "elsewhere")
     # Lmod, with its -q and its lmod.sh, is not everywhere; and `module reset` would find this machine's modules alone.
     setup = [line.replace("-q ", "") for line in alpina.setup[2:]]
-    absent = dict.fromkeys(("account", "qos", "reservation", "constraint"), "")
-    ours = {"partition": "course", "gpus": "--gres=gpu:{n}", "memory": "100M", "sbatch": alpina.sbatch[1:2], "srun": ()}
-    site = replace(alpina, **absent, **ours, setup=tuple(setup), prefix=image)
+    ours = {"gpus": "--gres=gpu:{n}", "sbatch": (*OURS, "--hint=nomultithread"), "srun": ""}
+    site = replace(alpina, **ours, setup=tuple(setup), container=image)
     state, lines = log(site, cpus_per_task=2, gpus_per_node=2)
     assert state == "COMPLETED" and sum("in image" in line for line in lines) == 4, lines
     assert sum("CUDA_HOME=/cuda TORCH_HOME=gpu from elsewhere OLD=apptainer" in line for line in lines) == 4, lines
@@ -262,18 +265,20 @@ RECORD = """
 import pathlib, sys
 pathlib.Path(sys.argv[1], f"value-{sys.argv[2]}").touch()
 """
-MOUNTS = {"all runs": ("--bind={runs}",), "one folder": ("--bind", "{folder}")}
+MOUNTS = {"all runs": '--bind="$runs"', "one folder": '--bind "$PWD"'}
 
 
 @pytest.mark.parametrize("mounts", MOUNTS)
-def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_mount(mounts, cluster, started_in):
+def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_mount(
+    mounts, cluster, started_in, tmp_path
+):
     above = RUNS / f"container-{time.time_ns()}"
-    words = started_in(*{"/usr", "/etc", sys.base_prefix})  # not the checkout's environment: a word has no space
-    image = Path(words[-2])
+    words = started_in(*{"/usr", "/etc", sys.base_prefix})  # not the checkout's environment
+    image = tmp_path / "image"
     program(image / "ext3" / "bin" / "python", f'exec {shlex.quote(sys._base_executable)} "$@"')
     (image / str(above)[1:] / "sweep").mkdir(parents=True)
-    prefix = (words[0], "--private-tmp", *MOUNTS[mounts], *words[1:])
-    site = Site("container", partition="course", source="/ext3/env.sh", python="python", prefix=prefix)
+    container = words.replace("ch-run", f"ch-run --private-tmp {MOUNTS[mounts]}")
+    site = Site("container", sbatch=OURS, python=IN_IMAGE, container=container)
     job = Job("sweep", ("record.py", "{run_dir}", "{array}"), array=("a", "b"))
     try:
         write_job(job, site, above / "sweep", RECORD)
@@ -286,6 +291,6 @@ def test_an_arrays_records_come_out_of_the_container_or_a_line_says_what_to_moun
             assert (states, records) == (["COMPLETED"] * 2, ["value-a", "value-b"]), log
         else:
             assert (states, records) == (["FAILED"] * 2, []), f"job {number}"
-            assert sum("mount {runs}" in line for line in log) == 2, log
+            assert sum("mount the folder above it" in line for line in log) == 2, log
     finally:
         shutil.rmtree(above, ignore_errors=True)

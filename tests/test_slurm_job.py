@@ -30,7 +30,9 @@ for count in ("nodes", "tasks_per_node", "cpus_per_task"):
     BAD += [(count, value, "whole number, 1 to 99999") for value in (0, -1, True, "2", 1.5, None, 10**9)]
 BAD += [("gpus_per_node", value, "whole number, 0 to 99999") for value in (-1, True, "2", 1.5)]
 BAD += [("time", value, "HH:MM:SS") for value in TIMES]
-BAD += [("memory", value, "32G") for value in ("32 G", "0", "-1G", "1.5G", "32GB", "G", "1G\n", "$(x)", 32)]
+BAD += [
+    ("sbatch", (value,), "--name=value") for value in ("-A x", "--a 1", "--a=\n", '--a="b"', "x", "--a='", "--a=\\", 5)
+]
 BAD += [("launcher", value, "srun") for value in ("", "mpirun", "srun\n", None, ["srun"])]
 BAD += [("array", values, "values") for values in (("a b",), ("a", ""), ("$(x)",), ("a;b",), ("a\n",), (1, 2), "abc")]
 BAD += [("program", value, "list of words") for value in ("job.py --epochs 1", "", (), [], None, 5)]
@@ -45,7 +47,7 @@ def test_a_bad_value_is_named_with_its_cure(what, value, cure):
         options["program"] = ("job.py", "{array}")
     line = refused(Job, **options)
     assert line.startswith(what) and cure in line
-    seen = value[-1] if what == "program" and isinstance(value, tuple) and value else value
+    seen = value[-1] if what in ("program", "sbatch") and isinstance(value, tuple) and value else value
     assert repr(seen) in line or any(repr(one) in line for one in value)
 
 
@@ -103,23 +105,11 @@ def test_each_form_of_a_time_limit_is_known_and_means_what_it_does_to_slurm(time
     assert seconds(Job(**GOOD, time=time).time) == means
 
 
-def test_memory_in_each_unit_is_known():
-    for memory in ("500", "1K", "2M", "32G", "1T"):
-        assert f"\n#SBATCH --mem={memory} " in render(Job(**GOOD, memory=memory), Site("here", memory="7G"), "run")
-    assert "\n#SBATCH --mem=7G " in render(Job(**GOOD), Site("here", memory="7G"), "run")
-    assert "--mem" not in render(Job(**GOOD), Site("here"), "run")
-
-
 def test_a_comment_never_touches_its_directive():
     job = Job(**GOOD, tasks_per_node=2, gpus_per_node=2)
     text = render(job, Site("here", gpus="--gpus-per-node=nvidia_h100_80gb_hbm3:{n}"), "run")
-    assert "\n#SBATCH --gpus-per-node=nvidia_h100_80gb_hbm3:2 # on each node" in text
+    assert "\n#SBATCH --gpus-per-node=nvidia_h100_80gb_hbm3:2  # on each node" in text
     assert not re.search(r"^#SBATCH .*\S#", text, re.M) and len(re.findall(r"^#SBATCH .* # ", text, re.M)) > 4
-
-
-def test_mail_without_an_occasion_is_left_out():
-    assert "--mail" not in render(Job(**GOOD), Site("here", mail_user="a@b.c", mail_type=()), "run")
-    assert "--mail-type=END,FAIL\n" in render(Job(**GOOD), Site("here", mail_user="a@b.c"), "run")
 
 
 # ---- a real shell reads the file

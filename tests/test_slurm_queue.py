@@ -44,10 +44,9 @@ def job(tmp_path):
     """Write a job that runs this program into a folder; it is cancelled at the end."""
     folders = []
 
-    def make(code, *args, folder="run", site=None, **options):
+    def make(code, *args, folder="run", **options):
         folders.append(tmp_path / folder)
-        place = Site.load("local").but(**site or {})
-        write_job(Job("test", ("program.py", *args, "{run_dir}"), **options), place, folders[-1])
+        write_job(Job("test", ("program.py", *args, "{run_dir}"), **options), Site.load("local"), folders[-1])
         (folders[-1] / "program.py").write_text(code)
         return folders[-1]
 
@@ -130,12 +129,12 @@ def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_ow
 
 
 REFUSED = [
-    ({"site": {"partition": "nope"}}, "invalid partition specified: nope", "change `partition`"),
-    ({"site": {"constraint": "a100&gpu80"}}, "Invalid feature specification", "change `constraint`"),
+    ({"sbatch": ("--partition=nope",)}, "invalid partition specified: nope", "change `--partition`"),
+    ({"sbatch": ("--constraint=a100&gpu80",)}, "Invalid feature specification", "change `--constraint`"),
     ({"tasks_per_node": 9, "gpus_per_node": 9}, "Requested node configuration is not available", "fewer nodes, GPUs"),
     ({"nodes": 99}, "More processors requested than permitted", "fewer nodes, GPUs"),
     ({"time": "5-0"}, "Requested time limit is invalid", "less `time`"),
-    ({"memory": "900T"}, "Memory specification can not be satisfied", "`memory`|less memory"),
+    ({"sbatch": ("--mem=900T",)}, "Memory specification can not be satisfied", "`--mem`|less memory"),
 ]
 
 
@@ -146,6 +145,12 @@ def test_what_the_cluster_refuses_gets_slurms_own_words_and_a_cure(options, word
     assert re.search(cure, line.rpartition(": ")[2] + line)
     assert number_of(folder) is None and runs.read_run(folder).job["state"] == "WRITTEN" and set(here()) <= set(before)
     refused(collect, folder, named=["submitted"])
+
+
+def test_of_equal_options_the_last_counts_so_the_learners_is_stronger_than_the_sites(job):
+    folder = job("", sbatch=("--partition=nope", "--comment=one", "--comment=a b #2", "--partition=course"))
+    fields = queue.run_slurm("scontrol", "show", "job", submit(folder)).stdout
+    assert "Partition=course" in fields and "Comment=a b #2" in fields
 
 
 # ---- in the queue

@@ -120,7 +120,7 @@ def test_a_value_that_a_job_cannot_have_gets_one_line_and_nothing_is_submitted(c
 
 
 def test_a_job_that_slurm_refuses_leaves_no_run_folder(cluster, tmp_path, digits, name):
-    values = {"partition": "nowhere", "run": name, "data": str(digits)}
+    values = {"sbatch": "--partition=nowhere", "run": name, "data": str(digits)}
     refused(execute, JOB, tmp_path / "executed.ipynb", **values, named=["job.ipynb", "JobError", "partition"])
     assert not (RUNS / name).exists()
 

@@ -122,7 +122,7 @@ def test_a_sites_flags_reach_slurms_commands_and_its_gpus_the_cells(monkeypatch,
     assert {name: os.environ.get(name) for name in names} == {
         name: "course" if name.endswith("PARTITION") else None for name in names
     }
-    (tmp_path / "real.toml").write_text('account = "physics"\ngpus = "--gpus-per-node=a100:{n}"\n')
+    (tmp_path / "real.toml").write_text('sbatch = ["--account=physics"]\ngpus = "--gpus-per-node=a100:{n}"\n')
     flags = start.flags_of(str(tmp_path / "real.toml"), gpus_per_node=4)
     assert flags == ("--gpus-per-node=a100:1", "--gpus-per-node=a100:2", "--gpus-per-node=a100:4", "")
     assert os.environ["SALLOC_ACCOUNT"] == os.environ["SBATCH_ACCOUNT"] == os.environ["SLURM_ACCOUNT"] == "physics"

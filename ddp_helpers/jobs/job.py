@@ -1,6 +1,6 @@
 """A job for Slurm, checked before any of it reaches a file that a shell reads.
 
-Whoever asks for a job makes a `Job`; `site.render` turns it into the sbatch file of a cluster.
+Whoever asks for a job makes a `Job`; `sbatch.render` turns it into the sbatch file of a cluster.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Literal
 from ddp_helpers import PlainError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
-MEMORY = re.compile(r"[1-9]\d*[KMGT]?", re.ASCII)
 # The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds,
 # and the same after days-.
 TIME = re.compile(r"(?=.*[1-9])(\d{1,7}(:[0-5]\d){0,2}|\d{1,5}-\d{1,5}(:[0-5]\d){0,2})", re.ASCII)
+_OPTION = re.compile(r"--[a-z][a-z-]*(=[^\"'\\\x00-\x1f\x7f\ud800-\udfff]*)?", re.ASCII)
 _VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 # What no command line, or no file in UTF-8, can hold.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -50,12 +50,12 @@ class Job:
     gpus_per_node: int = 0  # as many as tasks, or none: then the ranks use CPUs
     cpus_per_task: int = 1
     time: str = "00:10:00"
-    # Per node, such as 32G; the site's or the partition's own without it.
-    memory: str = ""
     # Who starts the ranks: a srun task each, or torchrun on each node.
     launcher: Literal["srun", "torchrun"] = "srun"
     # A task for each value, all running at once if there is room.
     array: Sequence[str] = ()
+    # More options of sbatch, such as --account=physics, which count more than the site's.
+    sbatch: Sequence[str] = ()
     # Whether the program can go on where it stopped, as mnist_ddp_resumable does.
     requeue: bool = False
     # Seconds before its end at which it is warned, or up to 60 s earlier; 0: it hears no signal.
@@ -75,12 +75,13 @@ class Job:
         check_text("name", self.name, NAME, "letters, digits, dot, dash and underscore, at most 64")
         self._check_shape()
         self._check_time()
-        if self.memory:
-            check_text("memory", self.memory, MEMORY, "a number with K, M, G or T, such as 32G")
         if self.launcher not in ("srun", "torchrun"):
             choices = "choose srun (a task per rank) or torchrun (a task per node)"
             raise JobError(f"launcher={self.launcher!r}: {choices}")
         _check_program(self.program)
+        for option in self.sbatch:
+            allowed = "--name or --name=value, the long form, without quotes"
+            check_text("sbatch", option, _OPTION, allowed)
         self._check_array()
 
     def _check_shape(self) -> None:

@@ -34,16 +34,16 @@ _PROCESSORS = "`sinfo -N -o '%N %c %G'` shows what there is"
 # By a piece of Slurm's complaint, what to do about it.
 _CURES = {
     "qos policy": "wait until jobs have ended, or ask for less; `sacctmgr show qos` has the limits",
-    "account": "change `account`; `sacctmgr show associations user=$USER` lists yours",
-    "partition": "change `partition` (or leave it out); `sinfo` lists those there are",
+    "account": "change `--account`; `sacctmgr show associations user=$USER` lists yours",
+    "partition": "change `--partition` (or leave it out); `sinfo` lists those there are",
     "time limit": "ask for less `time`; `sinfo -o '%P %l'` shows each partition's limit",
-    "constraint": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
-    "feature": "change `constraint`; `sinfo -o '%N %f'` shows each node's features",
+    "constraint": "change `--constraint`; `sinfo -o '%N %f'` shows each node's features",
+    "feature": "change `--constraint`; `sinfo -o '%N %f'` shows each node's features",
     "node count": "ask for fewer nodes; `sinfo` shows how many each partition has",
     "gres": "change `gpus` in the site file; `sinfo -N -o '%N %G'` shows what GPUs are called",
     "node configuration": f"ask for fewer nodes, GPUs, CPUs or less memory; {_NODES}",
     "more processors": f"ask for fewer nodes, GPUs or CPUs; {_PROCESSORS}",
-    "memory": "ask for less `memory`; `sinfo -N -o '%N %m'` shows what the nodes have",
+    "memory": "ask for less with `--mem`; `sinfo -N -o '%N %m'` shows what the nodes have",
 }
 
 
@@ -126,15 +126,16 @@ def available() -> bool:
     return run_slurm("sinfo", "--noheader").returncode == 0
 
 
-def send(batch: Path) -> str:
+def send(batch: Path, *options: str) -> str:
     """Hand an sbatch file to Slurm, and return the job's id.
 
-    Raises JobError with Slurm's complaint, and what to change.
+    options: more of sbatch's; with --test-only, nothing is submitted, and the id is "". Raises
+    JobError with Slurm's complaint, and what to change.
     """
-    done = run_slurm("sbatch", "--parsable", str(batch.absolute()), cwd=batch.parent)
+    done = run_slurm("sbatch", "--parsable", *options, str(batch.absolute()), cwd=batch.parent)
     if done.returncode == 0:
         return done.stdout.strip().partition(";")[0]
-    errors = done.stderr.replace("sbatch: error: ", "")
+    errors = done.stderr.replace("sbatch: error: ", "").replace("allocation failure: ", "")
     errors = errors.replace("Batch job submission failed: ", "")
     complaint = ". ".join(line.strip() for line in errors.splitlines() if line.strip())
     cures = [cure for piece, cure in _CURES.items() if piece in complaint.lower()]

@@ -1,7 +1,7 @@
 """Render the sbatch file of a job at a site, from slurm/job.sbatch.jinja.
 
-`run.write` calls it, and the commands `job` and `site`, in one process. A shell reads the file:
-each value in it is quoted, or has been checked.
+`run.write_job` calls it, in one process. A shell reads the file: what comes from the job, its name
+and words and folder, is checked or quoted; what comes from the site is code, and stands as it is.
 """
 
 import re
@@ -13,54 +13,39 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ddp_helpers import ROOT, SLURM
-from ddp_helpers.jobs.allowed import quoted, quoted_setup
-from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError, seconds
+from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError
 from ddp_helpers.jobs.site import Site
 
 # What the shell reads in the place of a placeholder of the program.
 _IN_SHELL = {RUN_DIR: '"$run_dir"', ARRAY: '"${values[$SLURM_ARRAY_TASK_ID]}"'}
 _PLACEHOLDERS = re.compile(f"({re.escape(RUN_DIR)}|{re.escape(ARRAY)})")
-_NOT_MOUNTED = "the run folder $0 is not in the container: mount {runs} there, in the site file"
-_COMMENT_COLUMN = 39
+_NOT_MOUNTED = "the run folder $0 is not in the container: mount the folder above it there"
 
 
 def render(job: Job, site: Site, folder: Path) -> str:
     """Return the text of the job file; the script and the record of the job are in `folder`.
 
-    Raises JobError at a folder that a job file cannot name, or a time longer than the site allows.
+    Raises JobError at a folder that a job file cannot name.
     """
     folder = Path(folder).absolute()
     if any(letter in str(folder) for letter in "\\\"'") or not str(folder).isprintable():
         cure = "choose a path without quotes and backslashes"
         raise JobError(f"the run folder {str(folder)!r} cannot be used: {cure}")
-    if site.longest and seconds(job.time) > seconds(site.longest):
-        longest = f"{site.longest}, the longest at site {site.name}"
-        raise JobError(f"time={job.time!r} is more than {longest}: ask for less")
-    paths = {"{folder}": str(folder), "{runs}": str(folder.parent), "{course}": str(ROOT)}
-    template = _environment().get_template("job.sbatch.jinja")
-    text = template.render(
-        job=job,
-        site=site,
-        folder=str(folder),
-        python=_python(site),
-        wrapper=_wrapper,
-        srun=" ".join(quoted(flag, paths) for flag in site.srun),
-        prefix=" ".join(quoted(word, paths) for word in site.prefix),
+    words = f"{site.srun} {site.container} {site.python}"
+    places = {"runs": folder.parent, "course": ROOT}  # for the site's words, which mount them
+    usual_python = "python" if site.in_container else shlex.quote(sys.executable)
+    return (
+        _environment()
+        .get_template("job.sbatch.jinja")
+        .render(
+            job=job,
+            site=site,
+            folder=str(folder),
+            places={name: str(path) for name, path in places.items() if f"${name}" in words},
+            python=site.python or usual_python,
+            wrapper=_wrapper(job, site),
+        )
     )
-    return _with_comments_in_a_column(text)
-
-
-def _python(site: Site) -> str:
-    """The Python that runs the program, quoted for the shell."""
-    if site.python:
-        return quoted(site.python)
-    return "python" if site.in_container else shlex.quote(sys.executable)
-
-
-def _with_comments_in_a_column(text: str) -> str:
-    """Move the comments behind directives to one column; not behind the path of the log."""
-    comment = re.compile(r"^(#SBATCH (?!--output).*?)  (# .*)$", re.M)
-    return comment.sub(lambda line: f"{line[1]:<{_COMMENT_COLUMN}} {line[2]}", text)
 
 
 @cache
@@ -77,7 +62,7 @@ def _environment() -> Environment:
     environment.filters["quote"] = shlex.quote
     environment.filters["word"] = _argument
     environment.filters["directive"] = _directive
-    environment.filters["set_up"] = quoted_setup
+    environment.filters["message"] = _message
     return environment
 
 
@@ -88,23 +73,25 @@ def _argument(text: str) -> str:
 
 
 def _wrapper(job: Job, site: Site) -> str:
-    """Return the bash line that runs on each node, in the container if there is one.
+    """Return the bash line that starts the program on each node, in the container if there is one;
+    "" where nothing has to be done before.
 
-    It starts the program at its end. In a container $0 is the run folder: what is written where
-    nothing is mounted would be gone with the container.
+    In a container $0 is the run folder: what is written where nothing is mounted would be gone
+    with the container.
     """
     steps = []
+    if site.in_container:
+        steps.append(f'[ -d "$0" ] || {{ echo "{_NOT_MOUNTED}" >&2; exit 1; }}')
     if job.launcher == "torchrun":
         steps.append('export PET_NODE_RANK="$SLURM_NODEID"')
-    if site.source:
-        steps.append(f"source {quoted(site.source)}")
-    steps.append('exec "$@"')
-    check = ""
-    if site.in_container:
-        check = f'[ -d "$0" ] || {{ echo "{_NOT_MOUNTED}" >&2; exit 1; }}; '
-    return check + " && ".join(steps)
+    return "; ".join([*steps, 'exec "$@"']) if steps else ""
 
 
 def _directive(value: str) -> str:
     """Quote a value for a line #SBATCH, where a space would end it and # begin a comment."""
     return value if set(value).isdisjoint(" #") else f'"{value}"'
+
+
+def _message(line: str) -> str:
+    """Quote a line of set-up in double quotes, to be shown as it stands."""
+    return '"' + re.sub(r'([$`"\\])', r"\\\1", line) + '"'

@@ -4,6 +4,7 @@ The command `job`, job.ipynb and notebook 17 call it, in one process on the logi
 """
 
 import ast
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,9 +56,9 @@ def prepare(
     gpus_per_node: int = 0,
     cpus_per_task: int | None = None,
     time: str | None = None,
-    memory: str = "",
-    launcher: Literal["srun", "torchrun"] = "srun",
+    launcher: Literal["srun", "torchrun", ""] = "",
     array: Sequence[str] = (),
+    sbatch: Sequence[str] = (),
     requeue: bool = False,
     grace: int = 120,
     batch_size_per_rank: int = 0,
@@ -67,7 +68,8 @@ def prepare(
     script: one of the course's by its name, or the path of a file. The file's own folder is not
     copied: what it imports from there must be installed, or on the PYTHONPATH. arguments: what the
     script is given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual
-    ones where they are None. batch_size_per_rank: for the record, where the arguments hold the
+    ones where they are None. launcher: "" for torchrun where the script knows no other, as its
+    text tells, else srun. batch_size_per_rank: for the record, where the arguments hold the
     batch of all ranks because each was to have so many samples: such runs show weak scaling. The
     rest is as in `Job`.
 
@@ -82,25 +84,36 @@ def prepare(
     # The site's arguments first, since of two equal flags the last one counts. Another script than
     # the course's knows no --no-cuda.
     site_arguments = site.script_args if str(script) in scripts.NAMES else ()
-    usual_cpus = site.cpus_per_rank or Job.cpus_per_task
-    usual_time = site.time or Job.time
     job = Job(
         name=folder.name,
         program=(file_name, *site_arguments, *arguments),
         nodes=nodes,
         tasks_per_node=tasks_per_node,
         gpus_per_node=gpus_per_node,
-        cpus_per_task=usual_cpus if cpus_per_task is None else cpus_per_task,
-        time=usual_time if time is None else time,
-        memory=memory,
-        launcher=launcher,
+        cpus_per_task=site.cpus_per_rank if cpus_per_task is None else cpus_per_task,
+        time=site.time if time is None else time,
+        launcher=launcher or _launcher_of(text, file_name),
         array=array,
+        sbatch=sbatch,
         requeue=requeue,
         grace=grace,
     )
     job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
     write_job(job, site, folder, text, batch_size_per_rank)
     return job
+
+
+# The names by which torchrun tells a process its rank, and the call that reads them by itself.
+_TORCHRUNS = re.compile(r"""["'](LOCAL_RANK|RANK|WORLD_SIZE)["']|\binit_process_group\b""")
+
+
+def _launcher_of(text: str, file_name: str) -> Literal["srun", "torchrun"]:
+    """Choose who starts a script's ranks: torchrun where its text reads only torchrun's names."""
+    if not _TORCHRUNS.search(text) or "SLURM_" in text:
+        return "srun"
+    known = f"{file_name} knows RANK, which torchrun sets, and nothing of Slurm's"
+    print(f"{known}: torchrun starts its ranks on each node", file=sys.stderr)
+    return "torchrun"
 
 
 def _fit_warning(job: Job, file_name: str, handles_warning: bool) -> Job:

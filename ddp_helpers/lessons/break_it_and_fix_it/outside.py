@@ -37,7 +37,7 @@ class HangingJob:
         starts = [["env", f"RANK={rank}"] for rank in range(_RANKS)]
         if self._on_slurm:
             flags = [f"--job-name={self._name}", "--nodes=1", f"--ntasks={_RANKS}", "--time=20"]
-            starts = [["srun", *flags, "--kill-on-bad-exit=1", *jobs.Site.load(site).flags]]
+            starts = [["srun", *flags, "--kill-on-bad-exit=1", *jobs.Site.load(site).admission]]
         with (script.parent / "srun.log").open("w") as log:
             self._processes = [
                 subprocess.Popen(

@@ -51,7 +51,7 @@ def flags_of(name: str, gpus_per_node: int) -> Flags:
     name: of a file in slurm/sites, or its path.
     """
     site = Site.load(name)
-    for flag in site.flags:
+    for flag in site.admission:
         key, _, value = flag.removeprefix("--").partition("=")
         for command in ("SALLOC", "SBATCH", "SLURM"):
             os.environ[f"{command}_{key.upper()}"] = value
