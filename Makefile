@@ -4,16 +4,16 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run run-all test test-all lab gpu notebooks scripts site bench faults cluster system tested staged clean
+.PHONY: help run run-all test test-all lab gpu notebooks scripts site bench keep faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
 
-run: .venv/installed system staged  ## execute the core, 01 to 09, into build/, and say where the figures are
-	@$(SLURM) $(BIN)/python -m ddp_helpers run
+run: .venv/installed system staged  ## execute the core, 01 to 09, into build/, and say where the figures are; or ONLY="03 10"
+	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(ONLY)
 
 run-all: .venv/installed system staged  ## the same with all twenty notebooks
-	@$(SLURM) $(BIN)/python -m ddp_helpers run --all
+	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course --all
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
@@ -30,8 +30,8 @@ gpu: .venv/installed staged  ## try on a GPU what only a GPU can show, in ten mi
 	@$(BIN)/python slurm/scripts/gpu_first_run.py --data "$${DDP_MNIST_ROOT:-data}" $(GPU_FLAGS); status=$$?; \
 		$(BIN)/python -m ddp_helpers.upkeep.gpu_record; exit $$status
 
-notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed
-	@$(SLURM) $(BIN)/python -m ddp_helpers run --all --in-place
+notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed; or ONLY="03 10"
+	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(or $(ONLY),--all) --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
 	@$(MAKE) --no-print-directory scripts
 
@@ -44,7 +44,10 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 	@echo "The site is in build/site: open build/site/index.html"
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
-	@$(SLURM) $(BIN)/python -m ddp_helpers bench
+	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.bench
+
+keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOLDER=runs/mine NAME=mine
+	@$(BIN)/python -m ddp_helpers.upkeep.records $(FOLDER) $(NAME)
 
 test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser
 	@TEST_ALL=1 $(MAKE) --no-print-directory test faults
@@ -73,7 +76,7 @@ LAB_SETTINGS := {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {
 	@touch $@
 
 staged: .venv/installed
-	@$(BIN)/python -m ddp_helpers data data
+	@$(BIN)/ddp-course data data
 
 # A command that the course uses where it is, and the Debian packages that bring it. What only tests use is a second
 # list, and what they use in CI alone a third: Slurm's accounting, for one, has no place on a laptop.

@@ -1,28 +1,31 @@
-"""The command `ddp-course`: the tools for one's own scripts, in any folder, without the course.
+"""The command line: `ddp-course`, in any folder; `python -m ddp_helpers` is the same program.
 
-`main` is its console script, in one process. `python -m ddp_helpers` has the same tools, by the
-same functions, beside the commands of the course; `commands` has what each does.
+`main` is its console script, in one process; `commands` has what each command does. What only
+makers need (execute, bench, keep) are targets of the Makefile.
 """
 
 import os
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _SubParsersAction
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from ddp_helpers import PlainError, commands
+from ddp_helpers import IN_CHECKOUT, ROOT, PlainError, commands
 from ddp_helpers.launch.scripts import NAMES
 from ddp_helpers.rank.launchers import stop
 
-_DESCRIPTION = """Tools for your own multi-GPU training script, on this machine, without a GPU.
+_DESCRIPTION = """Multi-GPU training scripts: write one, run it on Slurm, find out why it failed.
 
-They write nothing but what you name: no runs/, no build/, no cache beside your files."""
-_EPILOG = """ddp-course TOOL --help has an example, and what each exit status means.
+In any folder. Runs and audits go below the folder in which you are, or, in the course's own, to
+its runs/ and build/."""
+_EPILOG = """ddp-course COMMAND --help has an example, and what each exit status means.
 Status 2 is the same for all: what was given cannot be used, and one line says why."""
-# Tools with arguments for a script behind --.
+# Commands with arguments for a script behind --.
 _WITH_A_SCRIPT = {"job", "audit"}
-SITE = "one of the course's sites, or the path of a .toml file"
+# Commands whose folder may be at fault where the system refuses something.
+_WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve"}
+_SITE = "one of the course's sites, or the path of a .toml file"
 
 
 class Parser(ArgumentParser):
@@ -36,50 +39,41 @@ class Parser(ArgumentParser):
 Commands: TypeAlias = "_SubParsersAction[Parser]"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a tool of `ddp-course`, and return its exit status; stops at wrong arguments."""
-    return run(make_parser(), argv, course=None)
-
-
 def make_parser() -> Parser:
-    """Make the parser of `ddp-course`."""
+    """Make the parser of all commands, in the order in which --help lists them."""
     parser = Parser(
         prog="ddp-course",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    add_tools(parser.add_subparsers(dest="command", required=True, metavar="TOOL"))
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_data(subparsers)
+    _add_script(subparsers)
+    _add_doctor(subparsers)
+    _add_job(subparsers)
+    _add_ready(subparsers)
+    _add_collect(subparsers)
+    _add_curve(subparsers)
+    _add_explain(subparsers)
+    _add_audit(subparsers)
+    _add_fits(subparsers)
+    _add_who_hangs(subparsers)
+    _add_hang(subparsers)
     return parser
 
 
-def add_tools(subparsers: Commands) -> None:
-    """Add all tools to a parser's commands."""
-    _add_doctor(subparsers)
-    _add_audit(subparsers)
-    _add_explain(subparsers)
-    _add_fits(subparsers)
-    _add_job(subparsers)
-    _add_script(subparsers)
-    _add_who_hangs(subparsers)
-
-
-def run(
-    parser: Parser,
-    argv: list[str] | None,
-    course: Path | None,
-    with_a_folder: Sequence[str] = ("audit",),
-) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run one command, and return its exit status; stops at arguments that cannot be used.
 
-    argv: the arguments; those of this process if None. course: the checkout in which audits and
-    jobs leave their folders; without it, where they are told. with_a_folder: the commands whose
-    folder may be at fault where the system refuses something.
+    argv: the arguments; those of this process if None.
     """
+    parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
     args, unknown = parser.parse_known_args(argv[:end])
-    args.course, args.prog = course, f"{parser.prog} {args.command}"
+    in_course = IN_CHECKOUT and Path.cwd().is_relative_to(ROOT)
+    args.course, args.prog = ROOT if in_course else None, f"{parser.prog} {args.command}"
     args.arguments = unknown  # the doctor's
     if unknown and args.command != "doctor":
         text, cure = " ".join(unknown), ""
@@ -94,22 +88,22 @@ def run(
     except PlainError as error:
         stop(str(error))
     except ModuleNotFoundError as error:
-        cure = "make .venv/installed, then source .venv/bin/activate"
-        if not course:
-            cure = "install ddp-course anew, with what it depends on"
+        cure = "pip install 'ddp-course[notebook]'"
+        if str(error.name).startswith("ddp_helpers."):
+            cure = "it is part of the course, not of its wheel: clone that"
         stop(f"{args.command} needs {error.name}, which this Python lacks: {cure}")
     except BrokenPipeError:  # whoever read has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if args.command not in with_a_folder:
+        if args.command not in _WITH_A_FOLDER:
             raise
         path = error.filename or getattr(args, "folder", "a file")
         cure = "choose another folder"
         stop(f"{args.command}: {path} cannot be used ({error.strerror}): {cure}")
 
 
-# ---- Each of these adds a tool: its line in --help, what it calls, its arguments, an example.
+# ---- Each of these adds a command: its line in --help, what it calls, its arguments, an example.
 
 
 def _add(
@@ -120,7 +114,7 @@ def _add(
     example: str,
     statuses: str,
 ) -> Parser:
-    """Add a tool without its arguments.
+    """Add a command without its arguments.
 
     example: a command line that works. statuses: what each exit status but 2 means.
     """
@@ -145,7 +139,7 @@ def _add_json(command: Parser) -> None:
 
 
 def _add_doctor(subparsers: Commands) -> None:
-    purpose = "check what a job needs; under any launcher, on each rank"
+    purpose = "check, on each rank and under any launcher, all that a job needs"
     # It reads its arguments by itself, as its script does, and has a help of its own.
     command = subparsers.add_parser("doctor", help=purpose, allow_abbrev=False, add_help=False)
     command.set_defaults(run_command=commands.run_doctor)
@@ -156,7 +150,7 @@ def _add_audit(subparsers: Commands) -> None:
         subparsers,
         "audit",
         commands.audit_script,
-        "run a DDP script, anybody's, unchanged on two CPU ranks under witnesses,"
+        "run a DDP script, anybody's, unchanged on two CPU ranks, record what it asks of torch,"
         " and say what is wrong with it",
         "audit train.py -- --epochs 2",
         "0: no row is red; 1: a row is red; 2, too: the script failed before it did anything",
@@ -236,7 +230,7 @@ def _add_job(subparsers: Commands) -> None:
         "0: the job is made, and submitted where that was asked for; 1: it is made, and the Slurm"
         " of this machine would not take it",
     )
-    command.add_argument("name", nargs="?", help=SITE)  # none with --again
+    command.add_argument("name", nargs="?", help=_SITE)  # none with --again
     command.add_argument("--nodes", type=int, default=1)
     gpus = "on each node, and one rank for each; else 1, or 0 at a site that has none"
     command.add_argument("--gpus", type=int, help=gpus)
@@ -257,8 +251,7 @@ def _add_job(subparsers: Commands) -> None:
     command.add_argument("--array", nargs="+", default=(), help=array)
     requeue = "the script can go on where it stopped; docs/own.md: how it is warned"
     command.add_argument("--requeue", action="store_true", help=requeue)
-    run_name = "the name of the run folder: below the course's runs/, or, of ddp-course, below"
-    run_name += " the folder in which you are"
+    run_name = "the name of the run folder; else it is made from the script's name and the ranks"
     command.add_argument("--run", default="", help=run_name)
     command.add_argument("--submit", action="store_true")
     again = "instead: submit the job in a run folder again, to go on there"
@@ -294,3 +287,74 @@ def _add_who_hangs(subparsers: Commands) -> None:
     watched += " write its flight recorder"
     command.add_argument("--watched", type=Path, metavar="FILE", help=watched)
     _add_json(command)
+
+
+def _add_data(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "data",
+        commands.stage_data,
+        "put MNIST into a folder; without a network, digits that the course draws itself",
+        "data my_data",
+        "0: the data are there, and whole",
+    )
+    command.add_argument("folder", type=Path, nargs="?", default=Path("data"))
+
+
+def _add_ready(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "ready",
+        commands.run_doctor_job,
+        "find out whether a cluster is ready for jobs: run the doctor as a job there, on two nodes",
+        "ready della --gpus 4",
+        "0: each of the doctor's rows is green; 1: one is not",
+    )
+    command.add_argument("name", metavar="SITE", help=_SITE)
+    command.add_argument("--nodes", type=int, default=2)
+    gpus = "on each node, and one rank for each"
+    command.add_argument("--gpus", type=int, default=2, help=gpus)
+
+
+def _add_collect(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "collect",
+        commands.collect_jobs,
+        "ask Slurm how jobs ended, note it in their run folders, and list the runs",
+        "collect runs/first",
+        "0: all that ended is noted",
+    )
+    command.add_argument("folder", type=Path, nargs="+", help="of a job that has ended")
+
+
+def _add_curve(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "curve",
+        commands.draw_curves,
+        "draw loss, accuracy and any other metric of runs by epoch, into a file",
+        "curve runs/first runs/second --out curve.pdf",
+        "0: it is drawn",
+    )
+    folder = "of a run, or one that holds such; several are drawn together"
+    command.add_argument("folder", type=Path, nargs="+", help=folder)
+    out = "the file: .png, .pdf or .svg"
+    command.add_argument("--out", type=Path, default=Path("curve.png"), help=out)
+
+
+def _add_hang(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "hang",
+        commands.play_hang_lab,
+        "practise on a real hang: a fault is hidden in a training script, which runs on three"
+        " ranks; you ask for evidence, each piece of which costs minutes, and say who is to blame",
+        "hang --seed 7",
+        "0: it ran, or the answer is right; 1: the answer is wrong",
+    )
+    command.add_argument("--seed", type=int, required=True, help="another fault for each")
+    look = "a piece of the evidence of a seed that has been run"
+    command.add_argument("--look", nargs="+", default=[], help=look)
+    answer = "rank=… line=… kind=… cure=…"
+    command.add_argument("--answer", nargs="+", default=[], help=answer)

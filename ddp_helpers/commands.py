@@ -1,6 +1,6 @@
-"""What each command of `ddp-course` and `python -m ddp_helpers` does, given what is asked for.
+"""What each command of `ddp-course` does, given what is asked for.
 
-`cli.run` calls them, in one process, with the namespace that its parser fills in; each returns the
+`cli.main` calls them, in one process, with the namespace that its parser fills in; each returns the
 exit status. What a command needs is imported when it is called, so that writing a script needs no
 Jupyter. All raise PlainError, or stop, at input that cannot be used.
 """
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_helpers import RUNS, PlainError, __version__
+from ddp_helpers import ROOT, RUNS, PlainError, __version__
 from ddp_helpers.rank.files import write_whole
 
 if TYPE_CHECKING:
@@ -36,21 +36,6 @@ def write_script(args: Namespace) -> int:
     path = write_script(args.name, args.path)
     if path.is_file():
         print(f"wrote {path}")
-    return 0
-
-
-def run_notebooks(args: Namespace) -> int:
-    """Execute notebooks of the course; the status is 1 if one fails."""
-    from ddp_helpers.upkeep.course import run
-
-    return run(args.only, args.all, args.in_place)
-
-
-def keep_runs(args: Namespace) -> int:
-    """Copy finished runs to notebooks/results."""
-    from ddp_helpers.upkeep.records import keep
-
-    print(f"kept in {keep(args.folder, args.name)}")
     return 0
 
 
@@ -96,7 +81,7 @@ def make_job(args: Namespace) -> int:
     if jobs.submit(folder):
         record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
         print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
-        collect = f"python -m ddp_helpers collect '{folder}'"
+        collect = f"ddp-course collect '{folder}'"
         print(f"# when it has ended: {collect}", file=sys.stderr)
     return 0
 
@@ -169,16 +154,11 @@ def draw_curves(args: Namespace) -> int:
 def run_doctor_job(args: Namespace) -> int:
     """Run the doctor as a job at a site; the status is 1 unless each of its rows is green."""
     from ddp_helpers import jobs
+    from ddp_helpers.records import runs
 
-    return int(not jobs.ready(args.name, args.nodes, args.gpus))
-
-
-def measure_goals(args: Namespace) -> int:
-    """Measure one device, DDP against none, two ranks against one."""
-    from ddp_helpers.upkeep.bench import bench
-
-    bench()
-    return 0
+    folder = runs.new_run_folder(RUNS if args.course else Path.cwd(), "ready")
+    data = ROOT / "data" if args.course else None
+    return int(not jobs.ready(args.name, folder, data, args.nodes, args.gpus))
 
 
 def run_doctor(args: Namespace) -> int:

@@ -17,7 +17,8 @@ from refusals import one_line
 from ddp_helpers import ROOT
 
 MOST = 400_000  # bytes of the wheel
-TOOLS = ("doctor", "audit", "explain", "fits", "job", "script", "who-hangs")
+TOOLS = ("data", "script", "doctor", "job", "ready", "collect", "curve")
+TOOLS += ("explain", "audit", "fits", "who-hangs", "hang")
 WITH_JSON = ("doctor", "audit", "fits", "who-hangs")
 TRAIN = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
 MODEL = """
@@ -196,7 +197,7 @@ def test_ci_can_use_the_exit_statuses(programs, desk):
         ("doctor", "--none"),
         ("explain", "none.log"),
         ("none",),
-        ("run",),  # the course's commands are not among the tools
+        ("hang", "--seed", "7"),  # of the course, and not in its wheel
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_leaves_nothing(words, programs, desk):

@@ -9,7 +9,7 @@ from real import LIMIT, THOROUGH, weekly
 from refusals import refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs

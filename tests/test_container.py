@@ -104,7 +104,9 @@ def test_the_image_has_an_environment_of_its_own(container):
         [*container, ".venv/bin/python", "-c", "import sys, ddp_helpers; print(sys.base_prefix, ddp_helpers.ROOT)"]
     )
     assert where.split() == ["/usr", "/course"]
-    assert done([*container, ".venv/bin/python", "-m", "ddp_helpers", "run", "99"]).returncode, "the control must fail"
+    assert done([*container, ".venv/bin/python", "-m", "ddp_helpers.upkeep.course", "99"]).returncode, (
+        "the control must fail"
+    )
 
 
 def test_the_notebooks_run_in_the_container_beside_its_own_slurm(container):

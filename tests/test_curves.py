@@ -9,7 +9,7 @@ from real import python
 from refusals import ended
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.records import runs
 

@@ -32,7 +32,6 @@ from pages import (
 from real import python
 
 from ddp_helpers import ROOT, __version__, cli
-from ddp_helpers.__main__ import make_parser
 from ddp_helpers.launch import scripts
 from ddp_helpers.lessons.train_mnist_with_ddp.exercises import RANKS
 from ddp_helpers.upkeep.front_page import (
@@ -303,7 +302,7 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 # ---- commands and paths that the pages name
 
 
-PARSERS = {"python -m ddp_helpers": make_parser, "ddp-course": cli.make_parser}
+PARSERS = {"ddp-course": cli.make_parser}
 
 
 def commands_of(parser: ArgumentParser) -> set[str]:

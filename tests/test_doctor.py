@@ -18,7 +18,7 @@ from faults.ranks import Ranks
 from real import LIMIT, THOROUGH, python, weekly
 from refusals import ended
 
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.launch import launch, scripts
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.rank.doctor import checks

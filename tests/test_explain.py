@@ -23,7 +23,7 @@ from real import LIMIT, THOROUGH, need_launcher
 from refusals import refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.tools.explain.judge import judge
 from ddp_helpers.tools.explain.lines import Line, Logs, read_logs

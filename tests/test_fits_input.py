@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.tools import fits, model_file
 
 MODELS = """

@@ -15,7 +15,7 @@ from real import LIMIT, THOROUGH, until
 from refusals import one_line, refused
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.jobs import queue
 from ddp_helpers.rank.record import claim
 

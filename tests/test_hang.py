@@ -13,7 +13,7 @@ import pytest
 from real import LIMIT, THOROUGH, python
 from refusals import one_line, refused
 
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
 from ddp_helpers.lessons.run_script import wait_for_runs
 from ddp_helpers.tools import watched, who_hangs

@@ -17,12 +17,12 @@ from real import LIMIT
 from refusals import ended, refused
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts import doctor
 
 ALL = ("--data", "DATA", "--run-dir", "{run_dir}")  # what a training script needs
 
-# ---- python -m ddp_helpers job local, and what follows
+# ---- ddp-course job local, and what follows
 
 JOB = {
     # the site and the script
@@ -94,8 +94,6 @@ COMMAND = {
     "in the place of a folder": (["script", "simple_ddp", "FOLDER"], ["folder.py", "another path"]),
     "data into a file": (["data", "FILE"], ["file", "another folder"]),
     "data that is damaged": (["data", "HALF"], ["half", "remove"]),
-    "kept outside": (["keep", "runs", "../x"], ["../x"]),
-    "no such notebook": (["run", "99"], ["99"]),
     "no site to ask": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),
     "words of an audit": (["audit", "MINE", "--lr", "1"], ["--lr 1", "behind --"]),
     "no model": (["fits", "MINE:Nothing"], ["'Nothing'", "mine.py"]),

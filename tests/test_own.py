@@ -13,7 +13,7 @@ import pytest
 from refusals import ended, one_line, refused
 
 from ddp_helpers import ROOT, RUNS, jobs
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.jobs import ready
 from ddp_helpers.rank.scripts import mnist_ddp
@@ -191,7 +191,7 @@ def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys)
     assert not (RUNS / name).exists()
     before = sorted(RUNS.glob("*"))
     with pytest.raises(jobs.JobError):
-        ready(nowhere)
+        ready(nowhere, RUNS / name, None)
     assert sorted(RUNS.glob("*")) == before
 
 

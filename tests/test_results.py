@@ -8,7 +8,6 @@ import pytest
 from refusals import refused
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
 from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 
@@ -77,9 +76,9 @@ def test_keep_says_in_one_line_what_it_cannot_read_and_keeps_the_others(case, ma
         path.unlink()
     (waits / "job.json").write_text('{"state": "PENDING"}')
     try:
-        assert main(["keep", str(made), "here"]) == 0
-        out, err = capsys.readouterr()
-        assert err.startswith("'two' is ") and line in err and err.count("\n") == 1 and out.startswith("kept in ")
+        assert keeping.keep(made, "here") == keeping.RESULTS / "here"
+        err = capsys.readouterr().err
+        assert err.startswith("'two' is ") and line in err and err.count("\n") == 1
         kept = {path.name for path in (keeping.RESULTS / "here").iterdir()}
         assert kept == ({"one"} if "left out: " in line else {"one", "two"})
     finally:
@@ -90,12 +89,12 @@ def test_a_run_of_which_nothing_can_be_read_is_named_before_keep_stops(made, cap
     for path in (made / "one").iterdir():
         path.write_bytes(b"\xff{")
     with pytest.raises(SystemExit):
-        main(["keep", str(made), "here"])
+        keeping.keep(made, "here")
     left_out, stopped = capsys.readouterr().err.splitlines()
     assert all(part in left_out for part in ("'one'", "spec.json: UnicodeDecodeError", "env.json: "))
     assert " 0 finished runs" in stopped and not keeping.RESULTS.exists()
 
 
 def test_keep_refuses_a_folder_without_runs(tmp_path):
-    refused(main, ["keep", str(tmp_path), "nothing"], named=[str(tmp_path), "0 finished runs"])
+    refused(keeping.keep, tmp_path, "nothing", named=[str(tmp_path), "0 finished runs"])
     assert not (ROOT / "notebooks" / "results" / "nothing").exists()

@@ -16,7 +16,7 @@ from refusals import refused
 from torch import nn
 
 from ddp_helpers import ROOT
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.launch.scripts import NAMES, script_text, write_script
 
 

@@ -16,7 +16,7 @@ from real import LIMIT, THOROUGH, need_launcher, python
 from refusals import ended, one_line
 
 from ddp_helpers import ROOT, RUNS, jobs
-from ddp_helpers.__main__ import main
+from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.lessons.run_script import weight_distance
 

@@ -35,25 +35,25 @@ class Typed:
 
 
 TYPED = [
-    Typed("scripts", "python -m ddp_helpers script mnist_ddp", "images/s", needs="mpirun"),
+    Typed("scripts", "ddp-course script mnist_ddp", "images/s", needs="mpirun"),
     Typed("README", "make cluster", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
     Typed("audit", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
-    Typed("explain", "python -m ddp_helpers explain", "Failed first: rank 1", status=1),
-    Typed("hang_lab", "python -m ddp_helpers hang --seed 7", "not yet: ", status=1),  # a guess
-    Typed("own", "python -m ddp_helpers job ours my_training.py --nodes", "it is not submitted"),
+    Typed("explain", "ddp-course explain", "Failed first: rank 1", status=1),
+    Typed("hang_lab", "ddp-course hang --seed 7", "not yet: ", status=1),  # a guess
+    Typed("own", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
     Typed(
         "own",
-        "python -m ddp_helpers job ours my_training.py --run",
+        "ddp-course job ours my_training.py --run",
         "lr/seed2-2: done, no record",
         needs="cluster",
-        then="python -m ddp_helpers collect",
+        then="ddp-course collect",
     ),
     Typed("own", "mkdir -p build\npapermill slurm/job.ipynb", "100%", needs="cluster"),
-    Typed("own", "python -m ddp_helpers curve", "After 3 epochs: "),
-    Typed("own", "python -m ddp_helpers fits my.py:Net", "DDP fits a GPU of 16 GB"),
+    Typed("own", "ddp-course curve", "After 3 epochs: "),
+    Typed("own", "ddp-course fits my.py:Net", "DDP fits a GPU of 16 GB"),
     Typed("trackers", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
-    Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "ours is sound"),
+    Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),
     Typed(  # daily its commands are typed in other blocks
         "trainers", "site=local", "checks green", needs="cluster", exported=("SLURM_CONF",), weekly=True
     ),
@@ -66,9 +66,9 @@ NOT_TYPED = {
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("own", "rsync"): "LOGIN is another machine",
-    ("own", "python -m ddp_helpers job --again"): "needs a run that has failed, as in tests/test_going_on.py",
+    ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/test_going_on.py",
     ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
-    ("trainers", "python -m ddp_helpers data /shared"): "the shared folder again",
+    ("trainers", "ddp-course data /shared"): "the shared folder again",
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",

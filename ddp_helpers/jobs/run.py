@@ -93,7 +93,7 @@ def submit(folder: Path) -> str:
         before = f"as job {ids[-1]}" if ids else "and ran here, without Slurm"
         cure = "write a new job into a new folder"
         if record["job"].get("requeue"):
-            cure = f"to go on: python -m ddp_helpers job --again {shorten_paths(str(folder))}"
+            cure = f"to go on: ddp-course job --again {shorten_paths(str(folder))}"
         raise JobError(f"{shorten_paths(str(folder))} was submitted already, {before}: {cure}")
     try:
         return _start(folder, record)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
 from ddp_helpers.jobs.queue import available, states_of_job
@@ -163,23 +162,26 @@ def keeps_no_record(script: str | Path, arguments: Sequence[str]) -> bool:
     return str(script) in scripts.NAMES and str(script).startswith("mnist") and not has_folder
 
 
-def ready(site: str, nodes: int = 2, gpus_per_node: int = 2) -> bool:
-    """Run the doctor as a job at a site; return whether each of its rows is green.
+def ready(
+    site: str | Path, folder: Path, data: Path | None, nodes: int = 2, gpus_per_node: int = 2
+) -> bool:
+    """Run the doctor as a job at a site, in a new run folder; return whether all rows are green.
 
     A person on the login node calls it. The job is made from the site file, as a learner's jobs
-    are. Prints the doctor's table, as the ranks do. Raises JobError where no Slurm answers, or
-    where it refuses the job.
+    are. data: where MNIST is, or is put; without it, and where the site has none, the doctor looks
+    at no data. Prints the doctor's table, as the ranks do. Raises JobError where no Slurm answers,
+    or where it refuses the job.
     """
     from ddp_helpers.rank.staging import stage  # here: it imports torch, which no other job needs
 
     if not available():
         cure = "go to the login node, or start one with slurm/cluster up"
         raise JobError(f"no Slurm answers here: {cure}")
-    loaded, folder = Site.load(site), runs.new_run_folder(RUNS, "ready")
-    data = () if loaded.has_data else ("--data", stage(ROOT / "data").absolute())
+    loaded = Site.load(site)
+    words = ["--data", stage(data).absolute() if data else "none", "--run-dir", "{run_dir}"]
     prepare(
         "doctor",
-        (*data, "--run-dir", "{run_dir}"),
+        words[2:] if loaded.has_data else words,
         loaded,
         folder,
         nodes=nodes,

@@ -30,7 +30,7 @@ def check_data(root: Path) -> str:
             if not path.is_file():
                 stop(
                     f"--data {root}: {path} is missing; get it once, before any rank: "
-                    f"python -m ddp_helpers data {root}, "
+                    f"ddp-course data {root}, "
                     f"or without the course download_data.py --data {root}"
                 )
             if hashlib.md5(path.read_bytes()).hexdigest() != digests.get(name):

@@ -1,4 +1,4 @@
-"""Measure the speed goals of the course, on one quiet machine; the command `bench` calls it.
+"""Measure the speed goals of the course, on one quiet machine; `make bench` calls it.
 
 What is compared takes turns, so that a busy machine slows both alike. It runs in one process, which
 starts the ranks, and jobs where a Slurm answers. The ladder of one device is notebook 01.
@@ -248,3 +248,7 @@ def bench() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build" / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
     print("written: build/bench.json")
+
+
+if __name__ == "__main__":
+    bench()

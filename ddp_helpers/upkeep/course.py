@@ -1,7 +1,7 @@
 """Execute notebooks of the course: into build/, two at a time, or in place.
 
-The command `run` calls it, in one process that starts a kernel for each notebook. In place it makes
-the outputs that are committed.
+`make run` and `make notebooks` call it, in one process that starts a kernel for each notebook. In
+place it makes the outputs that are committed.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,3 +242,13 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:3]
     times = [f"{outcome.name} {outcome.seconds:.0f} s" for outcome in slowest]
     print("slowest:", ", ".join(times))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description="Execute notebooks: 01 to 09, if none is named.")
+    parser.add_argument("only", nargs="*", help="beginnings of names, such as 03")
+    parser.add_argument("--all", action="store_true", help="every notebook")
+    in_place = "keep the outputs in notebooks/, to be committed"
+    parser.add_argument("--in-place", action="store_true", help=in_place)
+    given = parser.parse_args()
+    sys.exit(run(given.only, given.all, given.in_place))

@@ -1,7 +1,7 @@
 """Keep records of runs for good, small enough to be committed, in notebooks/results.
 
-The command `keep` calls it; run as a module it makes those that notebook 09 draws for who has no
-runs. One process, beside a Slurm or alone.
+`make keep FOLDER=… NAME=…` calls it. With one path, of a folder with MNIST, it makes the runs that
+notebook 09 draws for who has none. One process, beside a Slurm or alone.
 """
 
 import json
@@ -117,6 +117,9 @@ def _configuration(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(f"kept in {keep(Path(sys.argv[1]), sys.argv[2])}")
+        sys.exit()
     images = _first_images(Path(sys.argv[1]), ROOT / "build" / "records")
     settings = product(("strong", "weak"), _SHAPES, _CPUS, _SEEDS)
     sweep([_configuration(*setting, images) for setting in settings])

@@ -117,7 +117,7 @@ class Lab:
         if not go_on:
             wait_for_runs(PlantedRun(self.plant, self.folder))
         elif not (self.folder / "exits.json").exists():
-            command = f"python -m ddp_helpers hang --seed {seed}"
+            command = f"ddp-course hang --seed {seed}"
             raise LabError(f"seed {seed} has not been run: {command}")
         self._evidence = Evidence(self.folder)
         self._minutes_path = self.folder / "minutes.json"

@@ -1,6 +1,6 @@
 """Explain the log of a failed run of many ranks: who failed first, of what, and what to do.
 
-`python -m ddp_helpers explain` reads logs (`lines`, `prefixes`), matches them against `rules.toml`
+`ddp-course explain` reads logs (`lines`, `prefixes`), matches them against `rules.toml`
 (`rules`), reads what launchers say of endings (`endings`), orders it (`judge`), and reports.
 It needs the standard library alone, and no network.
 """
