@@ -1,6 +1,14 @@
 """The fault matrix on processes of this machine: each row harms a run, and says what must hold afterwards.
 
 A row's function returns the seconds until everyone had left; it fails where what must hold does not.
+
+To add one: the harm is a row of HARMS in inject.py, called on the rank that is to be harmed, and its moment a row of
+MOMENTS; PHASES says at the how-manieth call. (A row that harms files between two starts needs no harm.) Then a function
+here that takes the matrix, and a row of ROWS: `matrix.fresh(NAME)` gives a folder, `matrix.train(folder, fault=(rank,
+HARM, moment, number))` two epochs on two ranks, with statuses and what was said, and `matrix.must_resume_equal(folder)`
+holds that the same command goes on to the weights of an unharmed run. `PYTHONPATH=tests python -m faults "part of its
+name"` runs it; rows of slurm_rows.py need `slurm/cluster with env` before it. A row that proves another equality than
+those of CONTROLS needs a control of its own.
 """
 
 import json

@@ -9,6 +9,13 @@ from ddp_helpers.tools.audit import data_checks, pace_checks, rank_checks, train
 from ddp_helpers.tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
 
 EARLY = "the run did not come to its end; until then: "
+# To add a check: a function of data_checks.py (what ranks are given), rank_checks.py (what they do)
+# or training_checks.py (weights, gradients, times), which takes the notes of all ranks and returns
+# a Finding: RED only for what is wrong for certain, UNSEEN where the notes do not say. What no note
+# says is a field or a class more in notes.py (and _KINDS), written by observer.py or
+# training_observer.py. Plant a fault that it finds (PLANTED in tests/test_audit.py, with a row in
+# docs/audit.md); `TEST_ALL=1 pytest tests/test_audit.py` plants all: it may be red for others, too.
+# Of two rows that one cause makes red, the vaguer says UNSEEN and points to the other.
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "end": rank_checks.end,
     "samples": data_checks.samples,
