@@ -1,8 +1,8 @@
 """The environments of ranks, as each launcher sets them: recorded, so that a test needs no launcher.
 
 To add a launcher: write down here what it sets for a rank (SETS, and a line of RECORDED for each way in which it may
-start), then a row of LAUNCHERS in rank/launchers.py, in the scripts that have the table, and in notebooks/spirals_ddp.py
-and spirals_resumable.py. One that may start inside a Slurm job stands before `slurm`. At last: `make scripts`.
+start), then a row of LAUNCHERS in rank/launchers.py, in the scripts that have the table, and in two of notebooks/,
+spirals_ddp.py and spirals_resumable.py. One that may start in a Slurm job stands before `slurm`. Then `make scripts`.
 """
 
 
