@@ -87,16 +87,15 @@ def make_job(args: Namespace) -> int:
 
 
 def _would_be_taken(batch: Path) -> bool:
-    """Print what Slurm says of a job file, with nothing submitted; False where it would refuse it.
-
-    Says nothing where no Slurm answers.
-    """
+    """Print what Slurm says of a job file, with nothing submitted; False where it would refuse it."""
     from ddp_helpers.jobs import JobError, available, queue
 
+    if not available():
+        print("# no Slurm answers here, so nobody has looked at what it asks for", file=sys.stderr)
+        return True
     try:
-        if available():
-            queue.send(batch, "--test-only")
-            print("# the Slurm here would take it", file=sys.stderr)
+        queue.send(batch, "--test-only")
+        print("# the Slurm here would take it", file=sys.stderr)
     except JobError as error:
         print(f"# now, and here: {error}", file=sys.stderr)
         return False
