@@ -87,7 +87,7 @@ def make_job(args: Namespace) -> int:
 
 
 def _would_be_taken(batch: Path) -> bool:
-    """Print what Slurm says of a job file, with nothing submitted; False where it would refuse it."""
+    """Print what Slurm says of a job file that is not submitted; False where it refuses it."""
     from ddp_helpers.jobs import JobError, available, queue
 
     if not available():
