@@ -50,8 +50,10 @@ class Kernel:
         return self.finish(self.start(cell))
 
     def children(self):
-        """The processes that this kernel has started, also by others."""
-        return psutil.Process(self.manager.provisioner.pid).children(recursive=True)
+        """The processes that this kernel has started, also by others, but for the warm server, which stays."""
+        kernel = psutil.Process(self.manager.provisioner.pid)
+        servers = [child for child in kernel.children() if "ddp_helpers.launch.server" in child.cmdline()]
+        return [process for process in kernel.children(recursive=True) if process not in servers]
 
     def pids(self, size=2):
         """The processes of the ranks that are there."""

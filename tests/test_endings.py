@@ -72,8 +72,19 @@ def gone(pid):
         return True
 
 
+def server_of(notebook):
+    """The warm server of a process."""
+    [server] = [child for child in psutil.Process(notebook.pid).children() if "launch.server" in str(child.cmdline())]
+    return server
+
+
+@pytest.mark.parametrize("engine", ENGINES if THOROUGH else ["torchrun", "ranks that stay"])
+def test_no_process_is_left_where_the_server_is_killed(engine, tmp_path, request):
+    test_no_process_is_left(engine, signal.SIGKILL, tmp_path, request, whom=lambda notebook: server_of(notebook))
+
+
 @pytest.mark.parametrize(("engine", "number"), ENDS if THOROUGH else USUAL)
-def test_no_process_is_left(engine, number, tmp_path, request):
+def test_no_process_is_left(engine, number, tmp_path, request, whom=lambda notebook: notebook):
     if engine == "mpirun":
         request.getfixturevalue("mpirun")
     folders = tmp_path / "end", tmp_path / "wait"
@@ -88,7 +99,7 @@ def test_no_process_is_left(engine, number, tmp_path, request):
             assert len(ended) == len({*ended}) == len(waiting) == 8
             assert all(map(gone, ended)), "of the ranks that ended by themselves"
             assert not any(map(gone, waiting)), "the control"
-            notebook.send_signal(number)
+            whom(notebook).send_signal(number)
             until(lambda: all(map(gone, waiting)), "ranks, and what they started, are gone")
             assert notebook.wait(timeout=LIMIT)
         finally:

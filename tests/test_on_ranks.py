@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from real import LIMIT
 
-from ddp_helpers.launch.forked import ForkedRanks
+from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 
@@ -40,14 +40,16 @@ def test_a_rank_that_dies_is_named():
         on_ranks(2, dies(lambda: sys.exit(3)))
 
 
-def test_a_rank_that_is_killed_in_the_middle_of_its_answer_is_named(monkeypatch):
+def test_a_rank_that_is_killed_in_the_middle_of_its_answer_is_named():
     def half(pipe, answer):
         os.write(pipe.fileno(), struct.pack("!i", 1000) + b"half of it")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(Connection, "send", half)  # the ranks, which are forked, have it too: either may be the first
-    with pytest.raises(ChildProcessError, match=r"rank [01] .*SIGKILL"):
-        on_ranks(2, lambda: 1)
+    def work():
+        Connection.send = half
+
+    with pytest.raises(ChildProcessError, match=r"rank [01] .*SIGKILL"):  # either may be the first
+        on_ranks(2, work)
 
 
 def test_an_error_of_a_rank_and_an_answer_that_cannot_be_sent_are_raised():
@@ -58,14 +60,14 @@ def test_an_error_of_a_rank_and_an_answer_that_cannot_be_sent_are_raised():
 
 
 def test_ranks_that_wait_for_each_other_are_told_so_whichever_is_ended_first(monkeypatch):
-    end_all = ForkedRanks.end
+    end_all = Ranks.end
 
     def end_one_by_one(ranks):
-        ranks.processes[1].kill()
-        ranks.processes[0].join(LIMIT)  # it hears that rank 1 has gone, and answers with that error
+        ranks.send_signal(1, signal.SIGKILL)
+        ranks.wait(LIMIT, rank=0)  # it hears that rank 1 has gone, and answers with that error
         end_all(ranks)
 
-    monkeypatch.setattr(ForkedRanks, "end", end_one_by_one)
+    monkeypatch.setattr(Ranks, "end", end_one_by_one)
     with pytest.raises(TimeoutError, match="rank 0 and 1 waited"):
         on_ranks(2, lambda: dist.recv(torch.zeros(1), 1 - dist.get_rank()), patience=1)
 

@@ -1,5 +1,6 @@
 """Start ranks on this machine, read their lines, leave none behind; write the scripts they run.
 
-`launch` runs a script under a launcher, `ranks` cells on ranks that stay, and on forked ranks
-`forked_call` a function and `forked_script` a script. `processes` ends all of them.
+One engine starts all: `server` has torch, and forks; `engine` asks it. On it stand `ranks` for
+cells on ranks that stay, `forked_call` for a function, `forked_script` for a script, and
+`programs`, with which `launch` runs a script under a launcher.
 """

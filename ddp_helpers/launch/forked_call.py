@@ -1,28 +1,27 @@
-"""Call a function on ranks that are forked from this process; return what it returns on each.
+"""Call a function on ranks that the warm server forks; return what it returns on each.
 
-The judges of exercises call it, in the learner's process: a function of a cell cannot be pickled.
+The judges of exercises call it, in the learner's process, with functions of cells, too.
 """
 
-import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import Synchronized
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import torch
+import cloudpickle
 import torch.distributed as dist
 
-from ddp_helpers.launch.forked import ForkedRanks, wait_for_an_end
-from ddp_helpers.launch.launchers import LOOPBACK_ONLY
+from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.launchers import LOOPBACK_ONLY, clean_environment
 from ddp_helpers.launch.processes import exit_text
 
 START = 90.0  # seconds that ranks have to form their group, also on a busy machine
 PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds
+_REPLY = 3  # the descriptor on which a rank answers
 
 
 class Answer(NamedTuple):
@@ -32,6 +31,35 @@ class Answer(NamedTuple):
     error: Exception | None
 
 
+class _Replies:
+    """What ranks have told: when each was in the group, and its answer; a thread reads for each."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.met: dict[int, float] = {}  # by rank, by time.monotonic()
+        self.answers: dict[int, Answer] = {}  # by rank, in the order in which they come
+        self._readers: list[threading.Thread] = []
+
+    def listen(self, rank: int, pipe: int) -> None:
+        """Read what this rank tells while it runs: a pipe holds no more than 64 kB."""
+        reader = threading.Thread(target=self._read, args=(rank, Connection(pipe)), daemon=True)
+        self._readers.append(reader)
+        reader.start()
+
+    def _read(self, rank: int, pipe: Connection) -> None:
+        with suppress(EOFError, OSError), pipe:
+            self.met[rank] = pipe.recv()
+            try:
+                self.answers[rank] = pipe.recv()
+            except TypeError as error:  # an error whose class cannot be made anew from its text
+                self.answers[rank] = Answer(None, error)
+
+    def finish(self) -> None:
+        """Wait for what is on its way; what a rank has forked may hold its pipe open."""
+        for reader in self._readers:
+            reader.join(1)
+
+
 def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> list:
     """Call a function on so many ranks of one group, and return what it returns on each.
 
@@ -39,38 +67,32 @@ def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> 
     error of the rank that failed first, or TimeoutError where ranks wait for each other: after
     `patience` seconds, which begin when all are in the group.
     """
-    context = multiprocessing.get_context("fork")
-    met = context.Value("d", 0.0)  # when all were in the group, by the clock that processes share
-    answers: dict[int, Answer] = {}  # by rank, in the order in which they come
-    pipes: list[Connection] = []
-    readers: list[threading.Thread] = []
-    limit = time.monotonic() + START
-    ranks = ForkedRanks("fork")
+    size, limit = int(size), time.monotonic() + START
+    environment = {**clean_environment(), **LOOPBACK_ONLY, "OMP_NUM_THREADS": "1"}
+    replies, ranks, sent = _Replies(), Ranks(), cloudpickle.dumps(work)
     with TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
         try:
             for rank in range(size):
-                pipe, reply = context.Pipe(duplex=False)
-                pipes.append(pipe)
-                with reply:  # the rank alone holds that end, which closes when it is gone
-                    ranks.start(_answer, rank, int(size), meeting, work, reply, met)
-            # Read while the ranks run: a pipe holds no more than 64 kB.
-            for rank, pipe in enumerate(pipes):
-                arguments = pipe, rank, answers
-                readers.append(threading.Thread(target=_read, args=arguments, daemon=True))
-                readers[rank].start()
-            while None in ranks.statuses() and time.monotonic() < limit:
-                wait_for_an_end(ranks, seconds=0.1)
-                limit = met.value + patience if met.value else limit
-            statuses, in_time = ranks.statuses(), {*answers}
+                pipe, reply = os.pipe()
+                replies.listen(rank, pipe)
+                arguments = rank, size, meeting, sent
+                try:
+                    files = [None, None, None, reply]
+                    ranks.call(_answer, *arguments, environment=environment, files=files)
+                finally:  # the rank alone holds that end, which closes when it is gone
+                    os.close(reply)
+            while not ranks.wait(0.1) and time.monotonic() < limit:
+                if len(replies.met) == size:
+                    limit = max(replies.met.values()) + patience
+            statuses, order, in_time = ranks.statuses(), ranks.end_order(), {*replies.answers}
         finally:
             ranks.end()
-    for reader in readers:
-        reader.join(1)  # what a rank has forked, and is not found, may hold its pipe open
+    replies.finish()
     # Of ranks that waited to the end, one that is ended can still tell of another that is gone.
     late = [rank for rank, status in enumerate(statuses) if status is None and rank not in in_time]
-    answers = {rank: answer for rank, answer in answers.items() if rank not in late}
-    return _values(statuses, ranks.end_order, answers, patience)
+    answers = {rank: answer for rank, answer in replies.answers.items() if rank not in late}
+    return _values(statuses, order, answers, patience)
 
 
 def _values(
@@ -93,31 +115,15 @@ def _values(
     return [answers[rank].value for rank in range(len(statuses))]
 
 
-def _read(pipe: Connection, rank: int, answers: dict[int, Answer]) -> None:
-    """Keep what a rank sends; nothing where it ends before it has sent all."""
-    with suppress(EOFError, OSError):
-        try:
-            answers[rank] = pipe.recv()
-        except TypeError as error:  # an error whose class cannot be made anew from its text
-            answers[rank] = Answer(None, error)
-
-
-def _answer(
-    rank: int,
-    size: int,
-    meeting: str,
-    work: Callable[[], Any],
-    reply: Connection,
-    met: Synchronized,
-) -> None:
+def _answer(rank: int, size: int, meeting: str, work: bytes) -> None:
     """Join the group, and send what the function returns, or its error; each rank calls it."""
-    os.environ |= LOOPBACK_ONLY
-    torch.set_num_threads(1)
+    reply = Connection(_REPLY, readable=False)
     try:
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
         dist.barrier()  # or who is done early leaves while others still connect
-        met.value = time.monotonic()
-        reply.send(Answer(_without_tensors(work()), None))
+        reply.send(time.monotonic())
+        answer = Answer(_without_tensors(cloudpickle.loads(work)()), None)
+        reply.send(answer)
     except Exception as error:  # also where the answer is nothing that can be sent
         reply.send(Answer(None, error))
 

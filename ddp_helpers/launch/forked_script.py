@@ -1,24 +1,20 @@
-"""Run a script on ranks that a server with torch forks, and keep what each of them prints.
+"""Run a script on ranks that the warm server forks, and keep what each of them prints.
 
 Lessons and tests call it, in the learner's process. Each rank is given its numbers as by torchrun.
 """
 
-import multiprocessing
-import os
 import runpy
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ddp_helpers.launch.forked import ForkedRanks, wait_for_an_end
+from ddp_helpers.launch.engine import Ranks, wait_for_an_end
 from ddp_helpers.launch.launchers import rank_environments
-from ddp_helpers.launch.processes import MARK, no_interrupt
+from ddp_helpers.launch.processes import no_interrupt
 from ddp_helpers.launch.screen import shorten_paths
 
 # Seconds until all ranks have begun, and then for a run that is not meant to hang. Beside many busy
@@ -27,15 +23,11 @@ LIMIT = 180.0
 # Seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun.
 GRACE = 4.0
 
-# What the server imports, before it forks: DDP needs the last.
-PRELOADED = [__name__, "torchvision.datasets", "torch._dynamo"]
-multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-
 # Called with the number of a rank, it returns the context in which that rank runs its script.
 Around = Callable[[int], AbstractContextManager[None]]
 
 
-class ForkedScript(ForkedRanks):
+class ForkedScript(Ranks):
     """Ranks that run one script, with the output of each in a file.
 
     ends: the exit status of each rank, None until it has ended; seconds: how long the run took.
@@ -61,7 +53,7 @@ class ForkedScript(ForkedRanks):
         removed with this run.
         around: makes the context in which each rank runs the script; pickled, so no lambda.
         """
-        super().__init__("forkserver")
+        super().__init__()
         self.limit, self.seconds = limit, 0.0
         self.exit_statuses: list[int | None] = [None] * ranks
         self.files = TemporaryDirectory()
@@ -71,10 +63,17 @@ class ForkedScript(ForkedRanks):
         try:
             argv = [str(script), *map(str, arguments)]
             for rank, variables in enumerate(self._environments(ranks, env or {})):
-                log = self.logs[rank]
-                log.write_text("")
-                lifetime = int(LIMIT + limit)
-                self.start(_run_script, rank, argv, self.folder, log, variables, lifetime, around)
+                with self.logs[rank].open("wb", buffering=0) as log:
+                    self.call(
+                        _run_script,
+                        rank,
+                        argv,
+                        int(LIMIT + limit),
+                        around,
+                        environment=variables,
+                        folder=self.folder,
+                        files=[None, log.fileno(), log.fileno()],
+                    )
         except BaseException:
             self.end()
             raise
@@ -88,7 +87,7 @@ class ForkedScript(ForkedRanks):
         It hides the GPUs, so that the messages and the numbers are the same on every machine.
         """
         environments = []
-        for variables in rank_environments(ranks, {MARK: self.mark, "CUDA_VISIBLE_DEVICES": ""}):
+        for variables in rank_environments(ranks, {"CUDA_VISIBLE_DEVICES": ""}):
             values = {**variables, **env}
             environments.append({name: text for name, text in values.items() if text is not None})
         return environments
@@ -112,17 +111,17 @@ class ForkedScript(ForkedRanks):
         self.seconds = time.monotonic() - self.begin
         return True
 
-    def _last_sign(self, rank: int) -> float:
-        """Return when a rank last printed something: for most errors, how it ended."""
-        return self.logs[rank].stat().st_mtime
-
     def first_failed(self) -> int | None:
         """Return the rank that failed first, or if none did, one that had to be ended.
 
         None if all ranks have ended well.
         """
-        late = [rank for rank in range(len(self.exit_statuses)) if rank not in self.end_order]
-        failed = [rank for rank in [*self.end_order, *late] if self.exit_statuses[rank] != 0]
+        # For most errors a rank's last line is how it ended: by these, since the server may notice
+        # two ends at once.
+        last_signs = [(log.stat().st_mtime, rank) for rank, log in enumerate(self.logs)]
+        ended = {*self.end_order()}
+        order = sorted(last_signs, key=lambda sign: (sign[1] not in ended, sign))
+        failed = [rank for _, rank in order if self.exit_statuses[rank] != 0]
         by_themselves = [
             rank for rank in failed if self.exit_statuses[rank] not in (None, -signal.SIGTERM)
         ]
@@ -145,42 +144,21 @@ def wait_for_runs(*runs: ForkedScript) -> None:
                 run.end()
 
 
-def _run_script(
-    rank: int,
-    argv: Sequence[str],
-    folder: Path,
-    log: Path,
-    env: Mapping[str, str],
-    lifetime: int,
-    around: Around | None,
-) -> None:
-    """Run the script in this folder, with its output in the log; each rank calls it.
+def _run_script(rank: int, argv: Sequence[str], lifetime: int, around: Around | None) -> None:
+    """Run the script as a program; each rank calls it.
 
     argv: the path of the script, and its arguments; lifetime: seconds.
     """
     import torch
-    import torch.distributed as dist
 
     from ddp_helpers.rank.meeting import listen_narrowly
     from ddp_helpers.rank.threads import wait_before_fork_and_exit
 
     signal.alarm(lifetime)  # also where nobody attends to this run any more
-    for stream in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), stream)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(folder)
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).parent))
-    dist.set_debug_level_from_env()
     torch.set_num_threads(1)
     listen_narrowly()
     wait_before_fork_and_exit()
-    try:
-        with around(rank) if around else nullcontext():
-            runpy.run_path(argv[0], run_name="__main__")
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
+    with around(rank) if around else nullcontext():
+        runpy.run_path(argv[0], run_name="__main__")

@@ -23,7 +23,8 @@ from ddp_helpers.launch.launchers import (
     launch_commands,
     launch_environment,
 )
-from ddp_helpers.launch.processes import lines_of, one_interrupt
+from ddp_helpers.launch.processes import one_interrupt
+from ddp_helpers.launch.programs import lines_of
 from ddp_helpers.launch.screen import Screen, shorten_paths
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]

@@ -1,23 +1,18 @@
-"""Start processes that bear a mark, read their lines, and end whatever they have left behind.
+"""Find the processes of a launch by their mark, end them, and hear one interrupt meanwhile.
 
-The three engines of this room call it, in the learner's process: launchers (`launch`), ranks that
-stay (`ranks`) and forked ranks (`forked`).
+`engine` calls it, in the learner's process.
 """
 
-import io
 import os
-import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -138,134 +133,3 @@ def end_all(mark: str, first: int = signal.SIGTERM, groups: Collection[int] = ()
         limit = time.monotonic() + patience
         while any(map(_is_alive, processes)) and time.monotonic() < limit:
             time.sleep(0.01)
-
-
-class Guard:
-    """A process that ends a launch if this one is gone first, as when its kernel is started anew.
-
-    It waits at the other end of a pipe, which closes when this process ends, however it ends.
-    """
-
-    def __init__(self, mark: str) -> None:
-        """Start the guard of the launch with this mark."""
-        self.groups: list[int] = []
-        read_end, self._pipe = os.pipe()
-        command = [sys.executable, "-m", "ddp_helpers.launch.guard", mark]
-        try:
-            self._process = subprocess.Popen(command, stdin=read_end, start_new_session=True)
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(read_end)
-
-    def add_group(self, group: int) -> None:
-        """Have it end this process group, too."""
-        self.groups.append(group)
-        with suppress(BrokenPipeError):  # the guard itself was killed
-            os.write(self._pipe, f"{group}\n".encode())
-
-    def leave(self) -> None:
-        """Close the pipe in a process that was forked, or it would stay open without this one."""
-        os.close(self._pipe)
-
-    def close(self) -> None:
-        """End the guard, if it is there: the launch has ended."""
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait()
-            os.close(self._pipe)
-
-
-@contextmanager
-def guarded_launch(mark: str, first: int = signal.SIGTERM) -> Iterator[None]:
-    """End all of a launch after the block, also when this process is killed in it.
-
-    first: the signal that its processes get before SIGKILL.
-    """
-    guard = Guard(mark)
-    try:
-        yield
-    finally:
-        with no_interrupt():
-            end_all(mark, first)
-            guard.close()
-
-
-# ---- processes that are read
-
-
-@contextmanager
-def started_processes(
-    commands: Sequence[list[str]],
-    environments: Sequence[Mapping[str, str]],
-    stdin: int = subprocess.DEVNULL,
-    first: int = signal.SIGTERM,
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start each command in its environment, and after the block end all that is left of them.
-
-    Their stdout is a pipe, which also has what they write to stderr. first: the signal that they
-    get before SIGKILL. None of them stays a zombie.
-    """
-    mark = uuid.uuid4().hex
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        with guarded_launch(mark, first):
-            for command, environment in zip(commands, environments, strict=True):
-                process = subprocess.Popen(
-                    command,
-                    env={**environment, MARK: mark},
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                processes.append(process)
-            yield processes
-    finally:
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(SURE)
-
-
-def _queue_lines(output: IO[bytes], lines: queue.Queue[str | None]) -> None:
-    """Put each line of a process into the queue, and None after the last."""
-    for line in io.TextIOWrapper(output, errors="replace"):
-        lines.put(line.rstrip("\n"))
-    lines.put(None)
-
-
-def lines_of(
-    commands: Sequence[list[str]],
-    env: Mapping[str, str],
-    timeout: float,
-    idle: Callable[[], None] = lambda: None,
-) -> Generator[str | list[int], None, None]:
-    """Start the commands together and yield their lines; at last, the list of their exit statuses.
-
-    timeout: seconds. idle: called while no line comes. Raises TimeoutError. Closed early, by an
-    interrupt or an error in the caller, it ends all their processes.
-    """
-    limit = time.monotonic() + timeout
-    lines: queue.Queue[str | None] = queue.Queue()
-    with started_processes(commands, [env] * len(commands)) as processes:
-        for process in processes:
-            threading.Thread(target=_queue_lines, args=[process.stdout, lines], daemon=True).start()
-        open_pipes = len(processes)
-        while open_pipes:
-            if time.monotonic() > limit:  # also where lines never stop coming
-                raise TimeoutError
-            try:
-                line = lines.get(timeout=0.1)
-            except queue.Empty:
-                idle()
-                continue
-            if line is None:
-                open_pipes -= 1
-            else:
-                yield line
-        try:
-            statuses = [process.wait(max(0.1, limit - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired:  # it closed its output, but is still there
-            raise TimeoutError from None
-    yield statuses

@@ -5,20 +5,20 @@
 
 import io
 import json
+import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
+from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.launch.launch import LaunchError, count_of_ranks
 from ddp_helpers.launch.launchers import rank_environments
-from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt, started_processes
+from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, shorten_paths
 
 # Seconds that a start or a cell may take, if the cell's first line says nothing else.
@@ -74,48 +74,55 @@ class ResidentRanks:
         self._mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
         # Pairs of rank and line, None behind its last. Who prints more than is read here, waits.
         self._output: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
-        environments = rank_environments(size, {})
-        command = [sys.executable, "-m", "ddp_helpers.rank.cells"]
         self._readers: list[threading.Thread] = []
-        self._started = ExitStack()  # closed, it ends the processes
-        # By SIGKILL at once: a cell may have SIGTERM do anything.
-        self.processes = self._started.enter_context(
-            started_processes([command] * size, environments, subprocess.PIPE, first=signal.SIGKILL)
-        )
+        self._inputs: list[io.FileIO] = []
+        self.ranks = Ranks()
         try:
-            for rank in range(size):
-                self._readers.append(threading.Thread(target=self._read, args=[rank], daemon=True))
-                self._readers[rank].start()
+            for environment in rank_environments(size, {}):
+                self._start(environment)
             self._send(self._mark)
         except BaseException:
             self.end()
             raise
 
-    def _read(self, rank: int) -> None:
+    def _start(self, environment: dict[str, str]) -> None:
+        """Start one more rank, and a thread that reads its lines."""
+        (requests, ours), (output, theirs) = os.pipe(), os.pipe()
+        self._inputs.append(io.FileIO(ours, "w"))
+        reader = threading.Thread(target=self._read, args=[len(self._readers), output], daemon=True)
+        self._readers.append(reader)
+        reader.start()
+        try:
+            self.ranks.call(_serve, environment=environment, files=[requests, theirs, theirs])
+        finally:
+            os.close(requests)
+            os.close(theirs)
+
+    def _read(self, rank: int, output: int) -> None:
         """Put each line of a rank into the queue, and None when it is gone; a thread each."""
-        output = self.processes[rank].stdout
-        assert output is not None, "it was started with a pipe"
-        for line in io.TextIOWrapper(output, errors="replace", newline="\n"):
+        for line in io.TextIOWrapper(io.FileIO(output), errors="replace", newline="\n"):
             last_state = line.rstrip("\r\n").rpartition("\r")[2]  # of a bar that was drawn anew
             self._output.put((rank, last_state))
         self._output.put((rank, None))
 
     def _send(self, line: str) -> None:
         """Write a line to all ranks."""
-        for process in self.processes:
-            assert process.stdin is not None, "it was started with a pipe"
+        for rank_input in self._inputs:
+            rest = f"{line}\n".encode()
             with suppress(BrokenPipeError):  # what ended it shows in its lines
-                process.stdin.write(f"{line}\n".encode())
-                process.stdin.flush()
+                while rest:
+                    rest = rest[rank_input.write(rest) :]
 
     def alive(self) -> bool:
         """Say whether every process is still there."""
-        return all(process.poll() is None for process in self.processes)
+        return not any(status is not None for status in self.ranks.statuses())
 
     def end(self) -> None:
         """End all ranks, and what they have started; an interrupt changes nothing."""
         with no_interrupt():
-            self._started.close()
+            self.ranks.end()  # by SIGKILL at once: a cell may have SIGTERM do anything
+            for rank_input in self._inputs:
+                rank_input.close()
             limit = time.monotonic() + 1
             while any(map(threading.Thread.is_alive, self._readers)) and time.monotonic() < limit:
                 with suppress(queue.Empty):  # let them come to the end of their pipes
@@ -156,7 +163,7 @@ class ResidentRanks:
             except queue.Empty:
                 screen.refresh()
                 for rank in self.waiting:  # its child may hold the pipe open
-                    if self.processes[rank].poll() is not None:
+                    if self.ranks.statuses()[rank] is not None:
                         raise ChildProcessError(self._ending(rank)) from None
                 continue
             if line is None:
@@ -166,11 +173,9 @@ class ResidentRanks:
 
     def _ending(self, rank: int) -> str:
         """Say how a rank has ended."""
-        try:
-            status = self.processes[rank].wait(timeout=ANSWER)
-        except subprocess.TimeoutExpired:
+        if not self.ranks.wait(ANSWER, rank):
             return f"rank {rank} has closed its output"
-        return f"rank {rank} is gone: {exit_text(status)}"
+        return f"rank {rank} is gone: {exit_text(self.ranks.statuses()[rank])}"
 
     def _positions(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for each position.
@@ -199,7 +204,7 @@ class ResidentRanks:
         """
         for _ in range(self._output.qsize()):
             self._output.get()
-        self.processes[rank].send_signal(signal.SIGUSR1)
+        self.ranks.send_signal(rank, signal.SIGUSR1)
         end = time.monotonic() + ANSWER
         with suppress(queue.Empty):
             while (seconds := end - time.monotonic()) > 0:
@@ -253,6 +258,13 @@ class ResidentRanks:
         parts = [death and death + ending, _shared_tracebacks(tracebacks), delay and delay + ending]
         if any(parts):
             raise (error_type if name else Stopped)("\n".join(filter(None, parts)))
+
+
+def _serve() -> None:
+    """Run the cells that come on stdin; each rank calls it."""
+    from ddp_helpers.rank.cells import serve  # here: it imports torch, which this process has not
+
+    serve()
 
 
 def _shared_tracebacks(tracebacks: dict[int, str]) -> str:

@@ -1,6 +1,6 @@
 """Run a notebook's cells on one rank, one after the other.
 
-`ddp_helpers.launch.ranks` starts this for each rank of the notebook, as a process of its own.
+`ddp_helpers.launch.resident` has each rank of the notebook call it, a process of its own.
 """
 
 import ast
@@ -79,7 +79,7 @@ def _join() -> None:
         dist.init_process_group("nccl", device_id=device)
 
 
-def _serve() -> None:
+def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
     The first line is a mark. It ends the output of the start and of each cell, with a traceback
@@ -113,7 +113,3 @@ def _serve() -> None:
         # By this signal the rank writes where it stands.
         faulthandler.register(signal.SIGUSR1, stderr_copy, all_threads=False)
         failure = _run(**json.loads(request), variables=vars(module))
-
-
-if __name__ == "__main__":
-    _serve()

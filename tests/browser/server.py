@@ -4,12 +4,12 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ from playwright.sync_api import Browser, sync_playwright
 from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.launch.launch import free_port
 from ddp_helpers.launch.launchers import clean_environment
-from ddp_helpers.launch.processes import MARK, guarded_launch
 
 NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
@@ -82,24 +82,27 @@ def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str
 @contextmanager
 def jupyter(course: Path, state: Path) -> Iterator[Lab]:
     """JupyterLab on the course, on this machine only, as `make lab` starts it, which trusts its notebooks."""
-    mark, token = uuid.uuid4().hex, secrets.token_urlsafe()
+    token, lab_server = secrets.token_urlsafe(), Ranks()
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
     command = [sys.executable, "-m", *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
     command.append(f"--port={lab.url.rpartition(':')[2]}")
     command.append("--KernelManager.transport=ipc")  # a free port could be a rank's before the kernel has it
     # The files that kernels listen on need a short path.
-    with TemporaryDirectory() as runtime, guarded_launch(mark), (state / "jupyter.log").open("w") as log:
-        env = environment(course, state, runtime, token) | {MARK: mark}
+    with TemporaryDirectory() as runtime, (state / "jupyter.log").open("w") as log:
+        env = environment(course, state, runtime, token)
         paths = [str(path) for path in sorted((course / "notebooks").glob("*.ipynb"))]
         subprocess.run([sys.executable, "-m", "jupyter", "trust", *paths], env=env, stdout=log, check=True)
-        server = subprocess.Popen(command, cwd=course, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + LIMIT
-        while not answers(lab):
-            said = (state / "jupyter.log").read_text()
-            assert server.poll() is None and time.monotonic() < end, f"no JupyterLab within {LIMIT} s:\n{said[-2000:]}"
-            time.sleep(0.2)
-        yield lab
-    server.wait(timeout=LIMIT)
+        try:
+            lab_server.run(command, env, course, files=[None, log.fileno(), log.fileno()])
+            end = time.monotonic() + LIMIT
+            while not answers(lab):
+                said = (state / "jupyter.log").read_text()
+                is_there = lab_server.statuses() == [None] and time.monotonic() < end
+                assert is_there, f"no JupyterLab within {LIMIT} s:\n{said[-2000:]}"
+                time.sleep(0.2)
+            yield lab
+        finally:
+            lab_server.end(signal.SIGTERM)
 
 
 def answers(lab: Lab) -> bool:

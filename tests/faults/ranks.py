@@ -1,6 +1,7 @@
 """Ranks that start at once: forked from a process that has imported torch, then as real as any."""
 
 import multiprocessing
+import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,7 +69,6 @@ class Ranks:
             logs=self.folder,
             around=partial(harmed, self.fault, self.note),
         )
-        self.processes = self.forked.processes
         return self
 
     def __exit__(self, *_):
@@ -77,12 +77,11 @@ class Ranks:
     def wait(self, but=()):
         """Wait until all ranks have left, but for those that hang; how they ended, None for one that is still there."""
         end = time.monotonic() + LIMIT
-        watched = [process for rank, process in enumerate(self.processes) if rank not in but]
-        for process in watched:
-            process.join(max(0, end - time.monotonic()))
+        for rank in {*range(self.size)} - {*but}:
+            self.forked.wait(max(0, end - time.monotonic()), rank)
         harm = float(self.note.read_text()) if self.note.exists() else self.begin
         said = [(self.folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(self.size)]
-        return Ended([process.exitcode for process in self.processes], time.time() - harm, said)
+        return Ended(self.forked.statuses(), time.time() - harm, said)
 
 
 def run(script, *args, size=2, folder, fault=None, kill=None, env=None, but=()):
@@ -92,5 +91,5 @@ def run(script, *args, size=2, folder, fault=None, kill=None, env=None, but=()):
             time.sleep(kill[0])
             ranks.note.write_text(str(time.time()))
             for rank in kill[1]:
-                ranks.processes[rank].kill()
+                ranks.forked.send_signal(rank, signal.SIGKILL)
         return ranks.wait(but)

@@ -10,7 +10,6 @@ in figures.py of this lesson and in tests/test_clinic.py. Execute 10 and 10b, co
 backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
 """
 
-import multiprocessing.forkserver
 import re
 import signal
 import zlib
@@ -21,6 +20,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.engine import warm_server
 from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.launch.screen import coloured_line
@@ -142,6 +142,6 @@ def _ended_as_meant(run: LearnerRun, outcome: str) -> bool:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%clinic` known, and start the server of ranks: it imports torch meanwhile."""
-    multiprocessing.forkserver.ensure_running()
+    warm_server()
     register = shell.register_magic_function
     register(clinic_magic, "cell", "clinic")  # type: ignore[arg-type]  # IPython types it unbound

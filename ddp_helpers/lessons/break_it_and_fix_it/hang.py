@@ -92,9 +92,9 @@ class PlantedRun(LearnerRun):
 
     def ask(self) -> None:
         """Ask each rank that is there for its recorder, its stacks and its loader worker's."""
-        for rank in self.processes:
+        for process_id in self.process_ids:
             with suppress(psutil.Error):
-                process = psutil.Process(rank.pid)
+                process = psutil.Process(process_id)
                 for member in (process, *process.children(recursive=True)):
                     member.send_signal(signal.SIGUSR1)
                     time.sleep(0.05)  # they write into one file

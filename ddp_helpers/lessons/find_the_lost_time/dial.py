@@ -25,7 +25,8 @@ from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, WIDTH, rank_colour
 from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.launch.machine import provenance
-from ddp_helpers.launch.processes import exit_text, lines_of
+from ddp_helpers.launch.processes import exit_text
+from ddp_helpers.launch.programs import lines_of
 
 RANKS = Path(__file__).with_name("dial_ranks.py")
 NODES = Path(__file__).with_name("dial_nodes.py")

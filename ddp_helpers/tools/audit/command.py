@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
-from ddp_helpers.launch.processes import lines_of
+from ddp_helpers.launch.programs import lines_of
 from ddp_helpers.tools.audit import one_rank, restart
 from ddp_helpers.tools.audit.judge import EARLY, judge
 from ddp_helpers.tools.audit.notes import (

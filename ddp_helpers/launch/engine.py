@@ -1,0 +1,219 @@
+"""Start ranks and programs through one warm server, hear how each ends, and end all of a launch.
+
+Cells (`resident`), functions (`forked_call`), scripts (`forked_script`) and launchers (`programs`)
+use it, in the learner's process.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from uuid import uuid4
+
+import cloudpickle
+
+from ddp_helpers.launch.processes import MARK, SURE, end_all, no_interrupt
+from ddp_helpers.launch.server import Request
+
+
+class _Server:
+    """The server of this process, and what it has told."""
+
+    def __init__(self) -> None:
+        """Start it: it imports torch when a rank is first asked for."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "ddp_helpers.launch.server", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._connection = Connection(os.dup(ours.fileno()))
+        self._sending, self.changed = threading.Lock(), threading.Condition()
+        self._numbers = count(1)
+        self._started: dict[int, int] = {}  # process ids, by the number of the request
+        self._abandoned: set[int] = set()  # requests whose answer nobody waits for any more
+        self.ended: dict[int, int] = {}  # exit statuses, by process id, the first end first
+        self.is_gone = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        """Note what the server tells, until it is gone; a thread."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, process_id, *status = self._connection.recv()
+                with self.changed:
+                    if not number:
+                        self.ended[process_id] = status[0]
+                    elif number in self._abandoned:
+                        _kill(process_id)
+                    else:
+                        self._started[number] = process_id
+                    self.changed.notify_all()
+        with self.changed:
+            self.is_gone = True
+            self.changed.notify_all()
+        for ranks in list(_launches):  # what they had forked has ended with the server
+            if ranks.server is self:
+                end_all(ranks.mark, signal.SIGKILL, ranks.process_ids)
+
+    def start(self, request: Request, files: Sequence[int]) -> int:
+        """Have it start something, and return its process id. Raises ChildProcessError."""
+        number = next(self._numbers)
+        try:
+            with self._sending:
+                self._connection.send_bytes(cloudpickle.dumps(request._replace(number=number)))
+                socket.send_fds(self._socket, [b"."], files)
+            with self.changed:
+                self.changed.wait_for(lambda: number in self._started or self.is_gone)
+                if number not in self._started:
+                    raise ChildProcessError("the server of ranks is gone: start again")
+                return self._started.pop(number)
+        except BaseException:  # an interrupt: torch may be imported for seconds
+            with self.changed:
+                self._abandoned.add(number)
+                if process_id := self._started.pop(number, None):
+                    _kill(process_id)
+            raise
+
+
+def _kill(process_id: int) -> None:
+    """End a process that nobody knows of."""
+    with suppress(ProcessLookupError):
+        os.kill(process_id, signal.SIGKILL)
+
+
+_server: _Server | None = None
+_launches: "weakref.WeakSet[Ranks]" = weakref.WeakSet()
+
+
+def warm_server() -> _Server:
+    """Return the server of this process; a new one if there is none, or it is gone."""
+    global _server
+    if _server is None or _server.is_gone:
+        _server = _Server()
+    return _server
+
+
+class Ranks:
+    """The processes of one launch, each with a session of its own; ended together.
+
+    What they start is found by the mark in its environment, and by its process group.
+    """
+
+    def __init__(self) -> None:
+        """Start none yet."""
+        self.mark = uuid4().hex
+        self.process_ids: list[int] = []
+        self.server = warm_server()
+        _launches.add(self)
+
+    def call(
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        environment: Mapping[str, str],
+        folder: str | os.PathLike | None = None,
+        files: Sequence[int | None] = (),
+    ) -> None:
+        """Start one more rank, which calls a function, also one of a cell.
+
+        files: descriptors that become its 0, 1, 2 and on; None, or missing, for no input and for
+        this process's own output.
+        """
+        call = cloudpickle.dumps((function, arguments))
+        modules = [name for name in sys.modules if name.startswith("ddp_helpers.")]
+        self._start(environment, folder, files, call=call, modules=modules)
+
+    def run(
+        self,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str | os.PathLike | None = None,
+        files: Sequence[int | None] = (),
+    ) -> None:
+        """Start one more process, of another program."""
+        self._start(environment, folder, files, program=list(program))
+
+    def _start(
+        self,
+        environment: Mapping[str, str],
+        folder: str | os.PathLike | None,
+        files: Sequence[int | None],
+        program: list[str] | None = None,
+        call: bytes = b"",
+        modules: list[str] | None = None,
+    ) -> None:
+        """Ask the server for a process."""
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 its descriptor is what is needed
+            usual = [nothing.fileno(), 1, 2]
+            given = [*files, *usual[len(files) :]]
+            descriptors = [
+                usual[number] if file is None else file for number, file in enumerate(given)
+            ]
+            request = Request(
+                number=0,
+                environment={**environment, MARK: self.mark},
+                folder=str(folder or os.getcwd()),  # noqa: PTH109
+                program=program or [],
+                call=call,
+                modules=modules or [],
+                path=[os.path.abspath(path) for path in sys.path],  # noqa: PTH100 "" is here
+            )
+            self.process_ids.append(self.server.start(request, descriptors))
+
+    def statuses(self) -> list[int | None]:
+        """Return the exit status of each: below 0 for a signal, None while it is there."""
+        gone = -signal.SIGKILL if self.server.is_gone else None
+        return [self.server.ended.get(process_id, gone) for process_id in self.process_ids]
+
+    def end_order(self) -> list[int]:
+        """List the ranks that have ended, the first one first."""
+        ended = list(self.server.ended)
+        ranks = {process_id: rank for rank, process_id in enumerate(self.process_ids)}
+        return [ranks[process_id] for process_id in ended if process_id in ranks]
+
+    def wait(self, seconds: float, rank: int | None = None) -> bool:
+        """Wait until all have ended, or one rank; False where they have not in so many seconds."""
+        with self.server.changed:
+            return self.server.changed.wait_for(lambda: not self._is_left(rank), seconds)
+
+    def _is_left(self, rank: int | None) -> bool:
+        """Whether a process is still there, or this one."""
+        statuses = self.statuses()
+        return None in (statuses if rank is None else statuses[rank : rank + 1])
+
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank."""
+        if self.statuses()[rank] is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process_ids[rank], number)
+
+    def end(self, first: int = signal.SIGKILL) -> None:
+        """End all, and what they have started: by the first signal, and then by SIGKILL."""
+        with no_interrupt():
+            end_all(self.mark, first, self.process_ids)
+            self.wait(SURE)
+
+
+def wait_for_an_end(*launches: Ranks, seconds: float) -> None:
+    """Return when one more rank of these launches has ended, or after so many seconds."""
+    before = [launch.statuses().count(None) for launch in launches]
+    end = time.monotonic() + seconds
+    for server in {launch.server for launch in launches}:
+        with server.changed:
+            server.changed.wait_for(
+                lambda: before != [launch.statuses().count(None) for launch in launches],
+                max(0.0, end - time.monotonic()),
+            )

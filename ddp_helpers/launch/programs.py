@@ -1,0 +1,64 @@
+"""Start programs, such as launchers, and read their lines until they have ended.
+
+`launch`, the network dial and the audit call it, in the learner's process.
+"""
+
+import io
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+from ddp_helpers.launch.engine import Ranks
+
+
+def _queue_lines(file: int, lines: queue.Queue[str | None]) -> None:
+    """Put each line of a process into the queue, and None after the last."""
+    for line in io.TextIOWrapper(os.fdopen(file, "rb"), errors="replace"):
+        lines.put(line.rstrip("\n"))
+    lines.put(None)
+
+
+def lines_of(
+    commands: Sequence[list[str]],
+    env: Mapping[str, str],
+    timeout: float,
+    idle: Callable[[], None] = lambda: None,
+) -> Generator[str | list[int], None, None]:
+    """Start the commands together and yield their lines; at last, the list of their exit statuses.
+
+    timeout: seconds. idle: called while no line comes. Raises TimeoutError. Closed early, by an
+    interrupt or an error in the caller, it ends all their processes.
+    """
+    limit = time.monotonic() + timeout
+    lines: queue.Queue[str | None] = queue.Queue()
+    started = Ranks()
+    try:
+        for command in commands:
+            output, given = os.pipe()
+            threading.Thread(target=_queue_lines, args=[output, lines], daemon=True).start()
+            try:
+                started.run(command, env, files=[None, given, given])
+            finally:
+                os.close(given)
+        open_pipes = len(commands)
+        while open_pipes:
+            if time.monotonic() > limit:  # also where lines never stop coming
+                raise TimeoutError
+            try:
+                line = lines.get(timeout=0.1)
+            except queue.Empty:
+                idle()
+                continue
+            if line is None:
+                open_pipes -= 1
+            else:
+                yield line
+        if not started.wait(max(0.1, limit - time.monotonic())):
+            raise TimeoutError  # it closed its output, but is still there
+        statuses = [status or 0 for status in started.statuses()]
+    finally:
+        started.end(signal.SIGTERM)
+    yield statuses

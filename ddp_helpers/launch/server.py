@@ -1,0 +1,191 @@
+"""The warm server: it has torch, and forks whatever `engine` starts: ranks, and other programs.
+
+The learner's process runs it as a program, and asks it through a socket. A forked rank is there in
+hundredths of a second, where a new Python would import torch for seconds. All that it forks leads a
+session of its own, and ends with the server; the server ends all, also what has lost its parent,
+when the learner's process is gone.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import psutil
+
+# What ranks need sooner or later: DDP, and an optimizer's first step, import the last.
+_PRELOADED = ("torch", "torch.distributed", "torchvision.datasets", "torch._dynamo")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+MOST_FILES = 8  # descriptors that a process is given
+_POLITE = 3.0  # seconds that processes have after SIGTERM, as srun to end its step
+
+
+class Request(NamedTuple):
+    """What to start: a program, or a pickled pair of a function and its arguments."""
+
+    number: int  # with which the answer comes
+    environment: dict[str, str]
+    folder: str
+    program: list[str]
+    call: bytes
+    modules: list[str]  # what the call will need, to be imported once, here
+    path: list[str]  # sys.path of the asker
+
+
+def _prctl(option: int, value: int) -> None:
+    """Call prctl(2), where there is one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests with (number, process id), and tell (0, process id, exit status) of each end.
+
+    Returns when the other end of the connection has closed.
+    """
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    files = socket.socket(fileno=os.dup(connection.fileno()))
+    ranks: set[int] = set()
+    with selectors.DefaultSelector() as selector, suppress(EOFError, OSError):
+        selector.register(connection, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == wake:
+                    os.read(wake, 4096)
+                    continue
+                request = Request(*pickle.loads(connection.recv_bytes()))
+                given = socket.recv_fds(files, 1, MOST_FILES)[1]
+                ours = [connection.fileno(), files.fileno(), wake, woken, selector.fileno()]
+                process_id = _fork(request, given, ours)
+                ranks.add(process_id)
+                connection.send((request.number, process_id))
+            _tell_ends(ranks, connection)
+
+
+def _tell_ends(ranks: set[int], connection: Connection) -> None:
+    """Tell of each rank that has ended, and lay to rest who has lost its parent."""
+    with suppress(ChildProcessError):  # there is no child at all
+        while True:
+            process_id, status = os.waitpid(-1, os.WNOHANG)
+            if not process_id:
+                return
+            if process_id in ranks:
+                ranks.discard(process_id)
+                connection.send((0, process_id, os.waitstatus_to_exitcode(status)))
+
+
+def _fork(request: Request, given: list[int], ours: list[int]) -> int:
+    """Start what is asked for, and return its process id.
+
+    given: descriptors that become 0, 1, 2 and on; ours: the server's own.
+    """
+    if request.call:
+        for name in (*_PRELOADED, *request.modules):
+            with suppress(ImportError):  # the call says so, if it needs it
+                importlib.import_module(name)
+        gc.freeze()  # or each rank would copy the pages of all that is there
+    process_id = os.fork()
+    if process_id:
+        for file in given:
+            os.close(file)
+        return process_id
+    status = 1
+    try:
+        _become_a_process(request, given, ours)
+        status = _call(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _become_a_process(request: Request, given: list[int], ours: list[int]) -> None:
+    """Be a process of its own: session, signals, files, environment; a program takes its place."""
+    os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for file in ours:
+        os.close(file)
+    for number, file in enumerate(given):
+        os.dup2(file, number)
+    for file in given:
+        if file >= len(given):
+            os.close(file)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    if request.program:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvp(request.program[0], request.program)
+
+
+def _call(request: Request) -> int:
+    """Call the function, and return the exit status that a new Python would have."""
+    import torch
+    import torch.distributed as dist
+
+    sys.path[:] = request.path
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = os.fdopen(number, "w", buffering=1, errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+    atexit._clear()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if dist.is_available():
+        dist.set_debug_level_from_env()
+    status = 0
+    try:
+        function, arguments = pickle.loads(request.call)
+        function(*arguments)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    # As an interpreter does at its end, and multiprocessing in what it has forked.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(Exception):  # what was called may have put something else there
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return status & 0xFF
+
+
+def end_descendants() -> None:
+    """End all that this process and what it has forked have started: by SIGTERM, then SIGKILL."""
+    for number, patience in ((signal.SIGTERM, _POLITE), (signal.SIGKILL, _POLITE)):
+        descendants = psutil.Process().children(recursive=True)
+        for process in descendants:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        psutil.wait_procs(descendants, patience)
+
+
+def main() -> None:
+    """Serve whoever holds the other end of the socket whose descriptor is the argument."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(int(sys.argv[1])))
+    end_descendants()
+
+
+if __name__ == "__main__":
+    main()
