@@ -8,13 +8,13 @@ import pytest
 from real import LIMIT, THOROUGH, weekly
 from refusals import refused
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, PlainError
 from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.tools.audit.command import RANKS, WITNESS, AuditError, check_started, show_table
+from ddp_helpers.tools.audit.command import RANKS, WITNESS, check_started, show_table
 from ddp_helpers.tools.audit.judge import CHECKS, judge
 from ddp_helpers.tools.audit.notes import (
     OK,
@@ -251,7 +251,7 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     assert tables[4]["gradients"].verdict == OK and "3 steps" in tables[4]["gradients"].seen, tables[4]
     assert [[note.name for note in select(ranks, PointToPoint)] for ranks in notes[4]] == [["send"], ["recv"]]
     assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
-    with pytest.raises(AuditError, match=r"\b3 ranks.*\b2\b"):
+    with pytest.raises(PlainError, match=r"\b3 ranks.*\b2\b"):
         check_started(notes[6], tmp_path)
     assert check_started(notes[4], tmp_path) is None
     assert tables[7]["samples"].verdict == RED and "datasets" in tables[7]["samples"].seen

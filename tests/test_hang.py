@@ -13,6 +13,7 @@ import pytest
 from real import LIMIT, THOROUGH, python
 from refusals import one_line, refused
 
+from ddp_helpers import PlainError
 from ddp_helpers.cli import main
 from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
 from ddp_helpers.lessons.run_script import wait_for_runs
@@ -238,7 +239,7 @@ def test_a_seed_that_is_none_or_was_not_run_is_told_in_one_line(words, tmp_path,
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     refused(hang.Lab, 1, tmp_path, named=["another folder"])
-    with pytest.raises(hang.LabError, match="''"):
+    with pytest.raises(PlainError, match="''"):
         mutations.choose_plant(1).write(tmp_path)
         (tmp_path / "exits.json").write_text("[1, 1, 1]")
         hang.Lab(1, tmp_path, go_on=True).look("")

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from refusals import ended, one_line, refused
 
-from ddp_helpers import ROOT, RUNS, jobs
+from ddp_helpers import ROOT, RUNS, PlainError, jobs
 from ddp_helpers.cli import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.jobs import ready
@@ -271,7 +271,7 @@ def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
     table = runs.table(tmp_path)
     assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "bf16" not in table
     assert table["asked"].unique().tolist() == ["lr=0.1", "lr=0.3"]
-    with pytest.raises(scaling.ScalingError, match=r"lr=0.1 and lr=0.3"):
+    with pytest.raises(PlainError, match=r"lr=0.1 and lr=0.3"):
         scaling.speedup(scaling.per_run(table))
     assert scaling.speedup(scaling.per_run(table[table["lr"] == 0.1]))["repeats"].tolist() == [2]
     labels = " ".join(text.get_text() for ax in curves(table).figure.axes for text in ax.texts)
@@ -283,7 +283,7 @@ def test_runs_of_two_sites_are_not_compared(tmp_path):
     for site in ("della", "greene"):
         record(tmp_path / site)
         (tmp_path / site / "job.json").write_text(json.dumps({"site": site, "state": "COMPLETED"}))
-    with pytest.raises(scaling.ScalingError, match="della and greene"):
+    with pytest.raises(PlainError, match="della and greene"):
         scaling.speedup(scaling.per_run(runs.table(tmp_path)))
 
 

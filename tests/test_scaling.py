@@ -7,14 +7,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.lessons.find_the_lost_time import scaling_model as predict
 from ddp_helpers.lessons.find_the_lost_time.scaling_model import assumptions, prediction
 from ddp_helpers.lessons.plot_the_scaling.advice import extremes, noise, recommend
 from ddp_helpers.lessons.plot_the_scaling.figures import parts_by_rank, parts_by_size, speedup, time_cost
 from ddp_helpers.records import runs, scaling
-from ddp_helpers.records.scaling import ScalingError
 
 PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())
 CIFAR, MNIST = PUBLISHED["tables"][:2]
@@ -165,7 +164,7 @@ def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
 )
 def test_what_cannot_be_compared_is_refused_by_name(study, more, words):
     write(study / "other", 2, **more)
-    with pytest.raises(ScalingError) as error:
+    with pytest.raises(PlainError) as error:
         speedups(study)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
@@ -174,7 +173,7 @@ def test_what_cannot_be_compared_is_refused_by_name(study, more, words):
 def test_nothing_to_compare_is_refused(tmp_path):
     write(tmp_path / "a", state="failed")
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ScalingError, match="finished"):
+        with pytest.raises(PlainError, match="finished"):
             speedups(folder)
 
 
@@ -309,7 +308,7 @@ def test_control_without_communication_the_error_is_larger():
     ],
 )
 def test_the_model_refuses_what_it_cannot_fit(ranks, seconds, words):
-    with pytest.raises(ScalingError, match=words):
+    with pytest.raises(PlainError, match=words):
         predict.fit(ranks, seconds)
 
 

@@ -42,9 +42,10 @@ class _Server:
         self._connection = Connection(os.dup(ours.fileno()))
         self._sending, self.changed = threading.Lock(), threading.Condition()
         self._numbers = count(1)
-        self._started: dict[int, int] = {}  # process ids, by the number of the request
+        # By the number of the request: process ids, and exit statuses, the first end first.
+        self._started: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
         self._abandoned: set[int] = set()  # requests whose answer nobody waits for any more
-        self.ended: dict[int, int] = {}  # exit statuses, by process id, the first end first
         self.is_gone = False
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -52,10 +53,10 @@ class _Server:
         """Note what the server tells, until it is gone; a thread."""
         with suppress(EOFError, OSError):
             while True:
-                number, process_id, *status = self._connection.recv()
+                number, process_id, status = self._connection.recv()
                 with self.changed:
-                    if not number:
-                        self.ended[process_id] = status[0]
+                    if process_id is None:
+                        self.ended[number] = status
                     elif number in self._abandoned:
                         _kill(process_id)
                     else:
@@ -64,22 +65,26 @@ class _Server:
         with self.changed:
             self.is_gone = True
             self.changed.notify_all()
-        for ranks in list(_launches):  # what they had forked has ended with the server
-            if ranks.server is self:
+        # What it had forked has ended with it, but not what that had started.
+        for ranks in list(_launches):
+            if ranks.server is self and not self.ended.keys() >= {*ranks.numbers}:
                 end_all(ranks.mark, signal.SIGKILL, ranks.process_ids)
 
-    def start(self, request: Request, files: Sequence[int]) -> int:
-        """Have it start something, and return its process id. Raises ChildProcessError."""
+    def start(self, request: Request, files: Sequence[int]) -> tuple[int, int]:
+        """Have it start something; return the number of the request, and the process id.
+
+        Raises ChildProcessError where the server has gone.
+        """
         number = next(self._numbers)
         try:
-            with self._sending:
-                self._connection.send_bytes(cloudpickle.dumps(request._replace(number=number)))
+            with no_interrupt(), self._sending, suppress(BrokenPipeError):
+                self._connection.send(tuple(request._replace(number=number)))
                 socket.send_fds(self._socket, [b"."], files)
             with self.changed:
                 self.changed.wait_for(lambda: number in self._started or self.is_gone)
                 if number not in self._started:
                     raise ChildProcessError("the server of ranks is gone: start again")
-                return self._started.pop(number)
+                return number, self._started.pop(number)
         except BaseException:  # an interrupt: torch may be imported for seconds
             with self.changed:
                 self._abandoned.add(number)
@@ -116,6 +121,7 @@ class Ranks:
         """Start none yet."""
         self.mark = uuid4().hex
         self.process_ids: list[int] = []
+        self.numbers: list[int] = []  # of the requests, in the same order
         self.server = warm_server()
         _launches.add(self)
 
@@ -171,18 +177,19 @@ class Ranks:
                 modules=modules or [],
                 path=[os.path.abspath(path) for path in sys.path],  # noqa: PTH100 "" is here
             )
-            self.process_ids.append(self.server.start(request, descriptors))
+            number, process_id = self.server.start(request, descriptors)
+            self.numbers.append(number)
+            self.process_ids.append(process_id)
 
     def statuses(self) -> list[int | None]:
         """Return the exit status of each: below 0 for a signal, None while it is there."""
         gone = -signal.SIGKILL if self.server.is_gone else None
-        return [self.server.ended.get(process_id, gone) for process_id in self.process_ids]
+        return [self.server.ended.get(number, gone) for number in self.numbers]
 
     def end_order(self) -> list[int]:
         """List the ranks that have ended, the first one first."""
-        ended = list(self.server.ended)
-        ranks = {process_id: rank for rank, process_id in enumerate(self.process_ids)}
-        return [ranks[process_id] for process_id in ended if process_id in ranks]
+        ranks = {number: rank for rank, number in enumerate(self.numbers)}
+        return [ranks[number] for number in list(self.server.ended) if number in ranks]
 
     def wait(self, seconds: float, rank: int | None = None) -> bool:
         """Wait until all have ended, or one rank; False where they have not in so many seconds."""

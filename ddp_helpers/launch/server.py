@@ -24,8 +24,10 @@ from typing import NamedTuple
 
 import psutil
 
-# What ranks need sooner or later: DDP, and an optimizer's first step, import the last.
-_PRELOADED = ("torch", "torch.distributed", "torchvision.datasets", "torch._dynamo")
+# What ranks need sooner or later: DDP, an optimizer's first step and the first backward(gradient)
+# import the last two.
+_PRELOADED = ["torch", "torch.distributed", "torchvision.datasets"]
+_PRELOADED += ["torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MOST_FILES = 8  # descriptors that a process is given
 _POLITE = 3.0  # seconds that processes have after SIGTERM, as srun to end its step
@@ -50,7 +52,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer requests with (number, process id), and tell (0, process id, exit status) of each end.
+    """Answer each request with (number, process id), and when that has ended with (number, None,
+    exit status).
 
     Returns when the other end of the connection has closed.
     """
@@ -59,7 +62,7 @@ def serve(connection: Connection) -> None:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     files = socket.socket(fileno=os.dup(connection.fileno()))
-    ranks: set[int] = set()
+    numbers: dict[int, int] = {}  # of requests, by process id
     with selectors.DefaultSelector() as selector, suppress(EOFError, OSError):
         selector.register(connection, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
@@ -68,25 +71,24 @@ def serve(connection: Connection) -> None:
                 if key.fileobj == wake:
                     os.read(wake, 4096)
                     continue
-                request = Request(*pickle.loads(connection.recv_bytes()))
+                request = Request(*connection.recv())
                 given = socket.recv_fds(files, 1, MOST_FILES)[1]
                 ours = [connection.fileno(), files.fileno(), wake, woken, selector.fileno()]
                 process_id = _fork(request, given, ours)
-                ranks.add(process_id)
-                connection.send((request.number, process_id))
-            _tell_ends(ranks, connection)
+                numbers[process_id] = request.number
+                connection.send((request.number, process_id, None))
+            _tell_ends(numbers, connection)
 
 
-def _tell_ends(ranks: set[int], connection: Connection) -> None:
-    """Tell of each rank that has ended, and lay to rest who has lost its parent."""
+def _tell_ends(numbers: dict[int, int], connection: Connection) -> None:
+    """Tell of each process that has ended, and lay to rest who has lost its parent."""
     with suppress(ChildProcessError):  # there is no child at all
         while True:
             process_id, status = os.waitpid(-1, os.WNOHANG)
             if not process_id:
                 return
-            if process_id in ranks:
-                ranks.discard(process_id)
-                connection.send((0, process_id, os.waitstatus_to_exitcode(status)))
+            if number := numbers.pop(process_id, 0):
+                connection.send((number, None, os.waitstatus_to_exitcode(status)))
 
 
 def _fork(request: Request, given: list[int], ours: list[int]) -> int:
@@ -96,7 +98,7 @@ def _fork(request: Request, given: list[int], ours: list[int]) -> int:
     """
     if request.call:
         for name in (*_PRELOADED, *request.modules):
-            with suppress(ImportError):  # the call says so, if it needs it
+            with suppress(Exception):  # the call says so, if it needs it
                 importlib.import_module(name)
         gc.freeze()  # or each rank would copy the pages of all that is there
     process_id = os.fork()

@@ -58,10 +58,6 @@ _LEFT_OUT = {
 }
 
 
-class ScalingError(PlainError, ValueError):
-    """Runs that cannot be compared; one line with what was found, and what to do."""
-
-
 def begun(table: pd.DataFrame) -> pd.DataFrame:
     """Return all epochs, also of runs that still train, or have failed.
 
@@ -205,10 +201,10 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
 
 
 def _check_comparable(runs: pd.DataFrame) -> None:
-    """Raise ScalingError unless these runs differ in ranks, CPUs and repeats alone."""
+    """Raise PlainError unless these runs differ in ranks, CPUs and repeats alone."""
     if runs.empty:
         cure = "run some first, or look at the column `state` of the table"
-        raise ScalingError(f"no finished run to compare: {cure}")
+        raise PlainError(f"no finished run to compare: {cure}")
     is_strong = runs["scaling"] == "strong"
     _check_same("machine", runs)
     _check_same("site", runs.dropna(subset=["site"]))
@@ -220,11 +216,11 @@ def _check_comparable(runs: pd.DataFrame) -> None:
 
 
 def _check_same(column: str, runs: pd.DataFrame) -> None:
-    """Raise ScalingError where a column has two values."""
+    """Raise PlainError where a column has two values."""
     values = sorted({str(value).removesuffix(".0") for value in runs[column]})
     if len(values) > 1:
         compared = f"runs of more than one {column} compared ({' and '.join(values)})"
-        raise ScalingError(f"{compared}: keep one of them")
+        raise PlainError(f"{compared}: keep one of them")
 
 
 def speedup(runs: pd.DataFrame) -> pd.DataFrame:
@@ -233,7 +229,7 @@ def speedup(runs: pd.DataFrame) -> pd.DataFrame:
     runs: a row each, of `per_run`. Compared are those of the same scaling and CPUs per task.
     strong: the same global batch; weak: the same batch per rank. Over the repeats,
     images_per_second is the median, lowest and highest the extremes; the columns ending in _low and
-    _high carry them on. Raises ScalingError if the runs are of two machines, sites, datasets or
+    _high carry them on. Raises PlainError if the runs are of two machines, sites, datasets or
     batch sizes, or have two values of a setting.
     """
     _check_comparable(runs)

@@ -36,10 +36,6 @@ SIZES = ("16", "24", "40", "80")  # GB as sold, of which a table tells if none i
 FITS, CLOSE, TOO_LARGE = "fits", "too close to tell", "does not fit"
 
 
-class FitsError(PlainError):
-    """A GPU that is not known, or a model that cannot be loaded, or cannot take a step."""
-
-
 class Gpu(NamedTuple):
     """A kind of GPU: its name, and in bytes what surely fits, and what torch can have at most."""
 
@@ -60,7 +56,7 @@ def gpu_with(name: str, free: float, most: float) -> Gpu:
 
 
 def gpus_named(names: Sequence[str] = SIZES) -> list[Gpu]:
-    """GPUs by name, the smallest first. Raises FitsError.
+    """GPUs by name, the smallest first. Raises PlainError.
 
     names: of CARDS, or GB as sold, which stands for the least such card.
     """
@@ -73,7 +69,7 @@ def gpus_named(names: Sequence[str] = SIZES) -> list[Gpu]:
 
 
 def _size_of(name: str) -> float:
-    """The bytes that nvidia-smi reports of a GPU of this name. Raises FitsError."""
+    """The bytes that nvidia-smi reports of a GPU of this name. Raises PlainError."""
     sizes = []
     for card, (sold, mib) in CARDS.items():
         if name.upper() in (card, str(sold)):
@@ -83,5 +79,5 @@ def _size_of(name: str) -> float:
     except ValueError:
         size = 0
     if not 0 < size < 1e18:
-        raise FitsError(f"--gpu {name} is no number of GB, and none of {', '.join(CARDS)}")
+        raise PlainError(f"--gpu {name} is no number of GB, and none of {', '.join(CARDS)}")
     return size

@@ -15,8 +15,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD, Optimizer
 
+from ddp_helpers import PlainError
 from ddp_helpers.tools import cards
-from ddp_helpers.tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK, FitsError
+from ddp_helpers.tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK
 from ddp_helpers.tools.memory import StepMemory, measure_step
 from ddp_helpers.tools.model_file import advice, error_line, needs_memory, start_autograd
 
@@ -67,11 +68,11 @@ def predict(
 
     shape, dtype: of one sample. batch_size_per_rank: samples on each GPU. optimizer: the name of
     one of torch.optim, or momentum. bf16: autocast, and FSDP2's MixedPrecisionPolicy.
-    Raises FitsError. No rank of a process group can call it.
+    Raises PlainError. No rank of a process group can call it.
     """
     if min([batch_size_per_rank, *shape]) < 1:
         batch = f"a batch of {batch_size_per_rank} samples of shape {tuple(shape)}"
-        raise FitsError(f"{batch}: every number must be 1 or more")
+        raise PlainError(f"{batch}: every number must be 1 or more")
     make_optimizer = _optimizer_named(optimizer)
     batch_shape = (batch_size_per_rank, *shape)
     start_autograd()
@@ -89,7 +90,7 @@ def predict(
         measured, how = _measure_cheaply(measure)
     except (Exception, SystemExit) as error:
         step_text = f"a step on an input of {batch_shape}, {dtype}"
-        raise FitsError(f"{step_text}: {error_line(error)}{advice(error)}") from error
+        raise PlainError(f"{step_text}: {error_line(error)}{advice(error)}") from error
     return {
         "rows": _rows(measured),
         "how": how,
@@ -113,7 +114,7 @@ def _measure_cheaply(
 
 
 def _optimizer_named(name: str) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """What makes an optimizer of torch.optim for a list of parameters. Raises FitsError."""
+    """What makes an optimizer of torch.optim for a list of parameters. Raises PlainError."""
     optimizers: dict[str, Callable[..., Optimizer]] = {
         optimizer.__name__: optimizer
         for optimizer in vars(torch.optim).values()
@@ -123,7 +124,7 @@ def _optimizer_named(name: str) -> Callable[[list[nn.Parameter]], Optimizer]:
     optimizers["momentum"] = partial(SGD, momentum=0.9)
     if name not in optimizers:
         choice = "give AdamW, Adam, SGD, momentum, …"
-        raise FitsError(f"optimizer {name!r} is none of torch.optim's: {choice}")
+        raise PlainError(f"optimizer {name!r} is none of torch.optim's: {choice}")
     make = optimizers[name]
     if "foreach" in signature(make).parameters:  # as it does on GPUs
         make = partial(make, foreach=True)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules.conv import _ConvNd
 
-from ddp_helpers.tools.cards import FitsError
+from ddp_helpers import PlainError
 from ddp_helpers.tools.movable import movable
 
 # How torch says that it cannot do something on tensors without memory.
@@ -51,26 +51,26 @@ logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 def load(model: str) -> Callable[[], nn.Module]:
     """Get what makes the model, of FILE.py:NAME: a class or a function that needs no argument.
 
-    Raises FitsError.
+    Raises PlainError.
     """
     file, _, name = model.rpartition(":")
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         expected = "with a file that is there and a class or a function in it"
-        raise FitsError(f"{model!r} is not FILE.py:NAME, {expected}")
+        raise PlainError(f"{model!r} is not FILE.py:NAME, {expected}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not spec or not spec.loader:
-        raise FitsError(f"{path.name} cannot be imported: Python has no loader for it")
+        raise PlainError(f"{path.name} cannot be imported: Python has no loader for it")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # as for a script
     sys.dont_write_bytecode = True  # no __pycache__ beside somebody's files
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise FitsError(f"{path.name} cannot be imported: {error_line(error)}") from error
+        raise PlainError(f"{path.name} cannot be imported: {error_line(error)}") from error
     make = vars(module).get(name)
     if not callable(make):
-        raise FitsError(f"{path.name} has no class and no function {name!r}")
+        raise PlainError(f"{path.name} has no class and no function {name!r}")
     return make
 
 
@@ -82,7 +82,7 @@ def sample_of(
     """Complete the shape and type of one sample of the model that `make` returns.
 
     They are read off its first layer with weights. Returns both, and a line that says what was
-    read, or "". Raises FitsError where the layer does not tell.
+    read, or "". Raises PlainError where the layer does not tell.
     """
     if shape and dtype:
         return tuple(shape), dtype, ""
@@ -92,7 +92,7 @@ def sample_of(
         return tuple(shape), dtype, ""
     if not isinstance(layer, nn.Linear):
         example, reason = _unread_shape(layer)
-        raise FitsError(f"give the shape of one sample, as in --input {example}: {reason}")
+        raise PlainError(f"give the shape of one sample, as in --input {example}: {reason}")
     kind, numbers = type(layer).__name__, layer.in_features
     first = f"{kind}, the first layer with weights, takes {numbers} numbers"
     line = f"{first}: so many are taken for a sample. --input gives another shape."
@@ -122,7 +122,7 @@ def _unread_shape(layer: nn.Module | None) -> tuple[str, str]:
 
 
 def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Get the first layer with weights of its own in the model; raises FitsError."""
+    """Get the first layer with weights of its own in the model; raises PlainError."""
     start_autograd()
     try:
         try:
@@ -134,7 +134,7 @@ def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
             layers = list(make().modules())
     except (Exception, SystemExit) as error:
         line = f"the model cannot be made: {error_line(error)}{advice(error)}"
-        raise FitsError(line) from error
+        raise PlainError(line) from error
     with_weights = (layer for layer in layers if list(layer.parameters(recurse=False)))
     return next(with_weights, None)
 

@@ -16,6 +16,7 @@ from faults.ranks import Ranks
 from real import python
 from torch._C import _distributed_c10d as c10d
 
+from ddp_helpers import PlainError
 from ddp_helpers.rank.doctor.case import Case, capture
 from ddp_helpers.rank.doctor.checks import make_plan
 from ddp_helpers.rank.doctor.reduce import find_sum
@@ -299,5 +300,5 @@ def test_a_gpu_that_is_here_is_asked(monkeypatch):
 
 @pytest.mark.parametrize("name", ["x", "0", "-16", "nan", "inf"])
 def test_a_gpu_that_is_none_is_told_in_a_line(name):
-    with pytest.raises(fits.FitsError, match=f"--gpu {name} "):
+    with pytest.raises(PlainError, match=f"--gpu {name} "):
         fits.finding(prediction(1e9), [name])

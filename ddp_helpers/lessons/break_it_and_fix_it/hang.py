@@ -45,21 +45,17 @@ WRONG = 10  # minutes for a wrong answer
 QUIET, LIMIT = 4.0, 16.0
 
 
-class LabError(PlainError, ValueError):
-    """What cannot be looked at, or is no answer; its message is one line."""
-
-
 class PlantedRun(LearnerRun):
     """The run of a planted script, whose ranks write stacks and recorders while it hangs."""
 
     def __init__(self, planted: Plant, folder: Path) -> None:
         """Write the script into a folder, and start its ranks there.
 
-        Raises LabError where the folder holds something else than a run of the lab.
+        Raises PlainError where the folder holds something else than a run of the lab.
         """
         if any(folder.glob("*")) and not (folder / "parts").is_dir():
             message = f"{folder} holds something else than a run of the lab: give another folder"
-            raise LabError(message)
+            raise PlainError(message)
         shutil.rmtree(folder, ignore_errors=True)
         planted.write(folder)
         self._log_sizes: list[int] = []
@@ -107,10 +103,10 @@ class Lab:
     def __init__(self, seed: int, folder: Path | None = None, go_on: bool = False) -> None:
         """Run the fault of a seed to its end, up to 20 s. go_on: use the run that is in the folder.
 
-        Raises LabError for a bad seed, a folder in use, or a run that is not there.
+        Raises PlainError for a bad seed, a folder in use, or a run that is not there.
         """
         if not 0 <= seed < 2**31:
-            raise LabError(f"the seed is {seed}: give a number from 0 to {2**31 - 1}")
+            raise PlainError(f"the seed is {seed}: give a number from 0 to {2**31 - 1}")
         self.seed = seed
         self.plant = choose_plant(seed)
         self.folder = folder or _folder_of(seed)
@@ -118,7 +114,7 @@ class Lab:
             wait_for_runs(PlantedRun(self.plant, self.folder))
         elif not (self.folder / "exits.json").exists():
             command = f"ddp-course hang --seed {seed}"
-            raise LabError(f"seed {seed} has not been run: {command}")
+            raise PlainError(f"seed {seed} has not been run: {command}")
         self._evidence = Evidence(self.folder)
         self._minutes_path = self.folder / "minutes.json"
         self._spent: dict[str, int] = {}  # minutes, by what they were spent on
@@ -147,7 +143,7 @@ class Lab:
         """Return a piece of evidence, and the minutes spent so far; a second look is free.
 
         request: a name in PRICES, with the number of a rank or a line in the place of R or N.
-        Raises LabError for any other.
+        Raises PlainError for any other.
         """
         name, number = self._parsed(request)
         self._pay(" ".join(request.split()), PRICES[name])
@@ -161,12 +157,12 @@ class Lab:
         takes = len(name.split()) - 1  # numbers
         if not name or len(numbers) != takes or not all(map(_is_short_number, numbers)):
             choices = f"choose one of {', '.join(PRICES)} (R a rank, N a line)"
-            raise LabError(f"no evidence is called {request!r}: {choices}")
+            raise PlainError(f"no evidence is called {request!r}: {choices}")
         number = int(numbers[0]) if numbers else 0
         if name.endswith("R") and number >= RANKS:
-            raise LabError(f"there is no rank {number}: the ranks are 0 to {RANKS - 1}")
+            raise PlainError(f"there is no rank {number}: the ranks are 0 to {RANKS - 1}")
         if name.endswith("N") and not 1 <= number <= len(self.source):
-            raise LabError(f"there is no line {number}: the script has {len(self.source)}")
+            raise PlainError(f"there is no line {number}: the script has {len(self.source)}")
         return name, number
 
     def _piece(self, name: str, number: int) -> str:
@@ -198,12 +194,12 @@ class Lab:
     def answer(self, rank: int, line: int, kind: str, cure: str) -> str:
         """Judge an answer, in one line; a line beside the fault is right, too.
 
-        Raises LabError for a kind or a cure that is not known.
+        Raises PlainError for a kind or a cure that is not known.
         """
         if kind not in KINDS:
-            raise LabError(f"{kind!r} is not known: choose one of {', '.join(KINDS)}")
+            raise PlainError(f"{kind!r} is not known: choose one of {', '.join(KINDS)}")
         if cure not in CURES:
-            raise LabError(f"{cure!r} is not known: choose one of {', '.join(CURES)}")
+            raise PlainError(f"{cure!r} is not known: choose one of {', '.join(CURES)}")
         mistake = self._mistake(rank, line, kind, cure)
         if not mistake:
             return f"right, in {self.minutes} minutes; par is {self.par}"
@@ -257,11 +253,11 @@ class _Answer(NamedTuple):
 
 
 def _parsed_answer(words: list[str]) -> _Answer:
-    """Read rank=… line=… kind=… cure=…, in any order. Raises LabError for anything else."""
+    """Read rank=… line=… kind=… cure=…, in any order. Raises PlainError for anything else."""
     values = dict(word.partition("=")[::2] for word in words)
     complete = values.keys() == set(_Answer._fields)
     if not complete or not (values["rank"].isdecimal() and values["line"].isdecimal()):
-        raise LabError(f"the answer {' '.join(words)!r} is not rank=… line=… kind=… cure=…")
+        raise PlainError(f"the answer {' '.join(words)!r} is not rank=… line=… kind=… cure=…")
     rank, line = int(values["rank"]), int(values["line"])
     return _Answer(rank, line, values["kind"], values["cure"])
 
@@ -270,7 +266,7 @@ def play(seed: int, request: list[str], answer: list[str]) -> int:
     """Run a seed, or look at a piece of its evidence, or judge an answer, and print the result.
 
     request: the words behind --look; answer: those behind --answer; both empty to run the seed.
-    Returns the exit status, 1 for a wrong answer. Raises LabError for what is none.
+    Returns the exit status, 1 for a wrong answer. Raises PlainError for what is none.
     """
     lab = Lab(seed, go_on=bool(request or answer) or _was_run(seed))
     if request:

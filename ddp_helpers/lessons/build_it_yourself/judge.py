@@ -7,7 +7,6 @@ run on ranks that are forked from it.
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,9 +27,6 @@ from ddp_helpers.lessons.exercise import Answer
 SIZES = (2, 3)
 Trial = Callable[[Answer, CallLog], Iterator[str]]  # for each case, the mistake, or an empty text
 
-# What torch imports at the first backward(gradient), and with the first optimizer. That takes
-# seconds: imported before the ranks are forked, it takes none of theirs.
-_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 _CLOSED = "by peer"  # what gloo says on a rank whose partner is gone
 
 
@@ -43,8 +39,6 @@ def judge_on_ranks(trial: Trial, hints: Mapping[str, str]) -> Callable[[Answer],
     def judge(answer: Answer) -> list[str]:
         if dist.is_initialized():
             return ["run this cell without `%%ranks`: the judge starts ranks of its own"]
-        for module in _IMPORTED_LATE:
-            import_module(module)
         for size in SIZES:
             if mistake := _try_on(size, trial, answer, hints):
                 return [f"on {size} ranks: {mistake}"]

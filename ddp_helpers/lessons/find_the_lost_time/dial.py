@@ -50,10 +50,6 @@ class Turned(NamedTuple):
     sent: dict[str, float]  # bytes of a step, of both ranks together, by way
 
 
-class DialError(PlainError, RuntimeError):
-    """Ranks in a network of their own that ended without a result, in a line."""
-
-
 def _search_path() -> str:
     """Return where programs are looked for, those of an administrator among them."""
     return os.environ["PATH"] + SBIN
@@ -80,7 +76,7 @@ def why_no_network() -> str:
 def run_in_own_network(*arguments: object, timeout: float = 300) -> dict:
     """Run sh with these arguments in a network of its own; returns the JSON object of rank 0.
 
-    timeout: seconds. Raises DialError where rank 0 prints none, or the time is up.
+    timeout: seconds. Raises PlainError where rank 0 prints none, or the time is up.
     """
     network = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": _search_path()}
     env = launch_environment([2], network)
@@ -95,14 +91,14 @@ def run_in_own_network(*arguments: object, timeout: float = 300) -> dict:
     results = [line for line in lines if line.startswith("{")]
     if not results:
         last = lines[-1] if lines else "they said nothing"
-        raise DialError(f"no result from the ranks: {last}")
+        raise PlainError(f"no result from the ranks: {last}")
     return json.loads(results[-1])
 
 
 def run_two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dict:
     """Run a script on two ranks in a network of their own; returns the JSON object of rank 0.
 
-    timeout: seconds. Raises DialError.
+    timeout: seconds. Raises PlainError.
     """
     program = [str(script), *map(str, arguments)]
     with_loopback = 'ip link set lo up && exec "$@"'
@@ -114,7 +110,7 @@ def run_two_ranks(script: Path, *arguments: object, timeout: float = 300) -> dic
 def time_at_rates(rates: Sequence[int] = RATES, steps: int = 5) -> Turned:
     """Start two ranks, once, and turn their network down to each rate.
 
-    rates: Mbit/s, 0 for open; steps: of each way at each rate. Raises DialError.
+    rates: Mbit/s, 0 for open; steps: of each way at each rate. Raises PlainError.
     """
     return _as_turned(run_two_ranks(RANKS, ",".join(map(str, rates)), steps))
 
@@ -128,7 +124,7 @@ def _as_turned(printed: Mapping) -> Turned:
 def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
     """Start two nodes with two ranks each, and a cable of so many Mbit/s between them.
 
-    Returns the seconds of an all-reduce, by group of ranks. Raises DialError.
+    Returns the seconds of an all-reduce, by group of ranks. Raises PlainError.
     """
     return run_in_own_network(TWO_NODES, f"{mbit}mbit", sys.executable, NODES)
 

@@ -19,10 +19,10 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
+from ddp_helpers import PlainError
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned, darkened, scale_ranks_axis
 from ddp_helpers.draw.style import BLUE, GREY, RED, SKY, WIDTH
-from ddp_helpers.records.scaling import ScalingError
 
 TERMS = {"work": "1/n", "transfer": "2(n-1)/n", "waiting": "n-1"}  # each in seconds an epoch
 _DRAWS = 400
@@ -78,7 +78,7 @@ def fit(ranks: Sequence[int] | pd.Series, seconds: Sequence[float] | pd.Series) 
 
     A row a run; repeats are rows of the same size. Few sizes tell few terms apart: with two or
     three sizes it is the work and one other term, the one that fits best, or the first of TERMS if
-    both do. Raises ScalingError where the rows do not determine a model.
+    both do. Raises PlainError where the rows do not determine a model.
     """
     counts, times = np.asarray(ranks, int), np.asarray(seconds, float)
     sizes = _count_sizes(counts, times)
@@ -91,16 +91,16 @@ def fit(ranks: Sequence[int] | pd.Series, seconds: Sequence[float] | pd.Series) 
 
 
 def _count_sizes(ranks: np.ndarray, seconds: np.ndarray) -> int:
-    """Count the different numbers of ranks; raise ScalingError if the rows cannot be fitted."""
+    """Count the different numbers of ranks; raise PlainError if the rows cannot be fitted."""
     if ranks.shape != seconds.shape or ranks.ndim != 1:
         counts = f"{ranks.size} numbers of ranks but {seconds.size} times"
-        raise ScalingError(f"{counts}: give one time for each")
+        raise PlainError(f"{counts}: give one time for each")
     if not (np.isfinite(seconds).all() and (seconds > 0).all() and (ranks > 0).all()):
-        raise ScalingError("the model needs numbers of ranks and seconds above 0")
+        raise PlainError("the model needs numbers of ranks and seconds above 0")
     sizes = len(np.unique(ranks))
     if sizes < 2:
         lack = f"{sizes} number of ranks in the runs"
-        raise ScalingError(f"{lack}: measure two or more to fit the model")
+        raise PlainError(f"{lack}: measure two or more to fit the model")
     return sizes
 
 

@@ -40,10 +40,6 @@ _DEVICE += " given to torch.load: what only they do was not seen"
 _ON_TRAINING = {"samples", "replicas", "gradients"}
 
 
-class AuditError(PlainError, ValueError):
-    """An audit that cannot begin: what is wrong, and what to do."""
-
-
 @dataclass(frozen=True)
 class _Runs:
     """Runs of one script under witnesses, each in folders of its own below one folder."""
@@ -107,7 +103,7 @@ def audit(
     ranks or each. resume_with: have the script ended and started again, with these arguments
     besides, maybe none. two_nodes: each rank is told that it is the only one of its node, so that
     local_rank, which is 0 on both, cannot pass for rank. The learner's process calls it. Raises
-    AuditError.
+    PlainError.
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
@@ -133,7 +129,7 @@ def _audit_rows(
     batch_size_flag: str,
     resume_with: str | None,
 ) -> list[Row]:
-    """Run the script as often as it takes, and make all rows. Raises AuditError."""
+    """Run the script as often as it takes, and make all rows. Raises PlainError."""
     folder, on_cpu = runs.folder, runs.on_cpu
     ranks = runs.run(RANKS, arguments, "")
     check_started(ranks, folder / "notes" / "output.log")
@@ -176,46 +172,46 @@ def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: 
 
 
 def check_started(ranks: list[Notes], log: Path) -> None:
-    """Raise AuditError if the ranks did not start, or if the script asks for another number."""
+    """Raise PlainError if the ranks did not start, or if the script asks for another number."""
     if not all(ranks):
         last = [line for line in log.read_text().splitlines() if line][-1:]
-        raise AuditError(f"the ranks did not begin: {''.join(last)[:_WIDTH]} ({log})")
+        raise PlainError(f"the ranks did not begin: {''.join(last)[:_WIDTH]} ({log})")
     for note in select(ranks[0], End):
         if note.why.startswith("mp.spawn is asked for"):
             cure = "have it ask for as many, maybe by torch.cuda.device_count()"
-            raise AuditError(f"{note.why}: {cure}")
+            raise PlainError(f"{note.why}: {cure}")
 
 
 def _check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
-    """Stop before anything is written, if this cannot be audited. Raises AuditError."""
+    """Stop before anything is written, if this cannot be audited. Raises PlainError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
     except OSError as error:
         cure = "give the path of a Python script"
-        raise AuditError(f"{script} cannot be read ({error.strerror}): {cure}") from None
+        raise PlainError(f"{script} cannot be read ({error.strerror}): {cure}") from None
     except (SyntaxError, ValueError) as error:
         message = str(error).partition("\n")[0]
-        raise AuditError(f"{script.name} is no Python: {message}") from None
+        raise PlainError(f"{script.name} is no Python: {message}") from None
     if not 1 <= limit < 10**6:
         cure = "give the seconds that the script may take"
-        raise AuditError(f"--limit {limit:g} is out of range: {cure}")
+        raise PlainError(f"--limit {limit:g} is out of range: {cure}")
     try:
         shlex.split(resume_with)
     except ValueError as error:
         flag = f"--resume-with={resume_with}"
-        raise AuditError(f"{flag} cannot be split into words: {error}") from None
+        raise PlainError(f"{flag} cannot be split into words: {error}") from None
     if cwd and not Path(cwd).is_dir():
         cure = "give the one in which the script is to run"
-        raise AuditError(f"--cwd {cwd} is no folder: {cure}")
+        raise PlainError(f"--cwd {cwd} is no folder: {cure}")
     _check_folder(folder)
 
 
 def _check_folder(folder: Path) -> None:
-    """Stop if the folder holds anything but an earlier audit, which goes. Raises AuditError."""
+    """Stop if the folder holds anything but an earlier audit, which goes. Raises PlainError."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = {f"{part}{suffix}" for part in ("work", "notes") for suffix in _RUNS}
     if names and (names - ours or not (folder / "notes" / "output.log").exists()):
-        raise AuditError(f"{folder} holds something else: choose another folder")
+        raise PlainError(f"{folder} holds something else: choose another folder")
 
 
 def _make_empty(folder: Path) -> None:

@@ -5,18 +5,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_helpers import PlainError
 from ddp_helpers.tools.explain.judge import judge
-from ddp_helpers.tools.explain.lines import STDIN, LogError, read_logs
+from ddp_helpers.tools.explain.lines import STDIN, read_logs
 from ddp_helpers.tools.explain.report import as_data, as_text
 
 CLEAN, EXPLAINED, NOT_KNOWN = 0, 1, 3  # 2 is a wrong use, as everywhere in the course
 
 
 def explain(paths: Sequence[Path], as_json: bool = False) -> int:
-    """Explain logs, and return the exit status; raises LogError at what cannot be read."""
+    """Explain logs, and return the exit status; raises PlainError at what cannot be read."""
     if not paths:
         if sys.stdin.isatty():
-            raise LogError("no log is given: name a file or a run folder, or pipe a log in")
+            raise PlainError("no log is given: name a file or a run folder, or pipe a log in")
         paths = [Path(STDIN)]
     logs = read_logs(paths)
     verdict = judge(logs)

@@ -1,6 +1,6 @@
 """Read logs into lines: files, run folders or standard input, whatever wrote them.
 
-`command` calls it, in one process. It raises LogError, of one line, at what cannot be read.
+`command` calls it, in one process. It raises PlainError, of one line, at what cannot be read.
 """
 
 import json
@@ -29,10 +29,6 @@ _RANK_IN_NAME = re.compile(r"(?i)rank[_.-]?(\d{1,6})(?!\d)")
 _OF_TORCHRUN = re.compile(r"attempt_\d+/(\d{1,6})/std(?:err|out)")  # torchrun --log-dir
 
 
-class LogError(PlainError, ValueError):
-    """A log that cannot be read: what is wrong, and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a log, without prefixes and colours."""
@@ -54,7 +50,7 @@ class Logs:
 
 
 def read_logs(paths: Sequence[Path]) -> Logs:
-    """Read files and folders; `-` is standard input. Raises LogError."""
+    """Read files and folders; `-` is standard input. Raises PlainError."""
     logs = Logs([], [], [])
     for path in paths:
         if str(path) == STDIN:
@@ -65,7 +61,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
             _add_file(logs, path)
     if not logs.lines:
         cure = "the job wrote nothing, or into another file"
-        raise LogError(f"{', '.join(logs.files)}: nothing stands in it: {cure}")
+        raise PlainError(f"{', '.join(logs.files)}: nothing stands in it: {cure}")
     return logs
 
 
@@ -76,11 +72,11 @@ def _add_folder(logs: Logs, folder: Path) -> None:
     status = folder / "status.json"
     if not chosen and not status.exists():
         cure = "give the log itself, or a folder with files named *.log, *.out or *.err"
-        raise LogError(f"{folder} holds no log: {cure}")
+        raise PlainError(f"{folder} holds no log: {cure}")
     for path in chosen:
         try:
             _add_file(logs, path)
-        except LogError as error:
+        except PlainError as error:
             logs.notices.append(f"left out: {error}")
     if status.exists():
         _add_status(logs, status)
@@ -111,12 +107,12 @@ def _add_file(logs: Logs, path: Path) -> None:
                 content = content[:PART] + b"\n" + file.read()
                 logs.notices.append(f"{path} is long: {rest:,} bytes in its middle were not read")
     except OSError as error:
-        raise LogError(f"{path} cannot be read ({error.strerror}): give a log's path") from None
+        raise PlainError(f"{path} cannot be read ({error.strerror}): give a log's path") from None
     _add(logs, str(path), content)
 
 
 def _add(logs: Logs, name: str, content: bytes) -> None:
-    """Add the lines of a log. Raises LogError where it is no text."""
+    """Add the lines of a log. Raises PlainError where it is no text."""
     lines = [without_colours(line) for line in _text(name, content).split("\n")]
     labelled = is_labelled(lines)
     in_name = _OF_TORCHRUN.search(name) or _RANK_IN_NAME.search(Path(name).name)
@@ -139,15 +135,15 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
 
 
 def _text(name: str, content: bytes) -> str:
-    """Decode a log: UTF-8, or UTF-16 with its mark. Raises LogError where it is something else."""
+    """Decode a log: UTF-8, or UTF-16 with its mark. Raises PlainError for anything else."""
     kind = next((kind for magic, kind in _MAGIC.items() if content.startswith(magic)), "")
     if kind:
-        raise LogError(f"{name} is compressed ({kind}): unpack it first")
+        raise PlainError(f"{name} is compressed ({kind}): unpack it first")
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16", errors="replace")
     zeros = content[:8192].count(0)
     if zeros > 64 or zeros > len(content[:8192]) // 8:  # a hole, as NFS leaves it, has some
-        raise LogError(f"{name} is no text (it holds zero bytes): give a log")
+        raise PlainError(f"{name} is no text (it holds zero bytes): give a log")
     return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").replace("\0", "")
 
 
