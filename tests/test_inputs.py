@@ -70,7 +70,7 @@ JOB_TOLD = {
 }
 JOB_RIGHT = {
     "words that a shell would read": ["MINE", "--", "a b", "$(touch x)", "é", "--", ""],
-    "a file beside a home": ["MINE", "--run", "a/b.c-1", "--time", "1-0", "--array", "1e-3", "+2", "--", "{array}"],
+    "a file beside a home": ["MINE", "--run", "a/b.c-1", "--time", "0-00:10", "--array", "1e-3", "+2", "--", "{array}"],
 }
 
 # ---- a site file

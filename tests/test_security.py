@@ -54,7 +54,11 @@ LESSON += ["load(args.model)"]  # fits imports a file of yours, to make your mod
 # A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]
 CELLS += ["eval(compile(expression, name, 'eval'), variables)"]
-UNSAFE = re.compile(r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|(pickle\.)?loads?")
+# A function of the learner's own process, on a socket from it alone.
+LESSON += ["pickle.loads(request.call)", "cloudpickle.loads(work)"]
+UNSAFE = re.compile(
+    r"eval|exec|__import__|os\.(system|popen)|(subprocess\.)?get(status)?output|((cloud)?pickle\.)?loads?"
+)
 
 
 def test_nothing_runs_what_it_is_given():

@@ -55,7 +55,9 @@ class Lab:
         for process in psutil.process_iter():
             try:
                 command = process.cmdline()
-                stays = "ddp_helpers.rank.cells" in command and Path(process.cwd()).is_relative_to(self.course)
+                server, parent = "ddp_helpers.launch.server", process.parent()
+                forked = server in command and parent is not None and server in parent.cmdline()
+                stays = forked and Path(process.cwd()).is_relative_to(self.course)
                 if stays or any(word.startswith(cells) for word in command):
                     running.append(process)
             except psutil.Error:
