@@ -190,4 +190,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By the module's own name: in __main__ a fork beside numpy's threads warns, from 3.12 on.
+    from ddp_helpers.launch import server
+
+    server.main()
