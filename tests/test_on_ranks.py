@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from real import LIMIT
 
+from ddp_helpers.launch import forked_call
 from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
@@ -70,6 +71,12 @@ def test_ranks_that_wait_for_each_other_are_told_so_whichever_is_ended_first(mon
     monkeypatch.setattr(Ranks, "end", end_one_by_one)
     with pytest.raises(TimeoutError, match="rank 0 and 1 waited"):
         on_ranks(2, lambda: dist.recv(torch.zeros(1), 1 - dist.get_rank()), patience=1)
+
+
+def test_an_error_before_the_group_is_formed_is_raised(monkeypatch):
+    monkeypatch.setitem(forked_call.LOOPBACK_ONLY, "GLOO_SOCKET_IFNAME", "no-such-interface")
+    with pytest.raises(Exception, match="no-such-interface"):
+        on_ranks(2, lambda: 1)
 
 
 FAILS = """

@@ -34,6 +34,12 @@ def test_variables_functions_and_the_group_stay(kernel):
     assert "NameError: name 'other' is not defined" in kernel.run("pull('other')")
 
 
+def test_unseeded_numbers_are_others_on_each_rank_as_in_two_new_pythons(kernel):
+    said = kernel.run("%%ranks 2\nimport numpy\nimport torch\nprint(torch.rand(4), numpy.random.rand(4))")
+    ranks = [re.findall(r"0\.\d+", line) for line in said.splitlines()]
+    assert len(ranks) == 2 and len(ranks[0]) == len(ranks[1]) == 8 and not {*ranks[0]} & {*ranks[1]}
+
+
 def test_an_error_is_shown_once_and_the_variables_stay_where_all_came_to_the_end(kernel):
     before = kernel.pids()
     kernel.run("%%ranks 2\nimport torch.distributed as dist\n\nkept = 5")

@@ -211,6 +211,8 @@ class Ranks:
         """End all, and what they have started: by the first signal, and then by SIGKILL."""
         with no_interrupt():
             end_all(self.mark, first, self.process_ids)
+            for rank in range(len(self.process_ids)):
+                self.send_signal(rank, signal.SIGKILL)  # it may lead no session yet
             self.wait(SURE)
 
 

@@ -48,11 +48,14 @@ class _Replies:
 
     def _read(self, rank: int, pipe: Connection) -> None:
         with suppress(EOFError, OSError), pipe:
-            self.met[rank] = pipe.recv()
             try:
-                self.answers[rank] = pipe.recv()
+                told = pipe.recv()
+                if not isinstance(told, Answer):  # one that failed before it was in the group
+                    self.met[rank] = told
+                    told = pipe.recv()
             except TypeError as error:  # an error whose class cannot be made anew from its text
-                self.answers[rank] = Answer(None, error)
+                told = Answer(None, error)
+            self.answers[rank] = told
 
     def finish(self) -> None:
         """Wait for what is on its way; what a rank has forked may hold its pipe open."""

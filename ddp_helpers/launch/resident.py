@@ -239,6 +239,7 @@ class ResidentRanks:
                 screen.draw()
             self.cells += 1
             name = f"<cell {self.cells}>"
+            self.busy, self.waiting = True, set(range(self.size))
             # Below an empty line, which stands for that with `%%ranks`.
             self._send(json.dumps({"cell": f"\n{cell}", "name": name}))
             self._show_output(screen, limit, tracebacks)

@@ -63,7 +63,7 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     files = socket.socket(fileno=os.dup(connection.fileno()))
     numbers: dict[int, int] = {}  # of requests, by process id
-    with selectors.DefaultSelector() as selector, suppress(EOFError, OSError):
+    with selectors.PollSelector() as selector, suppress(EOFError, OSError):
         selector.register(connection, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         while True:
@@ -73,7 +73,7 @@ def serve(connection: Connection) -> None:
                     continue
                 request = Request(*connection.recv())
                 given = socket.recv_fds(files, 1, MOST_FILES)[1]
-                ours = [connection.fileno(), files.fileno(), wake, woken, selector.fileno()]
+                ours = [connection.fileno(), files.fileno(), wake, woken]
                 process_id = _fork(request, given, ours)
                 numbers[process_id] = request.number
                 connection.send((request.number, process_id, None))
@@ -185,8 +185,10 @@ def main() -> None:
     """Serve whoever holds the other end of the socket whose descriptor is the argument."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(Connection(int(sys.argv[1])))
-    end_descendants()
+    try:
+        serve(Connection(int(sys.argv[1])))
+    finally:
+        end_descendants()
 
 
 if __name__ == "__main__":

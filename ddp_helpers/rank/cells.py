@@ -89,6 +89,10 @@ def serve() -> None:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     mark, process_id, stderr_copy = requests.readline().strip(), os.getpid(), os.dup(2)
+    # As in a new Python, unseeded numbers are others on each rank: all are forked from one process.
+    torch.default_generator.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
     _join()
     module = ModuleType("__main__")
     sys.modules["__main__"] = module  # where pickle looks for the classes of a cell
