@@ -7,7 +7,6 @@ Jupyter. All raise PlainError, or stop, at input that cannot be used.
 
 import json
 import platform
-import shlex
 import sys
 from argparse import Namespace
 from importlib.metadata import version
@@ -67,7 +66,7 @@ def make_job(args: Namespace) -> int:
         time=args.time,
         launcher=args.launcher,
         array=args.array,
-        sbatch=shlex.split(args.sbatch),
+        sbatch=args.sbatch,
         requeue=args.requeue,
     )
     if jobs.keeps_no_record(args.script, args.arguments):

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import tomllib
-from argparse import ArgumentParser
 from difflib import unified_diff
 from functools import cache
 from itertools import pairwise
@@ -302,12 +301,9 @@ def test_a_red_row_of_the_doctor_is_a_site_that_is_not_ready(cluster, tmp_path: 
 # ---- commands and paths that the pages name
 
 
-PARSERS = {"ddp-course": cli.make_parser}
-
-
-def commands_of(parser: ArgumentParser) -> set[str]:
-    """The names of a parser's commands."""
-    [subparsers] = [action for action in parser._actions if isinstance(action.choices, dict)]
+def commands() -> set[str]:
+    """The names of the commands of ddp-course."""
+    [subparsers] = [action for action in cli.make_parser()._actions if isinstance(action.choices, dict)]
     return set(subparsers.choices)
 
 
@@ -320,9 +316,8 @@ def wrong_names(text: str) -> list[str]:
         for name in re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z]+)\b", code, re.M)
         if name not in targets
     ]
-    for program, parser in PARSERS.items():
-        names = re.findall(rf"(?<![\w/-]){program} ([\w-]+)", code)
-        problems += [f"{program} {name}" for name in names if name not in commands_of(parser())]
+    names = re.findall(r"(?<![\w/-])ddp-course ([\w-]+)", code)
+    problems += [f"ddp-course {name}" for name in names if name not in commands()]
     paths = re.findall(r"(?<![\w./-])((?:ddp_helpers|tests|slurm|docs|notebooks)/[\w./-]+\w)", code)
     made = ("notebooks/NN", "slurm/sites/NAME", "slurm/sites/ours")  # names that stand for others
     return problems + [path for path in paths if not path.startswith(made) and not list(ROOT.glob(f"{path}*"))]
@@ -336,10 +331,10 @@ def test_what_a_page_names_is_there(path: Path) -> None:
 def refused(text: str) -> list[str]:
     """Commands in a line of text that lack something, or give what cannot be given."""
     lines = []
-    for program, line in re.findall(rf"`(?:\.venv/bin/)?({'|'.join(PARSERS)}) ([^`\n]+)`", text):
+    for line in re.findall(r"`(?:\.venv/bin/)?ddp-course ([^`\n]+)`", text):
         words, _, _ = line.partition(" -- ")
         try:
-            _, more = PARSERS[program]().parse_known_args(shlex.split(words))
+            _, more = cli.make_parser().parse_known_args(shlex.split(words))
             lines += [line] if more else []
         except SystemExit:
             lines.append(line)
@@ -349,10 +344,9 @@ def refused(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_command_within_a_sentence_is_whole(path: Path) -> None:  # test_typed types those in blocks
     assert refused(path.read_text()) == []
-    wrong = ["fits", "fits my.py:Net --inputs 1", "site"]
-    for program in PARSERS:
-        assert refused("".join(f"`{program} {line}`" for line in wrong)) == wrong
-        assert wrong_names(f"`{program} none my.py`") == [f"{program} none"]
+    wrong = ["fits", "fits my.py:Net --inputs 1", "ready"]
+    assert refused("".join(f"`ddp-course {line}`" for line in wrong)) == wrong
+    assert wrong_names("`ddp-course none my.py`") == ["ddp-course none"]
 
 
 # ---- numbers and lists that the pages take from elsewhere

@@ -116,6 +116,7 @@ NOTEBOOK = {
     "a single text": ({"arguments": "--lr 1"}, ["'--lr 1'", "list of words"]),
     "no words": ({"arguments": 5}, ["arguments=5", "list of words"]),
     "no option": ({"sbatch": "-A physics"}, ["'-A'", "--name=value"]),
+    "half a quotation": ({"sbatch": "--comment='a"}, ["--comment='a", "quotation"]),
     "a path for a run": ({"run": "/tmp/x"}, ["'/tmp/x'", "below runs/"]),
 }
 NOTEBOOK_RIGHT = {

@@ -73,8 +73,7 @@ def _argument(text: str) -> str:
 
 
 def _wrapper(job: Job, site: Site) -> str:
-    """Return the bash line that starts the program on each node, in the container if there is one;
-    "" where nothing has to be done before.
+    """Return the bash line that starts the program on each node, "" where it needs none.
 
     In a container $0 is the run folder: what is written where nothing is mounted would be gone
     with the container.

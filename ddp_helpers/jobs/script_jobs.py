@@ -5,6 +5,7 @@ The command `job`, job.ipynb and notebook 17 call it, in one process on the logi
 
 import ast
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +58,7 @@ def prepare(
     time: str | None = None,
     launcher: Literal["srun", "torchrun", ""] = "",
     array: Sequence[str] = (),
-    sbatch: Sequence[str] = (),
+    sbatch: str = "",
     requeue: bool = False,
     grace: int = 120,
     batch_size_per_rank: int = 0,
@@ -68,9 +69,9 @@ def prepare(
     copied: what it imports from there must be installed, or on the PYTHONPATH. arguments: what the
     script is given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual
     ones where they are None. launcher: "" for torchrun where the script knows no other, as its
-    text tells, else srun. batch_size_per_rank: for the record, where the arguments hold the
-    batch of all ranks because each was to have so many samples: such runs show weak scaling. The
-    rest is as in `Job`.
+    text tells, else srun. sbatch: more options, as a shell reads them. batch_size_per_rank: for
+    the record, where the arguments hold the batch of all ranks because each was to have so many
+    samples: such runs show weak scaling. The rest is as in `Job`.
 
     Raises JobError, with nothing written, where the job would fail. Nothing stays either where
     this process submits the job, and Slurm refuses it.
@@ -80,6 +81,10 @@ def prepare(
     file_name = Path(str(script)).name.removesuffix(".py") + ".py"
     allowed = "a file name of letters, digits, dot, dash and underscore"
     check_text("script", file_name, NAME, allowed)
+    try:
+        options = shlex.split(sbatch)
+    except ValueError as error:
+        raise JobError(f"sbatch={sbatch!r} cannot be split into words: {error}") from None
     # The site's arguments first, since of two equal flags the last one counts. Another script than
     # the course's knows no --no-cuda.
     site_arguments = site.script_args if str(script) in scripts.NAMES else ()
@@ -93,7 +98,7 @@ def prepare(
         time=site.time if time is None else time,
         launcher=launcher or _launcher_of(text, file_name),
         array=array,
-        sbatch=sbatch,
+        sbatch=options,
         requeue=requeue,
         grace=grace,
     )
@@ -172,16 +177,18 @@ def ready(
     at no data. Prints the doctor's table, as the ranks do. Raises JobError where no Slurm answers,
     or where it refuses the job.
     """
-    from ddp_helpers.rank.staging import stage  # here: it imports torch, which no other job needs
-
     if not available():
         cure = "go to the login node, or start one with slurm/cluster up"
         raise JobError(f"no Slurm answers here: {cure}")
     loaded = Site.load(site)
-    words = ["--data", stage(data).absolute() if data else "none", "--run-dir", "{run_dir}"]
+    words: list[object] = [] if loaded.has_data else ["--data", "none"]
+    if data and words:
+        from ddp_helpers.rank.staging import stage  # it imports torch, which no other job needs
+
+        words[1] = stage(data).absolute()
     prepare(
         "doctor",
-        words[2:] if loaded.has_data else words,
+        [*words, "--run-dir", "{run_dir}"],
         loaded,
         folder,
         nodes=nodes,

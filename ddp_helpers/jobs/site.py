@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_helpers import SLURM
-from ddp_helpers.jobs.job import JobError
+from ddp_helpers.jobs.job import Job, JobError
 
 SITES = SLURM / "sites"
 # Options by which each of Slurm's commands, not only sbatch, is let onto a cluster.
@@ -28,8 +28,8 @@ class Site:
     name: str
     description: str = ""
     gpus: str = "--gres=gpu:{n}"  # asks sbatch for {n} GPUs on each node; "": there are none
-    cpus_per_rank: int = 1  # of a job that does not say how many
-    time: str = "00:10:00"  # of a job that does not say how long
+    cpus_per_rank: int = Job.cpus_per_task  # of a job that does not say how many
+    time: str = Job.time  # of a job that does not say how long
     sbatch: tuple[str, ...] = ()  # more options of sbatch, each a line #SBATCH
     setup: tuple[str, ...] = ()  # commands of bash, before anything runs
     container: str = ""  # what stands in front of Python on each node

@@ -30,7 +30,7 @@ Around = Callable[[int], AbstractContextManager[None]]
 class ForkedScript(Ranks):
     """Ranks that run one script, with the output of each in a file.
 
-    ends: the exit status of each rank, None until it has ended; seconds: how long the run took.
+    exit_statuses: of each rank, None until it has ended; seconds: how long the run took.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ForkedScript(Ranks):
         env: more variables of the environment; one that is None is left out.
         folder, logs: where the script runs, and where the output goes; if None, in a folder that is
         removed with this run.
-        around: makes the context in which each rank runs the script; pickled, so no lambda.
+        around: makes the context in which each rank runs the script.
         """
         super().__init__()
         self.limit, self.seconds = limit, 0.0
@@ -95,7 +95,7 @@ class ForkedScript(Ranks):
     def is_over(self) -> bool:
         """Say whether all ranks have ended; those whose time is up are ended here.
 
-        Their status in `ends` is None if none failed.
+        Their exit status is None if none failed.
         """
         now, self.exit_statuses = time.monotonic(), self.statuses()
         failed = any(self.exit_statuses)

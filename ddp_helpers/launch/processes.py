@@ -1,6 +1,6 @@
 """Find the processes of a launch by their mark, end them, and hear one interrupt meanwhile.
 
-`engine` calls it, in the learner's process.
+`engine` calls it, in the learner's process, and `server` in its own.
 """
 
 import os
@@ -121,9 +121,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def end_all(mark: str, first: int = signal.SIGTERM, groups: Collection[int] = ()) -> None:
-    """End what is left of a launch, as `marked` finds it: by the first signal, then by SIGKILL."""
+    """End what is left of a launch, as `marked_processes` finds it: first by this signal."""
+    end_found(lambda: marked_processes(mark, groups=groups), first)
+
+
+def end_found(find: Callable[[], list[psutil.Process]], first: int = signal.SIGTERM) -> None:
+    """End the processes that are found by the first signal, and those found then by SIGKILL."""
     for number, patience in ((first, POLITE), (signal.SIGKILL, SURE)):
-        processes = marked_processes(mark, groups=groups)
+        processes = find()
         if not processes:
             return
         for process in processes:

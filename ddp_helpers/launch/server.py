@@ -24,13 +24,14 @@ from typing import NamedTuple
 
 import psutil
 
+from ddp_helpers.launch.processes import end_found
+
 # What ranks need sooner or later: DDP, an optimizer's first step and the first backward(gradient)
 # import the last two.
 _PRELOADED = ["torch", "torch.distributed", "torchvision.datasets"]
 _PRELOADED += ["torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-MOST_FILES = 8  # descriptors that a process is given
-_POLITE = 3.0  # seconds that processes have after SIGTERM, as srun to end its step
+_MOST_FILES = 8  # descriptors that a process is given
 
 
 class Request(NamedTuple):
@@ -52,10 +53,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer each request with (number, process id), and when that has ended with (number, None,
-    exit status).
+    """Start what is requested, until the other end of the connection has closed.
 
-    Returns when the other end of the connection has closed.
+    Answers with (number, process id, None), and at its end with (number, None, exit status).
     """
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -72,7 +72,7 @@ def serve(connection: Connection) -> None:
                     os.read(wake, 4096)
                     continue
                 request = Request(*connection.recv())
-                given = socket.recv_fds(files, 1, MOST_FILES)[1]
+                given = socket.recv_fds(files, 1, _MOST_FILES)[1]
                 ours = [connection.fileno(), files.fileno(), wake, woken]
                 process_id = _fork(request, given, ours)
                 numbers[process_id] = request.number
@@ -171,24 +171,14 @@ def _call(request: Request) -> int:
     return status & 0xFF
 
 
-def end_descendants() -> None:
-    """End all that this process and what it has forked have started: by SIGTERM, then SIGKILL."""
-    for number, patience in ((signal.SIGTERM, _POLITE), (signal.SIGKILL, _POLITE)):
-        descendants = psutil.Process().children(recursive=True)
-        for process in descendants:
-            with suppress(psutil.Error):
-                process.send_signal(number)
-        psutil.wait_procs(descendants, patience)
-
-
 def main() -> None:
     """Serve whoever holds the other end of the socket whose descriptor is the argument."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(Connection(int(sys.argv[1])))
-    finally:
-        end_descendants()
+    finally:  # all that this process, and what it has forked, have started
+        end_found(lambda: psutil.Process().children(recursive=True))
 
 
 if __name__ == "__main__":

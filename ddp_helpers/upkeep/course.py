@@ -106,8 +106,7 @@ def execute(path: Path, target: Path) -> Outcome:
 
 
 def code_checksum(notebook: NotebookNode) -> str:
-    """Return a checksum of the notebook's code cells, by which `test_notebooks` knows outputs of
-    other code than what stands above them."""
+    """Return a checksum of the code cells: a test compares it with that of what was executed."""
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 
