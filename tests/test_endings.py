@@ -48,6 +48,15 @@ ENGINES = {
     "a forked script": f"""
     from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
     wait_for_runs(ForkedScript(script, ranks=2, limit={LIMIT}))""",
+    "a kernel that has forked": f"""
+    import os, time
+    from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
+    run = ForkedScript(script, ranks=2, limit={LIMIT})
+    if not os.fork():
+        os.closerange(0, 3)
+        time.sleep({LIMIT})  # longer than this process
+        os._exit(0)
+    wait_for_runs(run)""",
     "a forked call": f"""
     from ddp_helpers.launch.forked_call import on_ranks
     on_ranks(2, lambda: exec(text, {{}}), patience={LIMIT})""",

@@ -73,9 +73,11 @@ class _Server:
     def start(self, request: Request, files: Sequence[int]) -> tuple[int, int]:
         """Have it start something; return the number of the request, and the process id.
 
-        Raises ChildProcessError where the server has gone.
+        Raises ChildProcessError where the server has gone, and OSError where a file is closed.
         """
         number = next(self._numbers)
+        for descriptor in files:
+            os.fstat(descriptor)  # a closed one is told before half of a request is sent
         try:
             with no_interrupt(), self._sending, suppress(BrokenPipeError):
                 self._connection.send(tuple(request._replace(number=number)))
@@ -91,6 +93,11 @@ class _Server:
                 if process_id := self._started.pop(number, None):
                     _kill(process_id)
             raise
+
+    def let_go(self) -> None:
+        """Close this process's ends of the sockets."""
+        self._socket.close()
+        self._connection.close()
 
 
 def _kill(process_id: int) -> None:
@@ -109,6 +116,20 @@ def warm_server() -> _Server:
     if _server is None or _server.is_gone:
         _server = _Server()
     return _server
+
+
+def _in_forked_child() -> None:
+    """Let go of the server, which ends what it has started when nobody holds its sockets.
+
+    A loader's worker, or another child that this process forks, would hold them past its end.
+    """
+    global _server
+    if _server is not None:
+        _server.let_go()
+    _server = None
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class Ranks:

@@ -13,7 +13,7 @@ from ddp_helpers.launch.forked_script import LIMIT, ForkedScript, wait_for_runs
 from ddp_helpers.launch.processes import exit_text
 
 if TYPE_CHECKING:
-    from ddp_helpers.rank.watch import RankNotes
+    from ddp_helpers.lessons.script_notes import RankNotes
 
 __all__ = [
     "LIMIT",
@@ -48,12 +48,10 @@ SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")
 @contextmanager
 def _watched(rank: int) -> Iterator[None]:
     """Run the script in the block, and write the notes of what it did; each rank calls it."""
-    from ddp_helpers.rank.watch import ScriptWatcher
+    from ddp_helpers.lessons.script_notes import noted
 
-    watcher = ScriptWatcher()
-    watcher.start()
-    yield
-    watcher.write(f"rank{rank}.notes")
+    with noted(Path(f"rank{rank}.notes").absolute()):
+        yield
 
 
 class LearnerRun(ForkedScript):
@@ -94,10 +92,10 @@ class LearnerRun(ForkedScript):
 
     def notes(self) -> list["RankNotes"]:
         """Return what each rank of a watched run has done."""
-        from ddp_helpers.rank.watch import read_rank_notes
+        from ddp_helpers.lessons.script_notes import read_notes
 
-        paths = [self.folder / f"rank{rank}.notes" for rank in range(len(self.exit_statuses))]
-        return [read_rank_notes(path) for path in paths]
+        ranks = range(len(self.exit_statuses))
+        return [read_notes(self.folder / f"rank{rank}.notes") for rank in ranks]
 
 
 def telling_lines(lines: Sequence[str]) -> list[str]:

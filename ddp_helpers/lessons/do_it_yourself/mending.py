@@ -22,8 +22,8 @@ from ddp_helpers.lessons.run_script import (
     wait_for_runs,
     weight_distance,
 )
+from ddp_helpers.lessons.script_notes import RankNotes
 from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.watch import RankNotes
 
 _RANKS, _EPOCHS = 2, 2
 _TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the test set is seen

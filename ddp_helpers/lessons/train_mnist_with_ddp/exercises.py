@@ -20,7 +20,7 @@ from ddp_helpers.lessons.run_script import (
 )
 
 if TYPE_CHECKING:
-    from ddp_helpers.rank.watch import RankNotes
+    from ddp_helpers.lessons.script_notes import RankNotes
 
 # ---- an epoch's line
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ddp_helpers.rank import watch
-
 # Files in which no line of the script stands.
 _LIBRARIES = (
-    *("<frozen", str(Path(__file__).resolve().parent), watch.__file__),
+    *("<frozen", str(Path(__file__).resolve().parent)),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
 _LETTERS = 12  # of the digests of samples and of random numbers

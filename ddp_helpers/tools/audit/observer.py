@@ -1,7 +1,7 @@
 """Note what a script reads and writes on this rank, and how it ends: the audit's observer.
 
 The audit's witness makes a `TrainingObserver` of it on every rank. It hears of loaders and of
-torch.save through `rank/watch.py`, and of files from Python. Needs torch.
+torch.save through `watch.py`, and of files from Python. Needs torch.
 """
 
 import os
@@ -17,7 +17,6 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
-from ddp_helpers.rank.watch import LoaderPass, Watcher
 from ddp_helpers.tools.audit import notes
 from ddp_helpers.tools.audit.digests import (
     is_library,
@@ -26,6 +25,7 @@ from ddp_helpers.tools.audit.digests import (
     sample_digests,
 )
 from ddp_helpers.tools.audit.notes import STEPS
+from ddp_helpers.tools.audit.watch import LoaderPass, Watcher
 
 _TOOLS = ("logging", "hydra")  # whose files each rank of a right script may write
 _MOST_NAMES = 2000  # of what is saved

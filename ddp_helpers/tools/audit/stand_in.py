@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from ddp_helpers.rank.watch import replace_call
+from ddp_helpers.tools.audit.watch import replace_call
 
 CPU = torch.device("cpu")
 _SRUN = {  # what srun tells a task, and where torchrun has it

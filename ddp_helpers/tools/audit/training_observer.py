@@ -21,11 +21,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddp_helpers.rank.watch import replace_call
 from ddp_helpers.tools.audit import notes
 from ddp_helpers.tools.audit.digests import inputs_digest, rng_digest, sums_of, weights_digest
 from ddp_helpers.tools.audit.notes import STEPS
 from ddp_helpers.tools.audit.observer import ObservedPass, Observer
+from ddp_helpers.tools.audit.watch import replace_call
 
 # What ranks call to talk to each other; the second, only two of them.
 _PAIRS = "i?send|i?recv|batch_isend"

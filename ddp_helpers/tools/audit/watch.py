@@ -1,22 +1,17 @@
 """Watch a script's calls on this rank: passes over loaders, wrapped models, saved objects.
 
-The audit's witness and the judges of whole scripts derive a `Watcher`, and start it on every rank
-before the script. It needs torch, and stands in no script that is written out.
+The audit's observer derives a `Watcher`, and the witness starts it on every rank before the script.
+It needs torch.
 """
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
-
-_torch_save = torch.save  # as it is before a watcher hears of it
 
 
 class LoaderPass:
@@ -186,61 +181,3 @@ class Watcher(Generic[PassType]):
 def replace_call(owner: object, name: str, watched: Callable[[Callable], Callable]) -> None:
     """Replace a function of a class or a module by what `watched` makes of it."""
     setattr(owner, name, watched(getattr(owner, name)))
-
-
-class ShownSamples(NamedTuple):
-    """What one whole pass over a loader gave: numbers of samples, in a dataset of so many."""
-
-    dataset_size: int
-    indices: list[int]
-
-
-@dataclass
-class RankNotes:
-    """What a script did on a rank."""
-
-    passes: list[ShownSamples]  # that it made to their end
-    saved: list[Any]  # objects that it gave to torch.save
-    weights: dict[str, torch.Tensor]  # of the model that it wrapped last, at the end
-
-
-class ScriptWatcher(Watcher[LoaderPass]):
-    """Keeps what a judge of a whole script needs, and writes it to a file at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes = RankNotes([], [], {})
-        self._model: DDP | None = None
-
-    def new_pass(self, loader: DataLoader) -> LoaderPass:
-        """Make the record of a pass that begins."""
-        return LoaderPass(loader)
-
-    def after_pass(self, loader_pass: LoaderPass) -> None:
-        """Keep a whole pass; one that the script left says nothing about its shares."""
-        size = loader_pass.dataset_size()
-        if size is not None and loader_pass.took_all():
-            indices = [int(index) for index in loader_pass.indices()]
-            self.notes.passes.append(ShownSamples(size, indices))
-
-    def after_wrap(self, model: DDP) -> None:
-        """Keep the model."""
-        self._model = model
-
-    def before_save(self, saved: object, file: object) -> None:
-        """Keep what is saved."""
-        self.notes.saved.append(saved)
-
-    def write(self, path: str | PathLike | IO[bytes]) -> None:
-        """Write the notes, after the script has ended."""
-        self.close_passes()
-        passes = [tuple(shown) for shown in self.notes.passes]
-        weights = self._model.module.state_dict() if self._model else {}
-        _torch_save({"passes": passes, "saved": self.notes.saved, "weights": weights}, path)
-
-
-def read_rank_notes(path: Path) -> RankNotes:
-    """Read what `ScriptWatcher.write` has written; any process."""
-    contents = torch.load(path, weights_only=True)
-    passes = [ShownSamples(size, indices) for size, indices in contents["passes"]]
-    return RankNotes(passes, contents["saved"], contents["weights"])
