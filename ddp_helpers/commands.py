@@ -178,7 +178,7 @@ def play_hang_lab(args: Namespace) -> int:
 
 def audit_script(args: Namespace) -> int:
     """Audit a DDP script on two CPU ranks; the status is 1 if a row is red, 2 if nothing ran."""
-    from ddp_helpers.tools.audit import command
+    from ddp_tools.audit import command
 
     _check_json(args.json)
     rows = command.audit(
@@ -203,7 +203,7 @@ def audit_script(args: Namespace) -> int:
 
 def explain_logs(args: Namespace) -> int:
     """Explain the logs of a failed run; the status says whether it is known."""
-    from ddp_helpers.tools.explain.command import explain
+    from ddp_tools.explain.command import explain
 
     return explain(args.log, args.json)
 
@@ -212,8 +212,8 @@ def predict_fit(args: Namespace) -> int:
     """Print whether training a model fits a GPU; the status is 1 if no way of training does."""
     import torch
 
-    from ddp_helpers.tools.fits import fits_somewhere, predict, show_table
-    from ddp_helpers.tools.model_file import load, sample_of
+    from ddp_tools.fits import fits_somewhere, predict, show_table
+    from ddp_tools.model_file import load, sample_of
 
     _check_json(args.json)
     make = load(args.model)
@@ -234,7 +234,7 @@ def name_who_hangs(args: Namespace) -> int:
 
     Or write the file that has a script's ranks leave their flight recorders.
     """
-    from ddp_helpers.tools import watched, who_hangs
+    from ddp_tools import watched, who_hangs
 
     if args.watched:
         if args.dumps or args.json:

@@ -36,7 +36,17 @@ _CONTENTS = {
     ],
 }
 include_patterns = ["README.md", *chain.from_iterable(_CONTENTS.values())]
-exclude_patterns = [".*", "**/.*", "build", "data", "runs", "tests", "ddp_helpers", "*.egg-info"]
+exclude_patterns = [
+    ".*",
+    "**/.*",
+    "build",
+    "data",
+    "runs",
+    "tests",
+    "ddp_helpers",
+    "ddp_tools",
+    "*.egg-info",
+]
 
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # what is shown is what is committed

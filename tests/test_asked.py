@@ -23,8 +23,8 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from ddp_helpers import ROOT
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.launch.launchers import clean_environment
-from ddp_helpers.tools.explain.judge import judge
-from ddp_helpers.tools.explain.lines import read_logs
+from ddp_tools.explain.judge import judge
+from ddp_tools.explain.lines import read_logs
 
 PAGE = (ROOT / "docs" / "asked.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.M))

@@ -12,7 +12,7 @@ from ddp_helpers.launch import launch
 from ddp_helpers.lessons.on_ranks import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.meeting import TCPStore
-from ddp_helpers.tools.audit.command import audit
+from ddp_tools.audit.command import audit
 
 
 def listeners(*processes):

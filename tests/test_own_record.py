@@ -11,8 +11,8 @@ from real import LIMIT, python, weekly, without_helpers
 
 from ddp_helpers import ROOT
 from ddp_helpers.records import runs, scaling
-from ddp_helpers.tools.audit.command import audit
-from ddp_helpers.tools.audit.notes import OK, RED
+from ddp_tools.audit.command import audit
+from ddp_tools.audit.notes import OK, RED
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 TASK, *FENCES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)

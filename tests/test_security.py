@@ -18,7 +18,7 @@ from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
-MODULES = sorted((ROOT / "ddp_helpers").rglob("*.py"))
+MODULES = sorted(path for house in ("ddp_helpers", "ddp_tools") for path in (ROOT / house).rglob("*.py"))
 SHELL = re.compile(r"%%(slurm|bash|writefile (--append )?[\w./]+\.(sbatch|sh))\b")  # what a learner types in a terminal
 
 

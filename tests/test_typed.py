@@ -13,7 +13,7 @@ from real import LIMIT, weekly
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import scripts
-from ddp_helpers.tools.audit.judge import CHECKS
+from ddp_tools.audit.judge import CHECKS
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 FENCED = re.compile(r"^```(.*)\n(?s:(.*?))^```$", re.M)

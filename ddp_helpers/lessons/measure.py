@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from ddp_helpers.tools.memory import SavedTensors, held_bytes, nbytes
+from ddp_tools.memory import SavedTensors, held_bytes, nbytes
 
 # With what the notebooks and the tests need of tools.memory.
 __all__ = [

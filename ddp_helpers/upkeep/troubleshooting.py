@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from ddp_helpers import ROOT
-from ddp_helpers.tools.explain.rules import Rule, load_rules
+from ddp_tools.explain.rules import Rule, load_rules
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 # A comment, and the table below it if there is one.

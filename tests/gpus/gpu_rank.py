@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ddp_helpers.tools.memory import movable
+from ddp_tools.memory import movable
 
 
 class Wrapped(nn.Module):

@@ -24,6 +24,7 @@ RANKS = re.compile(r"%%ranks (\d+).*\n")
 REFUSED = "No backend type associated with device type cpu"
 SCRIPTS = [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "notebooks" / "solutions").glob("*.py")]
 SCRIPTS += [*(ROOT / "slurm" / "scripts").glob("*.py"), *(ROOT / "ddp_helpers").rglob("*.py")]
+SCRIPTS += (ROOT / "ddp_tools").rglob("*.py")
 # The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
 # called 2.10.0a0 was built before 2.10.
 IMAGES = {"25.08": "2.8.0a0+34c6371d24", "25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914"}

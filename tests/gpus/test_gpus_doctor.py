@@ -20,7 +20,7 @@ from ddp_helpers import PlainError
 from ddp_helpers.rank.doctor.case import Case, capture
 from ddp_helpers.rank.doctor.checks import make_plan
 from ddp_helpers.rank.doctor.reduce import find_sum
-from ddp_helpers.tools import cards, fits, watched, who_hangs
+from ddp_tools import cards, fits, watched, who_hangs
 
 TORCH = Path(torch.__file__).parent
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

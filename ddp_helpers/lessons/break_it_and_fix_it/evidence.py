@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import RANKS
 from ddp_helpers.lessons.run_script import LINE_WIDTH
-from ddp_helpers.tools import who_hangs
+from ddp_tools import who_hangs
 
 _CALLS = 8  # of a recorder, that are shown: the last ones
 _AROUND = 5  # lines before and after the one that is asked for

@@ -26,7 +26,7 @@ from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
 )
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.files import write_whole
-from ddp_helpers.tools import watched
+from ddp_tools import watched
 
 # In minutes, by what can be looked at; R stands for the number of a rank, N for that of a line.
 PRICES = {

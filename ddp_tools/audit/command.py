@@ -1,0 +1,275 @@
+"""The command `audit`: start ranks under witnesses, judge their notes, print the table.
+
+The learner's process calls it; notebooks call `audit` and `show`. Needs no torch in this process.
+"""
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_helpers import ROOT, PlainError
+from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
+from ddp_helpers.launch.programs import lines_of
+from ddp_tools.audit import one_rank, restart
+from ddp_tools.audit.judge import EARLY, judge
+from ddp_tools.audit.notes import (
+    OK,
+    RED,
+    UNSEEN,
+    End,
+    Notes,
+    Row,
+    Stopped,
+    read_notes,
+    select,
+)
+
+WITNESS = Path(__file__).with_name("witness.py")
+RANKS = 2
+_START = 90.0  # seconds more, for torchrun and the imports
+_RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
+_WIDTH = 200  # letters of a rank's last line
+_DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
+_DEVICE += " given to torch.load: what only they do was not seen"
+# Checks without any of which a table says nothing about the training.
+_ON_TRAINING = {"samples", "replicas", "gradients"}
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one script under witnesses, each in folders of its own below one folder."""
+
+    script: Path
+    folder: Path
+    cwd: Path | None
+    limit: float
+    on_cpu: bool
+    two_nodes: bool
+
+    def run(
+        self,
+        ranks: int,
+        arguments: Sequence[str],
+        suffix: str,
+        stop_rank: str = "",
+        work: str = "",
+    ) -> list[Notes]:
+        """Run the script, and return the notes of its ranks.
+
+        suffix: of the run's folders; stop_rank: which ends all ranks after a checkpoint; work: the
+        folder of an earlier run, in which this one runs.
+        """
+        notes = self.folder / f"notes{suffix}"
+        _make_empty(notes)
+        if not work:
+            work = f"work{suffix}"
+            _make_empty(self.folder / work)
+        env = {
+            "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
+            "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
+            "CUDA_VISIBLE_DEVICES": "",
+            "DDP_AUDIT_STOP": stop_rank,
+            "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
+        }
+        cwd = Path(self.cwd or self.folder / work).resolve()
+        command = [str(self.script), *arguments]
+        return _launch(ranks, command, cwd, notes, self.limit, env)
+
+
+def audit(
+    script: Path,
+    arguments: Sequence[str] = (),
+    folder: Path | None = None,
+    cwd: Path | None = None,
+    limit: float = 120,
+    on_cpu: bool = False,
+    batch_size_flag: str = "",
+    resume_with: str | None = None,
+    course: Path | None = ROOT,
+    two_nodes: bool = False,
+) -> list[Row]:
+    """Run an unchanged script on two CPU ranks under witnesses, and judge it.
+
+    arguments: the script's. folder: for all that the audit leaves; without it, a folder of
+    build/audit in the course, or, where there is no course, one that is removed at the end.
+    cwd: where the script runs, if not in an empty one. limit: seconds until a script that has not
+    ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
+    script's flag with which one rank can be given the same global batch, whether it counts all
+    ranks or each. resume_with: have the script ended and started again, with these arguments
+    besides, maybe none. two_nodes: each rank is told that it is the only one of its node, so that
+    local_rank, which is 0 on both, cannot pass for rank. The learner's process calls it. Raises
+    PlainError.
+    """
+    script = Path(script).resolve()
+    with ExitStack() as stack:
+        kept = folder_of(script, folder, course)
+        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+        _check(script, folder, cwd, limit, resume_with or "")
+        runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
+        return _audit_rows(runs, arguments, batch_size_flag, resume_with)
+
+
+def folder_of(script: Path, folder: Path | None, course: Path | None) -> Path | None:
+    """Where an audit is kept: the folder that was named, or one in the course; or None."""
+    if folder is None and course:
+        script = Path(script).resolve()
+        name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
+        folder = course / "build" / "audit" / name
+    return Path(folder).resolve() if folder else None
+
+
+def _audit_rows(
+    runs: _Runs,
+    arguments: Sequence[str],
+    batch_size_flag: str,
+    resume_with: str | None,
+) -> list[Row]:
+    """Run the script as often as it takes, and make all rows. Raises PlainError."""
+    folder, on_cpu = runs.folder, runs.on_cpu
+    ranks = runs.run(RANKS, arguments, "")
+    check_started(ranks, folder / "notes" / "output.log")
+    rows = judge(ranks)
+    came_to_end = rows[0].verdict == OK
+    rows.append(_one_rank_row(runs, arguments, batch_size_flag, ranks, came_to_end))
+    if resume_with is not None and came_to_end:
+        rows.append(_resume_row(runs, arguments, resume_with, ranks))
+    if on_cpu:
+        rows.append(Row("device", UNSEEN, _DEVICE))
+    return rows
+
+
+def _one_rank_row(
+    runs: _Runs,
+    arguments: Sequence[str],
+    flag: str,
+    ranks: list[Notes],
+    came_to_end: bool,
+) -> Row:
+    """Run the script on one rank, and compare its model with that of these ranks."""
+    try:
+        alone = one_rank.one_rank_arguments(arguments, flag, ranks)
+    except ValueError as reason:
+        return Row(one_rank.NAME, UNSEEN, str(reason))
+    if not came_to_end:
+        return Row(one_rank.NAME, UNSEEN, "see 'end'")
+    [single] = runs.run(1, alone, "_one")
+    return one_rank.compare_with_one_rank(single, ranks)
+
+
+def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]) -> Row:
+    """End the script and start it again, and compare its model with that of these ranks."""
+    stopped = runs.run(RANKS, arguments, "_stopped", stop_rank="0")
+    restarted = ranks
+    if select(stopped[0], Stopped):
+        arguments = [*arguments, *shlex.split(resume_with)]
+        restarted = runs.run(RANKS, arguments, "_again", work="work_stopped")
+    return restart.compare_restarted(ranks[0], stopped[0], restarted)
+
+
+def check_started(ranks: list[Notes], log: Path) -> None:
+    """Raise PlainError if the ranks did not start, or if the script asks for another number."""
+    if not all(ranks):
+        last = [line for line in log.read_text().splitlines() if line][-1:]
+        raise PlainError(f"the ranks did not begin: {''.join(last)[:_WIDTH]} ({log})")
+    for note in select(ranks[0], End):
+        if note.why.startswith("mp.spawn is asked for"):
+            cure = "have it ask for as many, maybe by torch.cuda.device_count()"
+            raise PlainError(f"{note.why}: {cure}")
+
+
+def _check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
+    """Stop before anything is written, if this cannot be audited. Raises PlainError."""
+    try:
+        compile(script.read_bytes(), str(script), "exec")
+    except OSError as error:
+        cure = "give the path of a Python script"
+        raise PlainError(f"{script} cannot be read ({error.strerror}): {cure}") from None
+    except (SyntaxError, ValueError) as error:
+        message = str(error).partition("\n")[0]
+        raise PlainError(f"{script.name} is no Python: {message}") from None
+    if not 1 <= limit < 10**6:
+        cure = "give the seconds that the script may take"
+        raise PlainError(f"--limit {limit:g} is out of range: {cure}")
+    try:
+        shlex.split(resume_with)
+    except ValueError as error:
+        flag = f"--resume-with={resume_with}"
+        raise PlainError(f"{flag} cannot be split into words: {error}") from None
+    if cwd and not Path(cwd).is_dir():
+        cure = "give the one in which the script is to run"
+        raise PlainError(f"--cwd {cwd} is no folder: {cure}")
+    _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """Stop if the folder holds anything but an earlier audit, which goes. Raises PlainError."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = {f"{part}{suffix}" for part in ("work", "notes") for suffix in _RUNS}
+    if names and (names - ours or not (folder / "notes" / "output.log").exists()):
+        raise PlainError(f"{folder} holds something else: choose another folder")
+
+
+def _make_empty(folder: Path) -> None:
+    """Make a folder, in place of what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _launch(
+    ranks: int,
+    command: list[str],
+    cwd: Path,
+    notes: Path,
+    limit: float,
+    env: dict[str, str],
+) -> list[Notes]:
+    """Run the ranks to their end, or until they are ended; returns their notes.
+
+    command: the script and its arguments; notes: the folder for the notes, and for output.log.
+    """
+    change_folder = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+    enter = [sys.executable, "-c", change_folder, str(cwd)]
+    with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
+        witness = [str(WITNESS), str(notes), str(limit), *command]
+        [torchrun] = launch_commands("torchrun", witness, [ranks], logs)
+        env = launch_environment([ranks], LOOPBACK_ONLY | env)
+        lines = lines_of([[*enter, *torchrun]], env, limit + _START)
+        with closing(lines), suppress(TimeoutError):
+            for line in lines:
+                if isinstance(line, str):
+                    log.write(line + "\n")
+    return read_notes(notes, ranks)
+
+
+def show_table(rows: Sequence[Row]) -> str:
+    """Format the table, with a cure below each red row."""
+    lines = [f"{'check':<12} {'':<8} what was seen"]
+    for row in sorted(rows, key=lambda row: (RED, OK, UNSEEN).index(row.verdict)):
+        lines.append(f"{row.name:<12} {row.verdict:<8} {row.seen}")
+        if row.cure:
+            lines.append(f"{'':<21} cure: {row.cure}")
+    verdicts = [row.verdict for row in rows]
+    red, ok, unseen = (verdicts.count(verdict) for verdict in (RED, OK, UNSEEN))
+    lines.append(f"{red} of {len(rows)} checks RED, {ok} ok, {unseen} not seen")
+    if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
+        question = "did it train, on a CPU, in these processes?"
+        lines.append(f"So this says nothing about the script's training: {question}")
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    """Replace what would move a terminal's cursor by a space."""
+    return "".join(letter if letter.isprintable() else " " for letter in line)
+
+
+def report(rows: Sequence[Row]) -> int:
+    """Print the table; 1 if a row is red, else 0; 2 if the script failed before it did anything."""
+    print(show_table(rows), flush=True)
+    red = [row.name for row in rows if row.verdict == RED]
+    seen = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
+    return 2 if red == ["end"] and not seen else int(bool(red))

@@ -1,0 +1,48 @@
+"""Judge what the ranks' witnesses have noted: the table of checks, and the rows that they make.
+
+The audit's command calls it in the learner's process, with the notes of all ranks. Needs no torch.
+"""
+
+from collections.abc import Callable
+
+from ddp_tools.audit import data_checks, pace_checks, rank_checks, training_checks
+from ddp_tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
+
+EARLY = "the run did not come to its end; until then: "
+# To add a check: a function of data_checks.py (what ranks are given), rank_checks.py (what they do)
+# or training_checks.py (weights, gradients, times), which takes the notes of all ranks and returns
+# a Finding: RED only for what is wrong for certain, UNSEEN where the notes do not say. What no note
+# says is a field or a class more in notes.py (and _KINDS), written by observer.py or
+# training_observer.py. Plant a fault that it finds (PLANTED in tests/tools/test_audit.py, with a
+# row in docs/tools.md); `TEST_ALL=1 pytest tests/tools/test_audit.py` plants all: it may be red for
+# others, too.
+# Of two rows that one cause makes red, the vaguer says UNSEEN and points to the other.
+CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
+    "end": rank_checks.end,
+    "samples": data_checks.samples,
+    "coverage": data_checks.coverage,
+    "order": data_checks.order,
+    "evaluation": data_checks.evaluation,
+    "replicas": training_checks.replicas,
+    "gradients": training_checks.gradients,
+    "finite": training_checks.finite,
+    "collectives": rank_checks.collectives,
+    "files": rank_checks.files,
+    "saved names": rank_checks.saved_names,
+    "dice": rank_checks.random_numbers,
+    "metrics": data_checks.metrics,
+    "straggler": pace_checks.straggler,
+}
+
+
+def judge(ranks: list[Notes]) -> list[Row]:
+    """Make all rows. What a run that did not come to its end has not shown is not green."""
+    rows = [Row(name, *check(ranks)) for name, check in CHECKS.items()]
+    if rows[0].verdict != RED:
+        return rows
+    return [_unseen(row) if row.verdict == OK else row for row in rows]
+
+
+def _unseen(row: Row) -> Row:
+    """A row that is not green, since the run ended early."""
+    return row._replace(verdict=UNSEEN, seen=EARLY + row.seen)

@@ -1,0 +1,210 @@
+"""Checks of the audit that compare what each rank did: its end, collectives, files, random numbers.
+
+`judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
+"""
+
+import linecache
+import re
+from collections.abc import Mapping
+from itertools import zip_longest
+
+from ddp_tools.audit.notes import (
+    OK,
+    RED,
+    UNSEEN,
+    Collective,
+    Communication,
+    End,
+    FileWritten,
+    Finding,
+    GroupCollective,
+    Notes,
+    Pass,
+    RandomUse,
+    Save,
+    TimeUp,
+    select,
+    short_line,
+)
+
+_GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
+_WIDTH = 200  # letters of an error
+_SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
+_SEE_LOG += "'collectives' says whether one rank left another waiting"
+UNUSED = "Expected to have finished reduction"
+# What the commonest errors begin with, or hold, and their cure.
+_KNOWN = {
+    UNUSED: "some weights had no part in the loss: DDP(model, find_unused_parameters=True), or "
+    "leave them out of the model",
+    "marked as ready twice": "torch.utils.checkpoint with use_reentrant=False, or DDP(model, "
+    "static_graph=True); one forward and one backward pass for each step",
+    "marked a variable ready only once": "torch.utils.checkpoint with use_reentrant=False, or "
+    "DDP(model, static_graph=True)",
+    "Connection closed by peer": "another rank left first: its lines in notes/output.log say why "
+    "(--folder keeps them), and 'collectives' where",
+    "address already in use": "another MASTER_PORT, or torchrun --standalone",
+}
+
+
+def end(ranks: list[Notes]) -> Finding:
+    """All ranks ended by themselves, with status 0."""
+    if any(select(notes, TimeUp) for notes in ranks):
+        return _ended_at_limit(ranks)
+    lost, failed = [], []
+    for rank, notes in enumerate(ranks):
+        ends = select(notes, End)
+        failed += [(note, rank) for note in ends if note.status]
+        if not ends:
+            lost.append(f"rank {rank} was ended by a signal")
+    if failed:
+        # The errors of the others may follow from the first one.
+        note, rank = min(failed, key=lambda pair: pair[0].time)
+        message = f"rank {rank} at {short_line(note.at)}: {_error_of(note)}"
+        cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
+        return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else _SEE_LOG)
+    if lost:
+        return Finding(RED, "; ".join(lost), _SEE_LOG)
+    return Finding(OK, f"{len(ranks)} ranks ended with status 0")
+
+
+def has_unused_weights(ranks: list[Notes]) -> bool:
+    """Whether a rank ended since some weights had no part in the loss."""
+    return any(UNUSED in note.why for notes in ranks for note in select(notes, End))
+
+
+def _ended_at_limit(ranks: list[Notes]) -> Finding:
+    """Say where each rank was when the time was up."""
+    hanging, left = [], []
+    for rank, notes in enumerate(ranks):
+        if time_up := select(notes, TimeUp):
+            note = time_up[0]
+            hanging.append(f"rank {rank} at {short_line(note.at)} in {note.function}")
+        else:
+            left.append(f"rank {rank} had ended")
+    seen = f"ended at the limit: {', '.join([*hanging, *left])}"
+    return Finding(RED, seen, "see 'collectives'; where nothing hangs, a longer --limit")
+
+
+def _error_of(note: End) -> str:
+    """The error of a rank that failed, in a line."""
+    error = _GLOO_SOURCE.sub("", note.why)[:_WIDTH] or f"exit status {note.status}"
+    path, _, line = note.at.rpartition(":")
+    if error.endswith(": "):  # as of an assert without a message
+        error += linecache.getline(path, int(line)).strip()
+    return error
+
+
+def collectives(ranks: list[Notes]) -> Finding:
+    """All ranks call the same collectives, in the same order."""
+    calls = [select(notes, Collective) for notes in ranks]
+    for number, calls_at_once in enumerate(zip_longest(*calls), 1):
+        called = {rank: call for rank, call in enumerate(calls_at_once) if call}
+        absent = [rank for rank in range(len(ranks)) if rank not in called]
+        alike = len({(call.name, *(call.size or ())) for call in called.values()}) == 1
+        if not alike or (absent and all(_is_known(ranks[rank]) for rank in absent)):
+            each = [f"rank {rank} calls {_call_text(call)}" for rank, call in called.items()]
+            each += [f"rank {rank} does not come" for rank in absent]
+            seen = f"call {number}: {', '.join(each)}"
+            return Finding(RED, seen, _cure_of_calls(ranks, called))
+        if absent:
+            return Finding(UNSEEN, f"alike for {number - 1} calls; then a rank failed")
+    if not calls[0]:
+        return Finding(UNSEEN, "none")
+    in_groups = len(select(ranks[0], GroupCollective))
+    rest = f"; {in_groups} in other groups were not compared" if in_groups else ""
+    return Finding(OK, f"the same {len(calls[0])} calls on all ranks{rest}")
+
+
+def _cure_of_calls(ranks: list[Notes], called: Mapping[int, Communication]) -> str:
+    """The cure where ranks do not make the same call: unequal batches, a test of one rank."""
+    if any("to test" in call.name for call in called.values()):
+        return "test ddp_model.module, not the wrapper, or let all ranks test"
+    last = [[note for note in select(notes, Pass) if note.steps][-1:] for notes in ranks]
+    counts = [notes[0].batches for notes in last if notes]
+    if len(counts) == len(ranks) and len({*counts}) > 1:
+        each = ", ".join(f"rank {rank} had {count}" for rank, count in enumerate(counts))
+        cure = "equal shares, as DistributedSampler makes them, drop_last, or ddp_model.join()"
+        return f"{each} batches: {cure}; and no rank that leaves the loop early"
+    return "let all ranks make this call, or none: no `if rank == 0`"
+
+
+def _is_known(notes: Notes) -> bool:
+    """Whether a rank's notes say that it makes no more calls: it hangs elsewhere, or ended well."""
+    ended_well = any(note.status == 0 for note in select(notes, End))
+    return bool(select(notes, TimeUp)) or ended_well
+
+
+def _call_text(call: Communication) -> str:
+    """The name and the size of a call, and where it is made."""
+    size = f" {call.size}" if call.size else ""
+    return f"{call.name}{size} at {short_line(call.at)}"
+
+
+def files(ranks: list[Notes]) -> Finding:
+    """No two ranks write the same file."""
+    written = [{note.path: note for note in select(notes, FileWritten)} for notes in ranks]
+    logs = []
+    for path, note in written[0].items():
+        if sum(path in paths for paths in written) > 1:
+            seen = f"{short_line(note.at)}: several ranks write {path.rpartition('/')[2]}"
+            if note.tool:
+                logs.append(f"{seen} by {note.tool}: meant so?")
+                continue
+            others = "(the others wait in a barrier, if they need the file)"
+            return Finding(RED, seen, f"let one rank do it: if rank == 0 {others}")
+    if logs:
+        return Finding(UNSEEN, logs[0])
+    if not any(written):
+        return Finding(UNSEEN, "none was written")
+    return Finding(OK, "none was written by more than one rank")
+
+
+def saved_names(ranks: list[Notes]) -> Finding:
+    """The names in what is saved are those of the model, not of its wrapper."""
+    saves = [note for notes in ranks for note in select(notes, Save)]
+    for note in saves:
+        wrapped = [name for name in note.names if name.startswith("module.")]
+        if wrapped or note.wrapper:
+            saved = wrapped[0] if wrapped else "the wrapper itself"
+            seen, cure = f"{short_line(note.at)}: {saved} is saved", "ddp_model.module.state_dict()"
+            path = note.at.rpartition(":")[0]
+            if any("load_state_dict" in line for line in linecache.getlines(path)):
+                only = "only a wrapped model can load it, as this script may: meant so?"
+                return Finding(UNSEEN, f"{seen}; {only} Else save {cure}")
+            return Finding(RED, seen, f"save {cure}")
+    if not any(note.names for note in saves):
+        return Finding(UNSEEN, "no state_dict was saved by torch.save")
+    return Finding(OK, f"no name begins with module., {len(saves)} saved")
+
+
+def random_numbers(ranks: list[Notes]) -> Finding:
+    """Dropout and augmentation use other random numbers on each rank."""
+    in_model = [select(notes, RandomUse) for notes in ranks]
+    in_dataset = [_augmented_passes(notes) for notes in ranks]
+    calls = zip(*in_model, strict=False)
+    equal = [uses for uses in calls if len({note.state for note in uses}) == 1]
+    if equal:  # a state that comes twice is no accident
+        at = short_line(equal[0][0].at)
+        return Finding(
+            RED,
+            f"{at}: the same random numbers in the model on all ranks (dropout?)",
+            "torch.manual_seed(seed + rank) after the model is made",
+        )
+    for passes in zip(*in_dataset, strict=False):
+        if len({tuple(note.augmented) for note in passes}) == 1:
+            at = short_line(in_dataset[0][0].begun)
+            return Finding(
+                RED,
+                f"{at}: the same random numbers in the dataset on all ranks",
+                "torch.manual_seed(seed + rank)",
+            )
+    if all(in_model) or all(in_dataset):
+        user = "model" if all(in_model) else "dataset"
+        return Finding(OK, f"torch's random numbers differ in the {user}")
+    rest = "numpy, random and workers are not followed"
+    return Finding(UNSEEN, f"torch's generator was not used in model or dataset; {rest}")
+
+
+def _augmented_passes(notes: Notes) -> list[Pass]:
+    """The training passes in which the dataset used random numbers."""
+    return [note for note in select(notes, Pass) if note.steps and note.augmented]

@@ -1,0 +1,277 @@
+"""Checks of the audit on the training itself: weights, gradients, finite numbers.
+
+`judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ddp_tools.audit.notes import (
+    CLOSE,
+    OK,
+    RED,
+    UNSEEN,
+    Communication,
+    Finding,
+    Notes,
+    NotFinite,
+    Step,
+    TensorSums,
+    Weights,
+    Wrap,
+    differ,
+    is_finite,
+    select,
+    short_line,
+)
+from ddp_tools.audit.rank_checks import end, has_unused_weights
+
+_SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
+
+
+# ---- weights
+
+
+def replicas(ranks: list[Notes]) -> Finding:
+    """After each epoch and at the end, all ranks hold the same weights."""
+    weights = [select(notes, Weights) for notes in ranks]
+    if not all(weights):
+        return Finding(UNSEEN, "no model was wrapped in DistributedDataParallel")
+    if has_unused_weights(ranks):
+        return Finding(UNSEEN, _SEE_END)
+    wrapped_at = short_line(select(ranks[0], Wrap)[0].at)
+    compared = 0
+    for notes_at_once in _at_once(weights):
+        first = notes_at_once[0]
+        when = "at the end" if first.when == "end" else "after an epoch"
+        if not _comparable(notes_at_once, ranks):
+            continue
+        compared += 1
+        for rank, note in enumerate(notes_at_once):
+            if note.names == first.names and differ(note.sums, first.sums):
+                name = _first_that_differs(note, first)
+                seen = f"{when} rank {rank} holds another {name} than rank 0"
+                cure = _cure_of_replicas(ranks) or "see 'gradients'"
+                return Finding(RED, seen, f"{cure}; the model is wrapped in {wrapped_at}")
+    if finding := _statistics(ranks):
+        return finding
+    if not _moved(ranks):
+        return Finding(UNSEEN, "no weight of the wrapped model has moved")
+    seen = f"weights equal on all ranks, compared after epochs and at the end: {compared}"
+    return Finding(OK, seen)
+
+
+def _at_once(weights: list[list[Weights]]) -> Iterator[tuple[Weights, ...]]:
+    """The notes of all ranks that were made at one time: at the begin, after epochs, at the end."""
+    for when in ("begin", "epoch", "end"):
+        noted = [[note for note in notes if note.when == when] for notes in weights]
+        yield from zip(*noted, strict=False)
+
+
+def _comparable(notes_at_once: tuple[Weights, ...], ranks: list[Notes]) -> bool:
+    """Whether weights were noted after as many steps on each rank, or at a good end."""
+    if notes_at_once[0].when == "end":
+        return end(ranks).verdict == OK
+    return len({note.steps for note in notes_at_once}) == 1
+
+
+def _first_that_differs(weights: Weights, others: Weights) -> str:
+    """The name of the first tensor in which two ranks' weights differ."""
+    tensors = zip(weights.names, weights.sums, others.sums, strict=True)
+    return next(name for name, sums, other in tensors if differ([sums], [other]))
+
+
+def _cure_of_replicas(ranks: list[Notes]) -> str:
+    """Why weights differ though the gradients do not, with the cure; "" if they do."""
+    if gradients(ranks).verdict == RED:
+        return ""
+    steps = zip(*(select(notes, Step) for notes in ranks), strict=False)
+    for number, (first, *others) in enumerate(steps, 1):
+        for rank, other in enumerate(others, 1):
+            if [*first.rates] != [*other.rates]:
+                rates = f"{_rates(first)} on rank 0 and {_rates(other)} on rank {rank}"
+                return f"the learning rate is {rates} at step {number}: give all ranks the same"
+        if any(differ(first.weights, other.weights) for other in others):
+            if number == 1:
+                cause = "they differ before step 1: something changed them after DDP() had made "
+                return f"{cause}them equal; load and initialise before the model is wrapped"
+            cause = f"between steps {number - 1} and {number} a rank changed its weights by itself"
+            return f"{cause} (clamp, average, another optimizer's state): do it on all ranks"
+    return ""
+
+
+def _rates(step: Step) -> str:
+    """The learning rates of a step."""
+    return ", ".join(f"{rate:g}" for rate in step.rates)
+
+
+def _statistics(ranks: list[Notes]) -> Finding | None:
+    """Judge the buffers of models with BatchNorm that DDP does not broadcast; None if sound."""
+    wraps = select(ranks[0], Wrap)
+    if not any(wrap.has_batch_norm and not wrap.broadcasts for wrap in wraps):
+        return None
+    last = [
+        [note.buffers for note in select(notes, Weights) if note.when == "end"] for notes in ranks
+    ]
+    if all(buffers == last[0] for buffers in last):
+        return None
+    seen = "weights are equal, BatchNorm's statistics are not: broadcast_buffers is False"
+    cure = "SyncBatchNorm.convert_sync_batchnorm(model), or leave broadcast_buffers on"
+    return Finding(RED, f"{short_line(wraps[0].at)}: {seen}", cure)
+
+
+def _moved(ranks: list[Notes]) -> bool:
+    """Whether rank 0's wrapped models have other weights at the end than at the begin."""
+    weights = select(ranks[0], Weights)
+    first = {note.model: note.bits for note in weights if note.when == "begin"}
+    return any(first.get(note.model) != note.bits for note in weights)
+
+
+# ---- gradients
+
+
+def gradients(ranks: list[Notes]) -> Finding:
+    """At each step of an optimizer, all ranks hold the same gradients."""
+    steps = [select(notes, Step) for notes in ranks]
+    wraps = select(ranks[0], Wrap)
+    if not any(steps):
+        return Finding(UNSEEN, "no optimizer made a step")
+    if any(step.sharded for step in steps[0]):
+        return Finding(UNSEEN, "the optimizer has shards of weights, as FSDP makes: not followed")
+    if has_unused_weights(ranks):
+        return Finding(UNSEEN, _SEE_END)
+    if not any(step.wrapped_parameters for step in steps[0]):
+        return _without_ddp(ranks, steps, wraps)
+    for number, notes_at_once in enumerate(zip(*steps, strict=False), 1):
+        first = notes_at_once[0]
+        if any(differ(step.sums, first.sums) for step in notes_at_once):
+            return _other_gradients(number, notes_at_once, wraps[0])
+    return _equal_gradients(ranks, steps)
+
+
+def _without_ddp(ranks: list[Notes], steps: list[list[Step]], wraps: list[Wrap]) -> Finding:
+    """Judge optimizers none of which has a weight of a wrapped model."""
+    at = short_line(steps[0][0].at) if steps[0] else "an unknown line"
+    if wraps and any(step.forwards for step in steps[0]):
+        seen = "no optimizer has a weight of the wrapped model, which was called: it never learns"
+        cure = f"make the optimizer of the parameters of the model that {short_line(wraps[0].at)}"
+        return Finding(RED, f"{at}: {seen}", f"{cure} wraps")
+    if not any(select(notes, Communication) for notes in ranks):
+        seen = "no model is wrapped, and the ranks never talk: each trains a model of its own"
+        return Finding(RED, f"{at}: {seen}", "init_process_group, and DDP(model) on each rank")
+    alike = all(len(step.other_sums) == len(steps[0][0].other_sums) for step in steps[0][:1])
+    pairs = enumerate(zip(*steps, strict=False), 1)
+    for number, (first, *others) in pairs:
+        alike = alike and all(len(o.other_sums) == len(first.other_sums) for o in others)
+        if alike and any(differ(first.other_sums, other.other_sums) for other in others):
+            if _talk_at_each_step(ranks[0]):
+                break  # another parallelism, or an average that comes after the step
+            seen = f"step {number} had other gradients on each rank, and no model is wrapped"
+            return Finding(RED, f"{at}: {seen}", "ddp_model = DDP(model), and call ddp_model")
+    return Finding(UNSEEN, "no optimizer stepped the weights of a wrapped model")
+
+
+def _talk_at_each_step(notes: Notes) -> bool:
+    """Whether a rank communicates between most steps: by other means than DDP."""
+    indices = [index for index, note in enumerate(notes) if isinstance(note, Step)]
+    talks = []
+    for first, last in pairwise(indices):
+        calls = select(notes[first:last], Communication)
+        talks.append(any(call.name != "barrier" for call in calls))
+    return sum(talks) * 2 > len(talks)
+
+
+def _other_gradients(number: int, steps: tuple[Step, ...], wrap: Wrap) -> Finding:
+    """Judge a step at which ranks have other gradients."""
+    first = steps[0]
+    at = f"{short_line(first.at)}: step {number}"
+    if all(_is_multiple(step.sums, first.sums) for step in steps[1:]):
+        seen = f"{at} had gradients that are multiples of each other's: each rank scales them"
+        cure = "clip or scale by the same number on all ranks, after backward has averaged them"
+        return Finding(RED, seen, cure)
+    called = "the wrapper was not called before it"
+    if first.forwards:
+        called = f"the wrapper was called {first.forwards} times"
+    seen = f"{at} had other gradients on each rank; {called}"
+    cure = f"call what DDP() returned in {short_line(wrap.at)}, not the model inside"
+    return Finding(RED, seen, f"{cure}; no no_sync() at the last")
+
+
+def _is_multiple(sums: TensorSums, others: TensorSums) -> bool:
+    """Whether all tensors are the same multiple of others, but not equal to them."""
+    if len(sums) != len(others) or not is_finite([*sums, *others]):
+        return False
+    ratios = [size / other for (_, size), (_, other) in zip(sums, others, strict=True) if other]
+    few = len(ratios) < 2 or abs(ratios[0] - 1) < CLOSE
+    return not few and max(ratios) - min(ratios) <= CLOSE * max(ratios)
+
+
+def _equal_gradients(ranks: list[Notes], steps: list[list[Step]]) -> Finding:
+    """Judge steps at which all ranks have the same gradients."""
+    count = len(steps[0])
+    if not any(size for step in steps[0] for _, size in step.sums):
+        seen = f"all are zero, or none is there, at the first {count} steps: nothing is learned"
+        cure = "a loss that depends on the weights, and zero_grad() before backward(), not after"
+        return Finding(RED, f"{short_line(steps[0][0].at)}: {seen}", cure)
+    moves = count > 1 and any(rate for step in steps[0] for rate in step.rates)
+    if moves and not _moved(ranks):
+        seen = f"after {count} steps the weights of the wrapped model are as they were"
+        return Finding(RED, seen, "make the optimizer of the wrapped model's own parameters")
+    made = [note.steps for notes in ranks for note in select(notes, Weights) if note.when == "end"]
+    if end(ranks).verdict == OK and len({*made}) > 1:
+        each = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(made))
+        return _unequal_steps(ranks, f"the ranks made unequal numbers of steps: {each}")
+    return Finding(OK, f"equal on all ranks at the first {count} steps")
+
+
+def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:
+    """Judge ranks that made more steps than others: right only where their weights are equal."""
+    last = [[note.sums for note in select(notes, Weights) if note.when == "end"] for notes in ranks]
+    pairs = [zip(last[0], other, strict=False) for other in last[1:]]
+    if any(differ(sums, others) for pair in pairs for sums, others in pair):
+        return Finding(RED, seen, "optimizer.step() on all ranks, as often")
+    return Finding(UNSEEN, f"{seen}; their weights are equal at the end (join?)")
+
+
+# ---- numbers
+
+
+def finite(ranks: list[Notes]) -> Finding:
+    """Gradients and weights are numbers, at each of the first steps and at the end."""
+    for number, steps in enumerate(
+        zip(*(select(notes, Step) for notes in ranks), strict=False),
+        1,
+    ):
+        bad = [
+            rank
+            for rank, step in enumerate(steps)
+            if not is_finite([*step.sums, *step.other_sums, *step.weights])
+        ]
+        if bad:
+            at = short_line(steps[0].at)
+            who = "all ranks" if len(bad) == len(ranks) else f"rank {', '.join(map(str, bad))}"
+            seen = f"{at}: at step {number} gradients or weights are not finite on {who}"
+            return _not_finite(ranks, seen)
+    for notes in ranks:
+        if any(not is_finite(note.sums) for note in select(notes, Weights)):
+            return _not_finite(ranks, "weights are not finite after an epoch, or at the end")
+    if not any(select(notes, Step) for notes in ranks):
+        return Finding(UNSEEN, "no optimizer made a step")
+    return Finding(OK, "gradients and weights are finite at the first steps, after epochs, at last")
+
+
+def _not_finite(ranks: list[Notes], seen: str) -> Finding:
+    """Add on which rank it began, where an output or a loss tells."""
+    first = {
+        rank: select(notes, NotFinite)[0]
+        for rank, notes in enumerate(ranks)
+        if select(notes, NotFinite)
+    }
+    if first:
+        earliest = min(note.steps for note in first.values())
+        began = {rank: note for rank, note in first.items() if note.steps == earliest}
+        which = " and ".join(f"rank {rank}" for rank in began)
+        note = next(iter(began.values()))
+        seen += f"; it began with the {note.what} of {which}, at {short_line(note.at)}"
+    cure = "look at the batch that this rank had then: an empty one, log(0), 0/0, a wrong target;"
+    return Finding(RED, seen, f"{cure} a lower learning rate, clip_grad_norm_ after backward")

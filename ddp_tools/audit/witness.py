@@ -1,0 +1,93 @@
+"""Run an unchanged script on this rank, and note what it does, as the audit starts it on each rank:
+
+torchrun … -- witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
+"""
+
+import dataclasses
+import os
+import re
+import runpy
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+# ddp_helpers need not be installed; the script does not see this folder.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from ddp_tools.audit import notes, stand_in
+from ddp_tools.audit.digests import is_library
+from ddp_tools.audit.training_observer import TrainingObserver
+
+sys.path.pop()
+
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")  # how Python tells one
+
+
+def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> None:
+    """Run the script under an observer; every rank calls it. What the script raises goes on.
+
+    folder: for the notes; limit: seconds, after which this rank is ended.
+    """
+    if os.environ.get("DDP_AUDIT_TWO_NODES"):
+        stand_in.on_two_nodes()
+    stand_in.as_launched()
+    if os.environ.get("DDP_AUDIT_ON_CPU"):
+        stand_in.without_gpus()
+    observer = TrainingObserver(folder, sys._getframe())
+    last_line = _LastLine()
+    observer.start()
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    observer.write(notes.Start(time=time.time()))
+    observer.end_at(limit)
+    end = notes.End(status=0)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        end = _end_by(error, last_line.text)
+        raise
+    finally:
+        observer.close_passes()
+        observer.note_weights("end")
+        last = dataclasses.replace(end, time=time.time(), steps=observer.steps)
+        observer.write(last)
+
+
+class _LastLine:
+    """Keeps the last line that the script writes to stderr, of errors if there is one."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        write = sys.stderr.write
+
+        def kept(text: str) -> int:
+            for line in filter(None, text.splitlines()):
+                if _ERROR.match(line) or not _ERROR.match(self.text):
+                    self.text = line
+            return write(text)
+
+        with suppress(AttributeError):  # whoever has put another stream there
+            sys.stderr.write = kept  # type: ignore[method-assign]
+
+
+def _end_by(error: BaseException, last_line: str) -> notes.End:
+    """The note on an error, or a SystemExit, that ends the script, and where it was raised.
+
+    last_line: the script's last one on stderr, for an exit that has a number and no words.
+    """
+    why: object = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        why = error.code or ""
+    status = why if isinstance(why, int) else int(bool(why))
+    first_line = last_line if isinstance(why, int) else str(why).partition("\n")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    script_frames = [frame for frame in frames if not is_library(frame.filename)]
+    last = script_frames[-1:]
+    at = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    return notes.End(at=at, status=status, why=first_line)
+
+
+if __name__ == "__main__":
+    testify(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -1,0 +1,30 @@
+"""The command `explain`: read logs, judge them, print the report, return an exit status for CI."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_helpers import PlainError
+from ddp_tools.explain.judge import judge
+from ddp_tools.explain.lines import STDIN, read_logs
+from ddp_tools.explain.report import as_data, as_text
+
+CLEAN, EXPLAINED, NOT_KNOWN = 0, 1, 3  # 2 is a wrong use, as everywhere in the course
+
+
+def explain(paths: Sequence[Path], as_json: bool = False) -> int:
+    """Explain logs, and return the exit status; raises PlainError at what cannot be read."""
+    if not paths:
+        if sys.stdin.isatty():
+            raise PlainError("no log is given: name a file or a run folder, or pipe a log in")
+        paths = [Path(STDIN)]
+    logs = read_logs(paths)
+    verdict = judge(logs)
+    if as_json:
+        print(json.dumps(as_data(verdict, logs), indent=1, ensure_ascii=False))
+    else:
+        print(as_text(verdict, logs))
+    if verdict.root is None:
+        return CLEAN
+    return EXPLAINED if verdict.known else NOT_KNOWN

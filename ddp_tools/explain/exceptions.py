@@ -1,0 +1,102 @@
+"""Find what a log says in Python's and C++'s own form: tracebacks, and lines of errors.
+
+`judge` calls it. An exception that no rule knows is still an answer: its last lines.
+"""
+
+import builtins
+import re
+from collections.abc import Iterator, Sequence
+
+from ddp_tools.explain.lines import Line
+
+_BEGIN = "Traceback (most recent call last)"
+_FINAL = re.compile(r"^[A-Za-z_][\w.]*(?:: |:$|$)")
+_LONGEST = 400  # lines of a traceback
+_BUILT_IN = "|".join(
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
+)
+_RATE = r" *(?:\d*\.\d+|\d+ ?(?:%|$))"  # "error: 0.023" is a measure of a model
+# A line that is an error by its form, not by a word in somebody's sentence.
+_ERROR = re.compile(
+    r"^\W{0,3}(?:[\w./-]+: )?(?:fatal |internal |unknown )?"
+    rf"(?:error|Error|ERROR|FATAL|Fatal|CRITICAL)\b ?[:\]](?!{_RATE})"
+    r"|^\[?[EF]\d{4} \d\d:\d\d|^[\w./-]+: line \d+: "
+    r"|^Error (?:executing|in|while|loading) |NCCL WARN .*(?:[Ff]ailed|[Ee]rror)"
+    r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
+    rf"|: No such file or directory\s*$|^{re.escape(_BEGIN)}"
+    rf"|^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception))(?:: |\s*$)"
+    r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
+)
+# A piece of a traceback whose end nobody pasted: Python's, IPython's, rich's or C++'s.
+_FRAME = re.compile(
+    r'^\W*File ".+", line \d+, in |^\s+raise \w|^-+> \d+ |❱ +\d+ |^frame #\d+: '
+    r"|^Exception raised from "
+)
+# An exception's own line, whose traceback nobody pasted; and glog's last words, before it aborts.
+_EXCEPTION = re.compile(
+    rf"^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception)): \S|^F\d{{4}} \d\d:\d\d:"
+)
+_COMPLAINT = re.compile(r"(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL): (?!\s*[\d.]+\s*$)\S")
+_NO_ERROR = re.compile(
+    r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b|: ignored\.?\s*$"
+    r"|Unable to register cu\w+ factory|pip's dependency resolver does not currently"
+)
+
+
+def final_lines(lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield the last line of each traceback, which names the exception, and such lines alone.
+
+    The lines of a rank may stand between those of others: each rank is read by itself.
+    """
+    yield from (line for line in lines if _may_be_one(line.text) and _EXCEPTION.search(line.text))
+    by_rank: dict[tuple[str, int | None], list[Line]] = {}
+    for line in lines:
+        by_rank.setdefault((line.file, line.rank), []).append(line)
+    for own in by_rank.values():
+        for index, line in enumerate(own):
+            column = line.text.find(_BEGIN)
+            if column >= 0:
+                final = _final(own, index + 1, line.text[:column])
+                if final:
+                    yield final
+
+
+def _may_be_one(text: str) -> bool:
+    """Say whether a line may be an exception's: most lines of a long log cannot."""
+    return "Error" in text or "Exception" in text or text.startswith(("F", "Stop"))
+
+
+def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
+    """Return the line that ends a traceback which begins before this index."""
+    for line in own[begin : begin + _LONGEST]:
+        text = line.text
+        text = text[len(prefix) :] if text.startswith(prefix) else text
+        if text[:1].strip() and _FINAL.match(text):
+            return line
+    return None
+
+
+def error_lines(lines: Sequence[Line]) -> list[Line]:
+    """List the lines that are errors by their form; where there are none, a traceback's last."""
+    errors = [line for line in lines if _is_error(line.text)]
+    return errors or [line for line in lines if _FRAME.search(line.text)][-1:]
+
+
+def complaints(lines: Sequence[Line]) -> list[Line]:
+    """List the lines that name an error in any program's words, those of launchers left out."""
+    return [
+        line
+        for line in lines
+        if _COMPLAINT.search(line.text)
+        and not _NO_ERROR.search(line.text)
+        and not line.text.startswith(("srun: ", "slurmstepd: ", "ERROR:torch.distributed"))
+    ]
+
+
+def _is_error(text: str) -> bool:
+    """Say whether a line is an error by its form."""
+    if _BEGIN in text:
+        return True
+    return _ERROR.search(text) is not None and not _NO_ERROR.search(text)

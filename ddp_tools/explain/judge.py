@@ -1,0 +1,255 @@
+"""Judge what the lines of a log say: which finding is the root, which rank failed first.
+
+`command` calls it, in one process, and `report` writes down what it found.
+"""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ddp_tools.explain.endings import Ending, read_endings
+from ddp_tools.explain.exceptions import complaints, error_lines, final_lines
+from ddp_tools.explain.lines import Line, Logs
+from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
+
+_OWN_LINES = 6
+# Lines that differ in their numbers alone: when so many are known to no rule, the others are not
+# asked. A long log has hundreds of thousands of such lines, one for each step.
+_ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
+
+
+@dataclass
+class Finding:
+    """A message of one rank: its rule, None for an exception that none knows, and its lines."""
+
+    rule: Rule | None
+    rank: int | None
+    lines: list[Line]
+    order: int  # of its first line among all lines
+    status: int | None = None  # with which a process ended, where the launcher says it
+
+    @property
+    def level(self) -> int:
+        """How near to the root it is."""
+        return self.rule.level if self.rule else LEVELS["unknown"]
+
+
+@dataclass
+class Verdict:
+    """What a log comes to.
+
+    root: what explains it, None where no failure was seen. first: the rank that failed first.
+    late: ranks that did not come, or left
+    without a word, as the others or their lines say. own: the last lines of the first rank.
+    """
+
+    root: Finding | None
+    first: int | None
+    by: str
+    late: list[int]
+    own: list[Line]
+    others: list[Finding] = field(default_factory=list)
+    follows: list[Finding] = field(default_factory=list)
+    harmless: list[Finding] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        """Say whether a rule explains the root."""
+        return self.root is not None and self.root.rule is not None
+
+
+def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
+    """Explain the logs by the rules."""
+    rules = load_rules() if rules is None else rules
+    endings = list(read_endings(logs.lines))
+    findings = _known(logs.lines, rules) + _ended(endings, rules, logs.lines)
+    findings += _unknown(logs.lines, findings)
+    serious = [finding for finding in findings if finding.level >= 0]
+    root = _earliest(_strongest(_before_the_end(serious))) or _stopped(logs.lines, findings, rules)
+    if root is None and not findings_are_clean(logs.lines, endings):
+        root = _plain_error(logs.lines, endings)
+    if root and root.level == LEVELS["summary"]:
+        root = _unexplained(logs.lines, findings) or root
+    verdict = Verdict(root, None, "", [], [])
+    verdict.ranks = sorted({line.rank for line in logs.lines if line.rank is not None})
+    verdict.harmless = [finding for finding in findings if finding.level < 0]
+    if root:
+        _name_first(verdict, root, serious, endings)
+        _sort_others(verdict, root, serious)
+        verdict.own = _last_lines(logs.lines, verdict.first, root)
+    return verdict
+
+
+# ---- findings
+
+
+def _known(lines: Sequence[Line], rules: Sequence[Rule]) -> list[Finding]:
+    """Find the lines that a rule knows, one finding for each rule and rank."""
+    whole = "\n".join(line.text for line in lines)
+    active = [rule for rule in rules if rule.may_match(whole)]
+    findings: dict[tuple[str, int | None], Finding] = {}
+    seen: dict[str, Rule | None] = {}
+    unknown: Counter[str] = Counter()
+    for order, line in enumerate(lines):
+        form = _NUMBERS.sub("0", line.text[:_HEAD])
+        if unknown[form] >= _ALIKE:
+            continue
+        if line.text not in seen:
+            seen[line.text] = best_rule(active, line.text)
+            unknown[form] += seen[line.text] is None
+        if rule := seen[line.text]:
+            key = rule.id, line.rank
+            finding = findings.setdefault(key, Finding(rule, line.rank, [], order))
+            finding.lines.append(line)
+    return list(findings.values())
+
+
+def _ended(
+    endings: Iterable[Ending], rules: Sequence[Rule], lines: Sequence[Line]
+) -> list[Finding]:
+    """Find the endings whose status a rule knows, one finding for each rule and rank."""
+    by_status = {status: rule for rule in rules for status in rule.statuses}
+    orders = {id(line): order for order, line in enumerate(lines)}
+    findings: dict[tuple[str, int | None], Finding] = {}
+    for ending in endings:
+        if rule := by_status.get(ending.status):
+            key = rule.id, ending.rank
+            order = orders[id(ending.line)]
+            new = Finding(rule, ending.rank, [], order, ending.status)
+            findings.setdefault(key, new).lines.append(ending.line)
+    return list(findings.values())
+
+
+def _unknown(lines: Sequence[Line], known: Iterable[Finding]) -> list[Finding]:
+    """Find the exceptions that no rule knows: the last lines of tracebacks."""
+    explained = {id(line) for finding in known for line in finding.lines}
+    orders = {id(line): order for order, line in enumerate(lines)}
+    findings: dict[tuple[str, int | None], Finding] = {}
+    for line in final_lines(lines):
+        if id(line) not in explained:
+            new = Finding(None, line.rank, [], orders[id(line)])
+            findings.setdefault((line.text, line.rank), new).lines.append(line)
+    return list(findings.values())
+
+
+def _stopped(
+    lines: Sequence[Line], findings: Iterable[Finding], rules: Sequence[Rule]
+) -> Finding | None:
+    """Explain a log that ends at a warning which is harmless unless nothing comes after it."""
+    last = lines[-1]
+    for finding in findings:
+        if finding.rule and finding.rule.at_end and finding.lines[-1] is last:
+            rule = best_rule([rule for rule in rules if rule.level >= 0], last.text)
+            rule = rule or next(rule for rule in rules if rule.id == finding.rule.at_end)
+            return Finding(rule, last.rank, [last], len(lines) - 1)
+    return None
+
+
+def _unexplained(lines: Sequence[Line], findings: Iterable[Finding]) -> Finding | None:
+    """Return an error that no rule knows, where a log has besides it only a launcher's summary."""
+    explained = {id(line) for finding in findings for line in finding.lines}
+    for line in complaints(lines):
+        if id(line) not in explained:
+            return Finding(None, line.rank, [line], lines.index(line))
+    return None
+
+
+def findings_are_clean(lines: Sequence[Line], endings: Sequence[Ending]) -> bool:
+    """Say whether nothing looks like a failure: no ending with a status, no line of an error."""
+    return not endings and not error_lines(lines)
+
+
+def _plain_error(lines: Sequence[Line], endings: Sequence[Ending]) -> Finding:
+    """Return what stands for a failure that neither a rule nor a traceback tells."""
+    errors = error_lines(lines) or [endings[0].line]
+    order = next(index for index, line in enumerate(lines) if line is errors[0])
+    return Finding(None, errors[0].rank, errors[:1], order)
+
+
+# ---- order
+
+
+def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave out the errors without a reason that a log has behind the line by which Slurm ends it.
+
+    A time limit or a preemption ends the ranks one after the other, and the last ones complain.
+    """
+    ends: dict[str, int] = {}
+    for finding in findings:
+        rule = finding.rule
+        if rule and rule.section == "slurm-and-mpi" and rule.level == LEVELS["ending"]:
+            file = finding.lines[0].file
+            ends[file] = min(finding.order, ends.get(file, finding.order))
+    unreasoned = (LEVELS["general"], LEVELS["unknown"])
+    return [
+        finding
+        for finding in findings
+        if finding.level not in unreasoned
+        or finding.order < ends.get(finding.lines[0].file, finding.order + 1)
+    ]
+
+
+def _strongest(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings nearest to the root; SIGTERM last: a launcher sends it to the others."""
+    most = max((finding.level for finding in findings), default=0)
+    top = [finding for finding in findings if finding.level == most]
+    return [f for f in top if not (f.rule and -signal.SIGTERM in f.rule.statuses)] or top
+
+
+def _earliest(findings: Sequence[Finding]) -> Finding | None:
+    """Return the first by time, where all have one, else by place."""
+    timed = all(finding.lines[0].time is not None for finding in findings)
+    return min(
+        findings,
+        key=lambda finding: (finding.lines[0].time if timed else 0, finding.order),
+        default=None,
+    )
+
+
+def _name_first(
+    verdict: Verdict, root: Finding, serious: Sequence[Finding], endings: Sequence[Ending]
+) -> None:
+    """Put into the verdict which rank failed first, how that is known, and who was late."""
+    named = root.rule.named_ranks(root.lines[0].text) if root.rule else []
+    summary = next((e for e in endings if e.first and e.rank is not None), None)
+    if root.rank is not None:
+        alike = any(f.rule is root.rule and f.rank not in (None, root.rank) for f in serious)
+        order = "by its place in the log" if root.lines[0].time is None else "by time"
+        verdict.first, verdict.by = root.rank, order if alike else "it alone says so"
+    elif summary:
+        verdict.first, verdict.by = summary.rank, "torchrun says so"
+    else:
+        ranks = [e.rank for e in endings if e.rank is not None and e.status != -15]
+        ranks += [f.rank for f in serious if f.rank is not None]
+        if ranks:
+            verdict.first, verdict.by = ranks[0], "the first of which its launcher speaks"
+    verdict.late = named
+    if not named and root.level in (LEVELS["waits"], LEVELS["follows"]):
+        complain = {f.rank for f in serious if f.level == root.level}
+        if None not in complain and len(verdict.ranks) > 1:
+            verdict.late = [rank for rank in verdict.ranks if rank not in complain]
+
+
+def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) -> None:
+    """Set what only follows apart from what failed besides."""
+    ordered = sorted(serious, key=lambda finding: finding.order)
+    for finding in ordered:
+        if finding is root:
+            continue
+        same = finding.rule is root.rule and root.rule is not None
+        if same or finding.level <= LEVELS["waits"] or finding.level < root.level - 2:
+            verdict.follows.append(finding)
+        else:
+            verdict.others.append(finding)
+
+
+def _last_lines(lines: Sequence[Line], rank: int | None, root: Finding) -> list[Line]:
+    """Return the last lines of the first rank; without ranks, those that lead to the root."""
+    if rank is None or rank != root.rank:
+        place = root.order
+        return list(lines[max(0, place - _OWN_LINES + 1) : place + 1])
+    own = [line for line in lines if line.rank == rank]
+    return own[-_OWN_LINES:]

@@ -1,0 +1,158 @@
+"""Read logs into lines: files, run folders or standard input, whatever wrote them.
+
+`command` calls it, in one process. It raises PlainError, of one line, at what cannot be read.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ddp_helpers import PlainError
+from ddp_tools.explain.prefixes import (
+    is_labelled,
+    split_at_marks,
+    split_prefix,
+    time_of,
+    without_colours,
+)
+
+STDIN = "-"
+PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
+_MOST_FILES = 4096
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_LOG = re.compile(r"(?i)\.(?:log|out|err|txt|o\d+|e\d+)$|^(?:log|std(?:out|err)|slurm-)|^nohup")
+_RANK_IN_NAME = re.compile(r"(?i)rank[_.-]?(\d{1,6})(?!\d)")
+_OF_TORCHRUN = re.compile(r"attempt_\d+/(\d{1,6})/std(?:err|out)")  # torchrun --log-dir
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a log, without prefixes and colours."""
+
+    file: str
+    number: int
+    rank: int | None
+    time: float | None  # its own, or that of the line of its rank before it
+    text: str
+
+
+@dataclass
+class Logs:
+    """What was read: the lines, the files, and what is to be known of the reading."""
+
+    lines: list[Line]
+    files: list[str]
+    notices: list[str]
+
+
+def read_logs(paths: Sequence[Path]) -> Logs:
+    """Read files and folders; `-` is standard input. Raises PlainError."""
+    logs = Logs([], [], [])
+    for path in paths:
+        if str(path) == STDIN:
+            _add(logs, "standard input", sys.stdin.buffer.read(2 * PART))
+        elif path.is_dir():
+            _add_folder(logs, path)
+        else:
+            _add_file(logs, path)
+    if not logs.lines:
+        cure = "the job wrote nothing, or into another file"
+        raise PlainError(f"{', '.join(logs.files)}: nothing stands in it: {cure}")
+    return logs
+
+
+def _add_folder(logs: Logs, folder: Path) -> None:
+    """Read the logs of a run folder, and the reason in its status.json."""
+    files = (path for path in folder.rglob("*") if _LOG.search(path.name) and path.is_file())
+    chosen = sorted(islice(files, _MOST_FILES))
+    status = folder / "status.json"
+    if not chosen and not status.exists():
+        cure = "give the log itself, or a folder with files named *.log, *.out or *.err"
+        raise PlainError(f"{folder} holds no log: {cure}")
+    for path in chosen:
+        try:
+            _add_file(logs, path)
+        except PlainError as error:
+            logs.notices.append(f"left out: {error}")
+    if status.exists():
+        _add_status(logs, status)
+
+
+def _add_status(logs: Logs, path: Path) -> None:
+    """Add why a run of the course's scripts says that it failed, as a line."""
+    try:
+        status = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        state, why = status.get("state"), status.get("why", "")
+    except (ValueError, AttributeError, OSError):
+        logs.notices.append(f"left out: {path} is no record of a run")
+        return
+    logs.files.append(str(path))
+    if state in ("failed", "preempted"):
+        text = " ".join(str(why).splitlines())
+        logs.lines.append(Line(str(path), 1, None, None, f"status.json: {state}: {text}"))
+
+
+def _add_file(logs: Logs, path: Path) -> None:
+    """Read a file, of a long one the beginning and the end."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(2 * PART)
+            rest = path.stat().st_size - len(content)
+            if rest > 0:
+                file.seek(-PART, 2)
+                content = content[:PART] + b"\n" + file.read()
+                logs.notices.append(f"{path} is long: {rest:,} bytes in its middle were not read")
+    except OSError as error:
+        raise PlainError(f"{path} cannot be read ({error.strerror}): give a log's path") from None
+    _add(logs, str(path), content)
+
+
+def _add(logs: Logs, name: str, content: bytes) -> None:
+    """Add the lines of a log. Raises PlainError where it is no text."""
+    lines = [without_colours(line) for line in _text(name, content).split("\n")]
+    labelled = is_labelled(lines)
+    in_name = _OF_TORCHRUN.search(name) or _RANK_IN_NAME.search(Path(name).name)
+    file_rank = int(in_name[1]) if in_name else None
+    logs.files.append(name)
+    times: dict[int | None, float | None] = {}
+    row: tuple[int, float | None] = (0, None)  # the time of the line that a piece is of
+    for number, text in _numbered(lines):
+        rank, rest = split_prefix(text, labelled)
+        rank = file_rank if rank is None else rank
+        time = time_of(text)
+        if time is None and number == row[0]:
+            time = row[1]
+        row = number, time
+        if time is None:
+            time = times.get(rank)
+        times[rank] = time
+        if rest.strip():  # of `1: [rank1]: text`, as under srun --label, the first piece has none
+            logs.lines.append(Line(name, number, rank, time, rest))
+
+
+def _text(name: str, content: bytes) -> str:
+    """Decode a log: UTF-8, or UTF-16 with its mark. Raises PlainError for anything else."""
+    kind = next((kind for magic, kind in _MAGIC.items() if content.startswith(magic)), "")
+    if kind:
+        raise PlainError(f"{name} is compressed ({kind}): unpack it first")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16", errors="replace")
+    zeros = content[:8192].count(0)
+    if zeros > 64 or zeros > len(content[:8192]) // 8:  # a hole, as NFS leaves it, has some
+        raise PlainError(f"{name} is no text (it holds zero bytes): give a log")
+    return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").replace("\0", "")
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number; of a bar drawn over itself, each piece is one of the line.
+
+    A piece is what stands between two carriage returns, or from one rank's mark to the next one's.
+    """
+    for number, line in enumerate(lines, start=1):
+        for drawn in line.split("\r"):
+            for piece in filter(str.strip, split_at_marks(drawn)):
+                yield number, piece

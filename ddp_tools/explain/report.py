@@ -1,0 +1,182 @@
+"""Write down a verdict on a log: for a person to read, or as JSON.
+
+`command` prints what it returns.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddp_tools.explain.exceptions import error_lines
+from ddp_tools.explain.judge import Finding, Verdict
+from ddp_tools.explain.lines import Line, Logs
+from ddp_tools.explain.rules import Rule
+
+_WIDTH = 100
+_LONGEST = 160  # letters of a line of a log
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+_PAGE = "docs/troubleshooting.md"
+
+
+def page_of(rule: Rule) -> str:
+    """Return where one can read more: the rule's own place, or its table on the page."""
+    return rule.page or f"{_PAGE}#{rule.section}"
+
+
+def plain(text: str) -> str:
+    """Take Markdown's links out of a text: it is read in a terminal."""
+    return _LINK.sub(r"\1", text)
+
+
+def as_text(verdict: Verdict, logs: Logs) -> str:
+    """Return the report for a person."""
+    lines = [_read(verdict, logs), *(f"note: {notice}" for notice in logs.notices), ""]
+    if verdict.root is None:
+        lines.append(
+            "No failure is seen in it: no error that is known, no traceback, no exit status."
+        )
+        lines += _harmless(verdict)
+        return "\n".join(lines)
+    lines += _first(verdict)
+    lines += _explained(verdict.root) if verdict.root.rule else _not_known(verdict.root, logs)
+    for finding in verdict.others:
+        lines += ["", "Also seen:"]
+        lines += _explained(finding) if finding.rule else _indented("  ", _where(finding))
+    if verdict.follows:
+        lines += ["", "What only follows from it, or says the same:"]
+        for finding in verdict.follows:
+            lines += _indented("  ", _where(finding))
+    lines += _harmless(verdict)
+    return "\n".join(lines)
+
+
+def _read(verdict: Verdict, logs: Logs) -> str:
+    """Say what was read."""
+    files = logs.files[0] if len(logs.files) == 1 else f"{len(logs.files)} files"
+    return f"Read {files}: {len(logs.lines):,} lines, {_ranks(verdict.ranks)}."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Say which ranks these are."""
+    if not ranks:
+        return "without ranks' names"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _first(verdict: Verdict) -> list[str]:
+    """Say which rank failed first, and what it wrote at last."""
+    lines = []
+    if verdict.first is not None:
+        lines.append(f"Failed first: rank {verdict.first} ({verdict.by}).")
+    if verdict.late:
+        lines.append(f"Not there when it was needed: {_ranks(verdict.late)}. Look there first.")
+    owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
+    lines.append(f"{owner}:" if verdict.own else f"{owner}: none are in this log.")
+    lines += [f"  | {_cut(line.text)}" for line in verdict.own]
+    return [*lines, ""]
+
+
+def _explained(finding: Finding) -> list[str]:
+    """Explain a finding by its rule."""
+    rule = finding.rule
+    assert rule is not None
+    lines = [_where(finding)]
+    lines += _indented("  means:  ", rule.meaning)
+    for number, cause in enumerate(rule.causes, start=1):
+        lines += _indented("  causes: " if number == 1 else "          ", f"{number}. {cause}")
+    lines += _indented("  cure:   ", rule.cure)
+    lines += _indented("  more:   ", page_of(rule))
+    known = ", ".join(filter(None, (rule.source, rule.seen)))
+    if known:
+        lines += _indented("  seen:   ", known)
+    return lines
+
+
+def _not_known(finding: Finding, logs: Logs) -> list[str]:
+    """Say plainly that no rule knows a failure, and which lines to look at."""
+    lines = ["Not known: no rule has this message. The lines to look at:"]
+    looked_at = [*finding.lines[:1], *error_lines(logs.lines)[:3]]
+    for line in dict.fromkeys(looked_at):
+        lines += _indented("  ", f"{line.file}:{line.number}: {_cut(line.text)}")
+    return lines
+
+
+def _harmless(verdict: Verdict) -> list[str]:
+    """List the warnings that may be left alone."""
+    rules = {finding.rule.id: finding.rule for finding in verdict.harmless if finding.rule}
+    if not rules:
+        return []
+    lines = ["", "Warnings that are not the failure:"]
+    for rule in rules.values():
+        lines += _indented("  ", f"{rule.meaning}; {rule.cure}")
+    return lines
+
+
+def _where(finding: Finding) -> str:
+    """Return the first line of a finding, with its rank and place."""
+    line = finding.lines[0]
+    rank = "" if finding.rank is None else f"rank {finding.rank}, "
+    times = f", {len(finding.lines)} times" if len(finding.lines) > 1 else ""
+    return f"{rank}{line.file}:{line.number}{times}: {_cut(line.text)}"
+
+
+def _cut(text: str) -> str:
+    """Cut a long line of a log, and take out what a terminal would obey."""
+    text = "".join(letter if letter.isprintable() else " " for letter in text.rstrip())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+def _indented(begin: str, text: str) -> list[str]:
+    """Wrap a text; its lines are as far in as the words of its first one."""
+    indent = " " * len(begin)
+    wrapper = textwrap.TextWrapper(_WIDTH, begin, indent)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(plain(text))
+
+
+# ---- for a machine
+
+
+def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
+    """Return the verdict as values of JSON."""
+    state = "no failure seen" if verdict.root is None else "explained"
+    if verdict.root and not verdict.known:
+        state = "not known"
+    return {
+        "verdict": state,
+        "files": logs.files,
+        "notices": logs.notices,
+        "ranks": verdict.ranks,
+        "first_failed": verdict.first,
+        "first_failed_by": verdict.by,
+        "not_there": verdict.late,
+        "last_lines": [line.text for line in verdict.own],
+        "root": _data_of(verdict.root) if verdict.root else None,
+        "others": list(_all_data(verdict.others)),
+        "follows": list(_all_data(verdict.follows)),
+        "harmless": list(_all_data(verdict.harmless)),
+    }
+
+
+def _all_data(findings: Iterable[Finding]) -> Iterator[dict[str, object]]:
+    return map(_data_of, findings)
+
+
+def _data_of(finding: Finding) -> dict[str, object]:
+    """Return a finding, with what its rule says."""
+    line: Line = finding.lines[0]
+    data: dict[str, object] = {
+        "rule": finding.rule.id if finding.rule else None,
+        "rank": finding.rank,
+        "file": line.file,
+        "line": line.number,
+        "text": line.text,
+        "times": len(finding.lines),
+    }
+    if rule := finding.rule:
+        data |= {"kind": rule.kind, "meaning": plain(rule.meaning), "cure": plain(rule.cure)}
+        data |= {"causes": [plain(cause) for cause in rule.causes], "page": page_of(rule)}
+        data |= {"source": rule.source, "seen": rule.seen}
+    return data

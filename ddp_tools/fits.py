@@ -1,0 +1,265 @@
+"""Predict whether training a model of one's own fits a GPU, and how many of which size.
+
+The command `fits` and notebooks call it, in a process that is no rank: it takes steps on tensors
+without memory. Needs torch.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from inspect import signature
+from typing import Literal, NamedTuple, TypedDict
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import SGD, Optimizer
+
+from ddp_helpers import PlainError
+from ddp_tools import cards
+from ddp_tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK
+from ddp_tools.memory import StepMemory, measure_step
+from ddp_tools.model_file import advice, error_line, needs_memory, start_autograd
+
+RANKS = (2, 4, 8, 16, 64)
+_SMALL = 0.01  # of the peak: fewer bytes of buffers are not mentioned
+Kind = Literal["parameters", "gradients", "optimizer state", "activations"]
+KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer state", "activations")
+
+# A way of training on so many GPUs, and the bytes on each of them. "alone" is one GPU without DDP,
+# whose gradients are freed between steps. The peak is no sum: not all is there at one time.
+Row = TypedDict(
+    "Row",
+    {
+        "way": str,
+        "GPUs": int,
+        "parameters": float,
+        "gradients": float,
+        "optimizer state": float,
+        "activations": float,
+        "peak": float,
+    },
+)
+# How the rows were counted, the samples on each GPU, the bytes of buffers, and what was the loss.
+Prediction = TypedDict(
+    "Prediction",
+    {"rows": list[Row], "how": str, "batch size": int, "buffers": float, "loss": str},
+)
+
+
+class _Measured(NamedTuple):
+    """What steps took of a GPU, in each way of training that is measured."""
+
+    alone: StepMemory
+    ddp: StepMemory
+    few_ranks: StepMemory  # of FSDP2, on the first of RANKS
+    many_ranks: StepMemory  # on the last of RANKS
+
+
+def predict(
+    make: Callable[[], nn.Module],
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    batch_size_per_rank: int = 32,
+    optimizer: str = "AdamW",
+    bf16: bool = False,
+) -> Prediction:
+    """Predict the memory of a GPU in training, by way and number of GPUs, of the model of `make`.
+
+    shape, dtype: of one sample. batch_size_per_rank: samples on each GPU. optimizer: the name of
+    one of torch.optim, or momentum. bf16: autocast, and FSDP2's MixedPrecisionPolicy.
+    Raises PlainError. No rank of a process group can call it.
+    """
+    if min([batch_size_per_rank, *shape]) < 1:
+        batch = f"a batch of {batch_size_per_rank} samples of shape {tuple(shape)}"
+        raise PlainError(f"{batch}: every number must be 1 or more")
+    make_optimizer = _optimizer_named(optimizer)
+    batch_shape = (batch_size_per_rank, *shape)
+    start_autograd()
+
+    def measure(mode: Callable[[], AbstractContextManager]) -> _Measured:
+        step = partial(measure_step, mode, make, make_optimizer, batch_shape, dtype, bf16)
+        return _Measured(
+            alone=step(),
+            ddp=step(keep_gradients=True),
+            few_ranks=step(ranks=RANKS[0]),
+            many_ranks=step(ranks=RANKS[-1]),
+        )
+
+    try:
+        measured, how = _measure_cheaply(measure)
+    except (Exception, SystemExit) as error:
+        step_text = f"a step on an input of {batch_shape}, {dtype}"
+        raise PlainError(f"{step_text}: {error_line(error)}{advice(error)}") from error
+    return {
+        "rows": _rows(measured),
+        "how": how,
+        "batch size": batch_size_per_rank,
+        "buffers": measured.ddp.buffers,
+        "loss": measured.ddp.loss,
+    }
+
+
+def _measure_cheaply(
+    measure: Callable[[Callable[[], AbstractContextManager]], _Measured],
+) -> tuple[_Measured, str]:
+    """Measure on tensors without memory, or else on real ones; says how it was done."""
+    try:
+        return measure(FakeTensorMode), "on tensors without memory"
+    except (AssertionError, RuntimeError) as error:
+        if not needs_memory(error):  # only what needs memory gets it: the model may be huge
+            raise
+        reason = f"since on tensors without memory {error_line(error)}"
+    return measure(nullcontext), f"in real steps on the CPU, {reason}"
+
+
+def _optimizer_named(name: str) -> Callable[[list[nn.Parameter]], Optimizer]:
+    """What makes an optimizer of torch.optim for a list of parameters. Raises PlainError."""
+    optimizers: dict[str, Callable[..., Optimizer]] = {
+        optimizer.__name__: optimizer
+        for optimizer in vars(torch.optim).values()
+        if isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
+    }
+    del optimizers["Optimizer"]  # the base of all
+    optimizers["momentum"] = partial(SGD, momentum=0.9)
+    if name not in optimizers:
+        choice = "give AdamW, Adam, SGD, momentum, …"
+        raise PlainError(f"optimizer {name!r} is none of torch.optim's: {choice}")
+    make = optimizers[name]
+    if "foreach" in signature(make).parameters:  # as it does on GPUs
+        make = partial(make, foreach=True)
+    return partial(make, lr=0.001)
+
+
+def _rows(measured: _Measured) -> list[Row]:
+    """A row for each way of training and number of GPUs."""
+    rows = [_row("alone", 1, measured.alone)]
+    rows += [_row("DDP", ranks, measured.ddp) for ranks in RANKS]
+    rows += [_row("ZeRO", ranks, zero(measured.ddp, ranks)) for ranks in RANKS]
+    for ranks in RANKS:
+        memory = fsdp2(measured.few_ranks, measured.many_ranks, ranks)
+        rows.append(_row("FSDP2", ranks, memory))
+    return rows
+
+
+def _row(method: str, gpus: int, memory: StepMemory) -> Row:
+    return {
+        "way": method,
+        "GPUs": gpus,
+        "parameters": memory.kinds["parameters"],
+        "gradients": memory.kinds["gradients"],
+        "optimizer state": memory.kinds["optimizer state"],
+        "activations": memory.kinds["activations"],
+        "peak": max(memory.backward, memory.step),
+    }
+
+
+def zero(ddp: StepMemory, ranks: int) -> StepMemory:
+    """Give what a rank holds that has the largest share of the optimizer's state."""
+    shares = [0] * ranks
+    for size in ddp.parameter_sizes:  # so ZeroRedundancyOptimizer deals them out
+        shares[shares.index(min(shares))] += size
+    share = max(shares) / sum(shares)
+    state = ddp.kinds["optimizer state"]
+    stays = ddp.kinds["parameters"] + ddp.kinds["gradients"]
+    return ddp._replace(
+        kinds=ddp.kinds | {"optimizer state": share * state},
+        backward=ddp.backward - (1 - share) * state,
+        step=stays + share * (ddp.step - stays),
+    )
+
+
+def fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
+    """Give what a rank holds, from what it holds on the first and on the last number of RANKS.
+
+    Each number of bytes is a constant, and a part that the ranks share.
+    """
+    least, most = RANKS[0], RANKS[-1]
+    weight = (1 / ranks - 1 / most) / (1 / least - 1 / most)
+
+    def between(few_bytes: float, many_bytes: float) -> float:
+        return weight * few_bytes + (1 - weight) * many_bytes
+
+    return few._replace(
+        kinds={kind: between(few.kinds[kind], many.kinds[kind]) for kind in KINDS},
+        backward=between(few.backward, many.backward),
+        step=between(few.step, many.step),
+    )
+
+
+def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
+    """Say in a line which is the smallest GPU for DDP, or else what fits, and where it is close."""
+    kinds = cards.gpus_named(gpus)
+    need = _need_of_ddp(prediction)
+    size = f"{digits(need / 1e9)} GB ± {SLACK:.0%}"
+    takes = f"{size} with {prediction['batch size']} samples on each"
+    close = [gpu.name for gpu in kinds if gpu.answer(need) == CLOSE]
+    for gpu in kinds:
+        if gpu.answer(need) == FITS:
+            beside = f"{BESIDE / 1e9:g} GB for CUDA and NCCL"
+            note = f"; {CLOSE}: {', '.join(close)}" if close else ""
+            return f"DDP fits a GPU of {gpu.name}: {takes}, and {beside}{note}"
+    ways = []
+    for gpu in kinds:
+        fitting = [row for row in prediction["rows"] if gpu.answer(row["peak"]) == FITS]
+        if fitting:
+            ways.append(f"{fitting[0]['way']} fits {gpu.name} from {fitting[0]['GPUs']} GPUs on")
+    nothing = "nothing else surely fits: fewer samples, or activation checkpointing"
+    answer = f"more than {kinds[-1].name} has room for"
+    if close:
+        answer = f"{CLOSE} on {', '.join(close)}"
+    return f"DDP needs {takes} GPU, {answer}; {'; '.join(ways) or nothing}"
+
+
+def fits_somewhere(prediction: Prediction, gpus: Sequence[str] = SIZES) -> bool:
+    """Whether some way of training surely fits one of these GPUs."""
+    kinds = cards.gpus_named(gpus)
+    peaks = [row["peak"] for row in prediction["rows"]]
+    return any(gpu.answer(peak) == FITS for gpu in kinds for peak in peaks)
+
+
+def _need_of_ddp(prediction: Prediction) -> float:
+    """What DDP takes of each GPU, in bytes."""
+    return next(row["peak"] for row in prediction["rows"] if row["way"] == "DDP")
+
+
+def show_table(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
+    """Make a table of a prediction, in GB, and the finding below it."""
+    kinds = cards.gpus_named(gpus)
+    table = [_columns("way", "GPUs", *KINDS, "peak", "fits")]
+    for row in prediction["rows"]:
+        fitting = [gpu.name for gpu in kinds if gpu.answer(row["peak"]) == FITS]
+        sizes = [digits(row[kind] / 1e9) for kind in KINDS]
+        peak = digits(row["peak"] / 1e9)
+        table.append(_columns(row["way"], row["GPUs"], *sizes, peak, *(fitting[:1] or ["-"])))
+    counted = f"GB of each GPU, counted {prediction['how']}; the loss is {prediction['loss']}."
+    not_sum = "The peak is no sum: not all is there at one time."
+    if prediction["buffers"] > _SMALL * _need_of_ddp(prediction):
+        size = digits(prediction["buffers"] / 1e9)
+        not_sum += f" Buffers, {size} GB, are in the peak alone."
+    room = f"{BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator"
+    left = f"fits: with {room}, which was measured on no GPU."
+    here = this_machine(prediction)
+    lines = [*table, f"{counted} {not_sum} {left}"]
+    lines += [here] if here else []
+    return "\n".join([*lines, finding(prediction, gpus)])
+
+
+def _columns(*cells: object) -> str:
+    """A line of the table."""
+    return " ".join(f"{cell:>15}" for cell in cells)
+
+
+def this_machine(prediction: Prediction) -> str:
+    """A line on this machine's GPU, or "". It starts CUDA, after which no rank can be forked."""
+    if not torch.cuda.is_available():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    answer = cards.gpu_with("this GPU", free, total).answer(_need_of_ddp(prediction))
+    room = f"{digits(free / 1e9)} of {digits(total / 1e9)} GB free"
+    return f"this machine's GPU has {room}; DDP on it: {answer}"
+
+
+def digits(number: float) -> str:
+    """Write a number with three digits, or with all those before the point."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"

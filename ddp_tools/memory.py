@@ -1,0 +1,306 @@
+"""Count the memory of training: what stays, by kind, what autograd saves, and the most at a time.
+
+`fits`, notebooks and lessons call it, each function with the ranks that its docstring names.
+Tensors may be without memory (FakeTensorMode). Needs torch.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+from weakref import finalize
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ddp_tools.movable import movable
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Get this rank's shard of a sharded tensor, or else the tensor; any rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes behind tensors on this rank; any rank.
+
+    Shared memory counts once, a sharded tensor with its shard.
+    """
+    counter = MemoryCounter()
+    memories = [local(tensor).untyped_storage() for tensor in tensors]  # all there at one time
+    for memory in memories:
+        counter.add(memory)
+    return counter.now
+
+
+def held_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of what stays from step to step, by kind.
+
+    Any rank calls it, after a step and before zero_grad().
+    """
+    # ZeroRedundancyOptimizer keeps its share in .optim.
+    state = getattr(optimizer, "optim", optimizer).state
+    slots = [slot for slots in state.values() for slot in slots.values()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return {
+        "parameters": nbytes(model.parameters()),
+        "gradients": nbytes(gradients),
+        "optimizer state": nbytes(slot for slot in slots if isinstance(slot, Tensor)),
+    }
+
+
+class MemoryCounter:
+    """Counts bytes of memory, each piece once: those that are there now, and the most at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._sizes: dict[int, int] = {}
+
+    def has(self, memory: UntypedStorage) -> bool:
+        """Whether a piece of memory is counted."""
+        return memory._cdata in self._sizes
+
+    def add(self, memory: UntypedStorage) -> None:
+        """Count a piece of memory, or the size that it has now."""
+        key, size = memory._cdata, memory.nbytes()
+        self.now += size - self._sizes.get(key, 0)
+        self.most = max(self.most, self.now)
+        self._sizes[key] = size
+
+    def remove(self, key: int) -> None:
+        """Count a piece of memory no more, by its _cdata."""
+        self.now -= self._sizes.pop(key, 0)
+
+
+class LiveMemory(TorchDispatchMode, MemoryCounter):
+    """While active, counts the memory that operations have given to tensors, until it is freed."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        MemoryCounter.__init__(self)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
+        """Call the operation, and count what it made."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back with the shards
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.count(leaf.untyped_storage())
+        return result
+
+    def count(self, memory: UntypedStorage) -> None:
+        """Count a piece of memory until it is freed."""
+        if not self.has(memory):
+            finalize(memory, self.remove, memory._cdata)
+        self.add(memory)
+
+
+class SavedTensors(saved_tensors_hooks):
+    """While active, counts what autograd saves in forward; any rank, around a step or a forward.
+
+    `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
+    the shape of a parameter, or its transpose, counts as a copy, so choose another batch size.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.model = model
+        self.most = {"activations": 0, "copies": 0}
+        self._counters = {kind: MemoryCounter() for kind in self.most}
+        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory._cdata not in {p.untyped_storage()._cdata for p in self._unsharded()}:
+            is_copy = tensor.dim() > 1 and tensor.shape in self._shapes
+            self._remove(memory)
+            self._counters["copies" if is_copy else "activations"].add(memory)
+        self._look()
+        return tensor
+
+    def _unpack(self, tensor: Tensor) -> Tensor:
+        self._look()
+        self._remove(tensor.untyped_storage())
+        return tensor
+
+    def _remove(self, memory: UntypedStorage) -> None:
+        for counter in self._counters.values():
+            counter.remove(memory._cdata)
+
+    def _unsharded(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+
+    def _look(self) -> None:
+        """Keep the most. FSDP puts whole parameters in place of shards while a layer computes."""
+        now = {kind: counter.now for kind, counter in self._counters.items()}
+        if self._sharded:
+            now["copies"] += nbytes(self._unsharded())
+        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
+
+
+def loss_of(output: object) -> Tensor:
+    """Make a loss of what a model returns: itself if it is one number, else a cross-entropy.
+
+    The scores are in the last dimension. Any rank calls it. Raises TypeError where no tensor is.
+    """
+    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if first is None:
+        returned = f"{type(output).__name__}, with no tensor in it"
+        raise TypeError(f"forward() returned {returned}: return a loss, or scores")
+    if not first.dim():
+        return first
+    scores = first.flatten(0, -2) if first.dim() > 1 else first
+    labels = torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
+    return F.cross_entropy(scores, labels)
+
+
+def loss_words(output: object) -> str:
+    """Say in words what `loss_of` makes of what a model returns; any rank."""
+    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if first is None or not first.dim():
+        return "the number that forward() returned"
+    shape = " x ".join(map(str, first.shape))
+    return f"a cross-entropy over the last dimension of the output, {shape}"
+
+
+def shard(
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    policy: MixedPrecisionPolicy | None = None,
+) -> nn.Module:
+    """Make a model FSDP2's, in place; all ranks call it.
+
+    The elements of its outermost containers are gathered one by one.
+    """
+    policy = policy or MixedPrecisionPolicy()
+    for unit in _units(model):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    # PyTorch 2.14 warns of in-place operations on a model's output, of which there are none here.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    return model
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost containers in a module."""
+    # They have no forward(), and fully_shard refuses them.
+    lists = nn.ModuleList | nn.ModuleDict
+    for child in module.children():
+        if isinstance(module, nn.Sequential | lists) and not isinstance(child, lists):
+            yield child
+        else:
+            yield from _units(child)
+
+
+@contextmanager
+def _pretended_group(ranks: int) -> Iterator[DeviceMesh | None]:
+    """Be rank 0 of a group in which nothing is sent; alone, of none."""
+    if ranks == 1:
+        yield None
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield init_device_mesh("cpu", (ranks,))
+    finally:
+        dist.destroy_process_group()
+
+
+class StepMemory(NamedTuple):
+    """The memory of a training step, in bytes, and the elements of each trained parameter.
+
+    kinds: as of `held`, and "activations": what forward leaves for backward. The most at a time:
+    backward: in forward and backward; step: in the optimizer's step.
+    """
+
+    kinds: dict[str, float]
+    backward: float
+    step: float
+    parameter_sizes: list[int]  # the largest first
+    buffers: float = 0.0  # of no kind, and in the peaks
+    loss: str = ""  # what was taken for one
+
+
+def measure_step(
+    mode: Callable[[], AbstractContextManager],
+    make: Callable[[], nn.Module],
+    make_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bf16: bool,
+    ranks: int = 1,
+    keep_gradients: bool = False,
+) -> StepMemory:
+    """Take a step, with the optimizer's state there already, and count bytes.
+
+    mode: FakeTensorMode for tensors without memory, nullcontext for real ones. shape, dtype: of
+    the input, a batch. ranks: of FSDP2, if more than 1. keep_gradients: they keep their memory from
+    step to step, as in DDP's buckets. No rank of a process group can call it.
+    """
+    resize = UntypedStorage.resize_
+
+    def counted(memory: UntypedStorage, size: int) -> None:  # FSDP2 frees and takes memory so
+        resize(memory, size)
+        live.count(memory)
+
+    counts_resizing = patch.object(UntypedStorage, "resize_", counted)
+    with _pretended_group(ranks) as mesh, counts_resizing, mode(), LiveMemory() as live:
+        with movable():
+            model = make().train()
+        inputs = torch.zeros(shape, dtype=dtype)
+        if mesh:
+            dtype_of_weights = torch.bfloat16 if bf16 else None
+            shard(model, mesh, MixedPrecisionPolicy(param_dtype=dtype_of_weights))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        # The optimizer has the shards themselves: with DTensors it would take far longer.
+        shards = [nn.Parameter(local(p.detach())) for p in trained]
+        optimizer = make_optimizer(shards)
+        kinds = _take_first_step(model, optimizer, shards)
+        for p, part in zip(trained, shards, strict=True):
+            p.grad, part.grad = part.grad if keep_gradients else None, None
+        live.most = before = live.now
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
+            output = model(inputs)
+            loss, words = loss_of(output), loss_words(output)
+            del output  # a training step does not keep it, either
+        kinds["activations"] = live.now - before
+        loss.backward()
+        backward, live.most = live.most, live.now
+        for p, part in zip(trained, shards, strict=True):
+            part.grad = None if p.grad is None else local(p.grad)
+        optimizer.step()
+        sizes = sorted((p.numel() for p in trained), reverse=True)
+        buffers = float(nbytes(model.buffers()))
+        return StepMemory(kinds, backward, live.most, sizes, buffers, words)
+
+
+def _take_first_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    shards: list[nn.Parameter],
+) -> dict[str, float]:
+    """Step on gradients of zero, so that the optimizer's state is there; bytes of what stays."""
+    for part in shards:
+        part.grad = torch.zeros_like(part)
+    optimizer.step()
+    gradients = [part.grad for part in shards if part.grad is not None]
+    return {**held_bytes(model, optimizer), "gradients": nbytes(gradients)}

@@ -1,0 +1,390 @@
+"""`explain`: each rule knows its message and no other, logs of real failures name who failed first, and bad input."""
+
+import ast
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import nbformat
+import pytest
+from explained import answer, explain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pages import assigned, ways
+from real import LIMIT, THOROUGH, need_launcher
+from refusals import refused
+
+from ddp_helpers import ROOT
+from ddp_helpers.cli import main
+from ddp_helpers.launch.launchers import clean_environment, free_port
+from ddp_helpers.upkeep import troubleshooting
+from ddp_tools.explain.judge import judge
+from ddp_tools.explain.lines import Line, Logs, read_logs
+from ddp_tools.explain.report import as_data, as_text
+from ddp_tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
+
+RULES = load_rules()
+SPOKEN = [rule for rule in RULES if not rule.silent]
+
+
+def by_id(name: str) -> Rule:
+    return next(rule for rule in RULES if rule.id == name)
+
+
+# ---- the rules
+
+
+def example(rule: Rule) -> str:
+    """A line of a log that the rule must know."""
+    return rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
+
+
+def test_the_rules_are_many_and_each_has_its_own_name() -> None:
+    names = [rule.id for rule in RULES]
+    assert len(names) == len(set(names)) >= 250
+
+
+@pytest.mark.parametrize("rule", [rule for rule in SPOKEN if not rule.statuses or rule.example], ids=lambda r: r.id)
+def test_a_rule_knows_its_example_and_no_other_rule_knows_it_better(rule: Rule) -> None:
+    known = best_rule(SPOKEN, example(rule))
+    assert known is not None and (known.meaning, known.cure) == (rule.meaning, rule.cure)
+
+
+@pytest.mark.parametrize("rule", SPOKEN, ids=lambda rule: rule.id)
+def test_a_rule_says_what_it_means_what_to_do_and_where_to_read_on(rule: Rule) -> None:
+    assert rule.meaning and rule.cure and (rule.source or rule.seen)
+    page, _, anchor = rule.page.partition("#")
+    assert not page or (ROOT / page).exists()
+    if page.endswith(".ipynb"):
+        assert f'<a id=\\"{anchor}\\">' in (ROOT / page).read_text()
+    elif anchor:
+        heads = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.M)
+        assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+ORDINARY = """\
+epoch 3: loss 0.31, error 4.2 %, 10,211 images/s
+mean squared error: 0.0231
+validation error improved from 0.31 to 0.29; saving the model
+no errors in 3 of 3 files; killed 0 workers, retried 0 times
+0 failed, 12 passed; timeout is 600 s, rank 0 exits
+2024-11-22 10:00:00,123 INFO error_rate=0.02 memory 12.1 GB of 40 GB
+NCCL version 2.21.5+cuda12.4
+node1:123:456 [0] NCCL INFO Connected all rings
+the connection to the database was closed after 12 queries
+"""
+
+
+def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) -> None:
+    for line in ORDINARY.splitlines():
+        assert best_rule(SPOKEN, line) is None, line
+    assert explain(tmp_path, ORDINARY).root is None
+    assert explain(tmp_path, ORDINARY + "RuntimeError: CUDA out of memory.\n").root is not None  # the control
+
+
+def complaints() -> list[str]:
+    """The lines with which the scripts end, each value as a 7."""
+    lines = []
+    for path in (ROOT / "ddp_helpers" / "rank" / "scripts").glob("mnist_*.py"):
+        for function in ast.parse(path.read_text()).body:
+            names = assigned(ast.walk(function))
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("exit", "error"):
+                    lines += [text.replace("\0", "7") for text in ways(call.args[0], names) if text != "\0"]
+    return sorted({*lines})
+
+
+def test_each_line_with_which_a_script_ends_is_known() -> None:
+    lines = complaints()
+    rules = {line: best_rule([rule for rule in SPOKEN if rule.seen == "this course"], line) for line in lines}
+    assert [line for line, rule in rules.items() if rule is None] == [] and len(lines) >= 9
+    assert by_id("nan-stop") in rules.values() and by_id("no-launcher") in rules.values()
+
+
+# ---- the page
+
+
+def test_a_section_has_who_says_it_in_all_rows_or_in_none() -> None:
+    [first, *rest] = [rule for rule in RULES if rule.section == "the-model-and-its-gradients"]
+    with pytest.raises(ValueError, match=f"^{first.id}: `who` is missing"):
+        troubleshooting.table([replace(first, who=""), *rest])
+
+
+def test_the_page_is_written_from_the_rules() -> None:
+    text = troubleshooting.PAGE.read_text()
+    assert troubleshooting.page(text, RULES) == text
+    assert troubleshooting.page(text, RULES[1:]) != text  # the control
+    with pytest.raises(ValueError, match="no table"):
+        troubleshooting.page(text.replace("<!-- rules: data -->", ""), RULES)
+
+
+# ---- prefixes: the same log, as each launcher would mark it
+
+FAILS = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons"""
+GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26503."
+PREFIXES = {
+    "torch": "[rank{}]: ",
+    "torchrun": "[default{}]:",
+    "both": "[default{0}]:[rank{0}]: ",
+    "srun": "{}: ",
+    "Open MPI 4": "[1,{}]<stderr>:",
+    "Open MPI 5": "[prterun-node-1-4711@1,{}]<stderr>: ",
+    "course": "\x1b[38;5;27m[rank {}]\x1b[0m ",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_a_rank_is_read_from_its_prefix(tmp_path: Path, prefix: str) -> None:
+    texts = {0: GONE, 3: FAILS, 1: GONE}
+    log = "".join(textwrap.indent(text, prefix.format(rank)) + "\n" for rank, text in texts.items())
+    verdict = explain(tmp_path, log)
+    assert verdict.root.rule is by_id("ready-twice") and verdict.first == 3
+    assert {(finding.rule.id, finding.rank) for finding in verdict.follows} == {
+        ("peer-gone-gloo", 0),
+        ("peer-gone-gloo", 1),
+    }
+    assert verdict.own[-1].text.startswith("RuntimeError: Expected to mark")
+
+
+def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: Path) -> None:
+    verdict = explain(tmp_path, f"{GONE}\n{FAILS}\n")
+    assert verdict.root.rule is by_id("ready-twice") and verdict.first is None
+
+
+TIMES = {
+    "torch": "[rank{rank}]:[E1122 10:0{minute}:00.123456789 x.cpp:1] {text}",
+    "iso": "[rank{rank}]: 2024-11-22T10:0{minute}:00.123Z {text}",
+    "logging": "[rank{rank}]: [2024-11-22 10:0{minute}:00,123] {text}",
+}
+
+
+@pytest.mark.parametrize("form", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("late", [0, 2])
+def test_the_earliest_by_time_is_first_wherever_it_stands(tmp_path: Path, form: str, late: int) -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    minutes = {rank: 3 if rank == late else 5 for rank in (0, 1, 2)}
+    lines = [form.format(rank=rank, minute=minutes[rank], text=text) for rank in (1, 0, 2)]
+    verdict = explain(tmp_path, "\n".join(lines))
+    assert (verdict.first, verdict.by) == (late, "by time")
+
+
+# ---- what it says, and its exit statuses
+
+
+def run(*words: object, data: bytes = b"") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ddp_helpers", "explain", *map(str, words)]
+    return subprocess.run(command, input=data, cwd=ROOT, capture_output=True, timeout=100)
+
+
+def test_a_clean_log_an_explained_one_and_one_that_is_not_known(capsys, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(ORDINARY)
+    assert main(["explain", str(log)]) == 0
+    assert "No failure is seen" in capsys.readouterr().out
+    log.write_text(ORDINARY + textwrap.indent(FAILS, "[rank1]: "))
+    assert main(["explain", str(log)]) == 1
+    output = capsys.readouterr().out
+    assert "Failed first: rank 1" in output and "use_reentrant=False" in output and "#fault-26" in output
+    log.write_text("[rank2]: Traceback (most recent call last):\n[rank2]:   File x\n[rank2]: my.Odd: row 7\n")
+    assert main(["explain", str(log)]) == 3
+    output = capsys.readouterr().out
+    assert "Not known" in output and "my.Odd: row 7" in output and "rank 2" in output
+
+
+def test_the_verdict_as_json_and_from_standard_input() -> None:
+    done = run("--json", data=textwrap.indent(FAILS, "[rank1]: ").encode())
+    data = json.loads(done.stdout)
+    assert done.returncode == 1 and data["verdict"] == "explained" and data["first_failed"] == 1
+    assert data["root"]["rule"] == "ready-twice" and data["root"]["line"] == 1 + FAILS.count("\n")
+
+
+BAD = {
+    "missing": None,
+    "empty": b"",
+    "zeros": bytes(10_000),
+    "gzip": gzip.compress(b"RuntimeError"),
+    "binary": os.urandom(64) + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes | None) -> None:
+    log = tmp_path / "job.log"
+    if content is not None:
+        log.write_bytes(content)
+    refused(main, ["explain", str(log)], named=[str(log)])
+
+
+def test_a_folder_without_logs_is_refused_in_one_line(tmp_path: Path) -> None:
+    refused(main, ["explain", str(tmp_path)], named=["holds no log"])
+
+
+# ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here
+
+ANY = (0, 1)
+# A fault: which rank failed first, which was not there, and what explains it. The others end well, or leave no message.
+FAULTS = {
+    1: (0, [], "waiting-for-clients"),
+    2: (None, [], "address-in-use"),
+    3: (ANY, [], "address-in-use"),  # two ranks want one address: either may be the second
+    4: (None, [], "invalid-device-id"),
+    6: (0, [], "gloo-interface"),
+    7: (1, [], "sigkill"),
+    8: (0, [1], "monitored-barrier"),
+    9: (None, [], "ended-at-limit"),
+    10: (0, [], "collective-mismatch"),
+    11: (1, [], "received-size"),
+    12: (0, [], "unused-parameter"),
+    17: (1, [], "gzip-cut"),
+    18: (0, [], "worker-killed"),
+    22: (None, [], "map-location"),
+    23: (None, [], "sigusr"),
+    24: (1, [0], "gloo-timeout"),
+    25: (None, [], "sigkill"),
+    26: (0, [], "ready-twice"),
+    27: (1, [0], "gloo-timeout"),
+    28: (0, [], "open-files"),
+    29: (1, [], "no-such-file"),
+}
+
+
+@cache
+def faults() -> dict[int, str]:
+    """The output of each fault of notebook 10 and its appendix, without its cure, from the first cell that has one."""
+    outputs: dict[int, str] = {}
+    for name in ("10_break_it_and_fix_it", "10b_look_up_a_fault"):
+        number = 0
+        for cell in nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells:
+            numbers = re.findall(r'<a id="fault-(\d+)">', cell.source)
+            number = int(numbers[-1]) if numbers else number
+            texts = [out.text for out in cell.get("outputs", []) if out.output_type == "stream"]
+            broken = re.split(r"^cured", "".join(texts), flags=re.M)[0]
+            if number and broken.strip():
+                outputs.setdefault(number, broken)
+    return outputs
+
+
+@pytest.mark.parametrize("number", FAULTS)
+def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, number: int) -> None:
+    verdict = explain(tmp_path, faults()[number])
+    first, *others = FAULTS[number]
+    assert verdict.first in (ANY if first is ANY else (first,))
+    assert [verdict.late, answer(verdict)] == others
+
+
+@pytest.mark.parametrize("number", [5, 13, 14, 15, 16])
+def test_a_fault_that_says_nothing_is_no_failure(tmp_path: Path, number: int) -> None:
+    assert answer(explain(tmp_path, faults()[number])) == "clean"
+
+
+FAILS_ALONE = """import os, signal, sys, torch, torch.distributed as dist
+from ddp_helpers.rank.launchers import who_am_i
+rank = who_am_i()[1]
+dist.init_process_group("gloo", rank=rank, world_size=2)
+dist.barrier()
+if rank == 1 and sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and sys.argv[1] == "fails":
+    open("train.csv")
+dist.all_reduce(torch.ones(1))
+print("trained")
+dist.destroy_process_group()
+"""
+ENDS = {"killed": "sigkill", "fails": "no-such-file", "ends well": "clean"}
+STARTS = {
+    "torchrun": ["torchrun", "--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"],
+    "torchrun, tee": [
+        *["torchrun", "--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"],
+        *["--log-dir", "logs", "--tee", "3"],
+    ],
+    "mpirun": ["mpirun", "--oversubscribe", "--tag-output", "-np", "2", sys.executable],
+    "srun": ["srun", "--partition=course", "--ntasks=2", "--label", sys.executable],
+    "srun, no labels": ["srun", "--partition=course", "--ntasks=2", sys.executable],
+}
+
+
+# Each start and each end once; make test-all has every pair.
+USUAL = [("torchrun", "killed"), ("torchrun, tee", "fails"), ("mpirun", "ends well"), ("mpirun", "fails")]
+USUAL += [("srun", "killed"), ("srun, no labels", "fails")]
+
+
+@pytest.mark.parametrize(("start", "end"), product(STARTS, ENDS) if THOROUGH else USUAL)
+def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
+    tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
+) -> None:
+    need_launcher(request, start.partition(",")[0])
+    (tmp_path / "train.py").write_text(FAILS_ALONE)
+    env = clean_environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*STARTS[start], "train.py", end],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    verdict = explain(tmp_path, done.stdout)
+    assert answer(verdict) == ENDS[end], done.stdout
+    assert verdict.first == (None if end == "ends well" else 1), done.stdout
+    assert all(line.text.strip() for line in verdict.own), "a line with nothing but its prefix"
+
+
+def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
+    for rank, text in {0: GONE, 1: FAILS}.items():
+        (tmp_path / f"rank{rank}.log").write_text(text)
+    verdict = judge(read_logs([tmp_path]))
+    assert (verdict.first, answer(verdict)) == (1, "ready-twice")
+    assert main(["explain", str(tmp_path)]) == 1
+
+
+def test_a_log_of_progress_bars_long_lines_and_colours_is_read(tmp_path: Path) -> None:
+    bar = "\r".join(f"{percent}%|### | {percent}/100" for percent in range(100))
+    log = tmp_path / "job.log"
+    log.write_bytes(f"{bar}\r\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\r\n".encode("utf-16"))
+    verdict = judge(read_logs([log]))
+    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 1
+    log.write_bytes(b"\xff\xfe caf\xe9 " + b"x" * 100_000 + b"\nRuntimeError: CUDA out of memory.\n")
+    assert answer(judge(read_logs([log]))) is not None
+
+
+def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["explain", "tests/logs/example.log"]) == 1
+    page = (ROOT / "docs" / "explain.md").read_text()
+    assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
+
+
+PIECES = [prefix.format(1) for prefix in PREFIXES.values()]
+PIECES += [FAILS, GONE, "Traceback (most recent call last):", "srun: error: n1: tasks 0-3: Killed", "exitcode  : -9"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(), min_size=1).map("\n".join))
+def test_no_text_makes_it_fail_or_prints_what_a_terminal_would_obey(text: str) -> None:
+    lines = [Line("x.log", number, None, None, line) for number, line in enumerate(text.split("\n"), start=1)]
+    logs = Logs(lines, ["x.log"], [])
+    report = as_text(judge(logs), logs)
+    assert all(letter.isprintable() or letter == "\n" for letter in report)
+    json.dumps(as_data(judge(logs), logs))
+
+
+def test_a_cause_is_found_behind_many_lines_that_are_alike(tmp_path: Path) -> None:
+    steps = "".join(f"step {step}: loss 0.5\n" for step in range(2000))
+    verdict = explain(tmp_path, f"{steps}RuntimeError: CUDA out of memory.\n{steps}")
+    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 2001

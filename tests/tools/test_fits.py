@@ -1,0 +1,247 @@
+"""The predictor of memory, held against what tensors, and PyTorch's allocator, took at most in real steps."""
+
+import multiprocessing
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torchvision
+from real import THOROUGH, until
+from refusals import refused
+from torch import UntypedStorage, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ddp_helpers import ROOT, PlainError
+from ddp_helpers.cli import main
+from ddp_helpers.rank.scripts.mnist_ddp import Net
+from ddp_tools import fits, memory, model_file
+
+PAGE = (ROOT / "docs" / "own.md").read_text()
+LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
+WITHIN = 0.05  # some kernels take memory for themselves, and free it
+
+
+def mlp() -> nn.Module:
+    """Four hidden layers, most of whose memory is weights."""
+    hidden = [layer for _ in range(3) for layer in (nn.ReLU(), nn.Linear(1024, 1024))]
+    return nn.Sequential(nn.Linear(784, 1024), *hidden, nn.ReLU(), nn.Linear(1024, 10))
+
+
+MODELS = {
+    "the MNIST Net": (Net, (1, 28, 28), torch.float32, 128),
+    "a stack of linear layers": (mlp, (784,), torch.float32, 512),
+    "letters.py": (LETTERS, (64,), torch.int64, 32),
+    "letters.py, width 256": (partial(LETTERS, width=256), (64,), torch.int64, 16),
+    "torchvision's resnet18": (torchvision.models.resnet18, (3, 128, 128), torch.float32, 4),
+}
+WITH_RANKS = ["a stack of linear layers", "letters.py"]  # the others are weekly
+CASES = [(name, "alone") for name in (MODELS if THOROUGH else WITH_RANKS)]
+CASES += [(name, way) for name in WITH_RANKS for way in ("DDP", "FSDP2")]
+
+
+def steps(name: str, way: str) -> Iterator[None]:
+    """Take three steps, with a pause after the first: all that stays is there. Of DDP and FSDP2 every rank calls it."""
+    make, shape, dtype, each = MODELS[name]
+    model = make()
+    if way == "DDP":
+        model = DDP(model, gradient_as_bucket_view=True)
+    elif way == "FSDP2":
+        memory.shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for again in range(3):
+        optimizer.zero_grad()
+        memory.loss_of(model(torch.zeros((each, *shape), dtype=dtype))).backward()
+        optimizer.step()
+        if again == 0:
+            yield
+
+
+def by_tensors(name: str, way: str) -> int:
+    """The most bytes behind tensors at a time, counted as the predictor does, but of real ones."""
+    resize = UntypedStorage.resize_
+
+    def counted(storage: UntypedStorage, size: int) -> None:  # FSDP2 frees and takes memory so
+        resize(storage, size)
+        live.count(storage)
+
+    with patch.object(UntypedStorage, "resize_", counted), memory.LiveMemory() as live:
+        taken = steps(name, way)
+        next(taken)
+        live.most = live.now
+        next(taken, None)
+    return live.most
+
+
+def by_allocator(name: str) -> int:
+    """The most bytes that PyTorch's allocator had handed out at a time, as it tells the profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        taken = steps(name, "alone")
+        next(taken)
+        with record_function("the last two"):
+            next(taken, None)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = [event.nbytes() if event.name() == "[memory]" else 0 for event in events]
+    begin = [event.name() for event in events].index("the last two")
+    return max(list(accumulate(sizes))[begin:])
+
+
+def rank(number: int, meeting: Path, told: multiprocessing.SimpleQueue) -> None:
+    """Count each case in each way; rank 0 tells."""
+    os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler says nothing of its own
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=2)
+    for name, way in CASES:
+        if number == 0 or way != "alone":
+            peaks = [by_tensors(name, way)]
+            peaks += [by_allocator(name)] if way == "alone" else []  # gloo's threads tell it nothing
+            if number == 0:
+                told.put(((name, way), peaks))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The most bytes at a time of each case, on rank 0: those of tensors; alone, those of the allocator, too."""
+    context = multiprocessing.get_context("fork")
+    told, meeting = context.SimpleQueue(), tmp_path_factory.mktemp("fits") / "meeting"
+    ranks = [context.Process(target=rank, args=(n, meeting, told)) for n in (0, 1)]
+    for process in ranks:
+        process.start()
+    peaks = {}
+
+    def next_case() -> bool:
+        assert not any(process.exitcode for process in ranks), "a rank failed"
+        peaks.update([told.get()] if not told.empty() else [])
+        return len(peaks) == len(CASES)
+
+    try:
+        until(next_case, "the ranks have taken their steps")
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+    return peaks
+
+
+def predicted(name: str, **options) -> dict[str, float]:
+    """The peak in bytes of one and of two GPUs, by way."""
+    make, shape, dtype, each = MODELS[name]
+    options = {"batch_size_per_rank": each} | options
+    rows = fits.predict(make, shape, dtype, **options)["rows"]
+    return {row["way"]: row["peak"] for row in rows if row["GPUs"] <= 2}
+
+
+def off(size: float, *counted: int) -> float:
+    """By which share a size is off those that were counted, at most."""
+    return max((size / one - 1 for one in counted), key=abs)
+
+
+def test_the_peak_is_what_real_steps_take_and_the_page_says_so(measured):
+    page = {tuple(row[:2]): row[2:] for row in (line.strip("| ").split(" | ") for line in PAGE.splitlines()) if row[3:]}
+    for (name, way), counted in measured.items():
+        size = predicted(name)[way]
+        assert abs(off(size, *counted)) < WITHIN, f"{name}, {way}: {counted} bytes were counted, predicted {size:.0f}"
+        *megabytes, share = page[name, way]
+        assert megabytes == [f"{one / 1e6:.0f}" for one in (counted[0], size)], "the page"
+        # Twelve bytes more or less, which a process may count, are enough for another last digit.
+        assert abs(float(share.rstrip("%")) / 100 - off(size, counted[0])) < 0.001, "the page"
+    mistakes = {"letters.py": {"batch_size_per_rank": 16}, "a stack of linear layers": {"optimizer": "SGD"}}
+    for name, wrong in mistakes.items():
+        size = predicted(name, **wrong)["alone"]  # the control: another batch, another optimizer
+        assert off(size, *measured[name, "alone"]) < -2 * WITHIN
+
+
+def test_by_hand_a_linear_layer():
+    given = {"batch_size_per_rank": 1, "optimizer": "Adam"}
+    rows = fits.predict(lambda: nn.Linear(1024, 1024, bias=False), (1024,), **given)["rows"]
+    weights = 4 * 1024**2
+    for row in rows:
+        whole, cut = weights, weights / row["GPUs"]
+        shares = {"alone": (whole, whole), "DDP": (whole, whole), "ZeRO": (whole, whole), "FSDP2": (cut, cut)}[
+            row["way"]
+        ]
+        states = 2 * (cut if row["way"] == "FSDP2" else whole)  # ZeRO deals out whole tensors, and here is one
+        assert (row["parameters"], row["gradients"]) == pytest.approx(shares, rel=1e-5)
+        assert row["optimizer state"] == pytest.approx(states, abs=8)
+
+
+def test_frozen_weights_have_no_gradient_and_no_state():
+    def made():
+        made.times += 1
+        return nn.Sequential(nn.Linear(1000, 1000).requires_grad_(False), nn.ModuleList([nn.Linear(1000, 10)])[0])
+
+    made.times = 0
+    rows = fits.predict(made, (1000,), batch_size_per_rank=1)["rows"]
+    [ddp] = [row for row in rows if (row["way"], row["GPUs"]) == ("DDP", 2)]
+    assert ddp["gradients"] == pytest.approx(4 * 10_010, rel=0.01)
+    assert ddp["optimizer state"] == pytest.approx(8 * 10_010, rel=0.01) and ddp["parameters"] > 4e6
+    made.times = 0
+    with pytest.raises(PlainError, match="RuntimeError"):
+        fits.predict(made, (5,), batch_size_per_rank=1)
+    assert made.times == 1  # a mistake never makes the real model
+
+
+def test_lists_of_lists_are_cut_by_their_elements():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            for layer in (layer for stage in self.stages for layer in stage):
+                x = layer(x)
+            return x
+
+    assert "without memory" in fits.predict(Nested, (8,), batch_size_per_rank=1)["how"]
+
+
+MINE = """
+from torch import UntypedStorage, nn
+def two():
+    return nn.Sequential(*(nn.Linear(16384, 16384, bias=False) for _ in range(8)))
+class Reads(nn.Linear):
+    def __init__(self): super().__init__(4, 4)
+    def forward(self, x): return super().forward(x) * x.sum().item()
+wrong = 7
+"""
+
+
+def test_the_command_tells_what_fits(tmp_path, capsys):
+    file = tmp_path / "my.py"
+    file.write_text(MINE)
+    assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size-per-rank", "1", "--gpu", "24"]) == 0
+    *_, told, last = capsys.readouterr().out.splitlines()
+    assert "without memory" in told and "DDP needs 42.9 GB" in last and re.search(r"ZeRO\b.*\b24 GB\b.*\b8 GPUs", last)
+    assert main(["fits", f"{file}:Reads", "--input", "4", "--gpu", "24"]) == 0  # needs values: a real step
+    *_, told, last = capsys.readouterr().out.splitlines()
+    assert "CPU" in told and "my.py:7: DataDependent" in told
+    assert last.startswith("DDP fits ") and "24 GB" in last
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["my.py:two", "--input", "5"], "a step on an input of (32, 5), torch.float32"),
+        (["my.py:eight", "--input", "5"], "no class and no function 'eight'"),
+        (["my.py:wrong", "--input", "5"], "no class and no function 'wrong'"),
+        (["other.py:two", "--input", "5"], "is not FILE.py:NAME"),
+        (["my.py", "--input", "5"], "is not FILE.py:NAME"),
+        (["my.py:two", "--input", "5", "--batch-size-per-rank", "0"], "every number must be 1 or more"),
+        (["my.py:two", "--input", "5", "--batch-size", "8"], "--batch-size"),
+        (["my.py:two", "--input", "5", "--optimizer", "Best"], "'Best' is none of torch.optim's"),
+        (["bad.py:two", "--input", "5"], "bad.py cannot be imported: bad.py:1: ZeroDivisionError"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(words, said, tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(MINE.replace("16384", "16").replace("range(8)", "range(2)"))
+    (tmp_path / "bad.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    refused(main, ["fits", *words], named=[said])

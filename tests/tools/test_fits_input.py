@@ -1,0 +1,192 @@
+"""`fits` without --input reads the shape of a sample off the first layer, and asks where it cannot."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from refusals import refused
+
+from ddp_helpers import ROOT, PlainError
+from ddp_helpers.cli import main
+from ddp_tools import fits, model_file
+
+MODELS = """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10))
+class Images(nn.Sequential):
+    def __init__(self): super().__init__(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+class Texts(nn.Sequential):
+    def __init__(self): super().__init__(nn.Embedding(128, 8), nn.Linear(8, 128))
+class Steps(nn.LSTM):
+    def __init__(self): super().__init__(12, 8)
+class Reads(nn.Linear):  # its making needs values
+    def __init__(self): super().__init__(4, 4); self.weight.sum().item()
+class Own(nn.Module):
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(3)); self.out = nn.Linear(3, 3)
+class Backwards(nn.Module):  # its last layer is the first that it makes
+    def __init__(self): super().__init__(); self.out = nn.Linear(8, 3); self.stem = nn.Linear(5, 8)
+    def forward(self, x): return self.out(self.stem(x))
+class Bare(nn.Identity): pass
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3)(torch.zeros(5))
+class Named(Net):
+    def forward(self, x): return super().forward(x["pixels"])
+class WithLabels(Net):
+    def forward(self, x, labels): return super().forward(x)
+class OfWidth(Net):
+    def __init__(self, width): super().__init__()
+class Lazy(nn.Sequential):
+    def __init__(self): super().__init__(nn.LazyLinear(10))
+class Sparse(nn.Sequential):
+    def __init__(self): super().__init__(nn.Embedding(128, 8, sparse=True), nn.Linear(8, 128))
+class Pixels(nn.Conv2d):
+    def __init__(self): super().__init__(3, 8, 3); self.register_buffer("table", torch.zeros(10**6))
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A file of somebody's models."""
+    (tmp_path / "my.py").write_text(MODELS)
+    return tmp_path / "my.py"
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("Net", 784), ("Reads", 4)])
+def test_a_linear_layer_tells_how_many_numbers_a_sample_has(name: str, numbers: int, models: Path, capsys) -> None:
+    assert main(["fits", f"{models}:{name}"]) == 0
+    read, *table = capsys.readouterr().out.splitlines()
+    assert f"takes {numbers} numbers" in read and "--input" in read
+    assert main(["fits", f"{models}:{name}", "--input", str(numbers)]) == 0
+    assert capsys.readouterr().out.splitlines() == table, "with the shape given, nothing is read, and all is the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Images", "--input 3 32 32: the first layer with weights, Conv2d, takes 3 channels of any size"),
+        ("Texts", "--input 128: the first layer with weights, Embedding, takes any number of tokens"),
+        ("Steps", "--input 100 12: the first layer with weights, Steps, takes 12 numbers at each of any"),
+        ("Own", "as in --input 1 28 28: the first layer with weights, Own, does not tell it"),
+        ("Bare", "as in --input 1 28 28: no layer has weights"),
+        ("Fails", "the model cannot be made: my.py:23: RuntimeError"),
+    ],
+)
+def test_what_the_first_layer_leaves_open_is_asked_for_in_a_line(name: str, line: str, models: Path) -> None:
+    refused(main, ["fits", f"{models}:{name}"], named=[line])
+
+
+def test_where_another_layer_comes_first_the_line_says_what_was_taken(models: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["fits", f"{models}:Backwards"])
+    out, err = capsys.readouterr()
+    assert "takes 8 numbers" in out and "--input gives another" in out and "(32, 8)" in err
+    assert main(["fits", f"{models}:Backwards", "--input", "5"]) == 0
+
+
+def test_the_examples_that_are_named_can_be_given(models: Path, capsys) -> None:
+    for name, shape in (("Images", "3 32 32"), ("Texts", "128")):  # tokens are whole numbers, without --type
+        assert main(["fits", f"{models}:{name}", "--input", *shape.split()]) == 0
+        assert "DDP fits a GPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["fits", f"{models}:Texts", "--input", "128", "--type", "float32"])
+    assert "(32, 128), torch.float32: RuntimeError" in capsys.readouterr().err
+
+
+def test_a_network_of_the_course_is_asked_for_its_length() -> None:
+    make = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
+    with pytest.raises(PlainError, match=r"\bEmbedding\b.*\btokens\b"):
+        model_file.sample_of(make)
+    assert model_file.sample_of(make, [64]) == ((64,), torch.int64, "")
+
+
+MOVED = """
+import torch
+from torch import nn
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.second.weight, self.again = self.first.weight, self.first  # a weight and a layer that are shared
+        self.norm.requires_grad_(False)
+    def forward(self, x): return self.again(self.norm(self.second(self.first(x))))
+class Steps(nn.LSTM):
+    def __init__(self): super().__init__(12, 8)
+def to(): return Plain().to("cpu")
+def floats(): return Plain().float().to("cpu", torch.float32)
+def empty(): return Plain().to_empty(device="cpu")
+def half(): return Plain().half()
+def bfloat16(): return Plain().to(torch.bfloat16)
+def double(): return Plain().double()
+def steps(): return nn.Sequential(Steps()).float()
+"""
+
+
+def counted(file: Path, name: str, shape: list[int] | None = None) -> dict:
+    """What DDP holds on a GPU, for a model of a file."""
+    make = model_file.load(f"{file}:{name}")
+    prediction = fits.predict(make, *model_file.sample_of(make, shape)[:2], batch_size_per_rank=8)
+    assert "without memory" in prediction["how"]
+    return next(row for row in prediction["rows"] if row["way"] == "DDP")
+
+
+def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_path: Path) -> None:
+    (file := tmp_path / "moved.py").write_text(MOVED)
+    plain = counted(file, "Plain")
+    assert plain["parameters"] == 4 * (64 * 64 + 4 * 64) and plain["gradients"] == 4 * (64 * 64 + 2 * 64)
+    for name in ("to", "floats", "empty"):
+        assert counted(file, name) == plain, name
+    for name, size in (("half", 0.5), ("bfloat16", 0.5), ("double", 2)):  # shared weights are still one
+        assert counted(file, name)["parameters"] == size * plain["parameters"], name
+    # A recurrent layer keeps a list of its weights, and makes it anew where it is converted.
+    assert counted(file, "steps", [100, 12]) == counted(file, "Steps", [100, 12])
+
+
+def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
+    (file := tmp_path / "moved.py").write_text(MOVED)
+    makes = [model_file.load(f"{file}:{name}") for name in ("to", "half", "bfloat16", "double")]
+    types = [model_file.sample_of(make)[1] for make in makes]
+    assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+def test_ranks_can_be_forked_after_a_prediction(models: Path) -> None:
+    """In a process of its own: the first backward of a process decides."""
+    code = f"""
+import multiprocessing, torch
+from ddp_tools import fits, model_file
+make = model_file.load("{models}:Net")
+fits.predict(make, *model_file.sample_of(make)[:2])
+rank = multiprocessing.get_context("fork").Process(target=torch.ones((), requires_grad=True).backward)
+rank.start()
+rank.join()
+assert rank.exitcode == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cure"),
+    [
+        ("Named", "784", "a small class around it"),
+        ("WithLabels", "784", "a small class around it"),
+        ("OfWidth", "784", "a small class around it"),
+        ("Lazy", "784", "give its sizes"),
+        ("Sparse", "16", "sparse=False"),
+    ],
+)
+def test_a_model_that_cannot_be_counted_says_what_to_give_instead(name, shape, cure, models: Path) -> None:
+    kind = ["--type", "int64"] if name == "Sparse" else []
+    refused(main, ["fits", f"{models}:{name}", "--input", shape, *kind], named=[cure])
+
+
+def test_the_table_says_which_loss_was_taken_and_what_buffers_have(models: Path, capsys) -> None:
+    assert main(["fits", f"{models}:Pixels", "--input", "3", "10", "10"]) == 0
+    told = capsys.readouterr().out
+    assert "over the last dimension of the output, 32 x 8 x 8 x 8" in told and "Buffers, 0.004 GB" in told
+    assert main(["fits", f"{models}:Net"]) == 0
+    assert "Buffers" not in capsys.readouterr().out

@@ -1,0 +1,337 @@
+"""The hang lab: each run ends, its evidence says who is at fault, and the checker refuses what merely sounds right."""
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from real import LIMIT, THOROUGH, python
+from refusals import one_line, refused
+
+from ddp_helpers import PlainError
+from ddp_helpers.cli import main
+from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
+from ddp_helpers.lessons.run_script import wait_for_runs
+from ddp_tools import watched, who_hangs
+
+SEEDS = [*range(100), 135, 145] if THOROUGH else [0, 1, 5, 6, 17, 19]
+AT_ONCE = 6  # runs
+SAME = "import os\n"
+SOUND = mutations.Plant(mutations.Mutation("none", 0, SAME, SAME), 0, {"short": 0, "lacks": 1, "spike": 2}, 1)
+
+
+def work(plants, folder):
+    """Run these plants, several at once, each in a folder of its name; the runs."""
+    runs, names = {}, [*plants]
+    for first in range(0, len(names), AT_ONCE):
+        some = {name: hang.PlantedRun(plants[name], folder / str(name)) for name in names[first : first + AT_ONCE]}
+        wait_for_runs(*some.values())
+        runs |= some
+    return runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return work(
+        {seed: mutations.choose_plant(seed) for seed in SEEDS} | {"sound": SOUND}, tmp_path_factory.mktemp("hang")
+    )
+
+
+@pytest.fixture(scope="module")
+def labs(runs):
+    return {seed: hang.Lab(seed, runs[seed].folder, go_on=True) for seed in SEEDS}
+
+
+# ---- what is planted
+
+
+def test_there_are_enough_faults_of_enough_kinds():
+    plants = {(plant.mutation, plant.rank, plant.step) for plant in map(mutations.choose_plant, range(5000))}
+    assert len(mutations.MUTATIONS) >= 40 and len({fault.kind for fault in mutations.MUTATIONS}) >= 10
+    assert {fault.kind for fault in mutations.MUTATIONS} == mutations.KINDS.keys()
+    assert {cure for _, cure in mutations.KINDS.values()} == mutations.CURES.keys()
+    assert not THOROUGH or {mutations.choose_plant(seed).mutation for seed in SEEDS} == {*mutations.MUTATIONS}
+    assert len(plants) > 300 and {rank for _, rank, _ in plants} == {*range(mutations.RANKS)}
+
+
+@pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=lambda fault: f"{fault.kind}-{fault.culprit}")
+def test_a_fault_is_one_small_change_in_one_place(fault):
+    compile(fault.text(), "train.py", "exec")
+    lines = fault.lines()
+    assert 1 <= len(lines) <= 3 and max(lines) - min(lines) == len(lines) - 1
+    assert not re.search(r"rank == [12]\b|step ==", "".join(fault.text().splitlines()[line - 1] for line in lines))
+
+
+def test_a_seed_plants_the_same_fault_every_time():
+    assert [mutations.choose_plant(seed) for seed in range(50)] == [mutations.choose_plant(seed) for seed in range(50)]
+    assert SOUND.mutation.text() == mutations.SOUND and not SOUND.mutation.lines()
+
+
+# ---- the runs
+
+
+def test_the_sound_script_runs_to_its_end(runs):
+    assert runs["sound"].exit_statuses == [0, 0, 0]
+    lines = who_hangs.who_hangs(who_hangs.read_dumps(runs["sound"].folder.glob("recorder_*.json")))
+    assert lines == [who_hangs.SAME]
+
+
+def test_each_run_fails(runs):
+    assert not [seed for seed in SEEDS if not any(runs[seed].exit_statuses)]
+
+
+# ---- the evidence: a solver that has nothing else
+
+OTHERS = re.compile(r"Timed out waiting|closed by peer|Connection reset|Broken pipe|Traceback")
+
+
+def own_error(log):
+    """Whether a rank ended with an error that is not the network's; the lines with a File are not looked at."""
+    last = [line for line in log.splitlines() if re.match(r"rank \d: [\w.]*(Error|Quit)\b", line)]
+    return bool(last) and not OTHERS.search(last[-1])
+
+
+def odd(words):
+    """The one that differs from all others, which agree; None if there is none."""
+    rare = [word for word, count in Counter(words).items() if count == 1]
+    return words.index(rare[0]) if len(set(words)) == 2 and len(rare) == 1 else None
+
+
+def suspects(lab):
+    """Who each kind of evidence blames, the surest first: a rank, or None."""
+    ranks = range(mutations.RANKS)
+    exits, logs = lab.look("exits").splitlines(), [lab.look(f"log {rank}") for rank in ranks]
+    yield next((rank for rank in ranks if re.search(r"SIG(ABRT|KILL|SEGV)", exits[rank])), None)
+    yield next((rank for rank in ranks if own_error(logs[rank])), None)
+    yield next((rank for rank in ranks if "does not belong to the given group" in logs[rank]), None)
+    yield next((rank for rank in ranks if exits[rank].endswith("status 0")), None)
+    if source := re.search(r"broadcast\(seed, src=(.*)\)", "".join(logs)):
+        yield odd([eval(source[1], {"rank": rank}) for rank in ranks])
+    waits = [odd([f"rank {rank} did not come" in lab.look("who_hangs").splitlines()[0] for rank in ranks])]
+    yield waits[0] if "SIGTERM" in exits[waits[0] or 0] else None
+    stacks = [re.sub(r"line \d+|rank \d", "", lab.look(f"stack {rank}")) for rank in ranks]
+    yield odd(["".join(re.findall(r" in (\w+)", stack)[-2:-1]) for stack in stacks])
+    yield odd(re.findall(r"called (\w+ \[\d*\] \w+|\w+)|did", lab.look("who_hangs").splitlines()[0]))
+    match = re.match(r"group.*?: rank (\d) ", lab.look("who_hangs"))
+    yield int(match[1]) if match else None
+
+
+def test_the_evidence_names_the_rank(labs):
+    blamed = {seed: next((rank for rank in suspects(lab) if rank is not None), None) for seed, lab in labs.items()}
+    wrong = {seed: (rank, labs[seed].plant) for seed, rank in blamed.items() if rank != labs[seed].plant.rank}
+    assert not wrong
+
+
+def everything(lab):
+    """All that can be looked at but the script, without what differs from run to run."""
+    ranks = range(mutations.RANKS)
+    said = [lab.look(what) for what in ["exits", "who_hangs", "logs", *(f"stack {rank}" for rank in ranks)]]
+    return re.sub(r"\[\d+ minutes so far\]|process \d+|pid \d+|\[127.*", "", "\n".join(said))
+
+
+def answer_of(lab):
+    """The right answer."""
+    fault = lab.plant.mutation
+    return {
+        "rank": lab.plant.rank,
+        "line": min(fault.lines()),
+        "kind": fault.kind,
+        "cure": mutations.KINDS[fault.kind][1],
+    }
+
+
+def test_where_the_evidence_is_the_same_the_answer_is_or_the_script_tells(labs):
+    told = {seed: everything(lab) for seed, lab in labs.items()}
+    for one, other in combinations(labs.values(), 2):
+        if told[one.seed] == told[other.seed] and answer_of(one) != answer_of(other):
+            assert one.source != other.source and answer_of(one)["rank"] == answer_of(other)["rank"]
+
+
+# ---- the checker
+
+
+def wrong_answers(lab):
+    """Answers that are right but for one part, and the one that blames who waits."""
+    right, lines = answer_of(lab), lab.plant.mutation.lines()
+    for rank in {*range(mutations.RANKS)} - {right["rank"]}:
+        yield right | {"rank": rank}, "is not at fault"
+    for line in (min(lines) - 2, max(lines) + 2, 1):
+        yield right | {"line": line}, "is not what makes it part"
+    for kind, (_, cure) in mutations.KINDS.items():
+        if kind != right["kind"]:
+            yield right | {"kind": kind, "cure": cure}, "rank and line are right, but not that"
+    for cure in mutations.CURES.keys() - {right["cure"]}:
+        yield right | {"cure": cure}, "all but the cure is right"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_checker_knows_and_a_wrong_answer_costs(seed, tmp_path):
+    mutations.choose_plant(seed).write(tmp_path)
+    (tmp_path / "exits.json").write_text("[1, 1, 1]")
+    lab = hang.Lab(seed, tmp_path, go_on=True)
+    assert lab.look("exits").endswith("[1 minutes so far]") and lab.look(" exits").endswith("[1 minutes so far]")
+    for number, (answer, told) in enumerate(wrong_answers(lab), 1):
+        said = lab.answer(**answer)
+        assert said.startswith("not yet: ") and told in said and "\n" not in said
+        assert lab.minutes == 1 + number * hang.WRONG
+    for line in lab.plant.mutation.lines():
+        said = lab.answer(**answer_of(lab) | {"line": line})
+        assert said.startswith("right") and re.findall(r"\d+", said) == [str(lab.minutes), str(lab.par)]
+    assert hang.Lab(seed, tmp_path, go_on=True).minutes == lab.minutes
+
+
+# ---- on the command line
+
+
+def test_a_seed_is_run_looked_at_and_answered_on_the_command_line(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hang, "ROOT", tmp_path)
+    assert main(["hang", "--seed", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "build/hang/seed1/train.py" in said and "stack R 8" in said and len(said.splitlines()) < 30
+    right = answer_of(hang.Lab(1, go_on=True))
+    words = [f"{name}={value}" for name, value in right.items()]
+    main(["hang", "--seed", "1", "--look", "stack", "2"])
+    main(["hang", "--seed", "1", "--look", "stack 2"])
+    assert main(["hang", "--seed", "1", "--answer", *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said.count("[8 minutes so far]") == 2 and re.match(r"right\b.*\b8 minutes", said[-1])
+    assert main(["hang", "--seed", "1", "--answer", *words[1:], "rank=0"]) == (right["rank"] != 0)
+
+
+BAD = {
+    "--look nothing": "no evidence is called 'nothing': choose one of exits, log R",
+    "--look log": "no evidence is called 'log'",
+    "--look log 1 2": "no evidence is called",
+    "--look exits 1": "no evidence is called",
+    "--look log -1": "no evidence is called 'log -1'",
+    "--look stack 3": "there is no rank 3: the ranks are 0 to 2",
+    "--look lines 0": "there is no line 0",
+    "--look lines 9999": "there is no line 9999",
+    "--answer rank=1": "is not rank=… line=… kind=… cure=…",
+    "--answer rank=x line=1 kind=early cure=agree": "is not rank=… line=… kind=… cure=…",
+    "--answer rank=1 line=1 kind=late cure=agree": "'late' is not known: choose one of early",
+    "--answer rank=1 line=1 kind=early cure=pray": "'pray' is not known: choose one of agree",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_bad_word_is_told_in_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(hang, "ROOT", tmp_path)
+    folder = tmp_path / "build" / "hang" / "seed1"
+    mutations.choose_plant(1).write(folder)
+    (folder / "exits.json").write_text("[1, 1, 1]")
+    refused(main, ["hang", "--seed", "1", *words.split()], named=[BAD[words]])
+    assert not (folder / "minutes.json").exists()
+
+
+@pytest.mark.parametrize("words", ["--seed -1", "--seed x", "--seed 1 --look exits", f"--seed {2**31}", ""])
+def test_a_seed_that_is_none_or_was_not_run_is_told_in_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(hang, "ROOT", tmp_path)
+    refused(main, ["hang", *words.split()])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    refused(hang.Lab, 1, tmp_path, named=["another folder"])
+    with pytest.raises(PlainError, match="''"):
+        mutations.choose_plant(1).write(tmp_path)
+        (tmp_path / "exits.json").write_text("[1, 1, 1]")
+        hang.Lab(1, tmp_path, go_on=True).look("")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+# ---- who_hangs, on dumps of any run
+
+
+def dump(*names, group="0", first=1, done=None, size=2):
+    """The dump of a rank that called these."""
+    entries = [
+        {"profiling_name": f"gloo:{name}", "input_sizes": [[4]], "input_dtypes": ["Float"], "is_p2p": name == "send"}
+        | {"process_group": [group, ""], "collective_seq_id": number}
+        for number, name in enumerate(names, first)
+    ]
+    last = first + len(names) - 1 if done is None else done
+    return {"entries": entries, "pg_status": {group: {"last_completed_collective": str(last)}}, "world_size": size}
+
+
+FOUND = {
+    "all ended": ([dump("barrier"), dump("barrier")], [who_hangs.SAME]),
+    "all called, none ended": (
+        [dump("a", "b", done=1), dump("a", "b", done=1)],
+        ["group 0, collective 2: ranks 0 and 1 called b [4] Float, and it does not end"],
+    ),
+    "one missed": (
+        [dump("a", "b"), dump("a"), dump("a", "b")],
+        ["group 0, collective 2: rank 1 did not come; ranks 0 and 2 called b [4] Float"],
+    ),
+    "another order": (
+        [dump("a", "b"), dump("b", "a"), dump("a", "b")],
+        ["group 0, collective 1: rank 1 called b [4] Float; ranks 0 and 2 called a [4] Float"],
+    ),
+    "no dump": ([dump("a", size=2)], ["rank 1 left no dump: was it killed?"]),
+    "a long run, of which only the end is kept": (
+        [dump("b", "c", first=2), dump("c", "d", first=3)],
+        ["group 0, collective 4: rank 0 did not come; rank 1 called d [4] Float"],
+    ),
+    "a group of some": (
+        [dump(), dump("a", group="1", done=0), dump()],
+        ["group 1, collective 1: rank 1 called a [4] Float, and it does not end"],
+    ),
+    "one hangs before its first": (
+        [dump("a"), {"pg_status": {}, "world_size": 2}],
+        ["group 0, collective 1: rank 0 called a [4] Float; rank 1 did not come"],
+    ),
+    "point to point": ([dump("send"), dump("send")], [who_hangs.SAME]),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_who_hangs_says_who_missed_what(what):
+    dumps, lines = FOUND[what]
+    assert who_hangs.who_hangs(dict(enumerate(dumps))) == lines
+
+
+def test_who_hangs_runs_alone_in_a_shell_and_takes_no_pickle(runs, tmp_path):
+    folder, script = runs["sound"].folder, tmp_path / "taken_home.py"
+    script.write_text(Path(who_hangs.__file__).read_text())
+    done = python(script, *sorted(folder.glob("recorder_*.json")))
+    assert (done.returncode, done.stdout) == (0, f"{who_hangs.SAME}\n")
+    bad = tmp_path / "recorder_rank0.json"
+    for content in (
+        pickle.dumps({"entries": []}),
+        b"",
+        b"[]",
+        b'{"entries": 3}',
+        b'{"entries": []}',
+        b'{"entries": [{}]}',
+    ):
+        bad.write_bytes(content)
+        done = python(script, bad)
+        assert done.returncode == 1
+        one_line(done.stderr, bad.name)
+    one_line(python(script, tmp_path / "none").stderr, "none")
+    one_line(python(script).stderr, "python who_hangs.py recorder_rank*.json")
+
+
+def test_each_rank_of_srun_writes_a_file_of_its_own(cluster, tmp_path):
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['SLURM_PROCID'])\n")
+    step = ["srun", "--ntasks=2", "--nodes=1", f"--chdir={tmp_path}", sys.executable, watched.__file__, "train.py"]
+    done = subprocess.run(step, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    sizes = {path.name: json.loads(path.read_text())["world_size"] for path in tmp_path.glob("recorder_*.json")}
+    assert sizes == {"recorder_rank0.json": 2, "recorder_rank1.json": 2}
+
+
+@pytest.mark.skipif(not THOROUGH, reason="four times the import of torch; make test-all has it")
+def test_a_script_is_watched_under_torchrun(tmp_path):
+    SOUND.write(tmp_path)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", watched.__file__, "train.py"]
+    assert python(*launch, cwd=tmp_path).returncode == 0
+    lines = who_hangs.who_hangs(who_hangs.read_dumps(tmp_path.glob("recorder_*.json")))
+    assert lines == [who_hangs.SAME]
