@@ -38,9 +38,9 @@ TYPED = [
     Typed("scripts", "ddp-course script mnist_ddp", "images/s", needs="mpirun"),
     Typed("README", "make cluster", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
-    Typed("audit", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
-    Typed("explain", "ddp-course explain", "Failed first: rank 1", status=1),
-    Typed("hang_lab", "ddp-course hang --seed 7", "not yet: ", status=1),  # a guess
+    Typed("tools", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
+    Typed("tools", "ddp-course explain", "Failed first: rank 1", status=1),
+    Typed("tools", "ddp-course hang --seed 7", "not yet: ", status=1),  # a guess
     Typed("own", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
     Typed(
         "own",
@@ -111,7 +111,7 @@ def test_each_block_is_typed_or_says_why_not() -> None:
     assert unlisted(PAGES) == []
     for block in ("```bash\nls\n```\n", "```\nls\n```\n", "```sh\nls\n```\n"):  # the controls
         assert len(unlisted(PAGES | {"own": PAGES["own"] + block})) == 1
-    assert len(unlisted(PAGES | {"hang_lab": ""})) == 1
+    assert len(unlisted(PAGES | {"trackers": ""})) == 1
 
 
 def block(page: str, begins: str) -> str:

@@ -35,7 +35,7 @@ from ddp_tools.audit.notes import (
 from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
 from ddp_tools.audit.restart import compare_restarted
 
-PAGE = (ROOT / "docs" / "audit.md").read_text()
+PAGE = (ROOT / "docs" / "tools.md").read_text()
 SCRIPT = ROOT / "notebooks" / "spirals_ddp.py"
 FLAGS = ["--epochs=2", "--save=spirals.pt"]
 SOUND, WITH_DROPOUT = "none: the script as it is", "none: dropout, each rank its own"
@@ -146,7 +146,7 @@ def tables(tmp_path_factory):
 
 
 def line(name, table):
-    """The line of docs/audit.md for a fault: the red rows, and what the first of them saw."""
+    """The line of docs/tools.md for a fault: the red rows, and what the first of them saw."""
     reds = [row for row in table if row.verdict == RED]
     return f"| {name} | {', '.join(row.name for row in reds) or '-'} |"
 
@@ -279,7 +279,7 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, caps
     ("words", "told"),
     [
         (["none.py"], "none.py"),
-        (["docs/audit.md"], "audit.md"),
+        (["docs/tools.md"], "tools.md"),
         (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
         (["notebooks/spirals_ddp.py", "--folder", "docs"], "docs"),
         (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),

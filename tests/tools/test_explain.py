@@ -366,7 +366,7 @@ def test_a_log_of_progress_bars_long_lines_and_colours_is_read(tmp_path: Path) -
 def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert main(["explain", "tests/logs/example.log"]) == 1
-    page = (ROOT / "docs" / "explain.md").read_text()
+    page = (ROOT / "docs" / "tools.md").read_text()
     assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
 
 

@@ -1,4 +1,4 @@
-"""`explain` on logs of strangers, which were not used to write its rules: docs/explain.md has the scores."""
+"""`explain` on logs of strangers, which were not used to write its rules: docs/tools.md has the scores."""
 
 import tomllib
 from pathlib import Path
