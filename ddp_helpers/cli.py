@@ -349,7 +349,7 @@ def _add_hang(subparsers: Commands) -> None:
         "hang",
         commands.play_hang_lab,
         "practise on a real hang: a fault is hidden in a training script, which runs on three"
-        " ranks; you ask for evidence, each piece of which costs minutes, and say who is to blame",
+        " ranks; you ask for evidence, piece by piece, and say who is to blame",
         "hang --seed 7",
         "0: it ran, or the answer is right; 1: the answer is wrong",
     )

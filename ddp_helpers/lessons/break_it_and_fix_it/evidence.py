@@ -1,6 +1,6 @@
 """What a run of the hang lab leaves: exit statuses, logs, recorders, stacks, the script.
 
-`hang.Lab` sells it. It reads the files of a run that has ended, in the learner's process.
+`hang.Lab` shows it. It reads the files of a run that has ended, in the learner's process.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""The hang lab: run a script with one planted fault, sell its evidence, judge an answer.
+"""The hang lab: run a script with one planted fault, show its evidence, judge an answer.
 
 Notebook 10 makes a `Lab`, and the command `hang` calls `play`, in the learner's process; the
-three ranks of a run are started here, by `Work`.
+three ranks of a run are started here, by `PlantedRun`.
 """
 
 import json
@@ -25,21 +25,10 @@ from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
     choose_plant,
 )
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
-from ddp_helpers.rank.files import write_whole
 from ddp_tools import watched
 
-# In minutes, by what can be looked at; R stands for the number of a rank, N for that of a line.
-PRICES = {
-    "exits": 1,
-    "log R": 2,
-    "logs": 5,
-    "who_hangs": 5,
-    "recorder R": 5,
-    "stack R": 8,
-    "lines N": 3,
-    "script": 15,
-}
-WRONG = 10  # minutes for a wrong answer
+# What can be looked at: methods of `Evidence`. R stands for the number of a rank, N for a line's.
+EVIDENCE = ("exits", "log R", "logs", "who_hangs", "recorder R", "stack R", "lines N", "script")
 # Seconds without output after which a run hangs, and until it is ended; gloo's timeout in
 # train.py is 8.
 QUIET, LIMIT = 4.0, 16.0
@@ -98,7 +87,7 @@ class PlantedRun(LearnerRun):
 
 
 class Lab:
-    """A run with a planted fault, the minutes spent on its evidence, and the judge of answers."""
+    """A run with a planted fault, its evidence, and the judge of answers."""
 
     def __init__(self, seed: int, folder: Path | None = None, go_on: bool = False) -> None:
         """Run the fault of a seed to its end, up to 20 s. go_on: use the run that is in the folder.
@@ -116,80 +105,30 @@ class Lab:
             command = f"ddp-course hang --seed {seed}"
             raise PlainError(f"seed {seed} has not been run: {command}")
         self._evidence = Evidence(self.folder)
-        self._minutes_path = self.folder / "minutes.json"
-        self._spent: dict[str, int] = {}  # minutes, by what they were spent on
-        if self._minutes_path.exists():
-            self._spent = json.loads(self._minutes_path.read_text())
 
     @property
     def source(self) -> list[str]:
         """The lines of the planted script."""
         return self._evidence.source
 
-    @property
-    def minutes(self) -> int:
-        """The minutes spent so far."""
-        return sum(self._spent.values())
-
-    @property
-    def par(self) -> int:
-        """The minutes that a practised solver spends.
-
-        They buy exits, a log and some lines; or exits, who_hangs, a stack and some lines.
-        """
-        return 6 if self.plant.mutation.kind in ("killed", "raises") else 17
-
     def look(self, request: str) -> str:
-        """Return a piece of evidence, and the minutes spent so far; a second look is free.
+        """Return a piece of evidence.
 
-        request: a name in PRICES, with the number of a rank or a line in the place of R or N.
+        request: a name in EVIDENCE, with the number of a rank or a line in the place of R or N.
         Raises PlainError for any other.
         """
-        name, number = self._parsed(request)
-        self._pay(" ".join(request.split()), PRICES[name])
-        return f"{self._piece(name, number)}\n[{self.minutes} minutes so far]"
-
-    def _parsed(self, request: str) -> tuple[str, int]:
-        """Split a request into its name in PRICES and its number; 0 where the name takes none."""
-        first_word, *numbers = request.split() or [""]
-        names = {name.split()[0]: name for name in PRICES}
-        name = names.get(first_word, "")
-        takes = len(name.split()) - 1  # numbers
-        if not name or len(numbers) != takes or not all(map(_is_short_number, numbers)):
-            choices = f"choose one of {', '.join(PRICES)} (R a rank, N a line)"
+        name, *numbers = request.split() or [""]
+        takes = {piece.split()[0]: piece.split()[1:] for piece in EVIDENCE}
+        known = name in takes and len(takes[name]) == len(numbers)
+        if not known or not all(map(_is_short_number, numbers)):
+            choices = f"choose one of {', '.join(EVIDENCE)} (R a rank, N a line)"
             raise PlainError(f"no evidence is called {request!r}: {choices}")
-        number = int(numbers[0]) if numbers else 0
-        if name.endswith("R") and number >= RANKS:
-            raise PlainError(f"there is no rank {number}: the ranks are 0 to {RANKS - 1}")
-        if name.endswith("N") and not 1 <= number <= len(self.source):
-            raise PlainError(f"there is no line {number}: the script has {len(self.source)}")
-        return name, number
-
-    def _piece(self, name: str, number: int) -> str:
-        """Return a piece of evidence by its name in PRICES."""
-        match name:
-            case "exits":
-                return self._evidence.exits()
-            case "log R":
-                return self._evidence.log(number)
-            case "logs":
-                return self._evidence.logs()
-            case "who_hangs":
-                return self._evidence.who_hangs()
-            case "recorder R":
-                return self._evidence.recorder(number)
-            case "stack R":
-                return self._evidence.stack(number)
-            case "lines N":
-                return self._evidence.lines(number)
-            case "script":
-                return self._evidence.script()
-        raise KeyError(name)
-
-    def _pay(self, entry: str, price: int) -> None:
-        """Keep the price of a look or an answer, in minutes; the same entry costs once."""
-        self._spent.setdefault(entry, price)
-        write_whole(self._minutes_path, json.dumps(self._spent).encode())
+        for number, kind in zip(map(int, numbers), takes[name], strict=True):
+            if kind == "R" and number >= RANKS:
+                raise PlainError(f"there is no rank {number}: the ranks are 0 to {RANKS - 1}")
+            if kind == "N" and not 1 <= number <= len(self.source):
+                raise PlainError(f"there is no line {number}: the script has {len(self.source)}")
+        return getattr(self._evidence, name)(*map(int, numbers))
 
     def answer(self, rank: int, line: int, kind: str, cure: str) -> str:
         """Judge an answer, in one line; a line beside the fault is right, too.
@@ -201,10 +140,7 @@ class Lab:
         if cure not in CURES:
             raise PlainError(f"{cure!r} is not known: choose one of {', '.join(CURES)}")
         mistake = self._mistake(rank, line, kind, cure)
-        if not mistake:
-            return f"right, in {self.minutes} minutes; par is {self.par}"
-        self._pay(f"{len(self._spent)}: rank {rank}, line {line}, {kind}, {cure}", WRONG)
-        return f"not yet: {mistake} [{self.minutes} minutes so far]"
+        return f"not yet: {mistake}" if mistake else "right"
 
     def _mistake(self, rank: int, line: int, kind: str, cure: str) -> str:
         """Return the first thing that is wrong in an answer; empty, if it is right."""
@@ -275,20 +211,18 @@ def play(seed: int, request: list[str], answer: list[str]) -> int:
     if answer:
         verdict = lab.answer(*_parsed_answer(answer))
         print(verdict)
-        return 0 if verdict.startswith("right") else 1
+        return int(verdict != "right")
     _print_rules(lab)
     return 0
 
 
 def _print_rules(lab: Lab) -> None:
-    """Print what can be looked at and answered, and at which price."""
+    """Print what can be looked at and answered."""
     folder = lab.folder.relative_to(ROOT)
     command = f"hang --seed {lab.seed}"
     descriptions = {kind: KINDS[kind].description for kind in KINDS}
     run = f"three ranks ran {folder}/train.py, which one fault was planted into"
-    print(f"{run}; the evidence, in minutes:")
-    prices = ", ".join(f"{name} {price}" for name, price in PRICES.items())
-    print(f"  {prices}; a wrong answer {WRONG}")
+    print(f"{run}; the evidence (R a rank, N a line):\n  {', '.join(EVIDENCE)}")
     for title, texts in (("kinds", descriptions), ("cures", CURES)):
         print(f"{title}:")
         for name, text in texts.items():
@@ -296,4 +230,3 @@ def _print_rules(lab: Lab) -> None:
     print(f"then: {command} --look log 1; {command} --answer rank=0 line=1 kind=… cure=…")
     branch = "where the rank takes another way than the others, such as an if"
     print(f"line: {branch}; a line beside it counts, too")
-    print(f"{lab.minutes} minutes so far; remove {folder} to begin anew")
