@@ -1,0 +1,152 @@
+"""Compare the parts of a job file with each other: what no pattern of a line can tell."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddp_tools.explain.jobfile_text import JobFile, Start
+
+Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
+FIRST_EPHEMERAL, LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
+# What sbatch sets only where it was asked by one of these options.
+SET_BY = {
+    "SLURM_GPUS": ("gpus",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu"),
+    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu"),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_MEM_PER_NODE": ("mem",),
+    "SLURM_ARRAY_TASK_ID": ("array",),
+}
+_PORT_FLAG = re.compile(
+    r"--(?:master|rdzv|main)[-_](?:process[-_])?(?:port|endpoint)[= ]+(?:\S*:)?(\d{4,5})\b"
+)
+_CONDA = re.compile(r"\b(?:conda|mamba|micromamba)\s+activate\b|\bsource\s+activate\b")
+
+
+def compare(job: JobFile) -> Iterator[Row]:
+    """Yield the faults that are found by comparing."""
+    if not job.lines[0].startswith("#!"):
+        yield "no-shebang", 1, {}
+    if job.dos:
+        yield "dos", 1, {}
+    if job.late:
+        yield "late", job.late[0], {"command": job.commands[0].line}
+    if job.directives and not job.options.keys() & {"time", "test-only"}:
+        yield "no-time", job.directives[0][0], {}
+    yield from _folders(job)
+    yield from _unset(job)
+    yield from _ports(job)
+    for command in job.commands:
+        if command.nounset and _CONDA.search(command.text):
+            yield "conda-nounset", command.line, {}
+            break
+    for start in job.starts:
+        yield from _counts(start)
+        yield from _not_exported(job, start)
+    for command in job.commands:
+        for name, _, value in command.assigned():
+            count = len(value.split(","))
+            if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
+                asked = {start.gpus for start in job.starts if start.gpus}
+                if asked and asked != {count}:
+                    by = "-srun" if "srun" in job.facts else ""
+                    yield f"cuda-visible{by}", command.line, {"count": count, "gpus": max(asked)}
+
+
+def _folders(job: JobFile) -> Iterator[Row]:
+    """Yield logs that go into a folder that is not there."""
+    for number, line in job.directives:
+        for name in ("output", "error"):
+            match = re.search(rf"(?:--{name[:3]}\w*|\s-{name[0]})[= ]*(\S*)/", line)
+            folder = match[1].replace("%x", job.options.get("job-name", "%x")) if match else ""
+            if not folder or "$" in folder:
+                continue
+            never = re.search(r"%\d*[jJAa]", folder)  # a number that no folder has before the job
+            root = job.options.get("chdir", "")
+            places = [base / root / folder for base in (Path.cwd(), job.path.parent)]
+            unseen = folder.startswith("/") and not Path(folder).parent.is_dir()  # another machine
+            if never or not (unseen or "%" in folder or any(place.is_dir() for place in places)):
+                yield "output-folder", number, {"folder": folder}
+
+
+def _unset(job: JobFile) -> Iterator[Row]:
+    """Yield variables that are used, though nothing that was asked for sets them."""
+    asked = set(job.options).union(*(start.options for start in job.starts))
+    ours = {name for command in job.commands for name, _, _ in command.assigned()}
+    for name, options in SET_BY.items():
+        leaves = re.search(rf'-z\s+"?\$\{{?{name}\b(?:(?!\bfi\b).)*?\bexit\b', job.bare, re.S)
+        tested = re.search(rf'-[nzv]\s+"?\$?\{{?{name}\b|\$\{{{name}:?[-+=]', job.bare)
+        if asked & set(options) or name in ours or (tested and not leaves):
+            continue
+        in_task = "" if name in ("SLURM_NTASKS", "SLURM_NPROCS") else "\0"
+        used = re.compile(rf"(?:[${in_task}]\{{?|\(\((?:[^)]*\W)?){name}\b")
+        for command in job.commands:
+            says = re.match(r"\s*(?:echo|printf)\b", command.raw) and not command.nounset
+            if not says and used.search(command.text):
+                flag = " or ".join(f"--{option}" for option in options[:2])
+                yield "unset-variable", command.line, {"name": name, "flag": flag}
+                break
+
+
+def _ports(job: JobFile) -> Iterator[Row]:
+    """Yield meeting ports that may be taken."""
+    ports = [
+        (command.line, value)
+        for command in job.commands
+        for name, _, value in command.assigned()
+        if name.upper().endswith("PORT")
+    ]
+    ports += [(start.line, port) for start in job.starts for port in _PORT_FLAG.findall(start.text)]
+    for line, value in ports:
+        top = _highest(value)
+        if top >= FIRST_EPHEMERAL and not (value.isdecimal() and top > LAST_EPHEMERAL):
+            yield "port-ephemeral", line, {"port": value if value.isdecimal() else f"up to {top}"}
+            break
+    if "array" in job.options and ports and not any("$" in value for _, value in ports):
+        yield "port-array", ports[0][0], {"port": ports[0][1]}
+
+
+def _highest(value: str) -> int:
+    """Return the highest port that a value or a sum of it can be; 0 where that is not plain."""
+    if value.isdecimal():
+        return int(value)
+    if match := re.search(r"shuf\s.*?(\d+)-(\d+)", value):
+        return int(match[2])
+    if match := re.search(r"(\d+)\s*\+.*%\s*(\d+)|%\s*(\d+)\W+\+\s*(\d+)", value):
+        return sum(int(part) for part in match.groups("0")) - 1
+    if match := re.search(r"(\d{4,5})\s*\+.*tail\s+-c\s*-?(\d)", value):
+        return int(match[1]) + 10 ** int(match[2]) - 1
+    return 0
+
+
+def _counts(start: Start) -> Iterator[Row]:
+    """Yield tasks, GPUs and nodes that do not go together."""
+    tasks, gpus, nodes = start.tasks, start.gpus, start.nodes
+    values: dict[str, object] = {"tasks": tasks, "gpus": gpus, "nodes": nodes}
+    if {"srun", "python"} <= start.facts and gpus and tasks and 1 < tasks != gpus:
+        yield "tasks-gpus", start.line, values
+    words = r"--(nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?![:\d])"
+    said = {name[:2]: int(count) for name, count in re.findall(words, start.text)}
+    if gpus and said.get("np", 0) > gpus:
+        yield "nproc-gpus", start.line, values | {"nproc": said["np"]}
+    if nodes and "nn" in said and said["nn"] not in (nodes, nodes * (tasks or 1)):
+        yield "nnodes", start.line, values | {"nnodes": said["nn"]}
+
+
+def _not_exported(job: JobFile, start: Start) -> Iterator[Row]:
+    """Yield what the ranks need, and the batch script keeps for itself."""
+    if not {"srun", "python"} <= start.facts or re.search(r"\bset\s+-\w*a|allexport", job.bare):
+        return
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        export = rf"\b(?:export|declare\s+-x)\b[^\n;]*\b{name}\b|--export=\S*{name}"
+        used = rf"(?s)^(?!\s*(?:echo|printf)\b).*\${{?{name}\b"
+        others = [command for command in job.commands if command.line != start.line]
+        if re.search(export, job.bare) or any(re.search(used, it.text) for it in job.commands):
+            continue
+        for command in others:
+            if name in [assigned for assigned, _, _ in command.assigned()]:
+                yield "not-exported", command.line, {"name": name}
+                break

@@ -1,0 +1,217 @@
+"""`explain` on job files that do not work: faults of public ones, made small; each fault alone; and sound ones."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_helpers import PlainError
+from ddp_helpers.jobs import Job, Site, render
+from ddp_tools.explain.command import explain
+from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults
+from ddp_tools.explain.jobfile_text import JobFile
+
+FILES = Path(__file__).parent / "jobfiles"
+PUBLIC = {
+    "gpus_by_gres": {"unset-variable": 6},
+    "scontrol_inside": {"scontrol-in-container": 7},
+    "letters": {"directive-case": 4, "master-empty": 8},
+    "torchrun_each": {"torchrun-each-task": 9},
+    "node_rank": {"node-rank-in-batch": 12},
+    "set_first": {"late": 4},
+    "no_folder": {"output-folder": 6},
+    "folder_of_job": {"output-folder": 5},
+    "nounset": {"conda-nounset": 8},
+    "high_port": {"port-ephemeral": 8},
+    "variable": {"directive-variable": 5},
+    "localhost": {"master-localhost": 7},
+}
+
+
+def judged(path: Path, text: str, kind: str = "fault") -> dict[str, int]:
+    """The ids of what is found in a job file of this text, and their lines."""
+    found = judge_job(JobFile(path, text))
+    return {one.fault.id: one.line for one in reversed(found) if kind == (one.fault.kind if one.seen else "not seen")}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_job_file_that_does_not_work_is_explained(name: str, capsys: pytest.CaptureFixture) -> None:
+    path = FILES / f"{name}.sbatch"
+    found = judged(path, path.read_text())
+    assert PUBLIC[name].items() <= found.items() and set(found) - set(PUBLIC[name]) <= {"late"}
+    assert explain([path]) == 1
+    said = capsys.readouterr().out
+    assert all(f"{path}:{line}: " in said for line in PUBLIC[name].values())
+
+
+def test_each_public_fault_has_a_source_and_ten_are_there() -> None:
+    assert sorted(path.stem for path in FILES.glob("*.sbatch")) == sorted(PUBLIC) and len(PUBLIC) >= 10
+
+
+# ---- each fault alone: what is put into the place of a piece of a sound file
+
+SRUN = """#!/bin/bash
+#SBATCH --job-name=fit
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:a100:4  # on each node
+#SBATCH --cpus-per-task=8
+#SBATCH --time=01:00:00
+#SBATCH --output=%x-%j.log
+module load cuda
+source venv/bin/activate
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+export WORLD_SIZE=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
+  bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python fit.py --nodes 7 -n 9'
+"""
+TORCHRUN = """#!/bin/bash -l
+#SBATCH -N 2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH -t 60
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun bash -c "torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 --node_rank=\\$SLURM_NODEID \\
+  --master_addr=$head --master_port=12345 fit.py"
+"""
+C10D = TORCHRUN.replace("--node_rank=\\$SLURM_NODEID", "--node_rank=$SLURM_NODEID --rdzv_backend=c10d").replace(
+    "--master_addr=$head --master_port=12345", "--rdzv_endpoint=$head:12345"
+)
+ONE = """#!/bin/sh
+#SBATCH --gres=gpu:2
+#SBATCH --time=10
+# "an odd ' comment
+[ -n "$SLURM_ARRAY_TASK_ID" ] && echo "array $SLURM_ARRAY_TASK_ID"
+cat > note.txt <<EOF
+  #SBATCH --nodes=9: no directive, and srun python x.py no command
+EOF
+torchrun --standalone --nproc-per-node=2 fit.py --download-dir data
+"""
+SOUND = {"srun": SRUN, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE}
+EXPORTS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+CASES = [
+    ("no-shebang", SRUN, "#!/bin/bash\n", "\n#!/bin/bash\n"),
+    ("dos", SRUN, "\n", "\r\n"),
+    ("directive-case", SRUN, "#SBATCH --nodes", "#sbatch --nodes"),
+    ("directive-indented", SRUN, "#SBATCH --nodes", " #SBATCH --nodes"),
+    ("directive-space", SRUN, "#SBATCH", "# SBATCH"),
+    ("late", SRUN, "#SBATCH --nodes", "cd fit\n#SBATCH --nodes"),
+    ("directive-variable", SRUN, "=%x-%j.log", "=$HOME/%j.log"),
+    ("directive-blank", SRUN, "name=fit", "name=fit it"),
+    ("short-equals", TORCHRUN, "-N 2", "-N=2"),
+    ("output-folder", SRUN, "=%x-%j.log", "=none/%j.log"),
+    ("output-folder", SRUN, "--output=%x-%j.log", "-e %j/err"),
+    ("unset-variable", SRUN, "module load cuda", "n=$SLURM_GPUS_PER_NODE"),
+    ("unset-variable", SRUN, "#SBATCH --ntasks-per-node=4\n", ""),
+    ("unset-variable", SRUN, "module load cuda", '[ -z "$SLURM_GPUS" ] && exit 1'),
+    ("unset-variable", ONE, "\n# ", '\nset -u\necho "$SLURM_NTASKS"\n# '),
+    ("not-exported", SRUN, "export MASTER_ADDR", "MASTER_ADDR"),
+    ("master-empty", SRUN, EXPORTS, "export MASTER_ADDR=$MASTER_ADDR\n"),
+    ("master-localhost", SRUN, EXPORTS, "export MASTER_ADDR=localhost\n"),
+    ("master-localhost", TORCHRUN, "--master_addr=$head", "--master_addr=\\$(hostname)"),
+    ("scontrol-in-container", TORCHRUN, 'srun bash -c "',
+     'srun apptainer exec x.sif sh -c "H=\\$(scontrol show hostnames);'),
+    ("rank-in-batch", SRUN, "module load cuda", "export RANK=$SLURM_PROCID"),
+    ("rank-in-batch", SRUN, "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python fit.py --nodes 7 -n 9'",
+     '"RANK=$SLURM_PROCID python fit.py"'),
+    ("node-rank-in-batch", TORCHRUN, "\\$SLURM_NODEID", "$SLURM_NODEID"),
+    ("conda-nounset", SRUN, "source venv/bin/activate", "set -eu\nconda activate fit"),
+    ("cuda-visible", ONE, "torchrun --", "export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --"),
+    ("uneven-tasks", SRUN.replace(" * SLURM_NTASKS_PER_NODE", " * 4"), "--ntasks-per-node=4", "--ntasks=8"),
+    ("tasks-gpus", SRUN, "gpu:a100:4", "gpu:a100:2"),
+    ("torchrun-each-task", TORCHRUN, "--ntasks-per-node=1", "--ntasks-per-node=4"),
+    ("torchrun-alone", TORCHRUN, "srun bash", "bash"),
+    ("python-alone", SRUN, 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"', "time"),
+    ("standalone", TORCHRUN, "--nproc", "--standalone --nproc"),
+    ("nproc-gpus", TORCHRUN, "--nproc_per_node=4", "--nproc_per_node=8"),
+    ("nnodes", TORCHRUN, "--nnodes=$SLURM_NNODES", "--nnodes=4"),
+    ("download", SRUN, "module load cuda", "srun python download.py"),
+    ("download", TORCHRUN, "fit.py", "fit.py --download"),
+    ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
+    ("port-ephemeral", SRUN, "$((10000 + SLURM_JOB_ID % 20000))", "$(shuf -i 30000-50000 -n 1)"),
+    ("port-ephemeral", TORCHRUN, "12345", "45678"),
+    ("port-array", TORCHRUN, "#SBATCH -t", "#SBATCH --array=0-3\n#SBATCH -t"),
+    ("port-array", SRUN.replace("$((10000 + SLURM_JOB_ID % 20000))", "29500"),
+     "#SBATCH --t", "#SBATCH -a 0-3\n#SBATCH --t"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("id_", "text", "old", "new"), CASES, ids=[f"{n}-{row[0]}" for n, row in enumerate(CASES)])
+def test_each_fault_is_found_where_it_is_put(id_: str, text: str, old: str, new: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    assert not judged(path, text) and id_ in judged(path, text.replace(old, new)), judged(path, text.replace(old, new))
+
+
+SCRIPT = {"master-unset": (SRUN.replace(EXPORTS, ""), "import lightning"), "one-task": (ONE, "DataParallel(net)")}
+
+
+@pytest.mark.parametrize("id_", SCRIPT)
+def test_what_a_script_may_cure_is_told_by_the_script(id_: str, tmp_path: Path) -> None:
+    text, cure = SCRIPT[id_]
+    text = text.replace("torchrun --standalone --nproc-per-node=2", "srun python")
+    path = tmp_path / "job.sbatch"
+    path.write_text(text)
+    assert id_ in judged(path, text, "not seen") and explain([path]) == 4
+    (tmp_path / "fit.py").write_text("init_process_group()")
+    assert id_ in judged(path, text) and explain([path]) == 1
+    (tmp_path / "fit.py").write_text(cure)
+    assert not judged(path, text) and not judged(path, text, "not seen")
+
+
+def test_no_fault_is_without_a_case() -> None:
+    faults = load_faults()
+    tested = {row[0] for row in CASES} | set(SCRIPT)
+    assert set(faults) == tested | set(NOTES)
+    assert sum(bool(fault.tried) for fault in faults.values()) >= 20
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_job_file_has_no_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(SOUND[name])
+    assert explain([path]) == 0 and "No known fault is in it." in capsys.readouterr().out
+
+
+NOTES = ("no-time", "directive-space-some", "srun-cpus", "cuda-visible-srun")
+
+
+def test_what_only_some_clusters_mind_is_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    text = SRUN.replace("#SBATCH --time", "# SBATCH --time").replace(
+        '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--label"
+    )
+    text = text.replace("module load cuda", "export CUDA_VISIBLE_DEVICES=0,1")
+    path.write_text(text)
+    assert set(judged(path, text, "note")) == set(NOTES) and explain([path]) == 0
+
+
+@pytest.mark.parametrize("site", ["local", "della", "greene", "classroom", "pyxis"])
+def test_the_courses_own_job_files_have_no_fault(site: str, tmp_path: Path) -> None:
+    kinds: tuple[dict, ...] = ({}, {"array": ("1", "2")}, {"requeue": True, "grace": 60})
+    for launcher, kind in itertools.product(("srun", "torchrun"), kinds):
+        program = ("fit.py", "{array}") if "array" in kind else ("fit.py",)
+        job = Job("fit", program, nodes=2, tasks_per_node=2, gpus_per_node=2, launcher=launcher, **kind)
+        text = render(job, Site.load(site), tmp_path)
+        file = JobFile(tmp_path / "job.sbatch", text)
+        assert not judge_job(file) and not list(file.unseen())
+
+
+def test_what_starts_no_rank_is_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n#SBATCH --time=10\nsrun ./run_all.sh\n")
+    assert explain([path]) == 4 and "Not seen: the command that starts the ranks" in capsys.readouterr().out
+    path.write_text("#!/bin/bash\npython fit.py\n")
+    assert explain([path], as_json=True) == 4
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "not seen" and data["faults"] == [] and len(data["not_seen"]) == 1
+
+
+def test_a_log_is_no_job_file_and_both_at_once_are_refused(tmp_path: Path) -> None:
+    texts = {"a.log": "#!/bin/bash\nloss 0.3\n", "b.sh": SRUN, "c.log": "job 3\n" + SRUN, "d.slurm": "", "e.sh": "ls"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert [name for name in texts if is_job_file(tmp_path / name)] == ["b.sh", "d.slurm"]
+    with pytest.raises(PlainError, match="alone"):
+        explain([tmp_path / "a.log", tmp_path / "b.sh"])
