@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_helpers import PlainError
+from ddp_tools.explain.jobfile import explain_job, is_job_file
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import STDIN, read_logs
 from ddp_tools.explain.report import as_data, as_text
@@ -19,6 +20,10 @@ def explain(paths: Sequence[Path], as_json: bool = False) -> int:
         if sys.stdin.isatty():
             raise PlainError("no log is given: name a file or a run folder, or pipe a log in")
         paths = [Path(STDIN)]
+    if any(map(is_job_file, paths)):
+        if len(paths) > 1:
+            raise PlainError("a job file is among the files: explain it alone")
+        return explain_job(paths[0], as_json)
     logs = read_logs(paths)
     verdict = judge(logs)
     if as_json:
