@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 
 from ddp_helpers.jobs.files import (
@@ -34,6 +35,7 @@ _NEVER_STARTS = {
 _REFRESH_SECONDS = 0.3
 _LONGEST_INTERVAL = 10  # seconds from one question to the controller to the next
 _SHOWN_LINES = 8  # of the log of a job that failed
+_VERDICT = "explain says of this log:"  # the job file writes what follows it
 
 
 def watch(folder: Path) -> None:
@@ -157,7 +159,8 @@ def _collect_task(folder: Path, record: JobRecord, state: State) -> runs.RunReco
     run = runs.read_run(target)
     print(f"{_status_line(state)} ({state.source})")
     if state.state != "COMPLETED":
-        print("\n".join(map(shorten_paths, log_of(folder, state.job_id)[-_SHOWN_LINES:])))
+        lines = list(takewhile(_VERDICT.__ne__, log_of(folder, state.job_id)))
+        print("\n".join(map(shorten_paths, lines[-_SHOWN_LINES:])))
     return run
 
 
