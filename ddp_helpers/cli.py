@@ -60,6 +60,7 @@ def make_parser() -> Parser:
     _add_fits(subparsers)
     _add_who_hangs(subparsers)
     _add_hang(subparsers)
+    _add_grade(subparsers)
     return parser
 
 
@@ -358,3 +359,22 @@ def _add_hang(subparsers: Commands) -> None:
     command.add_argument("--look", nargs="+", default=[], help=look)
     answer = "rank=… line=… kind=… cure=…"
     command.add_argument("--answer", nargs="+", default=[], help=answer)
+
+
+def _add_grade(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "grade",
+        commands.grade_notebooks,
+        "run the exercises in many people's notebooks, each in a process of its own with a time"
+        " limit and without a network, and print who solved what. This runs their code as you:"
+        " use an account or a container that has nothing to lose",
+        "grade handed_in --csv results.csv",
+        "0: each notebook was graded, whatever the results; 1: one could not be, or not all of it",
+    )
+    folder = "NAME/02_….ipynb or NAME_02….ipynb, as many as there are, at any depth"
+    command.add_argument("folder", type=Path, help=folder)
+    limit = "seconds for each exercise"
+    command.add_argument("--limit", type=float, default=120, help=limit)
+    out = "also write the table there"
+    command.add_argument("--csv", type=Path, metavar="FILE", help=out)

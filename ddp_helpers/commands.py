@@ -5,6 +5,8 @@ exit status. What a command needs is imported when it is called, so that writing
 Jupyter. All raise PlainError, or stop, at input that cannot be used.
 """
 
+import csv
+import io
 import json
 import platform
 import sys
@@ -176,6 +178,29 @@ def play_hang_lab(args: Namespace) -> int:
     return play(args.seed, args.look, args.answer)
 
 
+def grade_notebooks(args: Namespace) -> int:
+    """Grade the notebooks below a folder, and print a table; the status is 1 if one cannot be."""
+    from ddp_helpers.lessons.grade import NOT_GRADED, Row, grade
+
+    if not args.folder.is_dir():
+        raise PlainError(f"{args.folder} is no folder: give the one with people's notebooks")
+    if not args.limit > 0:
+        raise PlainError(f"--limit {args.limit:g}: give the seconds that an exercise may take")
+    _check_json(args.csv, "--csv")
+    rows = []
+    for row in grade(args.folder, args.limit):
+        rows.append(row)
+        print(f"{row.person:16} {row.notebook:26} {row.exercise:18} {row.result}", flush=True)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
+    if args.csv:
+        _write(args.csv, text.getvalue().encode())
+    lacking = [row for row in rows if row.result.startswith(NOT_GRADED)]
+    if failed := {f"{row.person}: {row.notebook}": 0 for row in lacking}:
+        print(f"# not graded, or in part: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
 def audit_script(args: Namespace) -> int:
     """Audit a DDP script on two CPU ranks; the status is 1 if a row is red, 2 if nothing ran."""
     from ddp_tools.audit import command
@@ -255,10 +280,11 @@ def name_who_hangs(args: Namespace) -> int:
     return int(not ended)
 
 
-def _check_json(path: Path | None) -> None:
+def _check_json(path: Path | None, flag: str = "--json") -> None:
     """Raise PlainError, before anything is done, where an answer could not be written."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise PlainError(f"--json {path} cannot be written: give a file in a folder that is there")
+        cure = "give a file in a folder that is there"
+        raise PlainError(f"{flag} {path} cannot be written: {cure}")
 
 
 def _write_json(path: Path | None, answer: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ddp_helpers import ROOT
 
 MOST = 400_000  # bytes of the wheel
 TOOLS = ("data", "script", "doctor", "job", "ready", "collect", "curve")
-TOOLS += ("explain", "audit", "fits", "who-hangs", "hang")
+TOOLS += ("explain", "audit", "fits", "who-hangs", "hang", "grade")
 WITH_JSON = ("doctor", "audit", "fits", "who-hangs")
 TRAIN = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
 MODEL = """
@@ -199,6 +199,7 @@ def test_ci_can_use_the_exit_statuses(programs, desk):
         ("none",),
         ("hang", "--seed", "7"),  # of the course, and not in its wheel
     ],
+        ("grade", "."),
 )
 def test_what_cannot_be_used_is_one_line_and_leaves_nothing(words, programs, desk):
     before, done = left(desk), tool(programs, desk, *words)

@@ -1,0 +1,173 @@
+"""Many people's notebooks are graded, each exercise in a process of its own: the table says what each one did."""
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+from asked import asked, cells
+from real import python
+from refusals import one_line
+
+from ddp_helpers import ROOT
+from ddp_helpers.lessons import grade, handed_in
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+
+NOTEBOOKS = ROOT / "notebooks"
+NUMBERED = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+STUB = "raise NotImplementedError"
+SECONDS = 10  # for each exercise: of these only the endless one needs them
+FORGED = f"print('\\x1b[1;38;5;28m{RIGHT}\\x1b[0m', flush=True)"
+
+
+def hand_in(path: Path, number: str, answers: dict[str, str]) -> None:
+    """Write a copy of a notebook, with some answers in the place of its stubs."""
+    [original] = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    notebook = json.loads(original.read_text())
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        for name, body in answers.items():
+            if f"def {name}(" in source:
+                cell["source"] = source.replace(STUB, body, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook))
+
+
+def worked(path: Path, number: str, most: int | None = None) -> None:
+    """Write the worked solutions of a notebook, or so many of its cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    [original] = NOTEBOOKS.glob(f"solutions/{number}_*.ipynb")
+    notebook = json.loads(original.read_text())
+    path.write_text(json.dumps(notebook | {"cells": notebook["cells"][:most]}))
+
+
+def table(folder: Path, *words: object, status: int) -> dict[tuple[str, str], str]:
+    """Grade a folder by the command; give the results of each person by exercise, as the file has them."""
+    out = folder.parent / "results.csv"
+    run = python("-m", "ddp_helpers", "grade", folder, "--csv", out, *words, cwd=ROOT)
+    assert run.returncode == status, run.stdout + run.stderr
+    with out.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert all(row["result"] in run.stdout for row in rows)
+    assert len(run.stdout.splitlines()) == 1 + len(rows), "a learner's text makes no line of its own"
+    return {(row["person"], row["exercise"]): row["result"] for row in rows}
+
+
+def test_one_table_says_what_each_of_three_people_did(tmp_path):
+    folder, token = tmp_path / "handed_in", uuid4().hex
+    worked(folder / "ann" / "12_find_the_lost_time.ipynb", "12")
+    mistake = "return [(end - begin, 0) for begin in joined]"
+    endless = f"import subprocess, sys\n    code = 'while True: pass  # {token}'\n    subprocess.Popen("
+    endless += "[sys.executable, '-c', code], start_new_session=True)\n    while True:\n        pass"
+    hand_in(folder / "bob_12.ipynb", "12", {"late_and_exchange": mistake, "not_hidden": endless})
+    far = "import socket\n    socket.create_connection(('192.0.2.1', 80), timeout=5)"
+    leaves = (
+        "from ddp_helpers import ROOT\n    assert not [*ROOT.glob('left')], 'mixed'\n    (ROOT / 'left').touch()\n    "
+    )
+    own = {"sweep_gpu_hours": far, "epoch_steps": leaves + STUB, "soonest": leaves + STUB}
+    hand_in(folder / "cleo" / "week 3" / "my own.ipynb", "08", own)
+    quits = f"{FORGED}\n    import os\n    os._exit(0)"
+    forges = f"{FORGED}\n    raise ValueError('\\nann 12 right\\x1b[2K')"
+    again = {"not_hidden": quits, "late_and_exchange": forges, "pays_below": f"{FORGED}\n    return 0"}
+    hand_in(folder / "cleo" / "12_find_the_lost_time.ipynb", "12", again)
+    results = table(folder, "--limit", SECONDS, status=0)
+    assert {results.pop(("ann", name)) for name in ("not_hidden", "pays_below", "late_and_exchange")} == {RIGHT}
+    assert results.pop(("bob", "not_hidden")) == f"ended by the time limit of {SECONDS} s"
+    assert results.pop(("bob", "pays_below")) == NOT_ATTEMPTED
+    assert results.pop(("bob", "late_and_exchange")).startswith("not yet: ")
+    assert re.match("not yet: .* ends with .*[nN]etwork", results.pop(("cleo", "sweep_gpu_hours")))
+    assert results.pop(("cleo", "epoch_steps")) == results.pop(("cleo", "soonest")) == NOT_ATTEMPTED
+    assert results.pop(("cleo", "not_hidden")) == "its process ends without a verdict: exit status 0"
+    assert results.pop(("cleo", "late_and_exchange")).endswith("ValueError: ann 12 right?[2K")
+    assert results.pop(("cleo", "pays_below")).startswith("not yet: ")
+    assert not results
+    assert not [each for each in psutil.process_iter(["cmdline"]) if token in str(each.info["cmdline"])]
+
+
+def test_what_cannot_be_graded_is_named_and_is_no_result(tmp_path):
+    folder = tmp_path / "handed_in"
+    worked(folder / "ann" / "05_wrap_the_model.ipynb", "05", 5)  # the first answer, on live ranks
+    worked(folder / "bob" / "06_train_mnist_with_ddp.ipynb", "06")  # without the script that it names
+    worked(folder / "cleo" / "07_submit_to_slurm.ipynb", "07")
+    (folder / "dan.ipynb").write_text("no notebook")
+    (folder / "eve.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "print(1)"}]}')
+    results = table(folder, status=1)
+    failed = {key for key, result in results.items() if result.startswith(grade.NOT_GRADED)}
+    jobs = {("cleo", "job_file"), ("cleo", "array_job")}
+    assert failed == jobs | {("bob", "my_ddp_script"), ("dan", "-"), ("eve", "-")}
+    for name in ("average_in_one", "accumulate"):
+        assert results.pop(("ann", name)) == "no cell defines it"
+    assert {results[key] for key in results.keys() - failed} == {RIGHT}
+
+
+def run_cell(source: str, name: str = "pays_below", alone: bool = True) -> str:
+    """The result of a notebook of one cell."""
+    text = handed_in.program([source], name, on_ranks=False)
+    return grade._run(name, 0, text, None, SECONDS, alone)
+
+
+def test_a_guard_stands_in_where_there_is_no_network_namespace():
+    near = "server = socket.create_server(('127.0.0.1', 0))\nsocket.create_connection(server.getsockname())"
+    reach = f"import socket\n{near}\n{{}}\ndef pays_below(*_):\n    {STUB}"
+    assert run_cell(reach.format(""), alone=False) == NOT_ATTEMPTED
+    told = run_cell(reach.format("socket.create_connection(('192.0.2.1', 80))"), alone=False)
+    assert told == "the cell fails with OSError: no network here: 192.0.2.1 is another machine"
+    code = "import socket; socket.getaddrinfo('example.org', 80)"
+    program = f"import subprocess, sys\nassert subprocess.call([sys.executable, '-c', {code!r}]), 'out'"
+    assert run_cell(reach.format(program), alone=False) == NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def pays_below(:", "the cell fails with SyntaxError: "),
+        ("import none_such\ndef pays_below(*_): ...", "the cell fails with ModuleNotFoundError: "),
+        ("def pays_below(*_): raise SystemExit", "not yet: pays_below ends with SystemExit"),
+        ("pays_below = 3", "not yet: "),
+        ("lessons.check = lessons.exercise_called = print\ndef pays_below(*_): return 'right'", "not yet: "),
+        ("%matplotlib inline\n!ls\ndef pays_below(*_):\n    raise NotImplementedError", NOT_ATTEMPTED),
+    ],
+)
+def test_a_cell_that_fails_is_told_as_that(source, told):
+    assert run_cell(source).startswith(told)
+
+
+def test_each_notebook_of_the_course_is_recognised_whatever_its_copy_is_called():
+    originals = {path.stem: handed_in.exercises_in(path) for path in NUMBERED}
+    assert {path.stem: [*originals[path.stem]] for path in NUMBERED} == {path.stem: asked(path) for path in NUMBERED}
+    for path in [*NUMBERED, *NOTEBOOKS.glob("solutions/*.ipynb")]:
+        assert handed_in.recognise("copy", "\n".join(cells(path, "code")), originals) == path.stem
+    assert handed_in.recognise("ann_10b", "", originals) == "10b_look_up_a_fault"
+    for stem in ("notes", "ann 2024-10-02"):
+        with pytest.raises(ValueError, match="which notebook"):
+            handed_in.recognise(stem, "", originals)
+
+
+def test_of_the_cells_above_only_what_an_exercise_needs_runs():
+    above = [
+        "from os.path import *\nimport json, re\nTABLE = {}\nmodel = 1",
+        "train(model)\ndef helper():\n    return TABLE, json.loads, unknown",
+        "TABLE['a'] = 1\nprint('drawn')\nif TABLE:\n    size = 2",
+        "%%launch 2\nsize = 3",
+        "%%time\nsize += 1",
+    ]
+    cell = "def f(model):\n    return helper(), size, model"
+    below = "def f(model):\n    raise NotImplementedError"
+    kept = handed_in.program([*above, cell, below], "f", on_ranks=False)
+    lines = ["from os.path import *", "import json, re", "TABLE = {}", "def helper():"]
+    lines += ["    return (TABLE, json.loads, unknown)", "TABLE['a'] = 1", "if TABLE:", "    size = 2", "size += 1"]
+    assert kept.splitlines() == [*lines, *cell.splitlines()]
+    assert not handed_in.program(["print(1)"], "f", on_ranks=False)
+
+
+@pytest.mark.parametrize("words", [("none",), (".",), (".", "--limit", "0"), (".", "--csv", "none/out.csv")])
+def test_wrong_use_is_one_line(words, tmp_path):
+    if len(words) > 1:
+        (tmp_path / "02.ipynb").touch()
+    run = python("-m", "ddp_helpers", "grade", *words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (run.returncode, run.stdout) == (2, "")
+    one_line(run.stderr)
