@@ -79,15 +79,18 @@ def grade(folder: Path, limit: float) -> Iterator[Row]:
         try:
             cells = code_cells(folder / file)
             notebook = recognise(file.stem, "\n".join(cells), originals)
-        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            exercises = originals[notebook]
+            texts = {name: program(cells, name, exercises[name] > 0) for name in exercises}
+        except Exception as error:  # whatever one person's file is, the others' are graded
             result = f"{NOT_GRADED}{type(error).__name__}: {error}"
             yield Row(*map(_one_line, (person, "/".join(below) or person, "-", result)))
             continue
         if not below and (numbered := number_of(notebook).match(file.stem)):
             person, below = numbered[1] or folder.resolve().name, [file.stem]
-        for name, ranks in originals[notebook].items():
-            text = program(cells, name, ranks > 0)
-            result = _run(name, ranks, text, beside, limit, alone) if text else "no cell defines it"
+        for name, text in texts.items():
+            result = "no cell defines it"
+            if text:
+                result = _run(name, exercises[name], text, beside, limit, alone)
             yield Row(*map(_one_line, (person, "/".join(below) or person, name, result)))
 
 
@@ -124,7 +127,7 @@ def _run(name: str, ranks: int, text: str, beside: Path | None, limit: float, al
             _copy_course(course, beside)
         except (OSError, shutil.Error) as error:
             return f"{NOT_GRADED}{error}"
-        (course / "answer.py").write_text(text, errors="replace")
+        (course / "answer.py").write_text(text, "utf-8", errors="replace")
         if not alone:  # Python runs it wherever it starts
             (course / "sitecustomize.py").write_text(_GUARD)
         ours, theirs = os.pipe()
@@ -208,7 +211,7 @@ def _verdict(name: str) -> str:
     lessons.check = lambda answer: None  # the verdict is asked for below
     sys.path.insert(0, str(Path.cwd()))
     try:
-        exec(compile(path.read_text(), path, "exec"), vars(module))
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except BaseException as error:
         return f"the cell fails with {type(error).__name__}: {error}"
     try:

@@ -20,6 +20,7 @@ from symtable import SymbolTable, symtable
 _CHECK = re.compile(r"^lessons\.check\((\w+)\)", re.M)
 _ON_RANKS = re.compile(r"%%ranks +(\d+).*\n")
 _HERE = re.compile(r"%%(time|capture)\b.*\n")  # magic whose cells are the notebook's own
+_FUTURE = re.compile(r"^from __future__ import .*$", re.M)
 _FIRM = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 
@@ -74,7 +75,8 @@ def program(cells: list[str], name: str, on_ranks: bool) -> str:
         return ""
     done = [place for place in places if "NotImplementedError" not in cells[place]]
     last = (done or places)[-1]
-    return "\n".join([*_needed(cells[:last], cells[last]), cells[last]])
+    text = "\n".join([*_needed(cells[:last], cells[last]), cells[last]])
+    return "\n".join([*_FUTURE.findall(text), _FUTURE.sub("", text)])  # of a file they are first
 
 
 def _without_magic(cell: str) -> str:
