@@ -51,7 +51,7 @@ def compare(job: JobFile) -> Iterator[Row]:
             count = len(value.split(","))
             if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
                 asked = {start.gpus for start in job.starts if start.gpus}
-                if asked and asked != {count}:
+                if asked and count not in asked:
                     by = "-srun" if "srun" in job.facts else ""
                     yield f"cuda-visible{by}", command.line, {"count": count, "gpus": max(asked)}
 

@@ -220,6 +220,7 @@ def _facts(start: Start, srun: bool, own: dict[str, str]) -> Iterator[str]:
         "several nodes": nodes > 1,
         "several tasks": nodes * tasks > 1,
         "tasks on a node": tasks > 1,
+        "one task asked": own.get("ntasks") == "1",
         "several gpus": gpus > 1,
         "cpus asked": (start.number("cpus-per-task") or 1) > 1,
         "cpus handed on": "cpus-per-task" in own,

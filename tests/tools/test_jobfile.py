@@ -160,6 +160,11 @@ def test_what_a_script_may_cure_is_told_by_the_script(id_: str, tmp_path: Path) 
     assert not judged(path, text) and not judged(path, text, "not seen")
 
 
+def test_a_helper_with_one_task_is_no_training(tmp_path: Path) -> None:
+    text = SRUN.replace("module load cuda", "srun --ntasks=1 --nodes=1 python prepare.py")
+    assert not judged(tmp_path / "job.sbatch", text) and not judged(tmp_path / "job.sbatch", text, "not seen")
+
+
 def test_no_fault_is_without_a_case() -> None:
     faults = load_faults()
     tested = {row[0] for row in CASES} | set(SCRIPT)
