@@ -198,7 +198,7 @@ def _add_fits(subparsers: Commands) -> None:
         "predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2,"
         " on how many of which size",
         "fits model.py:Net --input 1 28 28 --gpu 16 80",
-        "0: some way of training fits a GPU; 1: none surely fits",
+        "0: some way in the table surely fits one of the GPUs; 1: none surely fits",
     )
     model = "FILE.py:NAME, a class or a function that makes the model without being given anything"
     command.add_argument("model", help=model)

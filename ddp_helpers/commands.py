@@ -237,7 +237,8 @@ def predict_fit(args: Namespace) -> int:
     """Print whether training a model fits a GPU; the status is 1 if no way of training does."""
     import torch
 
-    from ddp_tools.fits import fits_somewhere, predict, show_table
+    from ddp_tools.changes import what_would_fit
+    from ddp_tools.fits import Prediction, fits_somewhere, predict, show_table
     from ddp_tools.model_file import load, sample_of
 
     _check_json(args.json)
@@ -247,10 +248,17 @@ def predict_fit(args: Namespace) -> int:
     shape, dtype, notice = sample_of(make, args.input, by_name.get(args.type))
     if notice:
         print(notice)
-    batch = args.batch_size_per_rank
-    prediction = predict(make, shape, dtype, batch, args.optimizer, args.bf16)
-    print(show_table(prediction, args.gpu))
-    _write_json(args.json, {"model": args.model, "gpus": args.gpu, **prediction})
+
+    def predict_with(batch: int, bf16: bool, recompute: bool) -> Prediction:
+        return predict(make, shape, dtype, batch, args.optimizer, bf16, recompute)
+
+    prediction = predict_with(args.batch_size_per_rank, args.bf16, False)
+    print(show_table(prediction, args.gpu), flush=True)
+    change, line = what_would_fit(predict_with, prediction, args.bf16, args.gpu)
+    print(line, end="\n" if line else "")
+    would_fit = change and change._asdict()
+    answer = {"model": args.model, "gpus": args.gpu, **prediction, "would fit": would_fit}
+    _write_json(args.json, answer)
     return int(not fits_somewhere(prediction, args.gpu))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import signature
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import nn
@@ -23,23 +23,12 @@ from ddp_tools.model_file import advice, error_line, needs_memory, start_autogra
 
 RANKS = (2, 4, 8, 16, 64)
 _SMALL = 0.01  # of the peak: fewer bytes of buffers are not mentioned
-Kind = Literal["parameters", "gradients", "optimizer state", "activations"]
-KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer state", "activations")
+KINDS = ("parameters", "gradients", "optimizer state", "activations")
 
-# A way of training on so many GPUs, and the bytes on each of them. "alone" is one GPU without DDP,
-# whose gradients are freed between steps. The peak is no sum: not all is there at one time.
-Row = TypedDict(
-    "Row",
-    {
-        "way": str,
-        "GPUs": int,
-        "parameters": float,
-        "gradients": float,
-        "optimizer state": float,
-        "activations": float,
-        "peak": float,
-    },
-)
+# A way of training, on so many "GPUs", and bytes on each of them: by KINDS, and at most, "peak".
+# "alone" is one GPU without DDP, whose gradients are freed between steps. The peak is no sum: not
+# all is there at one time.
+Row = dict[str, Any]
 # How the rows were counted, the samples on each GPU, the bytes of buffers, and what was the loss.
 Prediction = TypedDict(
     "Prediction",
@@ -63,11 +52,13 @@ def predict(
     batch_size_per_rank: int = 32,
     optimizer: str = "AdamW",
     bf16: bool = False,
+    recompute: bool = False,
 ) -> Prediction:
     """Predict the memory of a GPU in training, by way and number of GPUs, of the model of `make`.
 
     shape, dtype: of one sample. batch_size_per_rank: samples on each GPU. optimizer: the name of
     one of torch.optim, or momentum. bf16: autocast, and FSDP2's MixedPrecisionPolicy.
+    recompute: checkpoint the elements of the outermost containers.
     Raises PlainError. No rank of a process group can call it.
     """
     if min([batch_size_per_rank, *shape]) < 1:
@@ -78,7 +69,9 @@ def predict(
     start_autograd()
 
     def measure(mode: Callable[[], AbstractContextManager]) -> _Measured:
-        step = partial(measure_step, mode, make, make_optimizer, batch_shape, dtype, bf16)
+        step = partial(
+            measure_step, mode, make, make_optimizer, batch_shape, dtype, bf16, recompute
+        )
         return _Measured(
             alone=step(),
             ddp=step(keep_gradients=True),
@@ -120,11 +113,12 @@ def _optimizer_named(name: str) -> Callable[[list[nn.Parameter]], Optimizer]:
         for optimizer in vars(torch.optim).values()
         if isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
     }
-    del optimizers["Optimizer"]  # the base of all
+    for none in ("Optimizer", "LBFGS"):  # the base of all, and what steps with a closure alone
+        del optimizers[none]
     optimizers["momentum"] = partial(SGD, momentum=0.9)
     if name not in optimizers:
         choice = "give AdamW, Adam, SGD, momentum, …"
-        raise PlainError(f"optimizer {name!r} is none of torch.optim's: {choice}")
+        raise PlainError(f"optimizer {name!r} is none of torch.optim's without closure: {choice}")
     make = optimizers[name]
     if "foreach" in signature(make).parameters:  # as it does on GPUs
         make = partial(make, foreach=True)
@@ -143,15 +137,8 @@ def _rows(measured: _Measured) -> list[Row]:
 
 
 def _row(method: str, gpus: int, memory: StepMemory) -> Row:
-    return {
-        "way": method,
-        "GPUs": gpus,
-        "parameters": memory.kinds["parameters"],
-        "gradients": memory.kinds["gradients"],
-        "optimizer state": memory.kinds["optimizer state"],
-        "activations": memory.kinds["activations"],
-        "peak": max(memory.backward, memory.step),
-    }
+    peak = max(memory.backward, memory.step)
+    return {"way": method, "GPUs": gpus, **memory.kinds, "peak": peak}
 
 
 def zero(ddp: StepMemory, ranks: int) -> StepMemory:
@@ -190,7 +177,8 @@ def fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
 def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
     """Say in a line which is the smallest GPU for DDP, or else what fits, and where it is close."""
     kinds = cards.gpus_named(gpus)
-    need = _need_of_ddp(prediction)
+    need = need_of_ddp(prediction)
+    gradients = next(row.get("gradients", 0.0) for row in prediction["rows"] if row["way"] == "DDP")
     size = f"{digits(need / 1e9)} GB ± {SLACK:.0%}"
     takes = f"{size} with {prediction['batch size']} samples on each"
     close = [gpu.name for gpu in kinds if gpu.answer(need) == CLOSE]
@@ -198,17 +186,14 @@ def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
         if gpu.answer(need) == FITS:
             beside = f"{BESIDE / 1e9:g} GB for CUDA and NCCL"
             note = f"; {CLOSE}: {', '.join(close)}" if close else ""
+            if gpu.answer(need + gradients) != FITS:  # DDP's buckets are copies without it
+                more = f"{digits(gradients / 1e9)} GB more"
+                note += f"; give DDP gradient_as_bucket_view=True: without it, {more}"
             return f"DDP fits a GPU of {gpu.name}: {takes}, and {beside}{note}"
-    ways = []
-    for gpu in kinds:
-        fitting = [row for row in prediction["rows"] if gpu.answer(row["peak"]) == FITS]
-        if fitting:
-            ways.append(f"{fitting[0]['way']} fits {gpu.name} from {fitting[0]['GPUs']} GPUs on")
-    nothing = "nothing else surely fits: fewer samples, or activation checkpointing"
     answer = f"more than {kinds[-1].name} has room for"
     if close:
         answer = f"{CLOSE} on {', '.join(close)}"
-    return f"DDP needs {takes} GPU, {answer}; {'; '.join(ways) or nothing}"
+    return f"DDP needs {takes} GPU, {answer}"
 
 
 def fits_somewhere(prediction: Prediction, gpus: Sequence[str] = SIZES) -> bool:
@@ -218,7 +203,7 @@ def fits_somewhere(prediction: Prediction, gpus: Sequence[str] = SIZES) -> bool:
     return any(gpu.answer(peak) == FITS for gpu in kinds for peak in peaks)
 
 
-def _need_of_ddp(prediction: Prediction) -> float:
+def need_of_ddp(prediction: Prediction) -> float:
     """What DDP takes of each GPU, in bytes."""
     return next(row["peak"] for row in prediction["rows"] if row["way"] == "DDP")
 
@@ -234,7 +219,7 @@ def show_table(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
         table.append(_columns(row["way"], row["GPUs"], *sizes, peak, *(fitting[:1] or ["-"])))
     counted = f"GB of each GPU, counted {prediction['how']}; the loss is {prediction['loss']}."
     not_sum = "The peak is no sum: not all is there at one time."
-    if prediction["buffers"] > _SMALL * _need_of_ddp(prediction):
+    if prediction["buffers"] > _SMALL * need_of_ddp(prediction):
         size = digits(prediction["buffers"] / 1e9)
         not_sum += f" Buffers, {size} GB, are in the peak alone."
     room = f"{BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator"
@@ -255,7 +240,7 @@ def this_machine(prediction: Prediction) -> str:
     if not torch.cuda.is_available():
         return ""
     free, total = torch.cuda.mem_get_info()
-    answer = cards.gpu_with("this GPU", free, total).answer(_need_of_ddp(prediction))
+    answer = cards.gpu_with("this GPU", free, total).answer(need_of_ddp(prediction))
     room = f"{digits(free / 1e9)} of {digits(total / 1e9)} GB free"
     return f"this machine's GPU has {room}; DDP on it: {answer}"
 

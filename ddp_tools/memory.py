@@ -6,7 +6,9 @@ Tensors may be without memory (FakeTensorMode). Needs torch.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, wraps
+from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
 from weakref import finalize
@@ -15,13 +17,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, UntypedStorage, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 from ddp_tools.movable import movable
 
@@ -112,50 +114,6 @@ class LiveMemory(TorchDispatchMode, MemoryCounter):
         self.add(memory)
 
 
-class SavedTensors(saved_tensors_hooks):
-    """While active, counts what autograd saves in forward; any rank, around a step or a forward.
-
-    `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
-    the shape of a parameter, or its transpose, counts as a copy, so choose another batch size.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(self._pack, self._unpack)
-        self.model = model
-        self.most = {"activations": 0, "copies": 0}
-        self._counters = {kind: MemoryCounter() for kind in self.most}
-        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
-        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        memory = tensor.untyped_storage()
-        if memory._cdata not in {p.untyped_storage()._cdata for p in self._unsharded()}:
-            is_copy = tensor.dim() > 1 and tensor.shape in self._shapes
-            self._remove(memory)
-            self._counters["copies" if is_copy else "activations"].add(memory)
-        self._look()
-        return tensor
-
-    def _unpack(self, tensor: Tensor) -> Tensor:
-        self._look()
-        self._remove(tensor.untyped_storage())
-        return tensor
-
-    def _remove(self, memory: UntypedStorage) -> None:
-        for counter in self._counters.values():
-            counter.remove(memory._cdata)
-
-    def _unsharded(self) -> list[Tensor]:
-        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
-
-    def _look(self) -> None:
-        """Keep the most. FSDP puts whole parameters in place of shards while a layer computes."""
-        now = {kind: counter.now for kind, counter in self._counters.items()}
-        if self._sharded:
-            now["copies"] += nbytes(self._unsharded())
-        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
-
-
 def loss_of(output: object) -> Tensor:
     """Make a loss of what a model returns: itself if it is one number, else a cross-entropy.
 
@@ -199,6 +157,13 @@ def shard(
     return model
 
 
+def checkpoint_units(model: nn.Module) -> nn.Module:
+    """Have the elements of a model's outermost containers recomputed in backward; any rank."""
+    for unit in _units(model):
+        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+    return model
+
+
 def _units(module: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost containers in a module."""
     # They have no forward(), and fully_shard refuses them.
@@ -208,6 +173,36 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _units(child)
+
+
+# What autocast computes in float32 on GPUs, but not on CPUs, of which all is saved for backward.
+_IN_FLOAT32 = "softmax log_softmax softmin layer_norm group_norm exp pow sum cumsum softplus norm"
+
+
+@contextmanager
+def _rounded_as_on_gpus() -> Iterator[None]:
+    """Under the CPU's autocast, give these functions float32, as that of GPUs does."""
+
+    def in_float32(function: Callable) -> Callable:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_autocast_enabled("cpu"):
+                args, kwargs = tree_map(_float32, (args, kwargs))
+            return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in product((torch, F, Tensor), _IN_FLOAT32.split()):
+            if function := getattr(owner, name, None):
+                stack.enter_context(patch.object(owner, name, in_float32(function)))
+        yield
+
+
+def _float32(value: Any) -> Any:
+    """A tensor of few bits as float32; anything else as it is."""
+    few_bits = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if few_bits else value
 
 
 @contextmanager
@@ -247,14 +242,16 @@ def measure_step(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     bf16: bool,
+    recompute: bool,
     ranks: int = 1,
     keep_gradients: bool = False,
 ) -> StepMemory:
     """Take a step, with the optimizer's state there already, and count bytes.
 
     mode: FakeTensorMode for tensors without memory, nullcontext for real ones. shape, dtype: of
-    the input, a batch. ranks: of FSDP2, if more than 1. keep_gradients: they keep their memory from
-    step to step, as in DDP's buckets. No rank of a process group can call it.
+    the input, a batch. recompute: checkpoint the elements of the outermost containers. ranks: of
+    FSDP2, if more than 1. keep_gradients: they keep their memory from step to step, as in DDP's
+    buckets. No rank of a process group can call it.
     """
     resize = UntypedStorage.resize_
 
@@ -263,9 +260,14 @@ def measure_step(
         live.count(memory)
 
     counts_resizing = patch.object(UntypedStorage, "resize_", counted)
-    with _pretended_group(ranks) as mesh, counts_resizing, mode(), LiveMemory() as live:
+    alike = _rounded_as_on_gpus()
+    with _pretended_group(ranks) as mesh, counts_resizing, alike, mode(), LiveMemory() as live:
         with movable():
             model = make().train()
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.count(tensor.untyped_storage())  # also what was there before, as a file's constant
+        if recompute:
+            checkpoint_units(model)
         inputs = torch.zeros(shape, dtype=dtype)
         if mesh:
             dtype_of_weights = torch.bfloat16 if bf16 else None

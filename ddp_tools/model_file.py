@@ -4,11 +4,17 @@
 """
 
 import importlib.util
+import io
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -20,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.data import DataLoader
 
 from ddp_helpers import PlainError
 from ddp_tools.movable import movable
@@ -41,8 +48,19 @@ _NEED_MEMORY_MESSAGES = (
 _CURES = {
     "UninitializedParameter": "a lazy layer has no size before its first call: give its sizes",
     "uninitialized": "a lazy layer has no size before its first call: give its sizes",
+    "can only be applied to a module once": "make the model anew in each call",
     "SparseTensorImpl": "sparse gradients cannot be counted: take Embedding(sparse=False)",
 }
+
+# What a script does at its start, and a model's file that is imported does not.
+_STARTS: tuple[tuple[object, str], ...] = (
+    (ArgumentParser, "parse_args"),
+    (torch.distributed, "init_process_group"),
+    (BaseProcess, "start"),
+    (DataLoader, "__iter__"),
+    (torch.autograd, "backward"),
+)
+_GUARD = 'put the start under `if __name__ == "__main__":`'
 
 # An error is told by `error_line`, in a line.
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
@@ -65,13 +83,41 @@ def load(model: str) -> Callable[[], nn.Module]:
     sys.path.insert(0, str(path.parent))  # as for a script
     sys.dont_write_bytecode = True  # no __pycache__ beside somebody's files
     try:
-        spec.loader.exec_module(module)
+        with _no_start(), redirect_stderr(io.StringIO()):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise PlainError(f"{path.name} cannot be imported: {error_line(error)}") from error
+        cure = "" if isinstance(error, ImportError | SyntaxError) else f"; {_GUARD}, if it is that"
+        if isinstance(error, SystemExit):
+            cure = f" (a script starts at its import): {_GUARD}"
+        raise PlainError(f"{path.name} cannot be imported: {error_line(error)}{cure}") from error
     make = vars(module).get(name)
     if not callable(make):
         raise PlainError(f"{path.name} has no class and no function {name!r}")
-    return make
+
+    def made(*args: object, **kwargs: object) -> nn.Module:
+        with _no_start():
+            model = make(*args, **kwargs)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{name}() returned {type(model).__name__}, and no nn.Module")
+        return model
+
+    return made
+
+
+@contextmanager
+def _no_start() -> Iterator[None]:
+    """Stop at what starts a training, by SystemExit: no `except Exception` of a script takes it."""
+
+    def stopped(name: str) -> Callable[..., NoReturn]:
+        def stop(*_: object, **__: object) -> NoReturn:
+            raise SystemExit(f"{name}() is called")
+
+        return stop
+
+    with ExitStack() as stack:
+        for owner, name in _STARTS:
+            stack.enter_context(patch.object(owner, name, stopped(name)))
+        yield
 
 
 def sample_of(
@@ -170,5 +216,5 @@ def error_line(error: BaseException) -> str:
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if not frame.filename.startswith(libraries)]
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-    first_line = next(iter(str(error).splitlines()), "")
+    first_line = next(iter(str(error).splitlines()), "").rstrip(":")
     return f"{at}{type(error).__name__}: {first_line}"

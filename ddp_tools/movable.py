@@ -1,20 +1,22 @@
-"""Let a model be moved and converted while it is made on tensors without memory.
+"""Let a model be moved, converted and copied while it is made on tensors without memory.
 
 `memory` and `model_file` use it, in a process that is no rank. Needs torch.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 @contextmanager
 def movable() -> Iterator[None]:
-    """Let models say .to(…), .half() and the like also on tensors without memory.
+    """Let models say .to(…), .half() and copy.deepcopy also on tensors without memory.
 
-    torch itself cannot swap these.
+    torch itself can neither swap nor copy these.
     """
     # By the id of a parameter, while the outermost call lasts: one that is shared stays one. The
     # old one is kept, so that no other gets its id.
@@ -40,5 +42,13 @@ def movable() -> Iterator[None]:
             converted.clear()
         return module
 
-    with patch.object(nn.Module, "_apply", apply):
+    def copied(old: Tensor, copies: dict[int, Any]) -> Tensor:  # as in nn.TransformerEncoder
+        if id(old) not in copies:
+            new = old.detach().clone()
+            is_weight = isinstance(old, nn.Parameter)
+            copies[id(old)] = nn.Parameter(new, old.requires_grad) if is_weight else new
+        return copies[id(old)]
+
+    copies = patch.object(FakeTensor, "__deepcopy__", copied, create=True)
+    with copies, patch.object(nn.Module, "_apply", apply):
         yield

@@ -18,12 +18,13 @@ from typing import NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from ddp_tools.memory import SavedTensors, held_bytes, nbytes
+from ddp_tools.memory import MemoryCounter, held_bytes, nbytes
 
 # With what the notebooks and the tests need of tools.memory.
 __all__ = [
@@ -66,6 +67,50 @@ Result = TypedDict(
 
 
 # ---- counters of a rank
+
+
+class SavedTensors(saved_tensors_hooks):
+    """While active, counts what autograd saves in forward; any rank, around a step or a forward.
+
+    `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
+    the shape of a parameter, or its transpose, counts as a copy, so choose another batch size.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self.model = model
+        self.most = {"activations": 0, "copies": 0}
+        self._counters = {kind: MemoryCounter() for kind in self.most}
+        self._sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        self._shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory._cdata not in {p.untyped_storage()._cdata for p in self._unsharded()}:
+            is_copy = tensor.dim() > 1 and tensor.shape in self._shapes
+            self._remove(memory)
+            self._counters["copies" if is_copy else "activations"].add(memory)
+        self._look()
+        return tensor
+
+    def _unpack(self, tensor: Tensor) -> Tensor:
+        self._look()
+        self._remove(tensor.untyped_storage())
+        return tensor
+
+    def _remove(self, memory: UntypedStorage) -> None:
+        for counter in self._counters.values():
+            counter.remove(memory._cdata)
+
+    def _unsharded(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+
+    def _look(self) -> None:
+        """Keep the most. FSDP puts whole parameters in place of shards while a layer computes."""
+        now = {kind: counter.now for kind, counter in self._counters.items()}
+        if self._sharded:
+            now["copies"] += nbytes(self._unsharded())
+        self.most = {kind: max(self.most[kind], now[kind]) for kind in now}
 
 
 def sent_bytes() -> float:

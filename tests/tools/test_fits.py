@@ -1,8 +1,9 @@
 """The predictor of memory, held against what tensors, and PyTorch's allocator, took at most in real steps."""
 
+import copy
+import json
 import multiprocessing
 import os
-import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
@@ -22,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts.mnist_ddp import Net
-from ddp_tools import fits, memory, model_file
+from ddp_tools import changes, fits, memory, model_file
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
@@ -42,15 +43,17 @@ MODELS = {
     "letters.py, width 256": (partial(LETTERS, width=256), (64,), torch.int64, 16),
     "torchvision's resnet18": (torchvision.models.resnet18, (3, 128, 128), torch.float32, 4),
 }
+RECOMPUTED = "letters.py, its blocks checkpointed"
+MODELS[RECOMPUTED] = MODELS["letters.py, width 256"]
 WITH_RANKS = ["a stack of linear layers", "letters.py"]  # the others are weekly
-CASES = [(name, "alone") for name in (MODELS if THOROUGH else WITH_RANKS)]
+CASES = [(name, "alone") for name in (MODELS if THOROUGH else [*WITH_RANKS, RECOMPUTED])]
 CASES += [(name, way) for name in WITH_RANKS for way in ("DDP", "FSDP2")]
 
 
 def steps(name: str, way: str) -> Iterator[None]:
     """Take three steps, with a pause after the first: all that stays is there. Of DDP and FSDP2 every rank calls it."""
     make, shape, dtype, each = MODELS[name]
-    model = make()
+    model = memory.checkpoint_units(make()) if name == RECOMPUTED else make()
     if way == "DDP":
         model = DDP(model, gradient_as_bucket_view=True)
     elif way == "FSDP2":
@@ -134,7 +137,7 @@ def measured(tmp_path_factory):
 def predicted(name: str, **options) -> dict[str, float]:
     """The peak in bytes of one and of two GPUs, by way."""
     make, shape, dtype, each = MODELS[name]
-    options = {"batch_size_per_rank": each} | options
+    options = {"batch_size_per_rank": each, "recompute": name == RECOMPUTED} | options
     rows = fits.predict(make, shape, dtype, **options)["rows"]
     return {row["way"]: row["peak"] for row in rows if row["GPUs"] <= 2}
 
@@ -218,12 +221,101 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
     file = tmp_path / "my.py"
     file.write_text(MINE)
     assert main(["fits", f"{file}:two", "--input", "16384", "--batch-size-per-rank", "1", "--gpu", "24"]) == 0
-    *_, told, last = capsys.readouterr().out.splitlines()
-    assert "without memory" in told and "DDP needs 42.9 GB" in last and re.search(r"ZeRO\b.*\b24 GB\b.*\b8 GPUs", last)
+    *table, told, last, cure = capsys.readouterr().out.splitlines()
+    assert "without memory" in told and "DDP needs 42.9 GB" in last
+    assert any(line.split()[:2] == ["ZeRO", "8"] and line.endswith("24 GB") for line in table)
+    assert cure.startswith("what makes it fit 24 GB, 13.4 GB: FSDP2 over 4 GPUs: fully_shard(block)")
     assert main(["fits", f"{file}:Reads", "--input", "4", "--gpu", "24"]) == 0  # needs values: a real step
     *_, told, last = capsys.readouterr().out.splitlines()
     assert "CPU" in told and "my.py:7: DataDependent" in told
     assert last.startswith("DDP fits ") and "24 GB" in last
+
+
+def blocks(width: int, depth: int = 8) -> nn.Module:
+    """A model of blocks, each of which is wide inside."""
+    inside = (nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+    return nn.Sequential(*(nn.Sequential(*copy.deepcopy(inside)) for _ in range(depth)))
+
+
+def first_change(weights: float, sample: float, batch_size: int, bf16: bool = False, gpu: str = "16"):
+    """What makes training fit, with so many GB of weights with all their state, and of activations of a sample."""
+    told: list[tuple[int, bool, bool]] = []
+
+    def predict_with(batch: int, bf16: bool, recompute: bool) -> fits.Prediction:
+        told.append((batch, bf16, recompute))
+        if batch == 1 and sample == 7:
+            raise PlainError("Expected more than 1 value per channel")
+        saved = batch * sample * (0.6 if bf16 else 1) * (0.5 if recompute else 1)
+        rows = []
+        for way, gpus in (("DDP", 2), ("FSDP2", 2), ("FSDP2", 4), ("FSDP2", 8)):
+            kept = weights * 1e9 / (gpus if way == "FSDP2" else 1)
+            kinds = dict.fromkeys(fits.KINDS[:3], kept / 3) | {"activations": saved * 1e9}
+            rows.append({"way": way, "GPUs": gpus, "peak": kept + saved * 1e9} | kinds)
+        return {"rows": rows, "how": "", "batch size": batch, "buffers": 0.0, "loss": ""}
+
+    asked = predict_with(batch_size, bf16, recompute=False)
+    told.clear()
+    return *changes.what_would_fit(predict_with, asked, bf16, ["3", gpu]), told
+
+
+def test_what_makes_it_fit_is_the_first_change_that_does():
+    asked = changes.Change(1, 1, bf16=False, recompute=False, way="DDP", GPUs=2)  # of 16 GB, 13.6 can be had
+    assert first_change(6, 6, 1) == (None, "", [])  # it fits as it is
+    change, line, told = first_change(4, 1, 24)
+    assert change == asked._replace(batch_size=6, pieces=4) and told == [(12, False, False), (6, False, False)]
+    assert "--batch-size-per-rank 6, of which 4 pieces accumulate to 24" in line and "(loss / 4).backward()" in line
+    assert first_change(4, 2, 9)[0] == asked._replace(pieces=9)  # nine are not halved
+    change, line, _ = first_change(4, 12, 1)
+    assert change == asked._replace(bf16=True) and line.startswith("what makes it fit 16 GB") and "autocast(" in line
+    for bf16 in (False, True):  # where bf16 is asked for, it is no cure
+        change, line, _ = first_change(4, 18 if not bf16 else 30, 1, bf16)
+        assert change == asked._replace(recompute=True, bf16=bf16) and "use_reentrant=False" in line
+    change, line, told = first_change(20, 5, 1)  # weights alone are too much for DDP: nothing of it is counted
+    assert change == asked._replace(way="FSDP2", GPUs=4) and "over 4 GPUs" in line and not told
+    change, line, _ = first_change(1, 70, 3)
+    assert change is None and line.startswith("nothing makes it surely fit 16 GB")
+    change, line, _ = first_change(40, 20, 4)
+    assert change == changes.Change(1, 4, bf16=True, recompute=True, way="FSDP2", GPUs=8)
+    assert all(word in line for word in ("--batch-size-per-rank 1", "MixedPrecision", "checkpoint(", "over 8 GPUs"))
+    # Gradients that wait for the next piece are there besides, on each GPU: 40 / 3 / 8 GB.
+    assert "12.7 GB" in line
+
+
+def test_a_batch_that_the_model_refuses_is_no_cure():
+    change, _, told = first_change(9, 7, 4)  # two samples are too many, one is too few for BatchNorm
+    assert (1, False, False) in told and change and change.batch_size > 1 and change.recompute
+
+
+def test_the_answer_as_json_has_what_would_fit(tmp_path, capsys):
+    (file := tmp_path / "my.py").write_text(MINE)
+    words = ["--input", "16384", "--batch-size-per-rank", "1", "--json", str(tmp_path / "a.json")]
+    for gpu, would_fit in (("24", "FSDP2"), ("80", None)):
+        assert main(["fits", f"{file}:two", *words, "--gpu", gpu]) == 0
+        answer = json.loads((tmp_path / "a.json").read_text())["would fit"]
+        assert (answer and answer["way"]) == would_fit
+        assert ("what makes it fit" in capsys.readouterr().out) == bool(would_fit)
+    assert main(["fits", f"{file}:two", *words, "--gpu", "3"]) == 1
+    assert "nothing makes it surely fit 3 GB" in capsys.readouterr().out
+
+
+def test_the_softmax_of_autocast_is_in_float32_as_on_gpus():
+    class Attends(nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
+            return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+    def activations(bf16: bool) -> float:
+        return fits.predict(lambda: Attends(8, 8), (512, 8), batch_size_per_rank=8, bf16=bf16)["rows"][0]["activations"]
+
+    table = 8 * 512 * 512  # numbers
+    assert activations(bf16=False) == pytest.approx(4 * table, rel=0.1)
+    assert activations(bf16=True) == pytest.approx(4 * table + 2 * table, rel=0.1)  # its result, and that as bf16
+
+
+def test_what_ddp_holds_twice_without_a_view_is_said_where_it_counts():
+    prediction = fits.predict(partial(blocks, 2048), (2048,), batch_size_per_rank=1, optimizer="SGD")
+    assert "without it, 1.07 GB more" in fits.finding(prediction, ["5"])
+    assert "gradient_as_bucket_view" not in fits.finding(prediction, ["16"])
 
 
 @pytest.mark.parametrize(
@@ -237,6 +329,7 @@ def test_the_command_tells_what_fits(tmp_path, capsys):
         (["my.py:two", "--input", "5", "--batch-size-per-rank", "0"], "every number must be 1 or more"),
         (["my.py:two", "--input", "5", "--batch-size", "8"], "--batch-size"),
         (["my.py:two", "--input", "5", "--optimizer", "Best"], "'Best' is none of torch.optim's"),
+        (["my.py:two", "--input", "16", "--optimizer", "LBFGS"], "'LBFGS' is none of torch.optim's without closure"),
         (["bad.py:two", "--input", "5"], "bad.py cannot be imported: bad.py:1: ZeroDivisionError"),
     ],
 )

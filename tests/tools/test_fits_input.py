@@ -106,6 +106,7 @@ def test_a_network_of_the_course_is_asked_for_its_length() -> None:
 
 
 MOVED = """
+import copy
 import torch
 from torch import nn
 class Plain(nn.Module):
@@ -121,6 +122,7 @@ def to(): return Plain().to("cpu")
 def floats(): return Plain().float().to("cpu", torch.float32)
 def empty(): return Plain().to_empty(device="cpu")
 def half(): return Plain().half()
+def copied(): return copy.deepcopy(nn.ModuleList([nn.Identity(), Plain()]))[1]
 def bfloat16(): return Plain().to(torch.bfloat16)
 def double(): return Plain().double()
 def steps(): return nn.Sequential(Steps()).float()
@@ -139,7 +141,7 @@ def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_
     (file := tmp_path / "moved.py").write_text(MOVED)
     plain = counted(file, "Plain")
     assert plain["parameters"] == 4 * (64 * 64 + 4 * 64) and plain["gradients"] == 4 * (64 * 64 + 2 * 64)
-    for name in ("to", "floats", "empty"):
+    for name in ("to", "floats", "empty", "copied"):
         assert counted(file, name) == plain, name
     for name, size in (("half", 0.5), ("bfloat16", 0.5), ("double", 2)):  # shared weights are still one
         assert counted(file, name)["parameters"] == size * plain["parameters"], name
@@ -152,6 +154,66 @@ def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
     makes = [model_file.load(f"{file}:{name}") for name in ("to", "half", "bfloat16", "double")]
     types = [model_file.sample_of(make)[1] for make in makes]
     assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+STARTS = """
+import os, sys, argparse, torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.utils.data import DataLoader
+class Net(nn.Linear):
+    def __init__(self): super().__init__(4, 4)
+def train(rank=0):
+    while True:
+        try: Net()(torch.zeros(2, 4)).sum().backward()
+        except Exception: pass
+def three(): return 3
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "argparse.ArgumentParser().parse_args()",
+        "train()",
+        "dist.init_process_group('gloo', init_method='tcp://192.0.2.1:1', rank=1, world_size=2)",
+        "multiprocessing.spawn(train, nprocs=2)",
+        "list(DataLoader(range(3)))",
+        "sys.exit('no GPU')",
+        "rank = int(os.environ['NO_RANK'])",
+    ],
+)
+def test_a_script_without_a_main_guard_is_told_where_to_put_it(start: str, tmp_path: Path, capfd) -> None:
+    (file := tmp_path / "script.py").write_text(f"{STARTS}{start}\n")
+    guard = 'put the start under `if __name__ == "__main__":`'
+    refused(main, ["fits", f"{file}:Net"], named=["script.py cannot be imported", guard])
+    assert not capfd.readouterr().out
+    file.write_text(f'{STARTS}if __name__ == "__main__": {start}\n')
+    assert main(["fits", f"{file}:Net"]) == 0
+
+
+@pytest.mark.parametrize(("name", "said"), [("train", "backward() is called"), ("three", "int, and no nn.Module")])
+def test_a_function_that_makes_no_model_is_told(name: str, said: str, tmp_path: Path) -> None:
+    (file := tmp_path / "script.py").write_text(STARTS)
+    refused(main, ["fits", f"{file}:{name}", "--input", "4"], named=[said])
+
+
+BEFORE = """
+import torch
+from torch import nn
+TABLE, NET = torch.zeros(10**6), nn.Linear(4, 4)
+class Constant(nn.Linear):
+    def __init__(self): super().__init__(4, 4); self.register_buffer("table", TABLE)
+def same(): return NET
+"""
+
+
+def test_what_the_file_made_at_its_import_is_counted_too(tmp_path: Path) -> None:
+    (file := tmp_path / "before.py").write_text(BEFORE)
+    make = model_file.load(f"{file}:Constant")
+    rows = fits.predict(make, (4,), batch_size_per_rank=1)["rows"]
+    assert all(4e6 < row["peak"] < 4.01e6 for row in rows)
+    refused(main, ["fits", f"{file}:same", "--input", "4"], named=["make the model anew in each call"])
 
 
 def test_ranks_can_be_forked_after_a_prediction(models: Path) -> None:
