@@ -154,7 +154,8 @@ def _add_audit(subparsers: Commands) -> None:
         "run a DDP script, anybody's, unchanged on two CPU ranks, record what it asks of torch,"
         " and say what is wrong with it",
         "audit train.py -- --epochs 2",
-        "0: no row is red; 1: a row is red; 2, too: the script failed before it did anything",
+        "0: no row is red, and all was seen; 1: a row is red; 2, too: the script failed before it"
+        " did anything; 3: no row is red, but the rows of the last line were not seen",
     )
     command.add_argument("script", type=Path, help="then -- and what it is given")
     folder = "keep the audit and what the script writes there"
@@ -171,6 +172,8 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("--batch-size-flag", default="", help=batch_size_flag)
     resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
     command.add_argument("--resume-with", help=resume_with)
+    sarif = "write the red rows as SARIF, too, which code hosts show beside the lines"
+    command.add_argument("--sarif", type=Path, metavar="FILE", help=sarif)
     _add_json(command)
 
 

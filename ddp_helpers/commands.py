@@ -202,10 +202,12 @@ def grade_notebooks(args: Namespace) -> int:
 
 
 def audit_script(args: Namespace) -> int:
-    """Audit a DDP script on two CPU ranks; the status is 1 if a row is red, 2 if nothing ran."""
+    """Audit a DDP script on two CPU ranks; `command.report` says what each status means."""
     from ddp_tools.audit import command
+    from ddp_tools.audit.sarif import to_sarif
 
     _check_json(args.json)
+    _check_json(args.sarif, "--sarif")
     rows = command.audit(
         args.script,
         args.arguments,
@@ -223,6 +225,8 @@ def audit_script(args: Namespace) -> int:
         print(f"kept in {folder}")
     answer = {"script": str(args.script), "arguments": args.arguments}
     _write_json(args.json, answer | {"rows": [row._asdict() for row in rows]})
+    if args.sarif:
+        _write(args.sarif, f"{json.dumps(to_sarif(args.script, rows), indent=1)}\n".encode())
     return status
 
 

@@ -175,6 +175,7 @@ def test_ci_can_use_the_exit_statuses(programs, desk):
         text = text.replace(right, wrong)
     (desk / "wrong.py").write_text(text)
     assert tool(programs, desk, "audit", "wrong.py", "--", "--epochs=1").returncode == 1
+    assert tool(programs, desk, "audit", "train.py", "--", "--epochs=1").returncode == 3  # one order: not seen
     large = ["fits", "model.py:Large", "--input", "784", "--gpu", "16"]
     assert tool(programs, desk, *large).returncode == 1
     assert tool(programs, desk, "doctor").returncode == 0
@@ -198,8 +199,8 @@ def test_ci_can_use_the_exit_statuses(programs, desk):
         ("explain", "none.log"),
         ("none",),
         ("hang", "--seed", "7"),  # of the course, and not in its wheel
-    ],
         ("grade", "."),
+    ],
 )
 def test_what_cannot_be_used_is_one_line_and_leaves_nothing(words, programs, desk):
     before, done = left(desk), tool(programs, desk, *words)

@@ -38,7 +38,7 @@ TYPED = [
     Typed("scripts", "ddp-course script mnist_ddp", "images/s", needs="mpirun"),
     Typed("README", "make cluster", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
-    Typed("tools", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 1} checks RED"),
+    Typed("tools", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 2} checks RED"),
     Typed("tools", "ddp-course explain tests/logs", "Failed first: rank 1", status=1),
     Typed("tools", "ddp-course explain tests/tools/jobfiles", "a torchrun in each task", status=1),
     Typed("tools", "ddp-course hang --seed 7", "not yet: ", status=1),  # a guess

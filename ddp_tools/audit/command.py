@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ddp_helpers.launch.programs import lines_of
 from ddp_tools.audit import one_rank, restart
 from ddp_tools.audit.judge import EARLY, judge
 from ddp_tools.audit.notes import (
+    NONE,
+    NOT_ASKED,
     OK,
     RED,
     UNSEEN,
@@ -28,11 +31,13 @@ from ddp_tools.audit.notes import (
     read_notes,
     select,
 )
+from ddp_tools.audit.rank_checks import SEE_LOG
 
 WITNESS = Path(__file__).with_name("witness.py")
 RANKS = 2
 _START = 90.0  # seconds more, for torchrun and the imports
 _RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
+_STATES = (RED, OK, UNSEEN, NONE, NOT_ASKED)  # as the table has them
 _WIDTH = 200  # letters of a rank's last line
 _DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
 _DEVICE += " given to torch.load: what only they do was not seen"
@@ -136,10 +141,14 @@ def _audit_rows(
     rows = judge(ranks)
     came_to_end = rows[0].verdict == OK
     rows.append(_one_rank_row(runs, arguments, batch_size_flag, ranks, came_to_end))
-    if resume_with is not None and came_to_end:
+    if resume_with is None:
+        rows.append(Row(restart.NAME, NOT_ASKED, "whether it can go on: --resume-with=…"))
+    elif came_to_end:
         rows.append(_resume_row(runs, arguments, resume_with, ranks))
+    else:
+        rows.append(Row(restart.NAME, UNSEEN, "see 'end'"))
     if on_cpu:
-        rows.append(Row("device", UNSEEN, _DEVICE))
+        rows.append(Row("device", NOT_ASKED, _DEVICE))
     return rows
 
 
@@ -151,6 +160,9 @@ def _one_rank_row(
     came_to_end: bool,
 ) -> Row:
     """Run the script on one rank, and compare its model with that of these ranks."""
+    if not flag:
+        seen = "whether one rank reaches the same model: --batch-size-flag=…"
+        return Row(one_rank.NAME, NOT_ASKED, seen)
     try:
         alone = one_rank.one_rank_arguments(arguments, flag, ranks)
     except ValueError as reason:
@@ -248,14 +260,14 @@ def _launch(
 
 def show_table(rows: Sequence[Row]) -> str:
     """Format the table, with a cure below each red row."""
-    lines = [f"{'check':<12} {'':<8} what was seen"]
-    for row in sorted(rows, key=lambda row: (RED, OK, UNSEEN).index(row.verdict)):
-        lines.append(f"{row.name:<12} {row.verdict:<8} {row.seen}")
+    lines = [f"{'check':<12} {'':<9} what was seen"]
+    for row in sorted(rows, key=lambda row: _STATES.index(row.verdict)):
+        lines.append(f"{row.name:<12} {row.verdict:<9} {row.seen}")
         if row.cure:
-            lines.append(f"{'':<21} cure: {row.cure}")
-    verdicts = [row.verdict for row in rows]
-    red, ok, unseen = (verdicts.count(verdict) for verdict in (RED, OK, UNSEEN))
-    lines.append(f"{red} of {len(rows)} checks RED, {ok} ok, {unseen} not seen")
+            lines.append(f"{'':<22} cure: {row.cure}")
+    counts = Counter(row.verdict for row in rows)
+    more = [f", {counts[state]} {state}" for state in _STATES[1:] if counts[state]]
+    lines.append(f"{counts[RED]} of {len(rows)} checks RED{''.join(more)}")
     if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
         question = "did it train, on a CPU, in these processes?"
         lines.append(f"So this says nothing about the script's training: {question}")
@@ -268,8 +280,18 @@ def _printable(line: str) -> str:
 
 
 def report(rows: Sequence[Row]) -> int:
-    """Print the table; 1 if a row is red, else 0; 2 if the script failed before it did anything."""
+    """Print the table, and return the status.
+
+    0: no row is red, and all was seen; 1: a row is red; 2: the script failed before it did
+    anything; 3: no row is red, but one was not seen.
+    """
     print(show_table(rows), flush=True)
     red = [row.name for row in rows if row.verdict == RED]
-    seen = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
-    return 2 if red == ["end"] and not seen else int(bool(red))
+    if red:
+        began = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
+        nothing_ran = {row.name for row in began} <= {"launch"} and rows[0].cure == SEE_LOG
+        return 2 if red == ["end"] and nothing_ran else 1
+    unseen = [row.name for row in rows if row.verdict == UNSEEN]
+    if unseen:
+        print(f"No row is red, but this audit could not see all: {', '.join(unseen)}", flush=True)
+    return 3 if unseen else 0

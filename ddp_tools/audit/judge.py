@@ -5,24 +5,40 @@ The audit's command calls it in the learner's process, with the notes of all ran
 
 from collections.abc import Callable
 
-from ddp_tools.audit import data_checks, pace_checks, rank_checks, training_checks
-from ddp_tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Row
+from ddp_tools.audit import (
+    data_checks,
+    evaluation_checks,
+    pace_checks,
+    rank_checks,
+    state_checks,
+    training_checks,
+)
+from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, Finding, Notes, Row
 
 EARLY = "the run did not come to its end; until then: "
-# To add a check: a function of data_checks.py (what ranks are given), rank_checks.py (what they do)
-# or training_checks.py (weights, gradients, times), which takes the notes of all ranks and returns
-# a Finding: RED only for what is wrong for certain, UNSEEN where the notes do not say. What no note
-# says is a field or a class more in notes.py (and _KINDS), written by observer.py or
-# training_observer.py. Plant a fault that it finds (PLANTED in tests/tools/test_audit.py, with a
-# row in docs/tools.md); `TEST_ALL=1 pytest tests/tools/test_audit.py` plants all: it may be red for
-# others, too.
+
+
+def _metrics(ranks: list[Notes]) -> Finding:
+    """What ranks find on shares of a test set comes together, and not as means of unequal ones."""
+    together = evaluation_checks.metrics(ranks)
+    return together if together.verdict == RED else state_checks.averages(ranks) or together
+
+
+# To add a check: a function of data_checks.py (what ranks are given), evaluation_checks.py (what
+# they test), rank_checks.py (what they do) or training_checks.py (weights, gradients), which
+# takes the notes of all ranks and returns a Finding: RED only for what is wrong for certain, UNSEEN
+# where the notes do not say, NONE where the script has nothing of the kind. What no note says is a
+# field or a class more in notes.py (and _KINDS), written by observer.py or training_observer.py.
+# Plant a fault that it finds (PLANTED in tests/tools/test_audit.py, with a row in docs/tools.md);
+# `TEST_ALL=1 pytest tests/tools/test_audit.py` plants all: it may be red for others, too.
 # Of two rows that one cause makes red, the vaguer says UNSEEN and points to the other.
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "end": rank_checks.end,
+    "launch": rank_checks.launch,
     "samples": data_checks.samples,
     "coverage": data_checks.coverage,
     "order": data_checks.order,
-    "evaluation": data_checks.evaluation,
+    "evaluation": evaluation_checks.evaluation,
     "replicas": training_checks.replicas,
     "gradients": training_checks.gradients,
     "finite": training_checks.finite,
@@ -30,7 +46,7 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "files": rank_checks.files,
     "saved names": rank_checks.saved_names,
     "dice": rank_checks.random_numbers,
-    "metrics": data_checks.metrics,
+    "metrics": _metrics,
     "straggler": pace_checks.straggler,
 }
 
@@ -38,11 +54,11 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
 def judge(ranks: list[Notes]) -> list[Row]:
     """Make all rows. What a run that did not come to its end has not shown is not green."""
     rows = [Row(name, *check(ranks)) for name, check in CHECKS.items()]
-    if rows[0].verdict != RED:
+    if rows[0].verdict == OK:
         return rows
-    return [_unseen(row) if row.verdict == OK else row for row in rows]
+    return [_unseen(row) if row.verdict in (OK, NONE) else row for row in rows]
 
 
 def _unseen(row: Row) -> Row:
     """A row that is not green, since the run ended early."""
-    return row._replace(verdict=UNSEEN, seen=EARLY + row.seen)
+    return row._replace(verdict=UNSEEN, seen=EARLY * (row.verdict == OK) + row.seen)

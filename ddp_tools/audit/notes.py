@@ -5,6 +5,7 @@ The witness writes notes on every rank; the learner's process reads and judges t
 
 import json
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -12,7 +13,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 OK, RED, UNSEEN = "ok", "RED", "not seen"
+# A row for which no flag was given, and one for which the script has nothing.
+NOT_ASKED, NONE = "not asked", "none"
 CLOSE = 1e-5  # sums that differ by less, relative to the sizes in them, are equal
+NO_SUCH_DEVICE = "CUDA error: invalid device ordinal"
+_PART = 1 << 16  # of many numbers, at once
 STEPS = 40  # of which gradients, random numbers and digests of samples are noted
 
 # For each tensor its sum, and the sum of its absolute values.
@@ -20,7 +25,7 @@ TensorSums = Sequence[Sequence[float]]
 
 
 class Finding(NamedTuple):
-    """What a check found: OK, RED or UNSEEN, what was seen, and the cure of a red one."""
+    """What a check found: OK, RED, UNSEEN or NONE, what was seen, and the cure of a red one."""
 
     verdict: str
     seen: str
@@ -62,6 +67,7 @@ class Pass(Note):
     iterable: bool = False  # whether it is a stream
     sampler: str = ""  # the name of its class
     shuffles: bool = False
+    with_replacement: bool = False  # its samples are drawn so, and may come twice
     batch_size: int = 0  # 0: the loader has none
     batches: int = 0
     complete: bool = False  # the loader had no more batches
@@ -72,16 +78,37 @@ class Pass(Note):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights(Note):
-    """The weights of a wrapped model, and its buffers, such as BatchNorm's statistics."""
+class Tensors(Note):
+    """Tensors of a model: what is compared over ranks, and with other runs."""
 
-    when: str  # begin, epoch or end
-    model: int = 0  # in the order in which they were wrapped
+    when: str  # begin, forward (a call in training), epoch or end
+    model: int = 0  # in the order in which models were wrapped, or copies found
     names: Sequence[str]
     sums: TensorSums
-    bits: Sequence[str]  # one digest of all
-    buffers: TensorSums = ()
+    bits: Sequence[str]  # a digest of each
+    sizes: Sequence[int] = ()  # how many numbers each has
+    file: str = ""  # that has all numbers, one after the other, as float32
     steps: int = 0  # of optimizers until then
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights(Tensors):
+    """The parameters of a wrapped model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers(Tensors):
+    """The buffers of a wrapped model; without those of BatchNorm where DDP broadcasts them."""
+
+    transient: Sequence[str] = ()  # those that a state_dict leaves out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(Tensors):
+    """Parameters and buffers, without BatchNorm's, of another model like a wrapped one."""
+
+    class_name: str
+    made: str  # at which line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +117,9 @@ class Communication(Note):
 
     name: str
     size: Sequence[int] | None = None  # of its first tensor
+    numbers: Sequence[float] = ()  # in it, if they are few
+    adds: bool = False  # it makes a sum or a mean
+    callers: Sequence[str] = ()  # the script's lines that called that of the call, innermost first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +135,14 @@ class GroupCollective(Communication):
 @dataclass(frozen=True, kw_only=True)
 class PointToPoint(Communication):
     """A call of two ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(Note):
+    """init_process_group is called, with what it is given or else finds in RANK and WORLD_SIZE."""
+
+    rank: int
+    world_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +223,7 @@ class End(Note):
 
     status: int
     why: str = ""  # the error, in a line
+    by_stand_in: bool = False  # it is of CUDA, in whose place the CPU stands
     steps: int = 0  # of optimizers
 
 
@@ -193,7 +232,8 @@ NoteType = TypeVar("NoteType", bound=Note)
 _KINDS: dict[str, type[Note]] = {
     kind.__name__: kind
     for kind in (
-        *(Start, Pass, Weights, Collective, GroupCollective, PointToPoint, Wrap),
+        *(Start, Pass, Weights, Buffers, Copy, Join, Wrap),
+        *(Collective, GroupCollective, PointToPoint),
         *(RandomUse, Inputs, NotFinite, Step, Save, FileWritten, Stopped, TimeUp, End),
     )
 }
@@ -236,12 +276,47 @@ def short_line(at: str) -> str:
     return at.rpartition("/")[2] or "an unknown line"
 
 
-def differ(sums: TensorSums, others: TensorSums) -> bool:
-    """Whether sums over tensors differ by more than rounding; two that are no numbers do not."""
+def numbers_of(note: Tensors) -> Sequence[float]:
+    """All numbers of the tensors, from the file that the rank has written; else their sums."""
+    if not note.file:
+        return [number for sums in note.sums for number in sums]
+    numbers = array("f")
+    numbers.frombytes(Path(note.file).read_bytes())
+    return numbers
+
+
+def euclid(numbers: Sequence[float], others: Sequence[float]) -> float:
+    """The Euclidean distance of as many numbers, also of very many."""
+    parts = range(0, len(numbers), _PART)
+    return math.hypot(*(math.dist(numbers[i : i + _PART], others[i : i + _PART]) for i in parts))
+
+
+def names_apart(note: Tensors, other: Tensors) -> list[str]:
+    """The names of the tensors that differ by more than rounding, if both have the same ones."""
+    if note.names != other.names or note.sizes != other.sizes or note.bits == other.bits:
+        return []
+    both_files = note.file and other.file
+    numbers, others = (numbers_of(each) if both_files else () for each in (note, other))
+    apart, begin = [], 0
+    for index, name in enumerate(note.names):
+        end = begin + note.sizes[index] if both_files else begin
+        part, other_part = numbers[begin:end], others[begin:end]
+        far = euclid(part, other_part) > CLOSE * euclid(part, [0.0] * len(part))
+        if far or differ([note.sums[index]], [other.sums[index]]):
+            apart.append(name)
+        begin = end
+    return apart
+
+
+def differ(sums: TensorSums, others: TensorSums, close: float = CLOSE) -> bool:
+    """Whether sums over tensors differ by more than rounding; two that are no numbers do not.
+
+    close: relative to the sizes in them.
+    """
     pairs = zip_longest(sums, others, fillvalue=(float("inf"), 0.0))
     return any(
         str(total) != str(other_total)
-        and not abs(total - other_total) <= CLOSE * max(size, other_size, 1e-12)
+        and not abs(total - other_total) <= close * max(size, other_size, 1e-12)
         for (total, size), (other_total, other_size) in pairs
     )
 
@@ -261,7 +336,7 @@ def datasets_differ(ranks: list[Notes]) -> bool:
 
     Only of datasets that give one sample for one number: augmented ones tell nothing.
     """
-    digests, *others = (_digests_by_sample(notes) for notes in ranks)
+    digests, *others = (digests_by_sample(notes) for notes in ranks)
     repeated = [seen for seen in digests.values() if len(seen) > 1]
     shared = []
     for other in others:
@@ -271,7 +346,7 @@ def datasets_differ(ranks: list[Notes]) -> bool:
     return constant and bool(repeated and shared) and not any(shared)
 
 
-def _digests_by_sample(notes: Notes) -> dict[tuple[int | None, int | str], list[str]]:
+def digests_by_sample(notes: Notes) -> dict[tuple[int | None, int | str], list[str]]:
     """Collect the digests under which a rank was given each sample, in training."""
     digests: dict[tuple[int | None, int | str], list[str]] = {}
     for note in select(notes, Pass):

@@ -4,18 +4,22 @@ The audit's witness makes a `TrainingObserver` of it on every rank. It hears of 
 torch.save through `watch.py`, and of files from Python. Needs torch.
 """
 
+import functools
+import inspect
 import os
 import signal
 import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from ddp_tools.audit import notes
 from ddp_tools.audit.digests import (
@@ -25,10 +29,11 @@ from ddp_tools.audit.digests import (
     sample_digests,
 )
 from ddp_tools.audit.notes import STEPS
-from ddp_tools.audit.watch import LoaderPass, Watcher
+from ddp_tools.audit.watch import LoaderPass, Watcher, replace_call
 
 _TOOLS = ("logging", "hydra")  # whose files each rank of a right script may write
 _MOST_NAMES = 2000  # of what is saved
+_MOST_CALLERS = 5  # lines of the script that are noted of one call
 _NOT_NOTED = ("/dev/", "/proc/")  # files below these
 
 
@@ -40,7 +45,13 @@ class ObservedPass(LoaderPass):
         self.begun = begun
         self.since = time.time()
         self.steps = 0
-        self.shuffles = bool(getattr(loader.sampler, "shuffle", False))
+        drawn_by = loader.batch_sampler
+        if drawn_by is None or type(drawn_by) is BatchSampler:
+            drawn_by = loader.sampler
+        # Whoever can be told the epoch means to give each an order of its own.
+        promises = hasattr(drawn_by, "set_epoch") or isinstance(drawn_by, RandomSampler)
+        self.shuffles = bool(getattr(drawn_by, "shuffle", promises))
+        self.with_replacement = bool(getattr(drawn_by, "replacement", False))
         self.batch_size = loader.batch_size or 0
         self.digests: list[str] = []
         self.augmented: list[str] = []
@@ -67,6 +78,7 @@ class Observer(Watcher[ObservedPass]):
         self.steps = 0  # of optimizers
         self.spent: dict[str, float] = defaultdict(float)  # seconds since the last step, by phase
         self._first_save = 0  # after which step
+        self._datasets: list[object] = []  # kept, so that no other gets the id of one that is gone
         self._process = os.getpid()
         self._folder = folder
         self._file = (folder / f"rank{self.rank}.jsonl").open("w", buffering=1)
@@ -77,6 +89,8 @@ class Observer(Watcher[ObservedPass]):
         """Note from now on, until the process ends."""
         super().start()
         sys.addaudithook(self._heard_event)
+        replace_call(dist, "init_process_group", self._observed_join)
+        replace_call(dist.distributed_c10d, "init_process_group", lambda _: dist.init_process_group)
 
     def write(self, note: notes.Note) -> None:
         """Write a note; a loader's worker, which has this file too, writes none."""
@@ -89,17 +103,41 @@ class Observer(Watcher[ObservedPass]):
 
     def line_of(self, frame: FrameType | None) -> str:
         """FILE:LINE of the script, or of what lies beside it, in a frame or its callers; or ""."""
+        return next(self._lines_of(frame), "")
+
+    def callers(self) -> list[str]:
+        """The lines of the script that have called that of `here`, from the innermost on."""
+        return [*self._lines_of(sys._getframe(1))][1:_MOST_CALLERS]
+
+    def _lines_of(self, frame: FrameType | None) -> Iterator[str]:
         while frame and frame is not self._outermost:
             name = frame.f_code.co_filename
             if not is_library(name):
-                return f"{name}:{frame.f_lineno}"
+                yield f"{name}:{frame.f_lineno}"
             frame = frame.f_back
-        return ""
+
+    def _observed_join(self, join: Callable) -> Callable:
+        """init_process_group that notes what it is given, and ends a rank that takes another's."""
+        signature = inspect.signature(join)
+        launched = int(self.rank), int(os.environ["WORLD_SIZE"])
+
+        @functools.wraps(join)
+        def call(*args: Any, **options: Any) -> None:
+            given = signature.bind(*args, **options).arguments
+            rank = _given_number(given.get("rank"), "RANK", launched[0])
+            world_size = _given_number(given.get("world_size"), "WORLD_SIZE", launched[1])
+            self.write(notes.Join(**self.here(), rank=rank, world_size=world_size))
+            if (rank, world_size) != launched:  # who would wait until the limit
+                sys.exit("the ranks of init_process_group are not those of the launch")
+            join(*args, **options)
+
+        return call
 
     # ---- loaders
 
     def new_pass(self, loader: DataLoader) -> ObservedPass:
         """Make the record of a pass that begins."""
+        self._datasets.append(loader.dataset)
         return ObservedPass(loader, self.line_of(sys._getframe(1)))
 
     def before_batch(self, loader_pass: ObservedPass) -> None:
@@ -132,6 +170,7 @@ class Observer(Watcher[ObservedPass]):
             iterable=iterable,
             sampler=type(loader_pass.sampler).__name__,
             shuffles=loader_pass.shuffles,
+            with_replacement=loader_pass.with_replacement,
             batch_size=loader_pass.batch_size,
             batches=loader_pass.batches,
             complete=loader_pass.complete,
@@ -198,6 +237,16 @@ class Observer(Watcher[ObservedPass]):
         self.write(notes.Stopped(**self.here()))
         for path in sorted(self._folder.glob("rank*.pid"), reverse=True):
             os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _given_number(value: object, variable: str, launched: int) -> int:
+    """What init_process_group takes: its argument, or what the script has left in the environment.
+
+    launched: what the launcher said, if the script has taken that away.
+    """
+    if isinstance(value, int) and value >= 0:
+        return value
+    return int(os.environ.get(variable, launched))
 
 
 def _modules_of(frame: FrameType | None, most: int = 8) -> set[str]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from itertools import zip_longest
 
 from ddp_tools.audit.notes import (
+    NO_SUCH_DEVICE,
+    NONE,
     OK,
     RED,
     UNSEEN,
@@ -18,6 +20,7 @@ from ddp_tools.audit.notes import (
     FileWritten,
     Finding,
     GroupCollective,
+    Join,
     Notes,
     Pass,
     RandomUse,
@@ -29,8 +32,8 @@ from ddp_tools.audit.notes import (
 
 _GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
 _WIDTH = 200  # letters of an error
-_SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
-_SEE_LOG += "'collectives' says whether one rank left another waiting"
+SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
+SEE_LOG += "'collectives' says whether one rank left another waiting"
 UNUSED = "Expected to have finished reduction"
 # What the commonest errors begin with, or hold, and their cure.
 _KNOWN = {
@@ -42,12 +45,35 @@ _KNOWN = {
     "DDP(model, static_graph=True)",
     "Connection closed by peer": "another rank left first: its lines in notes/output.log say why "
     "(--folder keeps them), and 'collectives' where",
+    NO_SUCH_DEVICE: "the number of a device is that of LOCAL_RANK, and not the rank, which is "
+    "larger on every node but the first",
     "address already in use": "another MASTER_PORT, or torchrun --standalone",
 }
 
 
+# In these all ranks have the same part; in others one sends or waits, maybe at a line of its own.
+_ALIKE = re.compile("all_|reduce_scatter")
+
+
+def launch(ranks: list[Notes]) -> Finding:
+    """Each rank gives init_process_group the rank, and the number of ranks, of the launch."""
+    joins = [(note, rank) for rank, notes in enumerate(ranks) for note in select(notes, Join)]
+    for note, rank in joins:
+        if (note.rank, note.world_size) != (rank, len(ranks)):
+            given = f"rank={note.rank}, world_size={note.world_size}"
+            seen = f"{short_line(note.at)}: init_process_group takes {given} on rank {rank} of "
+            cure = "give it neither, or RANK and WORLD_SIZE: LOCAL_RANK counts on each node anew, "
+            cure += "and so do device_count() and the first argument of an mp.spawn function"
+            return Finding(RED, f"{seen}{len(ranks)}, which then would not begin", cure)
+    if not joins:
+        return Finding(NONE, "no process group was made")
+    return Finding(OK, "init_process_group takes the rank and world size of the launch")
+
+
 def end(ranks: list[Notes]) -> Finding:
     """All ranks ended by themselves, with status 0."""
+    if launch(ranks).verdict == RED:
+        return Finding(UNSEEN, "see 'launch'")
     if any(select(notes, TimeUp) for notes in ranks):
         return _ended_at_limit(ranks)
     lost, failed = [], []
@@ -60,10 +86,13 @@ def end(ranks: list[Notes]) -> Finding:
         # The errors of the others may follow from the first one.
         note, rank = min(failed, key=lambda pair: pair[0].time)
         message = f"rank {rank} at {short_line(note.at)}: {_error_of(note)}"
+        if note.by_stand_in:
+            reason = "the audit's stand-in for CUDA does not know this: no fault of the script"
+            return Finding(UNSEEN, f"{message}; {reason}")
         cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
-        return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else _SEE_LOG)
+        return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else SEE_LOG)
     if lost:
-        return Finding(RED, "; ".join(lost), _SEE_LOG)
+        return Finding(RED, "; ".join(lost), SEE_LOG)
     return Finding(OK, f"{len(ranks)} ranks ended with status 0")
 
 
@@ -97,6 +126,7 @@ def _error_of(note: End) -> str:
 def collectives(ranks: list[Notes]) -> Finding:
     """All ranks call the same collectives, in the same order."""
     calls = [select(notes, Collective) for notes in ranks]
+    other_lines = _at_other_lines(calls)
     for number, calls_at_once in enumerate(zip_longest(*calls), 1):
         called = {rank: call for rank, call in enumerate(calls_at_once) if call}
         absent = [rank for rank in range(len(ranks)) if rank not in called]
@@ -105,27 +135,49 @@ def collectives(ranks: list[Notes]) -> Finding:
             each = [f"rank {rank} calls {_call_text(call)}" for rank, call in called.items()]
             each += [f"rank {rank} does not come" for rank in absent]
             seen = f"call {number}: {', '.join(each)}"
+            if other_lines:
+                seen = f"{other_lines}; {seen}"
             return Finding(RED, seen, _cure_of_calls(ranks, called))
         if absent:
             return Finding(UNSEEN, f"alike for {number - 1} calls; then a rank failed")
     if not calls[0]:
-        return Finding(UNSEEN, "none")
+        return Finding(NONE, "none was called")
+    if other_lines:
+        return Finding(UNSEEN, f"{other_lines}: are these the same values?")
     in_groups = len(select(ranks[0], GroupCollective))
     rest = f"; {in_groups} in other groups were not compared" if in_groups else ""
     return Finding(OK, f"the same {len(calls[0])} calls on all ranks{rest}")
+
+
+def _at_other_lines(calls: list[list[Collective]]) -> str:
+    """The first call, if there is one, that brings values of other lines of the script together."""
+    for number, calls_at_once in enumerate(zip(*calls, strict=False), 1):
+        first, *others = calls_at_once
+        same = {call.name for call in others} == {first.name}
+        lines = {(call.at, *call.callers) for call in calls_at_once}
+        if same and len(lines) > 1 and _ALIKE.match(first.name):
+            each = [f"rank {rank}: {_call_text(call)}" for rank, call in enumerate(calls_at_once)]
+            return f"call {number} brings values of other lines together, {', '.join(each)}"
+    return ""
 
 
 def _cure_of_calls(ranks: list[Notes], called: Mapping[int, Communication]) -> str:
     """The cure where ranks do not make the same call: unequal batches, a test of one rank."""
     if any("to test" in call.name for call in called.values()):
         return "test ddp_model.module, not the wrapper, or let all ranks test"
-    last = [[note for note in select(notes, Pass) if note.steps][-1:] for notes in ranks]
-    counts = [notes[0].batches for notes in last if notes]
-    if len(counts) == len(ranks) and len({*counts}) > 1:
+    trained = [[note for note in select(notes, Pass) if note.steps] for notes in ranks]
+    for passes in zip(*trained, strict=False):
+        shortest = min(passes, key=lambda note: note.batches)
+        counts = [note.batches for note in passes]
+        if len({*counts}) == 1:
+            continue
         each = ", ".join(f"rank {rank} had {count}" for rank, count in enumerate(counts))
-        cure = "equal shares, as DistributedSampler makes them, drop_last, or ddp_model.join()"
-        return f"{each} batches: {cure}; and no rank that leaves the loop early"
-    return "let all ranks make this call, or none: no `if rank == 0`"
+        if shortest.complete:
+            cure = "equal shares, as DistributedSampler makes them, drop_last, or ddp_model.join()"
+            return f"{each} batches: {cure}"
+        return f"{each} batches when it ended: no rank may leave the loop early, or miss a call"
+    cure = "look for the condition before it that is not the same on all ranks"
+    return f"let all ranks make this call, or none: {cure}"
 
 
 def _is_known(notes: Notes) -> bool:
@@ -137,7 +189,8 @@ def _is_known(notes: Notes) -> bool:
 def _call_text(call: Communication) -> str:
     """The name and the size of a call, and where it is made."""
     size = f" {call.size}" if call.size else ""
-    return f"{call.name}{size} at {short_line(call.at)}"
+    callers = ", from ".join(map(short_line, call.callers[:2]))
+    return f"{call.name}{size} at {short_line(call.at)}{callers and f' (from {callers})'}"
 
 
 def files(ranks: list[Notes]) -> Finding:
@@ -155,7 +208,7 @@ def files(ranks: list[Notes]) -> Finding:
     if logs:
         return Finding(UNSEEN, logs[0])
     if not any(written):
-        return Finding(UNSEEN, "none was written")
+        return Finding(NONE, "none was written")
     return Finding(OK, "none was written by more than one rank")
 
 
@@ -173,7 +226,7 @@ def saved_names(ranks: list[Notes]) -> Finding:
                 return Finding(UNSEEN, f"{seen}; {only} Else save {cure}")
             return Finding(RED, seen, f"save {cure}")
     if not any(note.names for note in saves):
-        return Finding(UNSEEN, "no state_dict was saved by torch.save")
+        return Finding(NONE, "no state_dict was saved by torch.save")
     return Finding(OK, f"no name begins with module., {len(saves)} saved")
 
 
@@ -202,7 +255,7 @@ def random_numbers(ranks: list[Notes]) -> Finding:
         user = "model" if all(in_model) else "dataset"
         return Finding(OK, f"torch's random numbers differ in the {user}")
     rest = "numpy, random and workers are not followed"
-    return Finding(UNSEEN, f"torch's generator was not used in model or dataset; {rest}")
+    return Finding(NONE, f"torch's generator was not used in model or dataset; {rest}")
 
 
 def _augmented_passes(notes: Notes) -> list[Pass]:

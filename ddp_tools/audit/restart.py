@@ -20,6 +20,7 @@ from ddp_tools.audit.notes import (
 )
 from ddp_tools.audit.one_rank import distance, models_at
 from ddp_tools.audit.rank_checks import collectives, end
+from ddp_tools.audit.training_checks import replicas
 
 NAME = "resume"
 ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
@@ -42,6 +43,11 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
                 seen += f"; {calls.seen}"
                 cure = f"let all ranks load the checkpoint, and begin at the same step; {cure}"
             return Row(NAME, RED, seen, cure)
+        apart = replicas(restarted)
+        if apart.verdict == RED:
+            seen = f"started again, the ranks part: {apart.seen}"
+            cure = "let all ranks load all of the checkpoint, the optimizer's state too"
+            return Row(NAME, RED, seen, f"{cure}; {apart.cure}")
         share = _share_of_way(complete, restarted[0])
     except ValueError as reason:
         return Row(NAME, UNSEEN, str(reason))

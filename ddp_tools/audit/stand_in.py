@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from ddp_tools.audit.notes import NO_SUCH_DEVICE
 from ddp_tools.audit.watch import replace_call
 
 CPU = torch.device("cpu")
@@ -67,10 +68,6 @@ def _local_world_size() -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
-def _nothing() -> None:
-    return None
-
-
 # What functions of torch.cuda and torch.accelerator answer to the script.
 _ANSWERS: dict[str, Callable[[], object]] = {
     "is_available": lambda: True,
@@ -81,12 +78,9 @@ _ANSWERS: dict[str, Callable[[], object]] = {
     "get_device_name": lambda: "CPU",
     "get_device_properties": lambda: SimpleNamespace(name="CPU", total_memory=0),
     "memory_stats": lambda: defaultdict(int),
-    "set_device": _nothing,
-    "set_device_index": _nothing,
-    "synchronize": _nothing,
-    "empty_cache": _nothing,
-    "reset_peak_memory_stats": _nothing,
-    "device": nullcontext,
+    "synchronize": lambda: None,
+    "empty_cache": lambda: None,
+    "reset_peak_memory_stats": lambda: None,
     "stream": nullcontext,
     "current_stream": Moment,
     "default_stream": Moment,
@@ -108,13 +102,30 @@ def _for_script(answer: Callable[[], object], truth: Callable) -> Callable:
 
 def _on_cpu(value: object) -> object:
     """The CPU in place of a CUDA device, or of its name; anything else as it is."""
-    is_device = isinstance(value, str | torch.device)
-    return CPU if is_device and str(value).partition(":")[0] == "cuda" else value
+    if not isinstance(value, str | torch.device):
+        return value  # not str() of it first: that of a storage prints each number
+    name, _, number = str(value).partition(":")
+    if name != "cuda":
+        return value
+    return _number_on_cpu(int(number)) if number.isdecimal() else CPU
 
 
 def _number_on_cpu(value: object) -> object:
-    """The CPU in place of the number of a device; anything else as it is."""
-    return CPU if type(value) is int else value
+    """The CPU in place of the number of a device; anything else as it is.
+
+    Raises RuntimeError, as CUDA does, for one that a pretended node of one rank does not have.
+    """
+    if type(value) is not int:
+        return value
+    if os.environ.get("DDP_AUDIT_TWO_NODES") and value >= _local_world_size():
+        raise RuntimeError(f"{NO_SUCH_DEVICE}: {value}, on a node that has device 0 alone")
+    return CPU
+
+
+def _set_device(device: object = None) -> nullcontext:
+    """Choose a device, which changes nothing, also for the lines of a `with`."""
+    _number_on_cpu(_on_cpu(device))
+    return nullcontext()
 
 
 class OnCPU(TorchFunctionMode):
@@ -132,6 +143,8 @@ class OnCPU(TorchFunctionMode):
         if func is torch.device:  # it keeps its name, by which the script may choose
             return func(*args, **options)
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            for device in [*args[1:], *options.values()]:
+                _set_device(device)
             return args[0]
         if func is torch.Tensor.to:
             args = tuple(map(_number_on_cpu, args))
@@ -189,6 +202,8 @@ def without_gpus() -> None:
         for name, answer in _ANSWERS.items():
             if hasattr(module, name):
                 replace_call(module, name, functools.partial(_for_script, answer))
+        for name in {"set_device", "set_device_index", "device"} & {*vars(module)}:
+            replace_call(module, name, lambda _: _set_device)
     # It takes CUDA tensors alone; BatchNorm stays, and the row `device` says so.
     replace_call(torch.nn.SyncBatchNorm, "convert_sync_batchnorm", lambda convert: _unchanged)
     replace_call(torch.cuda, "Event", lambda event: Moment)
@@ -219,6 +234,8 @@ def _use_cpu_in_ddp_and_loaders() -> None:
 
     def on_cpu_wrap(wrap: Callable) -> Callable:
         def wrapped(model: DDP, module: torch.nn.Module, *_: Any, **options: Any) -> None:
+            for device in options.get("device_ids") or ():
+                _set_device(device)
             wrap(model, module, **options | {"device_ids": None, "output_device": None})
 
         return wrapped

@@ -22,6 +22,8 @@ from ddp_tools.audit.training_observer import TrainingObserver
 sys.path.pop()
 
 
+# What no stand-in has done, of the errors of a script whose CUDA the CPU stands in for.
+_OF_STAND_IN = re.compile(r"cuda|nvidia|nccl|SimpleNamespace|'Moment'", re.IGNORECASE)
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")  # how Python tells one
 
 
@@ -50,7 +52,7 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
         raise
     finally:
         observer.close_passes()
-        observer.note_weights("end")
+        observer.note_end()
         last = dataclasses.replace(end, time=time.time(), steps=observer.steps)
         observer.write(last)
 
@@ -86,7 +88,9 @@ def _end_by(error: BaseException, last_line: str) -> notes.End:
     script_frames = [frame for frame in frames if not is_library(frame.filename)]
     last = script_frames[-1:]
     at = f"{last[0].filename}:{last[0].lineno}" if last else ""
-    return notes.End(at=at, status=status, why=first_line)
+    by_stand_in = bool(os.environ.get("DDP_AUDIT_ON_CPU") and _OF_STAND_IN.search(first_line))
+    by_stand_in = by_stand_in and notes.NO_SUCH_DEVICE not in first_line
+    return notes.End(at=at, status=status, why=first_line, by_stand_in=by_stand_in)
 
 
 if __name__ == "__main__":

@@ -14,26 +14,32 @@ from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
-from ddp_tools.audit.command import RANKS, WITNESS, check_started, show_table
+from ddp_tools.audit.command import RANKS, WITNESS, check_started, report, show_table
 from ddp_tools.audit.judge import CHECKS, judge
 from ddp_tools.audit.notes import (
+    NONE,
+    NOT_ASKED,
     OK,
     RED,
     UNSEEN,
     Collective,
     End,
+    Join,
     Pass,
     PointToPoint,
     RandomUse,
+    Row,
     Save,
     Step,
     Stopped,
     Weights,
+    Wrap,
     read_notes,
     select,
 )
 from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
 from ddp_tools.audit.restart import compare_restarted
+from ddp_tools.audit.sarif import to_sarif
 
 PAGE = (ROOT / "docs" / "tools.md").read_text()
 SCRIPT = ROOT / "notebooks" / "spirals_ddp.py"
@@ -51,6 +57,7 @@ SPLIT = "torch.utils.data.random_split(spirals(960, seed=1), [720, 240], torch.G
 UNUSED = '    model.register_parameter("unused", nn.Parameter(torch.ones(1)))'
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (1 + rank))"
 ON_TWO_NODES = "`local_rank` for `rank`, with `--two-nodes`"
+TAKES_LOCAL_RANK = "`init_process_group` is given `local_rank`, with `--two-nodes`"
 PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     SOUND: [],
     WITH_DROPOUT: [DROPOUT],
@@ -103,13 +110,14 @@ PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     "only rank 0 steps": [(ENDS, "            if rank == 0:\n                optimizer.step()")],
     "a slow rank": [TIME, (STEP, f"            time.sleep(0.2 * rank)\n{STEP}")],
     ON_TWO_NODES: [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, local_rank)")],
+    TAKES_LOCAL_RANK: [('group = {"rank": rank,', 'group = {"rank": local_rank,')],
 }
 WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
 WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the wrapper", "only rank 0 steps"}
 WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
 WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}
 NAMES = [name for name in PLANTED if THOROUGH or name not in WEEKLY]
-ENV = {ON_TWO_NODES: {"DDP_AUDIT_TWO_NODES": "1"}}
+ENV = {name: {"DDP_AUDIT_TWO_NODES": "1"} for name in (ON_TWO_NODES, TAKES_LOCAL_RANK)}
 HANGS, AT_ONCE = 30.0, 3  # seconds after which a run hangs that is to hang: by then it has come there; runs
 
 
@@ -156,9 +164,9 @@ def test_the_page_says_what_is_found_of_each_planted_fault(name, tables):
     assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show_table(tables[name])}"
 
 
-@pytest.mark.parametrize(("name", "unseen"), [(SOUND, {"dice", "metrics"}), (WITH_DROPOUT, {"metrics"})])
-def test_of_a_sound_script_all_that_is_seen_is_ok(name, unseen, tables):
-    assert {row.name: row.verdict for row in tables[name] if row.verdict != OK} == dict.fromkeys(unseen, UNSEEN)
+@pytest.mark.parametrize(("name", "rest"), [(SOUND, {"dice": NONE}), (WITH_DROPOUT, {})])
+def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
+    assert {row.name: row.verdict for row in tables[name] if row.verdict != OK} == rest
 
 
 def test_each_check_finds_a_planted_fault():
@@ -247,7 +255,7 @@ def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
     for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
         assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
     other = {name: row.verdict for name, row in tables[3].items() if row.verdict != OK}
-    assert other == {"dice": UNSEEN, "metrics": UNSEEN}, tables[3]
+    assert other == {"dice": NONE}, tables[3]
     assert tables[4]["gradients"].verdict == OK and "3 steps" in tables[4]["gradients"].seen, tables[4]
     assert [[note.name for note in select(ranks, PointToPoint)] for ranks in notes[4]] == [["send"], ["recv"]]
     assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
@@ -377,9 +385,9 @@ STEPPED = Step(sums=[[1.0, 1.0]])
 
 def told(first, last, *more):
     """The notes of a rank with one weight: its first gradient, its last weight, and what else was noted between."""
-    begin = Weights(when="begin", names=["w"], sums=[[0.0, 0.0]], bits=["0"])
+    begin = Wrap(), Weights(when="begin", names=["w"], sums=[[0.0, 0.0]], bits=["0"])
     end = Weights(when="end", names=["w"], sums=[[last, last]], bits=[str(last)])
-    return [begin, Step(sums=[[first, abs(first)]]), *more, end, End(status=0, time=9)]
+    return [*begin, Step(sums=[[first, abs(first)]]), *more, end, End(status=0, time=9)]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +420,7 @@ def test_weights_that_do_not_move_are_not_compared(last, verdict, seen):
     ("call", "verdict"),
     [
         (Collective(name="barrier", time=3), RED),
-        (Collective(name="all_reduce", time=3), UNSEEN),
+        (Collective(name="all_reduce", time=3), OK),
         (Collective(name="broadcast", time=3), UNSEEN),
         (PointToPoint(name="isend", time=3), UNSEEN),
     ],
@@ -430,7 +438,7 @@ def test_a_share_of_the_test_set_that_is_brought_together_somehow_is_not_red(cal
         (8, "DistributedSampler", OK),
         (6, "DistributedSampler", OK),  # drop_last of the loader
         (4, "DistributedSampler", RED),  # as if there were four ranks
-        (4, "SubsetRandomSampler", UNSEEN),
+        (4, "SubsetRandomSampler", NONE),
     ],
 )
 def test_samples_that_no_rank_takes_are_red_where_a_distributed_sampler_deals(taken, sampler, verdict):
@@ -466,7 +474,7 @@ dist.destroy_process_group()
 def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
     (script := tmp_path / "mine.py").write_text(RESUMED)
     words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
-    assert main([*words, "--resume-with=--from 'my last.pt'"]) == 0
+    assert main([*words, "--resume-with=--from 'my last.pt'"]) == 3, "no loader, so that samples are not seen"
     table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
     assert table["resume"]["verdict"] == OK and table["resume"]["seen"].endswith("bit"), table
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
@@ -507,7 +515,7 @@ def test_what_is_a_matter_of_taste_is_not_red_and_who_trains_alone_is(tmp_path):
         wait_for_runs(start(folder / "it.py", DDP_AUDIT_ON_CPU="1" if number else ""))
         tables.append({row.name: row for row in judge(read_notes(folder / "notes", RANKS))})
     alone, logs, never_loads = tables
-    assert (alone["gradients"].verdict, alone["files"].verdict) == (RED, UNSEEN), alone
+    assert (alone["gradients"].verdict, alone["files"].verdict) == (RED, NONE), alone
     assert [name for name, row in logs.items() if row.verdict == RED] == [], logs
     assert "logging" in logs["files"].seen and "meant so" in logs["saved names"].seen
     assert [name for name, row in never_loads.items() if row.verdict == RED] == ["saved names"]
@@ -520,3 +528,141 @@ def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
     assert main(["audit", str(script), "--folder", str(tmp_path / "its"), "--", "--n", "640"]) == 2
     said = capsys.readouterr().out
     assert "give --lr, not --n 640" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said
+
+
+def rows_of(*ranks, **more):
+    """The rows of notes made by hand, of ranks that came to their end."""
+    end = End(status=0, time=9, **more)
+    return {row.name: row for row in judge([[*notes, end] for notes in ranks])}
+
+
+def shares(of_ranks, **fields):
+    """The passes of ranks over these samples."""
+    common = {"dataset_size": 32, "own_size": 32, "batch_size": 4, "batches": 4, "complete": True, "begun": "it.py:1"}
+    return [Pass(**common | fields, samples=samples) for samples in of_ranks]
+
+
+DRAWN = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
+OTHERS = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]
+EVEN, ODD = [*range(0, 32, 2)], [*range(1, 32, 2)]
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "verdict"),
+    [((DRAWN, DRAWN), RED), ((DRAWN, DRAWN[::-1]), RED), ((DRAWN, OTHERS), OK), ((DRAWN[:4], DRAWN[:4]), UNSEEN)],
+)
+def test_ranks_that_draw_the_same_samples_with_one_seed_are_red(of_ranks, verdict):
+    samples = rows_of(*([one] for one in shares(of_ranks, steps=4, with_replacement=True)))["samples"]
+    assert samples.verdict == verdict, samples
+
+
+@pytest.mark.parametrize(
+    ("shuffles", "second", "verdict"),
+    [(True, EVEN, RED), (True, EVEN[::-1], OK), (False, EVEN, UNSEEN), (False, EVEN[::-1], OK)],
+)
+def test_an_order_that_comes_twice_is_red_for_any_sampler_that_promises_another(shuffles, second, verdict):
+    deals = [shares([order], steps=4, sampler="Mine", shuffles=shuffles)[0] for order in (EVEN, ODD[::-1], second)]
+    order = rows_of(deals, deals)["order"]
+    assert order.verdict == verdict, order
+
+
+@pytest.mark.parametrize(
+    ("tested", "dataset", "reduced_at", "verdict"),
+    [
+        ((EVEN[8:], ODD[8:]), 1, (), RED),  # the other part of a random_split
+        ((EVEN, ODD), 2, (), RED),  # as large as the training set
+        ((EVEN, ODD), 2, (4, 8), OK),
+        ((EVEN, ODD), 2, (6,), UNSEEN),  # the loss of the next epoch
+        ((EVEN, ODD), 2, (4, 6), RED),  # that of the first epoch alone
+        ((range(32), range(32)), 2, (), OK),
+        ((EVEN[:8], ODD[:8]), 1, (), NONE),  # the training accuracy
+    ],
+)
+def test_a_test_set_is_known_by_what_is_never_trained_on(tested, dataset, reduced_at, verdict):
+    trained = [EVEN[:8], ODD[:8]]
+    first, second = (shares(trained, dataset=1, steps=4, since=since, time=since + 1) for since in (1, 5))
+    tests = [shares(tested, dataset=dataset, since=since, time=since + 1) for since in (3, 7)]
+    calls = [Collective(name="all_reduce", time=at, at="it.py:9") for at in reduced_at]
+    rows = rows_of(*([*passes, *calls] for passes in zip(first, tests[0], second, tests[1], strict=True)))
+    assert (rows["metrics"].verdict, rows["evaluation"].verdict == RED) == (verdict, False), rows
+
+
+def gathers(*lines, name="all_gather"):
+    return [Collective(name=name, size=[1], at="it.py:5", callers=[f"it.py:{line}"]) for line in lines]
+
+
+def test_calls_of_other_lines_that_meet_are_told_with_their_callers():
+    row = rows_of(gathers(40, 41, 42), gathers(42))["collectives"]
+    assert row.verdict == RED and "call 1 brings" in row.seen and "call 2: rank 0" in row.seen, row
+    assert "it.py:5 (from it.py:40)" in row.seen and "rank == 0" not in row.cure
+    assert rows_of(gathers(40), gathers(42))["collectives"].verdict == UNSEEN, "a wrong number, or the same by two ways"
+    assert rows_of(gathers(40, name="broadcast"), gathers(42, name="broadcast"))["collectives"].verdict == OK
+
+
+@pytest.mark.parametrize(("complete", "told"), [(True, "equal shares"), (False, "leave the loop early")])
+def test_batches_are_counted_in_the_pass_in_which_ranks_part(complete, told):
+    notes = []
+    for rank, batches in enumerate((2, 3)):
+        passes = [shares([EVEN], steps=1)[0], Pass(steps=1, samples=[], batches=batches, complete=complete)]
+        notes.append([*passes, Pass(steps=1, samples=[], batches=9 + rank), *gathers(1)[rank:]])
+    row = rows_of(*notes)["collectives"]
+    assert "rank 0 had 2, rank 1 had 3 batches" in row.cure and told in row.cure, row
+
+
+def test_restarted_ranks_are_compared_with_each_other():
+    notes = [Save(), RandomUse(state="b"), STEPPED]
+    whole, stopped = told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped())
+    row = compare_restarted(whole, stopped, [told(2.0, 1.0), told(2.0, 1.5)])
+    assert row.verdict == RED and "the ranks part" in row.seen and "all ranks load" in row.cure, row
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "verdict"),
+    [(1, 2, OK), (0, 2, RED), (1, 1, RED)],
+)
+def test_what_init_process_group_is_given_is_held_against_the_launch(rank, world_size, verdict):
+    joins = [Join(rank=0, world_size=2, at="it.py:1"), Join(rank=rank, world_size=world_size, at="it.py:1")]
+    rows = rows_of(*([join] for join in joins))
+    assert (rows["launch"].verdict, rows["end"].verdict) == (verdict, UNSEEN if verdict == RED else OK), rows
+
+
+def test_a_device_of_no_node_is_red_and_what_has_no_stand_in_is_not_seen(tmp_path):
+    begin = 'import os, torch\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
+    uses = ["torch.ones(1).to(f\"cuda:{os.environ['RANK']}\")", "torch.cuda.mem_get_info()"]
+    ends, runs = [], []
+    for number, use in enumerate(uses):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "it.py").write_text(begin + use)
+        runs.append(start(folder / "it.py", DDP_AUDIT_ON_CPU="1", DDP_AUDIT_TWO_NODES="1"))
+    wait_for_runs(*runs)
+    ends = [judge(read_notes(tmp_path / str(number) / "notes", RANKS))[0] for number in range(len(uses))]
+    assert ends[0].verdict == RED and "rank 1 at it.py:3" in ends[0].seen and "LOCAL_RANK" in ends[0].cure, ends
+    assert ends[1].verdict == UNSEEN and "it.py:3" in ends[1].seen and "no fault of the script" in ends[1].seen, ends
+
+
+FAILED = Row("end", RED, "rank 0 at it.py:7: no data", "read that rank's messages")
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        ([Row("end", OK, ""), Row("dice", NONE, ""), Row("resume", NOT_ASKED, "")], 0),
+        ([Row("end", OK, ""), FAILED._replace(name="files"), Row("order", UNSEEN, "")], 1),
+        ([Row("end", OK, ""), Row("order", UNSEEN, "one epoch")], 3),
+    ],
+)
+def test_the_status_says_whether_all_was_seen(rows, status, capsys):
+    assert report(rows) == status
+    assert ("could not see all: order" in capsys.readouterr().out) == (status == 3)
+
+
+def test_a_red_row_is_a_result_in_sarif_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (script := tmp_path / "lib" / "it.py").write_text("")
+    log = to_sarif(script, [FAILED, Row("order", OK, "it.py:3")])
+    [result] = log["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert (result["ruleId"], place["artifactLocation"]["uri"]) == ("end", "lib/it.py")
+    assert place["region"] == {"startLine": 7} and log["version"] == "2.1.0"
+    assert [rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]] == ["end", "order"]

@@ -1,0 +1,179 @@
+"""Checks of the audit on the test sets of a script, and on what ranks find on their shares.
+
+`judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
+"""
+
+import re
+from collections import Counter
+
+from ddp_tools.audit.data_checks import common_passes
+from ddp_tools.audit.notes import (
+    NONE,
+    OK,
+    RED,
+    UNSEEN,
+    Communication,
+    FileWritten,
+    Finding,
+    Notes,
+    Pass,
+    select,
+    short_line,
+)
+from ddp_tools.audit.rank_checks import end
+
+# These bring counts together; so may the second, where ranks broadcast theirs in turn.
+_REDUCES = re.compile("all_|reduce|gather")
+_MAY_REDUCE = re.compile("broadcast|i?send|i?recv|batch_isend")
+
+
+def evaluation(ranks: list[Notes]) -> Finding:
+    """In evaluation, each sample is looked at once, or all of them by each rank."""
+    if leak := _tested_samples_of_others(ranks):
+        return leak
+    findings = []
+    for passes in common_passes(ranks, trained=False):
+        if not passes[0].iterable and all(note.complete for note in passes):
+            findings.append((len(passes[0].samples), _evaluation_pass(passes)))
+    for _, finding in findings:
+        if finding.verdict == RED:
+            return finding
+    if not findings:
+        return _evaluation_of_some(ranks)
+    # Of several passes the largest: a small one may have the rest that does not divide.
+    return max(findings, key=lambda pair: pair[0])[1]
+
+
+def _evaluation_of_some(ranks: list[Notes]) -> Finding:
+    """Judge a test that not all ranks have made, or none to its end."""
+    tests = [[note for note in select(notes, Pass) if not note.steps] for notes in ranks]
+    testers = [rank for rank, passes in enumerate(tests) if passes]
+    whole = [note for passes in tests for note in passes if note.complete and not note.iterable]
+    if not testers:
+        return Finding(NONE, "no pass over a DataLoader without steps")
+    if len(testers) > 1 or not whole:
+        return Finding(UNSEEN, "no whole pass without steps over a dataset was seen on all ranks")
+    last = whole[-1]
+    count, seen = len({*last.samples}), f"{short_line(last.begun)}: rank {testers[0]} alone tests"
+    if count not in (last.own_size, last.dataset_size):
+        return Finding(UNSEEN, f"{seen} {count} of {last.own_size} samples: meant so?")
+    return Finding(OK, f"{seen} all {count} samples")
+
+
+def _tested_samples_of_others(ranks: list[Notes]) -> Finding | None:
+    """Find samples that one rank trains on and another tests, of a dataset that each has split.
+
+    None where a rank tests what it trains on itself, as for the training accuracy.
+    """
+    trained: list[set[int | str]] = []
+    tested: list[set[int | str]] = []
+    at = ""
+    for notes in ranks:
+        parts = [note for note in select(notes, Pass) if note.is_part and not note.iterable]
+        training = [note for note in parts if note.steps]
+        testing = [note for note in parts if not note.steps]
+        both = {note.dataset for note in training} & {note.dataset for note in testing}
+        pairs = [
+            {sample for note in notes_of if note.dataset in both for sample in note.samples}
+            for notes_of in (training, testing)
+        ]
+        if not both or pairs[0] & pairs[1]:
+            return None
+        trained.append(pairs[0])
+        tested.append(pairs[1])
+        at = at or short_line(next(note.begun for note in testing if note.dataset in both))
+    all_tested = {sample for samples_of_rank in tested for sample in samples_of_rank}
+    leaked = all_tested & {sample for samples_of_rank in trained for sample in samples_of_rank}
+    if not leaked:
+        return None
+    count = len(all_tested)
+    seen = f"{at}: {len(leaked)} of {count} tested samples are trained on by another rank"
+    cure = "one split for all ranks: random_split(..., generator=torch.Generator().manual_seed(0))"
+    return Finding(RED, seen, cure)
+
+
+def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
+    """Judge one pass over a test set."""
+    first, count = passes[0], len(passes)
+    at, size = short_line(first.begun), first.dataset_size or 0
+    times = Counter(sample for note in passes for sample in note.samples)
+    if len({frozenset(note.samples) for note in passes}) == 1:
+        if _is_strided(first, count):
+            seen = f"{at}: all ranks take samples 0, {count}, … and none the rest"
+            return Finding(RED, seen, "begin the share at rank")
+        if len(times) == first.own_size:  # a part of a dataset may be the whole test set
+            size = first.own_size
+        if len(times) < size:
+            same = f"all ranks test the same {len(times)} of {size} samples: meant so?"
+            return Finding(UNSEEN, f"{at}: {same}")
+        all_of_them = f"each rank tests all {size} samples"
+        return Finding(OK, f"{at}: {all_of_them} (right, but the ranks share no work)")
+    if twice := sum(looks > 1 for looks in times.values()):
+        seen = f"{at}: {twice} of {len(times)} samples count more than once"
+        share = "Subset(dataset, range(rank, len(dataset), world_size))"
+        return Finding(RED, seen, f"{share} in place of a sampler that pads")
+    if len(times) <= (first.own_size or 0):
+        size = first.own_size or 0
+    return Finding(OK, f"{at}: {len(times)} of {size} samples, each once")
+
+
+def _is_strided(note: Pass, ranks: int) -> bool:
+    """Whether a share begins with two samples that lie as many apart as there are ranks."""
+    if len(note.samples) < 2:
+        return False
+    first, second = note.samples[:2]
+    return isinstance(first, int) and second == first + ranks
+
+
+def metrics(ranks: list[Notes]) -> Finding:
+    """What ranks find on shares of a test set is summed or gathered, before training goes on."""
+    if end(ranks).verdict != OK:
+        return Finding(UNSEEN, "see 'end'")
+    tests = [p for p in common_passes(ranks, trained=False) if not _trained_on(p[0], ranks[0])]
+    if not tests:
+        return Finding(NONE, "no test set was read on all ranks by a DataLoader")
+    whole = [passes for passes in tests if all(note.complete for note in passes)]
+    shares = [p for p in whole if len({frozenset(note.samples) for note in p}) == len(p)]
+    if not whole:
+        return Finding(UNSEEN, "no test set was read to its end")
+    if not shares:
+        return Finding(OK, "all ranks test the same samples, so that each has the whole number")
+    calls = [_calls_after_test(passes, ranks) for passes in shares]
+    kept_apart = [not any(_REDUCES.match(call.name) for call in each) for each in calls]
+    if not any(kept_apart):
+        call = next(call for call in calls[0] if _REDUCES.match(call.name))
+        seen = f"{call.name} at {short_line(call.at)}"
+        return Finding(OK, f"after each test ranks bring numbers together: {seen}")
+    first = shares[kept_apart.index(True)]
+    seen = f"{short_line(first[0].begun)}: each rank tests a share, and nothing is reduced or "
+    if _may_come_together_later(first, ranks):
+        question = "gathered before training goes on: is each printed number one of all ranks?"
+        return Finding(UNSEEN, seen + question)
+    cure = "dist.all_reduce of the sums and of the number of samples, then divide"
+    return Finding(RED, f"{seen}gathered afterwards", cure)
+
+
+def _trained_on(test: Pass, notes: Notes) -> bool:
+    """Whether a rank trains on samples that it looks at here: its training accuracy."""
+    trained = [note for note in select(notes, Pass) if note.steps and note.dataset == test.dataset]
+    return any({*note.samples} & {*test.samples} for note in trained)
+
+
+def _calls_after_test(passes: tuple[Pass, ...], ranks: list[Notes]) -> list[Communication]:
+    """What rank 0 calls from the begin of a test on, until it trains again."""
+    since = passes[0].since
+    trains = [note.since for note in select(ranks[0], Pass) if note.steps and note.since > since]
+    until = min(trains, default=float("inf"))
+    return [call for call in select(ranks[0], Communication) if since <= call.time < until]
+
+
+def _may_come_together_later(passes: tuple[Pass, ...], ranks: list[Notes]) -> bool:
+    """Whether anything since a test may have brought the ranks' counts together."""
+    since = min(note.since for note in passes)
+    afterwards = [[note for note in notes if note.time >= since] for notes in ranks]
+    calls = [call for notes in afterwards for call in select(notes, Communication)]
+    # Each wrote a file, from which somebody may gather.
+    wrote_files = all(select(notes, FileWritten) for notes in afterwards)
+    return wrote_files or any(
+        pattern.match(call.name) for call in calls for pattern in (_REDUCES, _MAY_REDUCE)
+    )
