@@ -34,6 +34,7 @@ from ddp_helpers.lessons.handed_in import code_cells, exercises_in, number_of, p
 
 MARK = "DDP_COURSE_GRADE"  # the environment variable by which an exercise's processes are found
 START = 120.0  # seconds until the learner's time begins: imports, on a busy machine
+PATIENCE = 30.0  # seconds that live ranks have, as in the notebook's own cells
 LONGEST = 800  # characters of a result
 NOT_GRADED = "not graded: "
 _HELD = {
@@ -194,7 +195,8 @@ def judge(name: str, ranks: int, pipe: int, alone: bool) -> None:
     lessons.exercise_called(name)  # imports what judges, before anything of the learner's
     os.write(pipe, b"begun\n")
     try:
-        told = on_ranks(ranks, partial(_verdict, name)) if ranks else [_verdict(name)]
+        ask = partial(_verdict, name)
+        told = on_ranks(ranks, ask, PATIENCE) if ranks else [ask()]
     except Exception as error:
         told = [f"{NOT_YET}: {error}"]
     line = " ".join(next((one for one in told if one != RIGHT), RIGHT).split())
