@@ -19,6 +19,7 @@ _TOKEN = re.compile(
     | &&|\|\|?|;|\n|(?<![<>])&(?!>) | . """,
     re.VERBOSE | re.DOTALL,
 )
+_ENDS = ("\n", ";", "&", "&&", "|", "||")
 _ASSIGNS = re.compile(r"\s*(?:(?:then|do|else)\s+)?(?:(?:export|declare|local|readonly)\s|\w+\+?=)")
 _ASSIGNED = re.compile(r"(?<!\S)(\w+)(\+?)=(\S*)")
 _VALUE_OF = re.compile(r"[$\0](?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
@@ -232,19 +233,20 @@ def _facts(start: Start, srun: bool, own: dict[str, str]) -> Iterator[str]:
 
 def _commands(text: str) -> Iterator[Command]:
     """Yield the commands of a shell script, split where no quote and no bracket is open."""
-    line, depth, words, nounset = 1, 0, [""], False
-    first = line
+    line, first, depth, nounset = 1, 1, 0, False
+    words: list[str] = []
     for token in (match[0] for match in _TOKEN.finditer(text + "\n")):
-        if not "".join(words).strip():
+        if not words:
             first = line
         line += token.count("\n")
-        if depth == 0 and token.strip(" ;&|\n\t") == "" and token.strip(" \t"):
-            if (raw := "".join(words)).strip():
-                if option := re.match(r"\s*set\s+([-+])(?:\w*u|o\s+nounset)", raw):
+        if depth == 0 and token in _ENDS:
+            if words:
+                raw = "".join(words)
+                if option := re.match(r"set\s+([-+])(?:\w*u|o\s+nounset)", raw):
                     nounset = option[1] == "-"
                 yield Command(first, raw, nounset)
-            words = [""]
-        elif token[0] not in "#" or len(token) == 1:
+            words = []
+        elif (token[0] != "#" or len(token) == 1) and (words or token.strip(" \t\n\\")):
             depth = max(0, depth + (token == "(") - (token == ")"))
             words.append(_plain(token, depth > 0))
 
