@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
 from unittest.mock import patch
 
 import torch
@@ -107,16 +106,10 @@ def load(model: str) -> Callable[[], nn.Module]:
 @contextmanager
 def _no_start() -> Iterator[None]:
     """Stop at what starts a training, by SystemExit: no `except Exception` of a script takes it."""
-
-    def stopped(name: str) -> Callable[..., NoReturn]:
-        def stop(*_: object, **__: object) -> NoReturn:
-            raise SystemExit(f"{name}() is called")
-
-        return stop
-
     with ExitStack() as stack:
         for owner, name in _STARTS:
-            stack.enter_context(patch.object(owner, name, stopped(name)))
+            stop = SystemExit(f"{name}() is called")
+            stack.enter_context(patch.object(owner, name, side_effect=stop))
         yield
 
 
@@ -211,8 +204,9 @@ def advice(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Tell an error in one line, with the last line of code that is neither torch's nor ours."""
-    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    """Tell an error in one line, with the last line of code that is no library's and not ours."""
+    modules = (torch.__file__, __file__, io.__file__)
+    libraries = ("<", *(str(Path(module).parent) for module in modules))
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if not frame.filename.startswith(libraries)]
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
