@@ -15,7 +15,7 @@ _LIBRARIES = (
     *("<frozen", str(Path(__file__).resolve().parent)),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
-_LETTERS = 12  # of the digests of samples and of random numbers
+_LETTERS = 12  # of a digest
 
 
 def is_library(file: str) -> bool:
@@ -29,16 +29,22 @@ def sums_of(tensors: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
     return [(float(double.sum()), float(double.abs().sum())) for double in doubles]
 
 
-def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Digest the bits of all tensors, on the CPU."""
-    flat = (tensor.detach().reshape(-1) for tensor in tensors)
-    data = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in flat)
-    return hashlib.sha1(data).hexdigest()
+def digest_of(tensor: torch.Tensor) -> str:
+    """Digest the bits of a tensor."""
+    flat = tensor.detach().cpu().reshape(-1)
+    return hashlib.sha1(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:_LETTERS]
+
+
+def write_numbers(file: Path, tensors: Iterable[torch.Tensor]) -> None:
+    """Write all numbers of the tensors, one after the other, as float32."""
+    with file.open("wb") as stream:
+        for tensor in tensors:
+            stream.write(tensor.detach().cpu().float().numpy().tobytes())
 
 
 def rng_digest() -> str:
     """Digest the state of torch's random numbers on the CPU."""
-    return hashlib.sha1(torch.get_rng_state().numpy().tobytes()).hexdigest()[:_LETTERS]
+    return digest_of(torch.get_rng_state())
 
 
 def sample_digests(batch: object) -> list[str]:
@@ -49,14 +55,12 @@ def sample_digests(batch: object) -> list[str]:
         return []
     if batch.layout != torch.strided or batch.is_complex():
         return []
-    flat = (sample.detach().cpu().reshape(-1) for sample in batch)
-    data = (sample.view(torch.uint8).numpy().tobytes() for sample in flat)
-    return [hashlib.sha1(part).hexdigest()[:_LETTERS] for part in data]
+    return [digest_of(sample) for sample in batch]
 
 
 def inputs_digest(arguments: Iterable[object]) -> str:
     """Digest the tensors among the arguments of a model, or in lists and dictionaries there."""
-    digest = hashlib.sha1()
+    digests = []
     waiting = [*arguments]
     while waiting:
         value = waiting.pop()
@@ -67,9 +71,8 @@ def inputs_digest(arguments: Iterable[object]) -> str:
         elif not isinstance(value, torch.Tensor) or value.is_complex():
             continue
         elif value.layout == torch.strided:
-            flat = value.detach().cpu().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:_LETTERS]
+            digests.append(digest_of(value))
+    return hashlib.sha1("".join(digests).encode()).hexdigest()[:_LETTERS]
 
 
 def names_in(saved: object, depth: int = 3) -> Iterator[str]:

@@ -3,7 +3,6 @@
 `judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_tools.audit.notes import (
@@ -21,10 +20,12 @@ from ddp_tools.audit.notes import (
     Wrap,
     differ,
     is_finite,
+    names_apart,
     select,
     short_line,
 )
 from ddp_tools.audit.rank_checks import end, has_unused_weights
+from ddp_tools.audit.state_checks import at_once, buffers, copies
 
 _SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
 
@@ -41,44 +42,23 @@ def replicas(ranks: list[Notes]) -> Finding:
         return Finding(UNSEEN, _SEE_END)
     wrapped_at = short_line(select(ranks[0], Wrap)[0].at)
     compared = 0
-    for notes_at_once in _at_once(weights):
+    for notes_at_once in at_once(ranks, Weights, "begin", "epoch", "end"):
         first = notes_at_once[0]
         when = "at the end" if first.when == "end" else "after an epoch"
-        if not _comparable(notes_at_once, ranks):
-            continue
         compared += 1
         for rank, note in enumerate(notes_at_once):
-            if note.names == first.names and differ(note.sums, first.sums):
-                name = _first_that_differs(note, first)
-                seen = f"{when} rank {rank} holds another {name} than rank 0"
+            if names := names_apart(note, first):
+                seen = f"{when} rank {rank} holds another {names[0]} than rank 0"
                 cure = _cure_of_replicas(ranks) or "see 'gradients'"
                 return Finding(RED, seen, f"{cure}; the model is wrapped in {wrapped_at}")
-    if finding := _statistics(ranks):
-        return finding
+    of_copies, alone = copies(ranks)
+    findings = [finding for finding in (buffers(ranks), of_copies) if finding]
+    if findings:
+        return min(findings, key=lambda finding: finding.verdict != RED)
     if not _moved(ranks):
         return Finding(UNSEEN, "no weight of the wrapped model has moved")
     seen = f"weights equal on all ranks, compared after epochs and at the end: {compared}"
-    return Finding(OK, seen)
-
-
-def _at_once(weights: list[list[Weights]]) -> Iterator[tuple[Weights, ...]]:
-    """The notes of all ranks that were made at one time: at the begin, after epochs, at the end."""
-    for when in ("begin", "epoch", "end"):
-        noted = [[note for note in notes if note.when == when] for notes in weights]
-        yield from zip(*noted, strict=False)
-
-
-def _comparable(notes_at_once: tuple[Weights, ...], ranks: list[Notes]) -> bool:
-    """Whether weights were noted after as many steps on each rank, or at a good end."""
-    if notes_at_once[0].when == "end":
-        return end(ranks).verdict == OK
-    return len({note.steps for note in notes_at_once}) == 1
-
-
-def _first_that_differs(weights: Weights, others: Weights) -> str:
-    """The name of the first tensor in which two ranks' weights differ."""
-    tensors = zip(weights.names, weights.sums, others.sums, strict=True)
-    return next(name for name, sums, other in tensors if differ([sums], [other]))
+    return Finding(OK, seen + alone)
 
 
 def _cure_of_replicas(ranks: list[Notes]) -> str:
@@ -103,21 +83,6 @@ def _cure_of_replicas(ranks: list[Notes]) -> str:
 def _rates(step: Step) -> str:
     """The learning rates of a step."""
     return ", ".join(f"{rate:g}" for rate in step.rates)
-
-
-def _statistics(ranks: list[Notes]) -> Finding | None:
-    """Judge the buffers of models with BatchNorm that DDP does not broadcast; None if sound."""
-    wraps = select(ranks[0], Wrap)
-    if not any(wrap.has_batch_norm and not wrap.broadcasts for wrap in wraps):
-        return None
-    last = [
-        [note.buffers for note in select(notes, Weights) if note.when == "end"] for notes in ranks
-    ]
-    if all(buffers == last[0] for buffers in last):
-        return None
-    seen = "weights are equal, BatchNorm's statistics are not: broadcast_buffers is False"
-    cure = "SyncBatchNorm.convert_sync_batchnorm(model), or leave broadcast_buffers on"
-    return Finding(RED, f"{short_line(wraps[0].at)}: {seen}", cure)
 
 
 def _moved(ranks: list[Notes]) -> bool:

@@ -6,7 +6,7 @@ The audit's witness makes a `TrainingObserver` on every rank, before the script.
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,8 @@ from torch.optim.optimizer import (
 )
 
 from ddp_tools.audit import notes
-from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of, weights_digest
+from ddp_tools.audit.copies import Copies, statistics_of
+from ddp_tools.audit.digests import digest_of, inputs_digest, rng_digest, sums_of, write_numbers
 from ddp_tools.audit.notes import STEPS
 from ddp_tools.audit.observer import ObservedPass, Observer
 from ddp_tools.audit.watch import replace_call
@@ -33,6 +34,7 @@ _ALL = "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter"
 _COMMUNICATION = re.compile(f"{_ALL}|{_PAIRS}")
 _POINT_TO_POINT = re.compile(_PAIRS)
 _FORWARDS = 10 * STEPS  # calls of models before which random numbers are looked at
+_FEW = 16  # numbers in a tensor that ranks reduce, as losses and counts
 _MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
 
 
@@ -42,6 +44,8 @@ class TrainingObserver(Observer):
     def __init__(self, folder: Path, outermost: FrameType) -> None:
         super().__init__(folder, outermost)
         self.models: list[DDP] = []
+        self.copies = Copies(self.line_of, self.note_tensors)
+        self._epoch_ended = False
         self._forwards = 0
         self._not_finite = 0
         self._in_communication = False  # which may call others
@@ -52,6 +56,7 @@ class TrainingObserver(Observer):
     def start(self) -> None:
         """Note from now on, until the process ends."""
         super().start()
+        self.copies.watch()
         self._hook_communication()
         self._hook_forward()
         self._hook_backward()
@@ -76,7 +81,9 @@ class TrainingObserver(Observer):
         """Note the samples of a pass, and after an epoch the weights."""
         super().after_pass(loader_pass)
         if loader_pass.steps and loader_pass.complete:
-            self.note_weights("epoch")
+            self.note_weights("epoch", self.models)
+            self.copies.look(self.models)
+            self._epoch_ended = True
 
     def after_wrap(self, model: DDP) -> None:
         """Note that a model was wrapped, and its first weights."""
@@ -88,23 +95,70 @@ class TrainingObserver(Observer):
             broadcasts=model.broadcast_buffers,
         )
         self.write(note)
-        self.note_weights("begin")
+        self.note_weights("begin", [model])
 
-    def note_weights(self, when: str) -> None:
-        """Note the weights and buffers of each wrapped model."""
-        for number, model in enumerate(self.models):
+    def note_end(self) -> None:
+        """Note what each wrapped model and each copy of one has at the end."""
+        self.note_weights("end", self.models)
+        for model in self.models:
+            self._note_buffers(model, "end")
+        self.copies.note_end()
+
+    def note_weights(self, when: str, models: list[DDP]) -> None:
+        """Note the weights of wrapped models."""
+        for model in models:
             parameters = dict(model.module.named_parameters())
-            note = notes.Weights(
-                **self.here(),
-                when=when,
-                model=number,
-                names=[*parameters],
-                sums=sums_of(parameters.values()),
-                bits=[weights_digest(parameters.values())],
-                buffers=sums_of(model.module.buffers()),
-                steps=self.steps,
-            )
-            self.write(note)
+            self.note_tensors(notes.Weights, when, self.models.index(model), parameters)
+
+    def note_tensors(
+        self,
+        record: type[notes.Tensors],
+        when: str,
+        number: int,
+        tensors: Mapping[str, torch.Tensor],
+        **fields: Any,
+    ) -> None:
+        """Note tensors by name; at the end also all their numbers, and on rank 0 at the begin."""
+        file = ""
+        if when == "end" or (when == "begin" and self.rank == "0" and record is notes.Weights):
+            path = self._folder / f"rank{self.rank}-{record.__name__}-{when}-{number}.f32"
+            write_numbers(path, tensors.values())
+            file = str(path)
+        note = record(
+            **self.here(),
+            when=when,
+            model=number,
+            names=[*tensors],
+            sums=sums_of(tensors.values()),
+            bits=[digest_of(tensor) for tensor in tensors.values()],
+            sizes=[tensor.numel() for tensor in tensors.values()],
+            file=file,
+            steps=self.steps,
+            **fields,
+        )
+        self.write(note)
+
+    def _note_buffers(self, model: DDP, when: str) -> None:
+        """Note the buffers of a model; where DDP broadcasts them, those of BatchNorm are rank 0's.
+
+        Everybody knows that of BatchNorm: one rank's statistics will do.
+        """
+        statistics = statistics_of(model.module) if model.broadcast_buffers else set()
+        buffers = dict(model.module.named_buffers())
+        buffers = {name: buffers[name] for name in buffers if name not in statistics}
+        if buffers:
+            transient = {*buffers} - {*model.module.state_dict()}
+            number = self.models.index(model)
+            self.note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
+
+    def _look_at_buffers(self, model: DDP) -> None:
+        """Note buffers before DDP broadcasts them: then all ranks should have the same.
+
+        Those that it does not broadcast, before an epoch: a script may bring them together itself.
+        """
+        if self._epoch_ended or (model.broadcast_buffers and 1 < self._forwards <= STEPS):
+            self._note_buffers(model, "epoch" if self._epoch_ended else "forward")
+        self._epoch_ended = False
 
     def _hook_forward(self) -> None:
         """Note what DDP's forward sends and is given, and whether it uses random numbers."""
@@ -118,6 +172,8 @@ class TrainingObserver(Observer):
                     name = "DDP's forward" if trains else "DDP's forward, to test,"
                     self.write(notes.Collective(**self.here(), name=name))
                 self._forwards += 1
+                if trains:
+                    self._look_at_buffers(model)
                 if trains and self._forwards <= STEPS:
                     digest = inputs_digest([*args, *options.values()])
                     self.write(notes.Inputs(**self.here(), digest=digest))
@@ -184,6 +240,8 @@ class TrainingObserver(Observer):
             for loader_pass in self.open_passes:
                 loader_pass.steps += 1
             self.steps += 1
+            if self.steps in (1, 2, STEPS):
+                self.copies.look(self.models)
             if self.steps <= STEPS:
                 self._note_step(optimizer)
             self.end_if_asked()
@@ -252,12 +310,23 @@ class TrainingObserver(Observer):
         groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         size = [*tensors[0].shape] if tensors else None
+        few = bool(tensors) and tensors[0].numel() <= _FEW and not tensors[0].is_complex()
+        others = [value for value in arguments if isinstance(value, dist.ReduceOp.RedOpType)]
+        adds = "reduce" in name and {*others} <= {dist.ReduceOp.SUM, dist.ReduceOp.AVG}
         kind: type[notes.Communication] = notes.Collective
         if groups and groups[0] is not dist.group.WORLD:
             kind = notes.GroupCollective
         if _POINT_TO_POINT.match(name):
             kind = notes.PointToPoint
-        self.write(kind(**self.here(), name=name, size=size))
+        note = kind(
+            **self.here(),
+            callers=self.callers(),
+            name=name,
+            size=size,
+            numbers=tensors[0].detach().double().reshape(-1).tolist() if few else (),
+            adds=adds,
+        )
+        self.write(note)
 
 
 def _gradient_sums(parameters: list[torch.Tensor]) -> list[tuple[float, float]]:
