@@ -5,7 +5,6 @@ The witness writes notes on every rank; the learner's process reads and judges t
 
 import json
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -17,7 +16,6 @@ OK, RED, UNSEEN = "ok", "RED", "not seen"
 NOT_ASKED, NONE = "not asked", "none"
 CLOSE = 1e-5  # sums that differ by less, relative to the sizes in them, are equal
 NO_SUCH_DEVICE = "CUDA error: invalid device ordinal"
-_PART = 1 << 16  # of many numbers, at once
 STEPS = 40  # of which gradients, random numbers and digests of samples are noted
 
 # For each tensor its sum, and the sum of its absolute values.
@@ -274,38 +272,6 @@ def select(notes: Notes, kind: type[NoteType]) -> list[NoteType]:
 def short_line(at: str) -> str:
     """Shorten FOLDER/FILE:LINE to FILE:LINE."""
     return at.rpartition("/")[2] or "an unknown line"
-
-
-def numbers_of(note: Tensors) -> Sequence[float]:
-    """All numbers of the tensors, from the file that the rank has written; else their sums."""
-    if not note.file:
-        return [number for sums in note.sums for number in sums]
-    numbers = array("f")
-    numbers.frombytes(Path(note.file).read_bytes())
-    return numbers
-
-
-def euclid(numbers: Sequence[float], others: Sequence[float]) -> float:
-    """The Euclidean distance of as many numbers, also of very many."""
-    parts = range(0, len(numbers), _PART)
-    return math.hypot(*(math.dist(numbers[i : i + _PART], others[i : i + _PART]) for i in parts))
-
-
-def names_apart(note: Tensors, other: Tensors) -> list[str]:
-    """The names of the tensors that differ by more than rounding, if both have the same ones."""
-    if note.names != other.names or note.sizes != other.sizes or note.bits == other.bits:
-        return []
-    both_files = note.file and other.file
-    numbers, others = (numbers_of(each) if both_files else () for each in (note, other))
-    apart, begin = [], 0
-    for index, name in enumerate(note.names):
-        end = begin + note.sizes[index] if both_files else begin
-        part, other_part = numbers[begin:end], others[begin:end]
-        far = euclid(part, other_part) > CLOSE * euclid(part, [0.0] * len(part))
-        if far or differ([note.sums[index]], [other.sums[index]]):
-            apart.append(name)
-        begin = end
-    return apart
 
 
 def differ(sums: TensorSums, others: TensorSums, close: float = CLOSE) -> bool:

@@ -8,6 +8,7 @@ from itertools import chain
 from math import hypot
 from typing import NamedTuple
 
+from ddp_tools.audit.apart import euclid, numbers_of
 from ddp_tools.audit.notes import (
     OK,
     RED,
@@ -22,8 +23,6 @@ from ddp_tools.audit.notes import (
     Wrap,
     differ,
     digests_by_sample,
-    euclid,
-    numbers_of,
     select,
     training_passes,
 )

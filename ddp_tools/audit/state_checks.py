@@ -7,6 +7,7 @@ no torch.
 from collections.abc import Iterator
 from typing import TypeVar
 
+from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.notes import (
     OK,
     RED,
@@ -19,7 +20,6 @@ from ddp_tools.audit.notes import (
     Pass,
     Tensors,
     Wrap,
-    names_apart,
     select,
     short_line,
 )

@@ -5,6 +5,7 @@
 
 from itertools import pairwise
 
+from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.notes import (
     CLOSE,
     OK,
@@ -20,7 +21,6 @@ from ddp_tools.audit.notes import (
     Wrap,
     differ,
     is_finite,
-    names_apart,
     select,
     short_line,
 )

@@ -6,7 +6,7 @@ The audit's witness makes a `TrainingObserver` on every rank, before the script.
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,10 +22,9 @@ from torch.optim.optimizer import (
 )
 
 from ddp_tools.audit import notes
-from ddp_tools.audit.copies import Copies, statistics_of
-from ddp_tools.audit.digests import digest_of, inputs_digest, rng_digest, sums_of, write_numbers
+from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of
+from ddp_tools.audit.model_observer import ModelObserver
 from ddp_tools.audit.notes import STEPS
-from ddp_tools.audit.observer import ObservedPass, Observer
 from ddp_tools.audit.watch import replace_call
 
 # What ranks call to talk to each other; the second, only two of them.
@@ -38,15 +37,11 @@ _FEW = 16  # numbers in a tensor that ranks reduce, as losses and counts
 _MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
 
 
-class TrainingObserver(Observer):
+class TrainingObserver(ModelObserver):
     """Observes models, optimizers and collectives besides."""
 
     def __init__(self, folder: Path, outermost: FrameType) -> None:
         super().__init__(folder, outermost)
-        self.models: list[DDP] = []
-        self.copies = Copies(self.line_of, self.note_tensors)
-        self._epoch_ended = False
-        self._forwards = 0
         self._not_finite = 0
         self._in_communication = False  # which may call others
         self._in_backward = False
@@ -56,7 +51,6 @@ class TrainingObserver(Observer):
     def start(self) -> None:
         """Note from now on, until the process ends."""
         super().start()
-        self.copies.watch()
         self._hook_communication()
         self._hook_forward()
         self._hook_backward()
@@ -77,89 +71,6 @@ class TrainingObserver(Observer):
 
     # ---- models
 
-    def after_pass(self, loader_pass: ObservedPass) -> None:
-        """Note the samples of a pass, and after an epoch the weights."""
-        super().after_pass(loader_pass)
-        if loader_pass.steps and loader_pass.complete:
-            self.note_weights("epoch", self.models)
-            self.copies.look(self.models)
-            self._epoch_ended = True
-
-    def after_wrap(self, model: DDP) -> None:
-        """Note that a model was wrapped, and its first weights."""
-        self.models.append(model)
-        layers = [type(layer).__name__ for layer in model.modules()]
-        note = notes.Wrap(
-            **self.here(),
-            has_batch_norm=any("BatchNorm" in layer for layer in layers),
-            broadcasts=model.broadcast_buffers,
-        )
-        self.write(note)
-        self.note_weights("begin", [model])
-
-    def note_end(self) -> None:
-        """Note what each wrapped model and each copy of one has at the end."""
-        self.note_weights("end", self.models)
-        for model in self.models:
-            self._note_buffers(model, "end")
-        self.copies.note_end()
-
-    def note_weights(self, when: str, models: list[DDP]) -> None:
-        """Note the weights of wrapped models."""
-        for model in models:
-            parameters = dict(model.module.named_parameters())
-            self.note_tensors(notes.Weights, when, self.models.index(model), parameters)
-
-    def note_tensors(
-        self,
-        record: type[notes.Tensors],
-        when: str,
-        number: int,
-        tensors: Mapping[str, torch.Tensor],
-        **fields: Any,
-    ) -> None:
-        """Note tensors by name; at the end also all their numbers, and on rank 0 at the begin."""
-        file = ""
-        if when == "end" or (when == "begin" and self.rank == "0" and record is notes.Weights):
-            path = self._folder / f"rank{self.rank}-{record.__name__}-{when}-{number}.f32"
-            write_numbers(path, tensors.values())
-            file = str(path)
-        note = record(
-            **self.here(),
-            when=when,
-            model=number,
-            names=[*tensors],
-            sums=sums_of(tensors.values()),
-            bits=[digest_of(tensor) for tensor in tensors.values()],
-            sizes=[tensor.numel() for tensor in tensors.values()],
-            file=file,
-            steps=self.steps,
-            **fields,
-        )
-        self.write(note)
-
-    def _note_buffers(self, model: DDP, when: str) -> None:
-        """Note the buffers of a model; where DDP broadcasts them, those of BatchNorm are rank 0's.
-
-        Everybody knows that of BatchNorm: one rank's statistics will do.
-        """
-        statistics = statistics_of(model.module) if model.broadcast_buffers else set()
-        buffers = dict(model.module.named_buffers())
-        buffers = {name: buffers[name] for name in buffers if name not in statistics}
-        if buffers:
-            transient = {*buffers} - {*model.module.state_dict()}
-            number = self.models.index(model)
-            self.note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
-
-    def _look_at_buffers(self, model: DDP) -> None:
-        """Note buffers before DDP broadcasts them: then all ranks should have the same.
-
-        Those that it does not broadcast, before an epoch: a script may bring them together itself.
-        """
-        if self._epoch_ended or (model.broadcast_buffers and 1 < self._forwards <= STEPS):
-            self._note_buffers(model, "epoch" if self._epoch_ended else "forward")
-        self._epoch_ended = False
-
     def _hook_forward(self) -> None:
         """Note what DDP's forward sends and is given, and whether it uses random numbers."""
 
@@ -171,13 +82,13 @@ class TrainingObserver(Observer):
                 if averages or (model.broadcast_buffers and has_buffers):
                     name = "DDP's forward" if trains else "DDP's forward, to test,"
                     self.write(notes.Collective(**self.here(), name=name))
-                self._forwards += 1
+                self.forwards += 1
                 if trains:
-                    self._look_at_buffers(model)
-                if trains and self._forwards <= STEPS:
+                    self.look_at_buffers(model)
+                if trains and self.forwards <= STEPS:
                     digest = inputs_digest([*args, *options.values()])
                     self.write(notes.Inputs(**self.here(), digest=digest))
-                state = rng_digest() if self._forwards <= _FORWARDS else ""
+                state = rng_digest() if self.forwards <= _FORWARDS else ""
                 output = forward(model, *args, **options)
                 if state and trains and rng_digest() != state:
                     self.write(notes.RandomUse(**self.here(), state=state))
@@ -272,7 +183,7 @@ class TrainingObserver(Observer):
             other_sums=_gradient_sums(others),
             weights=sums_of([*ours, *others]),
             rates=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
-            forwards=self._forwards,
+            forwards=self.forwards,
             wrapped_parameters=len(ours),
             sharded=sharded,
             seconds={**seconds, "whole": whole},
