@@ -51,9 +51,6 @@ def one_rank_arguments(arguments: Sequence[str], flag: str, ranks: list[Notes]) 
     The flag may count the samples of all ranks or of each: what they took is measured, and on one
     rank both are one. Raises ValueError, which says why not.
     """
-    if not flag:
-        flag_help = "name the script's flag: --batch-size-flag=…"
-        raise ValueError(f"to have one rank compared with several, {flag_help}")
     passes = training_passes(ranks[0])
     if not passes or not passes[0].batch_size:
         reason = "so nobody knows the global batch"
