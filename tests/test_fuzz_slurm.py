@@ -30,7 +30,7 @@ def values(expression, line):
     if line.startswith("#"):
         return r"[\w.-]*"
     word = f"(?:{WORD}|{OURS})" if "word" in expression else WORD
-    return f"{word}(?: {word})*" if "quote" in expression or "word" in expression else r"[\w.+ -]*"
+    return f"{word}(?: {word})*" if expression == "python" or re.search("quote|word", expression) else r"[\w.+ -]*"
 
 
 def shape(line):
