@@ -14,7 +14,16 @@ from ddp_helpers.jobs.files import log_of
 
 VERDICT = "explain says of this log:"
 SAYS = "1: Traceback (most recent call last):\n1: KeyError: 7\nsrun: error: n1: task 1: Exited with exit code 41"
-FAILS = "import os\nif os.environ['SLURM_PROCID'] == '1':\n    open('shard1.csv')\nimport time\ntime.sleep(100)\n"
+FAILS = """import os, sys, time, traceback
+if os.environ["SLURM_PROCID"] == "1":
+    try:
+        open("shard1.csv")
+    except OSError:
+        traceback.print_exc()
+        time.sleep(2)  # srun ends the step at once, and may lose what was said just before
+        sys.exit(1)
+time.sleep(100)
+"""
 
 
 def run_file(tmp_path: Path, site: Site, says: str, status: int, before: str = "", **job: object) -> tuple[int, str]:
