@@ -11,7 +11,12 @@ from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import STDIN, read_logs
 from ddp_tools.explain.report import as_data, as_text
 
-CLEAN, EXPLAINED, NOT_KNOWN = 0, 1, 3  # 2 is a wrong use, as everywhere in the course
+ENDED_WELL, EXPLAINED, NOT_KNOWN, NOTHING_SEEN = (
+    0,
+    1,
+    3,
+    4,
+)  # 2 is a wrong use
 
 
 def explain(paths: Sequence[Path], as_json: bool = False) -> int:
@@ -31,5 +36,5 @@ def explain(paths: Sequence[Path], as_json: bool = False) -> int:
     else:
         print(as_text(verdict, logs))
     if verdict.root is None:
-        return CLEAN
+        return ENDED_WELL if verdict.well else NOTHING_SEEN
     return EXPLAINED if verdict.known else NOT_KNOWN

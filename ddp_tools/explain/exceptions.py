@@ -25,6 +25,7 @@ _ERROR = re.compile(
     r"|^\[?[EF]\d{4} \d\d:\d\d|^[\w./-]+: line \d+: "
     r"|^Error (?:executing|in|while|loading) |NCCL WARN .*(?:[Ff]ailed|[Ee]rror)"
     r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
+    r"|^(?:[\w./+-]+: )?fatal: "
     rf"|: No such file or directory\s*$|^{re.escape(_BEGIN)}"
     rf"|^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception))(?:: |\s*$)"
     r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
@@ -38,9 +39,12 @@ _FRAME = re.compile(
 _EXCEPTION = re.compile(
     rf"^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception)): \S|^F\d{{4}} \d\d:\d\d:"
 )
-_COMPLAINT = re.compile(r"(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL): (?!\s*[\d.]+\s*$)\S")
+_COMPLAINT = re.compile(
+    r"(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL|fatal): (?!\s*[\d.]+\s*$)\S"
+)
 _NO_ERROR = re.compile(
     r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b|: ignored\.?\s*$"
+    r"|fatal: not a git repository"
     r"|Unable to register cu\w+ factory|pip's dependency resolver does not currently"
 )
 
@@ -68,6 +72,35 @@ def _may_be_one(text: str) -> bool:
     return "Error" in text or "Exception" in text or text.startswith(("F", "Stop"))
 
 
+_OF_A_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_OF_A_LIBRARY = re.compile(
+    r"(?:site|dist)-packages[/\\]|/lib(?:64)?/python\d|\\Lib\\|/bin/\w+$|^<|^\.\./(?:torch|aten)/"
+)
+
+
+def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, bool]:
+    """Return the place of the reader's own frame above an exception's line, "" if there is none.
+
+    Also say whether it is the traceback's last frame: then this code raised it itself.
+    """
+    own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
+    end = next(index for index, line in enumerate(own) if line is final)
+    is_last = True
+    for line in reversed(own[max(0, end - _LONGEST) : end]):
+        if _BEGIN in line.text:
+            break
+        if match := _OF_A_FRAME.search(line.text):
+            if not _OF_A_LIBRARY.search(match[1]):
+                return f"{match[1]}:{match[2]}", is_last
+            is_last = False
+    return "", False
+
+
+def is_built_in(text: str) -> bool:
+    """Say whether a line names one of Python's own exceptions."""
+    return re.match(rf"(?:{_BUILT_IN})(?::|\s*$)", text) is not None
+
+
 def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
     """Return the line that ends a traceback which begins before this index."""
     for line in own[begin : begin + _LONGEST]:
@@ -91,7 +124,7 @@ def complaints(lines: Sequence[Line]) -> list[Line]:
         for line in lines
         if _COMPLAINT.search(line.text)
         and not _NO_ERROR.search(line.text)
-        and not line.text.startswith(("srun: ", "slurmstepd: ", "ERROR:torch.distributed"))
+        and not line.text.startswith(("srun: error", "slurmstepd: ", "ERROR:torch.distributed"))
     ]
 
 

@@ -7,14 +7,26 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddp_tools.explain.endings import Ending, read_endings
-from ddp_tools.explain.exceptions import complaints, error_lines, final_lines
+from ddp_tools.explain.exceptions import (
+    complaints,
+    error_lines,
+    final_lines,
+    is_built_in,
+    own_frame,
+)
 from ddp_tools.explain.lines import Line, Logs
 from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
+from ddp_tools.explain.watchdog import compare
 
 _OWN_LINES = 6
+# What says that a run ended well: our own record, Slurm's state, a launcher's exit status.
+_WELL = re.compile(
+    r"^status\.json: (?:done|finished|completed)\b|\bJobState=COMPLETED\b|\bCOMPLETED\b.*\b0:0\b"
+    r"|^State: COMPLETED|^COMPLETED\s*$|\b[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:status|code):? ?0\b"
+)
 # Lines that differ in their numbers alone: when so many are known to no rule, the others are not
 # asked. A long log has hundreds of thousands of such lines, one for each step.
 _ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
@@ -43,6 +55,8 @@ class Verdict:
     root: what explains it, None where no failure was seen. first: the rank that failed first.
     late: ranks that did not come, or left
     without a word, as the others or their lines say. own: the last lines of the first rank.
+    well: a line says that the run ended well. place: the reader's own line of the root's traceback.
+    plain: the root is an exception of the reader's own code.
     """
 
     root: Finding | None
@@ -54,11 +68,14 @@ class Verdict:
     follows: list[Finding] = field(default_factory=list)
     harmless: list[Finding] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    well: bool = False
+    place: str = ""
+    plain: bool = False
 
     @property
     def known(self) -> bool:
-        """Say whether a rule explains the root."""
-        return self.root is not None and self.root.rule is not None
+        """Say whether the root is explained: by a rule, or as the reader's own exception."""
+        return self.root is not None and (self.root.rule is not None or self.plain)
 
 
 def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
@@ -76,9 +93,16 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     verdict = Verdict(root, None, "", [], [])
     verdict.ranks = sorted({line.rank for line in logs.lines if line.rank is not None})
     verdict.harmless = [finding for finding in findings if finding.level < 0]
+    verdict.well = root is None and any(_WELL.search(line.text) for line in logs.lines)
     if root:
+        line = root.lines[0]
+        verdict.place, is_last = own_frame(logs.lines, line)
+        by_itself = bool(verdict.place) and (is_last or is_built_in(line.text))
+        verdict.plain = root.rule is None and by_itself
         _name_first(verdict, root, serious, endings)
         _sort_others(verdict, root, serious)
+        if root.rule and root.rule.id.startswith("nccl-watchdog"):
+            _compare_watchdogs(verdict, root, root.rule, logs.lines)
         verdict.own = _last_lines(logs.lines, verdict.first, root)
     return verdict
 
@@ -139,8 +163,8 @@ def _stopped(
     lines: Sequence[Line], findings: Iterable[Finding], rules: Sequence[Rule]
 ) -> Finding | None:
     """Explain a log that ends at a warning which is harmless unless nothing comes after it."""
-    last = lines[-1]
     for finding in findings:
+        last = lines[-1]
         if finding.rule and finding.rule.at_end and finding.lines[-1] is last:
             rule = best_rule([rule for rule in rules if rule.level >= 0], last.text)
             rule = rule or next(rule for rule in rules if rule.id == finding.rule.at_end)
@@ -231,6 +255,14 @@ def _name_first(
         complain = {f.rank for f in serious if f.level == root.level}
         if None not in complain and len(verdict.ranks) > 1:
             verdict.late = [rank for rank in verdict.ranks if rank not in complain]
+
+
+def _compare_watchdogs(verdict: Verdict, root: Finding, rule: Rule, lines: Sequence[Line]) -> None:
+    """Put into the verdict what the watchdogs' numbers say together: no place in the log does."""
+    if compared := compare(lines, verdict.ranks):
+        meaning, cure, verdict.late = compared
+        root.rule = replace(rule, meaning=meaning, cure=cure, causes=())
+        verdict.first, verdict.by = None, ""
 
 
 def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) -> None:

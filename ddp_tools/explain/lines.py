@@ -60,8 +60,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
         else:
             _add_file(logs, path)
     if not logs.lines:
-        cure = "the job wrote nothing, or into another file"
-        raise PlainError(f"{', '.join(logs.files)}: nothing stands in it: {cure}")
+        logs.notices.append("nothing stands in it: the job wrote nothing, or into another file")
     return logs
 
 
@@ -91,7 +90,7 @@ def _add_status(logs: Logs, path: Path) -> None:
         logs.notices.append(f"left out: {path} is no record of a run")
         return
     logs.files.append(str(path))
-    if state in ("failed", "preempted"):
+    if state:
         text = " ".join(str(why).splitlines())
         logs.lines.append(Line(str(path), 1, None, None, f"status.json: {state}: {text}"))
 
@@ -120,8 +119,17 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
     logs.files.append(name)
     times: dict[int | None, float | None] = {}
     row: tuple[int, float | None] = (0, None)  # the time of the line that a piece is of
+    told, label = False, (0, file_rank)
     for number, text in _numbered(lines):
         rank, rest = split_prefix(text, labelled)
+        if labelled and not rest.strip():
+            label = number, rank
+        elif label[0] == number and rank != label[1] and not told:
+            told = True
+            logs.notices.append(
+                f"srun's task {label[1]} holds torch's rank {rank}: each task starts a torchrun, "
+                "which is right with one task a node alone (--ntasks-per-node=1)"
+            )
         rank = file_rank if rank is None else rank
         time = time_of(text)
         if time is None and number == row[0]:

@@ -6,6 +6,7 @@
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from ddp_tools.explain.exceptions import error_lines
 from ddp_tools.explain.judge import Finding, Verdict
@@ -32,13 +33,22 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
     """Return the report for a person."""
     lines = [_read(verdict, logs), *(f"note: {notice}" for notice in logs.notices), ""]
     if verdict.root is None:
-        lines.append(
-            "No failure is seen in it: no error that is known, no traceback, no exit status."
-        )
+        ended = "a line says that the run ended well" if verdict.well else "nothing says that"
+        ended += "" if verdict.well else " the run ended well"
+        lines.append(f"No failure is seen, and {ended}.")
         lines += _harmless(verdict)
         return "\n".join(lines)
     lines += _first(verdict)
-    lines += _explained(verdict.root) if verdict.root.rule else _not_known(verdict.root, logs)
+    if verdict.place:
+        lines += _indented("", f"Your own line in its traceback: {verdict.place}")
+    if verdict.root.rule:
+        lines += _explained(verdict.root) + _says_more(verdict.root.rule, logs)
+    elif verdict.plain:
+        lines += _indented("", _where(verdict.root))
+        lines += _indented("  means:  ", "a Python exception of your own code, not of the ranks")
+        lines += _indented("  cure:   ", f"read {verdict.place}: with one process it is the same")
+    else:
+        lines += _not_known(verdict.root, logs)
     for finding in verdict.others:
         lines += ["", "Also seen:"]
         lines += _explained(finding) if finding.rule else _indented("  ", _where(finding))
@@ -103,6 +113,22 @@ def _not_known(finding: Finding, logs: Logs) -> list[str]:
     return lines
 
 
+def _says_more(rule: Rule, logs: Logs) -> list[str]:
+    """List NCCL's own words, where the rule of the root is a general one."""
+    found = []
+    for line, after in pairwise([*logs.lines, logs.lines[-1]]):
+        if "NCCL WARN" in line.text:
+            found.append(line)
+        elif line.text.startswith("Last error:"):
+            found.append(after)
+    if rule.kind != "general" or not found:
+        return []
+    lines = ["", "NCCL says more of it:"]
+    for line in found[:3]:
+        lines += _indented("  ", f"{line.file}:{line.number}: {_cut(line.text)}")
+    return lines
+
+
 def _harmless(verdict: Verdict) -> list[str]:
     """List the warnings that may be left alone."""
     rules = {finding.rule.id: finding.rule for finding in verdict.harmless if finding.rule}
@@ -141,7 +167,9 @@ def _indented(begin: str, text: str) -> list[str]:
 
 def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
     """Return the verdict as values of JSON."""
-    state = "no failure seen" if verdict.root is None else "explained"
+    state = "explained"
+    if verdict.root is None:
+        state = "ended well" if verdict.well else "no failure seen"
     if verdict.root and not verdict.known:
         state = "not known"
     return {
@@ -152,6 +180,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "first_failed": verdict.first,
         "first_failed_by": verdict.by,
         "not_there": verdict.late,
+        "own_line": verdict.place,
         "last_lines": [line.text for line in verdict.own],
         "root": _data_of(verdict.root) if verdict.root else None,
         "others": list(_all_data(verdict.others)),

@@ -191,8 +191,8 @@ def run(*words: object, data: bytes = b"") -> subprocess.CompletedProcess:
 def test_a_clean_log_an_explained_one_and_one_that_is_not_known(capsys, tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text(ORDINARY)
-    assert main(["explain", str(log)]) == 0
-    assert "No failure is seen" in capsys.readouterr().out
+    assert main(["explain", str(log)]) == 4
+    assert "No failure is seen, and nothing says that the run ended well." in capsys.readouterr().out
     log.write_text(ORDINARY + textwrap.indent(FAILS, "[rank1]: "))
     assert main(["explain", str(log)]) == 1
     output = capsys.readouterr().out
@@ -212,7 +212,6 @@ def test_the_verdict_as_json_and_from_standard_input() -> None:
 
 BAD = {
     "missing": None,
-    "empty": b"",
     "zeros": bytes(10_000),
     "gzip": gzip.compress(b"RuntimeError"),
     "binary": os.urandom(64) + bytes(1000),
@@ -237,7 +236,7 @@ ANY = (0, 1)
 # A fault: which rank failed first, which was not there, and what explains it. The others end well, or leave no message.
 FAULTS = {
     1: (0, [], "waiting-for-clients"),
-    2: (None, [], "address-in-use"),
+    2: (None, [], "port-of-outgoing"),
     3: (ANY, [], "address-in-use"),  # two ranks want one address: either may be the second
     4: (None, [], "invalid-device-id"),
     6: (0, [], "gloo-interface"),
@@ -284,9 +283,68 @@ def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, n
     assert [verdict.late, answer(verdict)] == others
 
 
-@pytest.mark.parametrize("number", [5, 13, 14, 15, 16])
+@pytest.mark.parametrize("number", [5, 14, 15, 16])
 def test_a_fault_that_says_nothing_is_no_failure(tmp_path: Path, number: int) -> None:
     assert answer(explain(tmp_path, faults()[number])) == "clean"
+
+
+def test_a_loss_of_nan_that_is_printed_is_a_failure(tmp_path: Path) -> None:
+    assert answer(explain(tmp_path, faults()[13])) == "loss-nan-seen"
+    for line in ("loss: nan", "step 3 | loss is NaN", "{'loss': nan, 'lr': 0.1}", "3,0.1,nan,0.5"):
+        assert answer(explain(tmp_path, f"epoch 1: loss 0.3\n{line}\n")) == "loss-nan-seen", line
+    for line in ("nan_filter: loss 0.2", "Nancy,3,0.1", "loss 0.3, nan samples skipped: 0"):
+        assert answer(explain(tmp_path, line + "\n")) == "clean", line
+
+
+CALL = (
+    "[rank{0}]:[E x.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType={2},\n"
+)
+DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, last completed NCCL work: {2}.\n"
+
+
+@pytest.mark.parametrize(
+    ("calls", "completed", "words", "late"),
+    [
+        ([(7, "BROADCAST"), (9, "ALLREDUCE")], 6, "rank 0 in BROADCAST, number 7; rank 1 in ALLREDUCE", []),
+        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], -1, "nothing goes through between the GPUs", []),
+        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], 6, "has gone", []),
+        ([(7, "ALLREDUCE"), (6, "ALLREDUCE")], 5, "rank 1 made fewer calls", [1]),
+    ],
+)
+def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, completed, words, late) -> None:
+    log = "".join(CALL.format(rank, *call) + DONE.format(rank, 9, completed) for rank, call in enumerate(calls))
+    verdict = explain(tmp_path, log)
+    assert words in verdict.root.rule.meaning and verdict.late == late and verdict.first is None
+
+
+RAISED = """Traceback (most recent call last):
+  File "/home/me/fit.py", line 12, in <module>
+    rows[key]
+  File "/opt/lib/python3.12/site-packages/x/y.py", line 3, in get
+    raise
+{}
+"""
+ENDS_OF_LOGS = {
+    RAISED.format("KeyError: 'a'"): 1,
+    RAISED.format("x.Odd: a"): 3,
+    "": 4,
+    "epoch 1: loss 0.3\n": 4,
+    "epoch 1: loss 0.3\nJobState=COMPLETED\n": 0,
+    "git: fatal: odd\n": 3,
+    RAISED.format("x.Odd: a") + "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n": 3,
+}
+
+
+@pytest.mark.parametrize("text", ENDS_OF_LOGS)
+def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.log").write_text(text)
+    assert main(["explain", str(tmp_path / "job.log")]) == ENDS_OF_LOGS[text]
+    assert "/home/me/fit.py:12" in capsys.readouterr().out or "fit.py" not in text
+
+
+def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("9: [rank2]: a\n10: [rank10]: b\n")
+    assert "srun's task 9 holds torch's rank 2" in read_logs([tmp_path / "job.log"]).notices[0]
 
 
 FAILS_ALONE = """import os, signal, sys, torch, torch.distributed as dist
