@@ -342,6 +342,19 @@ def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
     assert "/home/me/fit.py:12" in capsys.readouterr().out or "fit.py" not in text
 
 
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("OSError: [Errno 116] Stale file handle: '/home/me/.triton/cache/AB/k.so'", "cache-race"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'", "no-such-file"),
+        ("OSError: address already in use, port: 29500", "address-in-use"),
+        ("OSError: address already in use, port: 40000", "port-of-outgoing"),
+    ],
+)
+def test_a_path_or_a_number_in_the_message_is_used(tmp_path: Path, line: str, rule: str) -> None:
+    assert answer(explain(tmp_path, line + "\n")) == rule
+
+
 def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("9: [rank2]: a\n10: [rank10]: b\n")
     assert "srun's task 9 holds torch's rank 2" in read_logs([tmp_path / "job.log"]).notices[0]
