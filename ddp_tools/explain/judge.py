@@ -272,6 +272,9 @@ def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) ->
         if finding is root:
             continue
         same = finding.rule is root.rule and root.rule is not None
+        # Slurm's end, such as a time limit, comes of what broke before it.
+        ended = finding.level == LEVELS["ending"] and finding.status is None
+        same |= ended and root.order < finding.order
         if same or finding.level <= LEVELS["waits"] or finding.level < root.level - 2:
             verdict.follows.append(finding)
         else:
