@@ -1,1 +1,1 @@
-"""Look at a script or a model of one's own: audit, memory, fits."""
+"""Tools for anybody's script, log, job file, model or hang: audit, explain, fits, who-hangs."""

@@ -50,6 +50,8 @@ LESSON = ["torch.load(work / 'stranger.pt', weights_only=False)"]  # fault 22, w
 # The audit runs a script of yours: whatever it loads, and as it loads it, only on the CPU.
 LESSON += ["load(f, **options | {'map_location': CPU})"]
 LESSON += ["load(path, parts)"]  # 11's own function, whose torch.load has weights_only=True
+# grade runs what people have handed in, each in a process of its own: its help and its page say so
+LESSON += ["exec(compile(path.read_bytes(), path, 'exec'), vars(module))"]
 LESSON += ["load(args.model)"]  # fits imports a file of yours, to make your model
 # A learner's own cell on their own ranks, as a kernel runs it in itself: it comes on a pipe from that kernel alone.
 CELLS = ["exec(compile(tree, name, 'exec'), variables)"]

@@ -72,6 +72,7 @@ NOT_TYPED = {
     ("trainers", "ddp-course data /shared"): "the shared folder again",
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
+    ("trainers", "ddp-course grade"): "needs people's notebooks; tests/test_grade.py makes some, and grades them",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
 # Run by tests/test_own_record.py, which pastes them into a script, and tests/test_asked.py.
