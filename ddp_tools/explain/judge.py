@@ -22,10 +22,10 @@ from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 from ddp_tools.explain.watchdog import compare
 
 _OWN_LINES = 6
-# What says that a run ended well: our own record, Slurm's state, a launcher's exit status.
+# What says that a whole run ended well: our own record, or Slurm's state. One rank's status does not.
 _WELL = re.compile(
     r"^status\.json: (?:done|finished|completed)\b|\bJobState=COMPLETED\b|\bCOMPLETED\b.*\b0:0\b"
-    r"|^State: COMPLETED|^COMPLETED\s*$|\b[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:status|code):? ?0\b"
+    r"|^State: COMPLETED|^COMPLETED\s*$"
 )
 # Lines that differ in their numbers alone: when so many are known to no rule, the others are not
 # asked. A long log has hundreds of thousands of such lines, one for each step.

@@ -329,6 +329,7 @@ ENDS_OF_LOGS = {
     RAISED.format("x.Odd: a"): 3,
     "": 4,
     "epoch 1: loss 0.3\n": 4,
+    "rank 0 exit status 0\n": 4,  # of the others nothing is known
     "epoch 1: loss 0.3\nJobState=COMPLETED\n": 0,
     "git: fatal: odd\n": 3,
     RAISED.format("x.Odd: a") + "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n": 3,
