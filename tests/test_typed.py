@@ -36,6 +36,7 @@ class Typed:
 
 TYPED = [
     Typed("scripts", "ddp-course script mnist_ddp", "images/s", needs="mpirun"),
+    Typed("README", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("README", "make cluster", "submitted", needs="cluster"),
     Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster"),
     Typed("tools", "ddp-course audit my_ddp.py", f"0 of {len(CHECKS) + 2} checks RED"),
