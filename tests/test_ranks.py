@@ -35,8 +35,9 @@ def test_variables_functions_and_the_group_stay(kernel):
 
 
 def test_unseeded_numbers_are_others_on_each_rank_as_in_two_new_pythons(kernel):
-    said = kernel.run("%%ranks 2\nimport numpy\nimport torch\nprint(torch.rand(4), numpy.random.rand(4))")
-    ranks = [re.findall(r"0\.\d+", line) for line in said.splitlines()]
+    draw = "print(torch.randint(2**62, (4,)).tolist(), numpy.random.randint(2**62, size=4).tolist())"
+    said = kernel.run(f"%%ranks 2\nimport numpy\nimport torch\n{draw}")
+    ranks = [re.findall(r"\d{3,}", line) for line in said.splitlines()]
     assert len(ranks) == 2 and len(ranks[0]) == len(ranks[1]) == 8 and not {*ranks[0]} & {*ranks[1]}
 
 

@@ -139,13 +139,17 @@ def desk(tmp_path: Path, digits: Path) -> Path:
     return tmp_path
 
 
-def typed(text: str, desk: Path, *exported: str) -> subprocess.CompletedProcess:
-    """Type commands in a fresh shell on the desk, of which the first that fails is the last."""
+def typed(text: str, desk: Path, *exported: str, slurm: bool = True) -> subprocess.CompletedProcess:
+    """Type commands in a fresh shell on the desk, of which the first that fails is the last.
+
+    slurm: a Slurm that another test has started may answer; else none does.
+    """
     kept = "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "XDG_STATE_HOME", "GOMP_SPINCOUNT", *exported
     env = {name: os.environ[name] for name in kept if name in os.environ}
     own = Path(sys.prefix, "bin").resolve()  # which a fresh shell does not have on its path
     path = [part for part in os.environ["PATH"].split(":") if Path(part).resolve() != own]
     env |= {"PATH": ":".join(path), "PYTHONPATH": str(desk)}  # the helpers of the copy, not those of the checkout
+    env |= {} if slurm else {"SLURM_CONF": "none"}
     if os.getuid() == 0:  # mpirun asks root for these in its own words
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
@@ -155,7 +159,7 @@ def typed(text: str, desk: Path, *exported: str) -> subprocess.CompletedProcess:
 
 def check(case: Typed, desk: Path) -> None:
     """Type a block, and what is typed after it; it prints what it should, and leaves with the status that it should."""
-    done = typed(block(case.page, case.begins), desk, *case.exported)
+    done = typed(block(case.page, case.begins), desk, *case.exported, slurm=bool(case.needs))
     assert done.returncode == case.status, done.stdout[-3000:]
     if case.then:
         for job in sorted((desk / "runs").rglob("job.sbatch")):
