@@ -26,7 +26,7 @@ _DIRECTIVE = re.compile(r"(?im)^[ \t]*#[ \t]*SBATCH[ \t]+-")
 class Fault:
     """A fault: how it is known, what Slurm does with it, the cure, and what a Slurm here printed.
 
-    kind: `fault`, or `note` for what only some clusters mind.
+    kind: `fault`; `note` for what only some clusters mind; `unseen` for what no file can tell.
     on: where `pattern` is looked for: in each `line`, each `command`, or each `start` of ranks,
         in which variables of the file are filled in. A `\\0` stands for a dollar that the batch
         shell leaves to the shells of the tasks. `code`: jobfile_checks knows it.
@@ -79,7 +79,10 @@ def is_job_file(path: Path) -> bool:
 def judge_job(job: JobFile) -> list[Found]:
     """Return what is wrong with a job file, in the order of its lines."""
     faults = load_faults()
-    found = [Found(faults[id_], line, values) for id_, line, values in compare(job)]
+    found = [
+        Found(faults[id_], line, values, seen=faults[id_].kind != "unseen")
+        for id_, line, values in compare(job)
+    ]
     for fault in faults.values():
         if fault.on != "code" and not (fault.without and re.search(fault.without, job.bare)):
             found += _of_row(job, fault)
@@ -139,7 +142,10 @@ def _text(job: JobFile, found: list[Found], unseen: list[str], status: int) -> I
     for one in found:
         yield ""
         if not one.seen:
-            yield "Not seen: the script is not where the job file names it. If it does not say so:"
+            what = "the folder is not beside the file. If it is not where sbatch is called:"
+            if one.fault.kind != "unseen":
+                what = "the script is not where the job file names it. If it does not say so:"
+            yield f"Not seen: {what}"
         elif one.fault.kind == "note":
             yield "Depends on the cluster:"
         yield f"{job.path}:{one.line}: {_shown(job, one.line)}"

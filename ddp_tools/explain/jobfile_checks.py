@@ -37,6 +37,7 @@ def compare(job: JobFile) -> Iterator[Row]:
     if job.directives and not job.options.keys() & {"time", "test-only"}:
         yield "no-time", job.directives[0][0], {}
     yield from _folders(job)
+    yield from _contradiction(job)
     yield from _unset(job)
     yield from _ports(job)
     for command in job.commands:
@@ -56,8 +57,21 @@ def compare(job: JobFile) -> Iterator[Row]:
                     yield f"cuda-visible{by}", command.line, {"count": count, "gpus": max(asked)}
 
 
+def _contradiction(job: JobFile) -> Iterator[Row]:
+    """Yield fewer tasks in all than those of each node come to."""
+    names = ("ntasks-per-node", "ntasks", "nodes")
+    each, tasks, nodes = (job.options.get(name, "1" if name == "nodes" else "") for name in names)
+    whole = each.isdigit() and tasks.isdigit() and nodes.isdigit()
+    if whole and int(tasks) < int(each) * int(nodes):
+        lines = [number for number, text in job.directives if re.search("ntasks| -n", text)]
+        yield "tasks-contradict", lines[0], {"tasks": tasks, "each": each}
+
+
 def _folders(job: JobFile) -> Iterator[Row]:
-    """Yield logs that go into a folder that is not there."""
+    """Yield logs that go into a folder that is not there.
+
+    A relative one may be where sbatch is called; for certain it lacks where the job makes it.
+    """
     for number, line in job.directives:
         for name in ("output", "error"):
             match = re.search(rf"(?:--{name[:3]}\w*|\s-{name[0]})[= ]*(\S*)/", line)
@@ -69,7 +83,9 @@ def _folders(job: JobFile) -> Iterator[Row]:
             places = [base / root / folder for base in (Path.cwd(), job.path.parent)]
             unseen = folder.startswith("/") and not Path(folder).parent.is_dir()  # another machine
             if never or not (unseen or "%" in folder or any(place.is_dir() for place in places)):
-                yield "output-folder", number, {"folder": folder}
+                made = any("mkdir" in command.text for command in job.commands)
+                sure = never or made or folder.startswith("/")
+                yield "output-folder" if sure else "output-folder-here", number, {"folder": folder}
 
 
 def _unset(job: JobFile) -> Iterator[Row]:

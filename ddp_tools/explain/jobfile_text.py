@@ -225,6 +225,7 @@ def _facts(start: Start, srun: bool, own: dict[str, str]) -> Iterator[str]:
         "several gpus": gpus > 1,
         "cpus asked": (start.number("cpus-per-task") or 1) > 1,
         "cpus handed on": "cpus-per-task" in own,
+        "gpus-per-task": "gpus-per-task" in start.options,
         "tasks per node asked": "ntasks-per-node" in start.options,
         "tasks asked": (start.number("ntasks") or 0) > nodes,
     }

@@ -22,7 +22,7 @@ from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 from ddp_tools.explain.watchdog import compare
 
 _OWN_LINES = 6
-# What says that a whole run ended well: our own record, or Slurm's state. One rank's status does not.
+# What says that a whole run ended well: our own record, or Slurm's state; no status of a rank.
 _WELL = re.compile(
     r"^status\.json: (?:done|finished|completed)\b|\bJobState=COMPLETED\b|\bCOMPLETED\b.*\b0:0\b"
     r"|^State: COMPLETED|^COMPLETED\s*$"

@@ -101,8 +101,8 @@ CASES = [
     ("directive-variable", SRUN, "=%x-%j.log", "=$HOME/%j.log"),
     ("directive-blank", SRUN, "name=fit", "name=fit it"),
     ("short-equals", TORCHRUN, "-N 2", "-N=2"),
-    ("output-folder", SRUN, "=%x-%j.log", "=none/%j.log"),
     ("output-folder", SRUN, "--output=%x-%j.log", "-e %j/err"),
+    ("tasks-contradict", SRUN, "#SBATCH --nodes=2\n", "#SBATCH --nodes=2\n#SBATCH --ntasks=4\n"),
     ("unset-variable", SRUN, "module load cuda", "n=$SLURM_GPUS_PER_NODE"),
     ("unset-variable", SRUN, "#SBATCH --ntasks-per-node=4\n", ""),
     ("unset-variable", SRUN, "module load cuda", '[ -z "$SLURM_GPUS" ] && exit 1'),
@@ -144,20 +144,37 @@ def test_each_fault_is_found_where_it_is_put(id_: str, text: str, old: str, new:
     assert not judged(path, text) and id_ in judged(path, text.replace(old, new)), judged(path, text.replace(old, new))
 
 
-SCRIPT = {"master-unset": (SRUN.replace(EXPORTS, ""), "import lightning"), "one-task": (ONE, "DataParallel(net)")}
+SCRIPT = {  # a job file, a script that has the fault in it, and one that has not
+    "master-unset": (SRUN.replace(EXPORTS, ""), "init_process_group()", "import lightning"),
+    "one-task": (ONE, "init_process_group()", "DataParallel(net)"),
+    "gpus-per-task": (
+        SRUN.replace("--gres=gpu:a100:4", "--gpus-per-task=1"),
+        "set_device(local_rank)",
+        "set_device(0)",
+    ),
+}
 
 
 @pytest.mark.parametrize("id_", SCRIPT)
 def test_what_a_script_may_cure_is_told_by_the_script(id_: str, tmp_path: Path) -> None:
-    text, cure = SCRIPT[id_]
+    text, harm, cure = SCRIPT[id_]
     text = text.replace("torchrun --standalone --nproc-per-node=2", "srun python")
     path = tmp_path / "job.sbatch"
     path.write_text(text)
     assert id_ in judged(path, text, "not seen") and explain([path]) == 4
-    (tmp_path / "fit.py").write_text("init_process_group()")
+    (tmp_path / "fit.py").write_text(harm)
     assert id_ in judged(path, text) and explain([path]) == 1
     (tmp_path / "fit.py").write_text(cure)
     assert not judged(path, text) and not judged(path, text, "not seen")
+
+
+def test_a_folder_that_may_be_where_sbatch_is_called_is_not_seen(tmp_path: Path) -> None:
+    text, path = SRUN.replace("=%x-%j.log", "=none/%j.log"), tmp_path / "job.sbatch"
+    path.write_text(text)
+    assert {*judged(path, text, "not seen")} == {"output-folder-here"} and explain([path]) == 4
+    assert "output-folder" in judged(path, text.replace("module load cuda", "mkdir -p none"))
+    (tmp_path / "none").mkdir()
+    assert explain([path]) == 0
 
 
 def test_a_helper_with_one_task_is_no_training(tmp_path: Path) -> None:
@@ -167,7 +184,7 @@ def test_a_helper_with_one_task_is_no_training(tmp_path: Path) -> None:
 
 def test_no_fault_is_without_a_case() -> None:
     faults = load_faults()
-    tested = {row[0] for row in CASES} | set(SCRIPT)
+    tested = {row[0] for row in CASES} | set(SCRIPT) | {"output-folder-here"}
     assert set(faults) == tested | set(NOTES)
     assert sum(bool(fault.tried) for fault in faults.values()) >= 20
 

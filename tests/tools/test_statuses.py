@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_helpers.cli import make_parser, main
+from ddp_helpers.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tools.md").read_text()
