@@ -143,6 +143,13 @@ def metrics(ranks: list[Notes]) -> Finding:
     if not any(kept_apart):
         call = next(call for call in calls[0] if _REDUCES.match(call.name))
         seen = f"{call.name} at {short_line(call.at)}"
+        for passes, each in zip(shares, calls, strict=True):
+            counts = [len(note.samples) for note in passes]
+            together = [call.name for call in each if _REDUCES.match(call.name)]
+            if len({*counts}) > 1 and all("gather" in name for name in together):
+                of = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
+                question = "does each rank's number count by its own samples, and not as a mean?"
+                return Finding(UNSEEN, f"{seen}: of unequal counts, {of} samples: {question}")
         return Finding(OK, f"after each test ranks bring numbers together: {seen}")
     first = shares[kept_apart.index(True)]
     seen = f"{short_line(first[0].begun)}: each rank tests a share, and nothing is reduced or "

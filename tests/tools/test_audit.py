@@ -587,6 +587,15 @@ def test_a_test_set_is_known_by_what_is_never_trained_on(tested, dataset, reduce
     assert (rows["metrics"].verdict, rows["evaluation"].verdict == RED) == (verdict, False), rows
 
 
+@pytest.mark.parametrize(("longer", "adds", "verdict"), [(1, False, UNSEEN), (1, True, OK), (0, False, OK)])
+def test_a_gather_of_unequal_counts_may_be_a_mean_of_means(longer, adds, verdict):
+    trained = shares([EVEN[:8], ODD[:8]], dataset=1, steps=4, since=1, time=2)
+    tested = shares([EVEN[: 8 + longer], ODD[:8]], dataset=2, since=3, time=4)
+    call = Collective(name="all_reduce" if adds else "all_gather", time=5, at="it.py:9", adds=adds)
+    row = rows_of(*([*passes, call] for passes in zip(trained, tested, strict=True)))["metrics"]
+    assert row.verdict == verdict and (verdict == OK or "rank 0 9 and rank 1 8 samples" in row.seen), row
+
+
 def gathers(*lines, name="all_gather"):
     return [Collective(name=name, size=[1], at="it.py:5", callers=[f"it.py:{line}"]) for line in lines]
 
