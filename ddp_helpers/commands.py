@@ -186,17 +186,17 @@ def grade_notebooks(args: Namespace) -> int:
         raise PlainError(f"{args.folder} is no folder: give the one with people's notebooks")
     if not args.limit > 0:
         raise PlainError(f"--limit {args.limit:g}: give the seconds that an exercise may take")
-    _check_json(args.csv, "--csv")
+    _check_file(args.csv, "--csv")
     rows = []
     for row in grade(args.folder, args.limit):
         rows.append(row)
         print(f"{row.person:16} {row.notebook:26} {row.exercise:18} {row.result}", flush=True)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
     if args.csv:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
         _write(args.csv, text.getvalue().encode())
     lacking = [row for row in rows if row.result.startswith(NOT_GRADED)]
-    if failed := {f"{row.person}: {row.notebook}": 0 for row in lacking}:
+    if failed := dict.fromkeys(f"{row.person}: {row.notebook}" for row in lacking):
         print(f"# not graded, or in part: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
@@ -206,8 +206,8 @@ def audit_script(args: Namespace) -> int:
     from ddp_tools.audit import command
     from ddp_tools.audit.sarif import to_sarif
 
-    _check_json(args.json)
-    _check_json(args.sarif, "--sarif")
+    _check_file(args.json)
+    _check_file(args.sarif, "--sarif")
     rows = command.audit(
         args.script,
         args.arguments,
@@ -245,7 +245,7 @@ def predict_fit(args: Namespace) -> int:
     from ddp_tools.fits import Prediction, fits_somewhere, predict, show_table
     from ddp_tools.model_file import load, sample_of
 
-    _check_json(args.json)
+    _check_file(args.json)
     make = load(args.model)
     types = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
     by_name = {str(dtype).removeprefix("torch."): dtype for dtype in types}
@@ -281,7 +281,7 @@ def name_who_hangs(args: Namespace) -> int:
         _write(args.watched, Path(watched.__file__).read_bytes())
         print(f"wrote {args.watched}")
         return 0
-    _check_json(args.json)
+    _check_file(args.json)
     try:
         lines = who_hangs.who_hangs(who_hangs.read_dumps(args.dumps))
     except ValueError as error:
@@ -292,7 +292,7 @@ def name_who_hangs(args: Namespace) -> int:
     return int(not ended)
 
 
-def _check_json(path: Path | None, flag: str = "--json") -> None:
+def _check_file(path: Path | None, flag: str = "--json") -> None:
     """Raise PlainError, before anything is done, where an answer could not be written."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         cure = "give a file in a folder that is there"

@@ -16,6 +16,7 @@ from pathlib import Path
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
 from ddp_helpers.launch.programs import lines_of
+from ddp_tools import printable
 from ddp_tools.audit import one_rank, restart
 from ddp_tools.audit.judge import EARLY, judge
 from ddp_tools.audit.notes import (
@@ -271,12 +272,7 @@ def show_table(rows: Sequence[Row]) -> str:
     if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
         question = "did it train, on a CPU, in these processes?"
         lines.append(f"So this says nothing about the script's training: {question}")
-    return "\n".join(map(_printable, lines))
-
-
-def _printable(line: str) -> str:
-    """Replace what would move a terminal's cursor by a space."""
-    return "".join(letter if letter.isprintable() else " " for letter in line)
+    return "\n".join(map(printable, lines))
 
 
 def report(rows: Sequence[Row]) -> int:

@@ -21,6 +21,7 @@ from ddp_tools.audit.notes import (
     short_line,
 )
 from ddp_tools.audit.rank_checks import end
+from ddp_tools.audit.state_checks import unequal_counts
 
 # These bring counts together; so may the second, where ranks broadcast theirs in turn.
 _REDUCES = re.compile("all_|reduce|gather")
@@ -147,9 +148,8 @@ def metrics(ranks: list[Notes]) -> Finding:
             counts = [len(note.samples) for note in passes]
             together = [call.name for call in each if _REDUCES.match(call.name)]
             if len({*counts}) > 1 and all("gather" in name for name in together):
-                of = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
                 question = "does each rank's number count by its own samples, and not as a mean?"
-                return Finding(UNSEEN, f"{seen}: of unequal counts, {of} samples: {question}")
+                return Finding(UNSEEN, f"{seen}: {unequal_counts(counts)}: {question}")
         return Finding(OK, f"after each test ranks bring numbers together: {seen}")
     first = shares[kept_apart.index(True)]
     seen = f"{short_line(first[0].begun)}: each rank tests a share, and nothing is reduced or "

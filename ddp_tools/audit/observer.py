@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -107,7 +108,7 @@ class Observer(Watcher[ObservedPass]):
 
     def callers(self) -> list[str]:
         """The lines of the script that have called that of `here`, from the innermost on."""
-        return [*self._lines_of(sys._getframe(1))][1:_MOST_CALLERS]
+        return [*islice(self._lines_of(sys._getframe(1)), 1, _MOST_CALLERS)]
 
     def _lines_of(self, frame: FrameType | None) -> Iterator[str]:
         while frame and frame is not self._outermost:

@@ -4,7 +4,7 @@
 no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ddp_tools.audit.apart import names_apart
@@ -33,19 +33,20 @@ def at_once(
     ranks: list[Notes], kind: type[TensorsType], *whens: str
 ) -> Iterator[tuple[TensorsType, ...]]:
     """The notes of all ranks that were made at one time, after as many steps or at a good end."""
+    ended_well = end(ranks).verdict == OK
     for when in whens:
         noted = [[note for note in select(notes, kind) if note.when == when] for notes in ranks]
         for notes_at_once in zip(*noted, strict=False):
             as_far = len({note.steps for note in notes_at_once}) == 1
-            if end(ranks).verdict == OK if when == "end" else as_far:
+            if ended_well if when == "end" else as_far:
                 yield notes_at_once
 
 
-def buffers(ranks: list[Notes]) -> Finding | None:
-    """Judge buffers that differ over ranks; None if none does."""
+def buffers(ranks: list[Notes], apart: list[tuple[int, Buffers, str]]) -> Finding | None:
+    """Judge the buffers that `buffers_apart` has listed; None if it is none."""
     wraps = select(ranks[0], Wrap)
     unsure = None
-    for rank, note, name in _buffers_apart(ranks):
+    for rank, note, name in apart:
         wrap = wraps[note.model]
         seen = f"{short_line(wrap.at)}: weights are equal, but rank {rank} has another buffer "
         seen += f"{name} than rank 0"
@@ -61,17 +62,19 @@ def buffers(ranks: list[Notes]) -> Finding | None:
     return unsure
 
 
-def _buffers_apart(ranks: list[Notes]) -> Iterator[tuple[int, Buffers, str]]:
+def buffers_apart(ranks: list[Notes]) -> Iterator[tuple[int, Buffers, str]]:
     """The buffers that another rank has other than rank 0: the rank, its note, the name."""
     for first, *others in at_once(ranks, Buffers, "forward", "epoch", "end"):
         for rank, note in enumerate(others, 1):
             yield from ((rank, note, name) for name in names_apart(note, first))
 
 
-def copies(ranks: list[Notes]) -> tuple[Finding | None, str]:
-    """Judge copies of the wrapped models; besides, which of them only some ranks have."""
+def copies(ranks: list[Notes], of_source: set[str]) -> tuple[Finding | None, str]:
+    """Judge copies of the wrapped models; besides, which of them only some ranks have.
+
+    of_source: the names of buffers that differ in the wrapped models, for which `buffers` answers.
+    """
     unsure, alone = None, ""
-    of_source = {name for _, _, name in _buffers_apart(ranks)}  # for which `buffers` answers
     noted = [select(notes, Copy) for notes in ranks]
     of_ranks = [{(note.made, note.class_name): note for note in notes} for notes in noted]
     for key in dict.fromkeys(key for copies_of_rank in of_ranks for key in copies_of_rank):
@@ -105,6 +108,12 @@ def _has_changed(notes: Notes, last: Copy) -> bool:
 # ---- reduced numbers
 
 
+def unequal_counts(counts: Sequence[int]) -> str:
+    """Say how many samples each rank took in a pass in which they took unequal numbers."""
+    each = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
+    return f"of unequal counts, {each} samples"
+
+
 def averages(ranks: list[Notes]) -> Finding | None:
     """Judge numbers that are reduced after a pass in which the ranks had unequal counts.
 
@@ -119,8 +128,7 @@ def averages(ranks: list[Notes]) -> Finding | None:
         if _has(calls, counts) or _has(calls, [note.batches for note in passes]):
             continue
         for calls_at_once in zip(*calls, strict=False):
-            each = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-            seen = f"{short_line(passes[0].begun)}: of unequal counts, {each} samples,"
+            seen = f"{short_line(passes[0].begun)}: {unequal_counts(counts)},"
             at = short_line(calls_at_once[0].at)
             numbers = [call.numbers for call in calls_at_once]
             if any(_are_means(values, counts) for values in zip(*numbers, strict=False)):

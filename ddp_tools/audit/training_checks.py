@@ -25,7 +25,7 @@ from ddp_tools.audit.notes import (
     short_line,
 )
 from ddp_tools.audit.rank_checks import end, has_unused_weights
-from ddp_tools.audit.state_checks import at_once, buffers, copies
+from ddp_tools.audit.state_checks import at_once, buffers, buffers_apart, copies
 
 _SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
 
@@ -51,8 +51,9 @@ def replicas(ranks: list[Notes]) -> Finding:
                 seen = f"{when} rank {rank} holds another {names[0]} than rank 0"
                 cure = _cure_of_replicas(ranks) or "see 'gradients'"
                 return Finding(RED, seen, f"{cure}; the model is wrapped in {wrapped_at}")
-    of_copies, alone = copies(ranks)
-    findings = [finding for finding in (buffers(ranks), of_copies) if finding]
+    apart = [*buffers_apart(ranks)]
+    of_copies, alone = copies(ranks, {name for _, _, name in apart})
+    findings = [finding for finding in (buffers(ranks, apart), of_copies) if finding]
     if findings:
         return min(findings, key=lambda finding: finding.verdict != RED)
     if not _moved(ranks):

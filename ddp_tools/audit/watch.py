@@ -44,12 +44,6 @@ class LoaderPass:
         undivided: Any = subsets[-1].dataset if subsets else self.dataset
         return len(undivided)
 
-    def took_all(self) -> bool:
-        """Whether the script has taken all that the sampler has for this pass."""
-        if self.complete or self.iterable or not hasattr(self.sampler, "__len__"):
-            return self.complete
-        return len(self.indices()) == len(self.sampler)
-
     def _subsets(self) -> list[Subset]:
         """The subsets around the undivided dataset, from the outermost on."""
         subsets = []

@@ -11,12 +11,7 @@ from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import STDIN, read_logs
 from ddp_tools.explain.report import as_data, as_text
 
-ENDED_WELL, EXPLAINED, NOT_KNOWN, NOTHING_SEEN = (
-    0,
-    1,
-    3,
-    4,
-)  # 2 is a wrong use
+ENDED_WELL, EXPLAINED, NOT_KNOWN, NOTHING_SEEN = 0, 1, 3, 4  # 2 is a wrong use
 
 
 def explain(paths: Sequence[Path], as_json: bool = False) -> int:

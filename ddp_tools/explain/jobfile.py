@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ddp_helpers import PlainError
+from ddp_tools import printable
 from ddp_tools.explain.jobfile_checks import compare
 from ddp_tools.explain.jobfile_text import JobFile, Start
 
@@ -152,7 +153,9 @@ def _text(job: JobFile, found: list[Found], unseen: list[str], status: int) -> I
         for name in ("meaning", "cure", "tried"):
             if text := _filled(one, name):
                 yield from _WRAPPER.wrap(f"{name + ':':9}{text}")
-    yield from ("", *(f"Not seen: {sentence}" for sentence in unseen))[not unseen :]
+    if unseen:
+        yield ""
+        yield from (f"Not seen: {sentence}" for sentence in unseen)
     if status == SOUND:
         yield "No known fault is in it."
 
@@ -162,8 +165,7 @@ _WRAPPER.break_long_words = _WRAPPER.break_on_hyphens = False
 
 
 def _shown(job: JobFile, line: int) -> str:
-    text = job.lines[line - 1].strip() if job.lines else ""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:120]
+    return printable(job.lines[line - 1].strip() if job.lines else "")[:120]
 
 
 def _filled(one: Found, name: str) -> str:

@@ -72,6 +72,7 @@ def _folders(job: JobFile) -> Iterator[Row]:
 
     A relative one may be where sbatch is called; for certain it lacks where the job makes it.
     """
+    made = any("mkdir" in command.text for command in job.commands)
     for number, line in job.directives:
         for name in ("output", "error"):
             match = re.search(rf"(?:--{name[:3]}\w*|\s-{name[0]})[= ]*(\S*)/", line)
@@ -83,7 +84,6 @@ def _folders(job: JobFile) -> Iterator[Row]:
             places = [base / root / folder for base in (Path.cwd(), job.path.parent)]
             unseen = folder.startswith("/") and not Path(folder).parent.is_dir()  # another machine
             if never or not (unseen or "%" in folder or any(place.is_dir() for place in places)):
-                made = any("mkdir" in command.text for command in job.commands)
                 sure = never or made or folder.startswith("/")
                 yield "output-folder" if sure else "output-folder-here", number, {"folder": folder}
 

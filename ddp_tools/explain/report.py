@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from ddp_tools import printable
 from ddp_tools.explain.exceptions import error_lines
 from ddp_tools.explain.judge import Finding, Verdict
 from ddp_tools.explain.lines import Line, Logs
@@ -150,7 +151,7 @@ def _where(finding: Finding) -> str:
 
 def _cut(text: str) -> str:
     """Cut a long line of a log, and take out what a terminal would obey."""
-    text = "".join(letter if letter.isprintable() else " " for letter in text.rstrip())
+    text = printable(text.rstrip())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
