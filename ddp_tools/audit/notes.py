@@ -174,6 +174,13 @@ class NotFinite(Note):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loss(Note):
+    """A backward pass begins, at a loss that is a sum of terms divided by this number."""
+
+    divisor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(Note):
     """An optimizer is about to step."""
 
@@ -232,7 +239,7 @@ _KINDS: dict[str, type[Note]] = {
     for kind in (
         *(Start, Pass, Weights, Buffers, Copy, Join, Wrap),
         *(Collective, GroupCollective, PointToPoint),
-        *(RandomUse, Inputs, NotFinite, Step, Save, FileWritten, Stopped, TimeUp, End),
+        *(RandomUse, Inputs, NotFinite, Loss, Step, Save, FileWritten, Stopped, TimeUp, End),
     )
 }
 

@@ -93,6 +93,9 @@ def _share_of_way(complete: Notes, restarted: Notes) -> float | None:
 def _reason_apart(seen: str, complete: Notes, stopped: Notes, restarted: Notes) -> Row:
     """Say why two runs ended apart: other samples, other random numbers, or the state."""
     trained = bool(training_passes(complete))
+    if trained and _goes_further(complete, restarted):
+        reason = "but trained on where the whole run ends: give both the same last step"
+        return Row(NAME, UNSEEN, f"it went on with the whole run's samples, {reason}")
     if trained and not _goes_on(complete, restarted):
         return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
     if _other_random_numbers(complete, stopped, restarted):
@@ -169,3 +172,18 @@ def _goes_on(complete: Notes, restarted: Notes) -> bool:
         return False
     pairs = zip(reversed(passes), reversed(parts), strict=False)
     return all(note.samples[-len(part.samples) :] == part.samples for note, part in pairs)
+
+
+def _goes_further(complete: Notes, restarted: Notes) -> bool:
+    """Whether the passes after the restart begin inside the whole run, follow it, and go beyond.
+
+    So does a sound script that trains so many epochs more each time that it is started.
+    """
+    passes = [note.samples for note in training_passes(complete)]
+    parts = [note.samples for note in training_passes(restarted)]
+    for begin in range(1, len(passes)):
+        first, *rest = passes[begin:]
+        follows = parts[0] == first[-len(parts[0]) :] and parts[1 : len(rest) + 1] == rest
+        if follows and len(parts) > len(rest) + 1:
+            return True
+    return False

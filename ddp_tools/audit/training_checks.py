@@ -13,6 +13,7 @@ from ddp_tools.audit.notes import (
     UNSEEN,
     Communication,
     Finding,
+    Loss,
     Notes,
     NotFinite,
     Step,
@@ -187,7 +188,29 @@ def _equal_gradients(ranks: list[Notes], steps: list[list[Step]]) -> Finding:
     if end(ranks).verdict == OK and len({*made}) > 1:
         each = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(made))
         return _unequal_steps(ranks, f"the ranks made unequal numbers of steps: {each}")
+    if finding := _unequal_means(ranks):
+        return finding
     return Finding(OK, f"equal on all ranks at the first {count} steps")
+
+
+def _unequal_means(ranks: list[Notes]) -> Finding | None:
+    """Judge losses that each rank divides by a number of its own, as by that of its tokens.
+
+    DDP averages their gradients, so a term on the rank with fewer of them weighs more.
+    """
+    losses = [*zip(*(select(notes, Loss) for notes in ranks), strict=False)]
+    divisors = [[note.divisor for note in each] for each in losses]
+    pairs = zip(losses, divisors, strict=True)
+    apart = [each for each, numbers in pairs if max(numbers) > min(numbers) * (1 + CLOSE)]
+    if not apart:
+        return None
+    numbers = ", ".join(f"{note.divisor:g} on rank {rank}" for rank, note in enumerate(apart[0]))
+    line = short_line(apart[0][0].at)
+    seen = f"{line}: the loss is divided by {numbers} at {len(apart)} of {len(losses)} backward"
+    seen += " passes: a mean of unequal means"
+    cure = "all_reduce the number of terms, and call backward on sum * world_size / all terms"
+    # A last batch that is smaller on one rank is a small error; people know it, and accept it.
+    return Finding(RED if 2 * len(apart) > len(losses) else UNSEEN, seen, cure)
 
 
 def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:

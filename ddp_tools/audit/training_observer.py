@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 
 from ddp_tools.audit import notes
 from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of
+from ddp_tools.audit.loss_terms import divisor_of
 from ddp_tools.audit.model_observer import ModelObserver
 from ddp_tools.audit.notes import STEPS
 from ddp_tools.audit.watch import replace_call
@@ -115,7 +116,7 @@ class TrainingObserver(ModelObserver):
                 self.write(notes.NotFinite(**self.here(), what=what, steps=self.steps))
 
     def _hook_backward(self) -> None:
-        """Note a loss that is not finite; a backward pass has the time of what it waits for."""
+        """Note a loss's divisor, and one not finite; a backward pass has the time that it waits."""
 
         def observed(backward: Callable) -> Callable:
             timed = self._timed("backward", backward)
@@ -126,6 +127,9 @@ class TrainingObserver(ModelObserver):
                     return backward(*args, **options)
                 tensors = args[0] if args else options.get("tensors")
                 self._look_whether_finite("loss", [tensors])
+                one = self.steps < STEPS and isinstance(tensors, torch.Tensor)
+                if one and (divisor := divisor_of(cast(torch.Tensor, tensors))):
+                    self.write(notes.Loss(**self.here(), divisor=divisor))
                 self._in_backward = True
                 try:
                     return timed(*args, **options)

@@ -5,6 +5,8 @@ import re
 import shutil
 
 import pytest
+import torch
+import torch.nn.functional as F
 from real import LIMIT, THOROUGH, weekly
 from refusals import refused
 
@@ -16,6 +18,7 @@ from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
 from ddp_tools.audit.command import RANKS, WITNESS, check_started, report, show_table
 from ddp_tools.audit.judge import CHECKS, judge
+from ddp_tools.audit.loss_terms import divisor_of
 from ddp_tools.audit.notes import (
     NONE,
     NOT_ASKED,
@@ -25,6 +28,7 @@ from ddp_tools.audit.notes import (
     Collective,
     End,
     Join,
+    Loss,
     Pass,
     PointToPoint,
     RandomUse,
@@ -58,6 +62,8 @@ UNUSED = '    model.register_parameter("unused", nn.Parameter(torch.ones(1)))'
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (1 + rank))"
 ON_TWO_NODES = "`local_rank` for `rank`, with `--two-nodes`"
 TAKES_LOCAL_RANK = "`init_process_group` is given `local_rank`, with `--two-nodes`"
+# Only points of the right half count, and their number differs from rank to rank.
+RIGHT_HALF = "F.cross_entropy(ddp_model(x.to(device))[x[:, 0] > 0], y[x[:, 0] > 0].to(device))"
 PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     SOUND: [],
     WITH_DROPOUT: [DROPOUT],
@@ -84,6 +90,9 @@ PLANTED = {  # the fault, and the lines of spirals_ddp that are replaced
     "the wrapper is saved": [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")],
     "the same dropout": [DROPOUT, ("torch.manual_seed(1 + rank)", "torch.manual_seed(1)")],
     "a metric is not reduced": [("        dist.all_reduce(right)\n", "")],
+    "a mean of the ranks' unequal means": [
+        ("F.cross_entropy(ddp_model(x.to(device)), y.to(device))", RIGHT_HALF),
+    ],
     "NaN on one rank": [(STEP, f"            loss = loss * (float('nan') if rank else 1)\n{STEP}")],
     "never wrapped": [("    ddp_model = DDP(model)", "    ddp_model = model")],
     "the optimizer has a copy's weights": [
@@ -380,6 +389,45 @@ def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
         assert row.verdict == UNSEEN and told in row.seen
 
 
+SCORES, CLASSES = torch.zeros(6, 5, requires_grad=True), torch.tensor([0, 1, 2, -100, 3, -100])
+TERMS = F.cross_entropy(SCORES, CLASSES, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "divisor"),
+    [
+        (F.cross_entropy(SCORES, CLASSES), 4),  # two do not count
+        (TERMS[CLASSES >= 0].mean(), 4),
+        (TERMS.sum() / (CLASSES >= 0).sum(), 4),
+        (TERMS.mean() * torch.tensor(3.0) / 2, 4),
+        (TERMS.sum() * 2 / torch.tensor(109), 54.5),  # right: times the ranks, by the terms of all
+        (F.mse_loss(SCORES, torch.ones(6, 5)), 30),
+        (F.mse_loss(SCORES, torch.ones(6, 5), reduction="sum"), 1),
+        (F.cross_entropy(SCORES, CLASSES, weight=torch.arange(5.0)), None),
+        (TERMS.sum() / 4 + SCORES.mean(), None),
+        (TERMS.sum() / SCORES.exp().sum(), None),
+        (2 / TERMS.sum(), None),
+        (SCORES[0, 0], None),
+    ],
+)
+def test_the_number_by_which_a_loss_divides_is_read_from_its_graph(loss, divisor):
+    assert divisor_of(loss) == divisor
+
+
+@pytest.mark.parametrize(
+    ("divisors", "verdict"),
+    [([(4, 4)] * 3, OK), ([(4, 5)] * 2 + [(4, 4)], RED), ([(4, 4)] * 2 + [(4, 3)], UNSEEN), ([(54.5, 54.5000001)], OK)],
+)
+def test_a_loss_that_ranks_divide_by_other_numbers_is_red_and_a_last_batch_is_not(divisors, verdict):
+    ranks = []
+    for rank in range(RANKS):
+        losses = [Loss(divisor=each[rank], at="it.py:5") for each in divisors]
+        steps = [Wrap(), Step(sums=[[1.0, 1.0]], wrapped_parameters=1), *losses, End(status=0)]
+        ranks.append(steps)
+    row = rows_of(*ranks)["gradients"]
+    assert row.verdict == verdict and ("mean of unequal means" in row.seen) == (verdict != OK), row
+
+
 STEPPED = Step(sums=[[1.0, 1.0]])
 
 
@@ -404,6 +452,23 @@ def told(first, last, *more):
 def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, again, verdict, seen):
     notes = [Save() if word == "s" else RandomUse(state=word) for word in before.split()] + [STEPPED]
     row = compare_restarted(told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped()), [again] * RANKS)
+    assert row.verdict == verdict and seen in row.seen, row
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "seen"),
+    [
+        ("bcd", UNSEEN, "trained on where the whole run ends"),  # so many epochs more each time, which may be meant
+        ("abc", RED, "other samples"),  # the epoch was not restored
+        ("dbc", RED, "other samples"),
+        ("bc", RED, "same samples"),
+    ],
+)
+def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
+    passes = {name: Pass(steps=1, samples=[ord(name), 0], batch_size=2) for name in "abcd"}
+    whole, stopped = (told(1.0, end, *(passes[name] for name in names)) for end, names in ((1.0, "abc"), (0.5, "a")))
+    restarted = told(2.0, 2.0, *(passes[name] for name in again))
+    row = compare_restarted(whole, [*stopped, Save(), Stopped()], [restarted] * RANKS)
     assert row.verdict == verdict and seen in row.seen, row
 
 

@@ -1,0 +1,57 @@
+"""Read from a loss's autograd graph by what it divides the sum over this rank's terms.
+
+The audit's training observer calls it on every rank before a backward pass. Needs torch.
+"""
+
+import math
+
+import torch
+
+# Nodes that leave a number as it is, or turn its sign.
+_SAME = {"CloneBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0", "NegBackward0"}
+_MEAN, _SUM = 1, 2  # torch's numbers of the reductions
+
+
+def divisor_of(loss: torch.Tensor) -> float | None:
+    """Compute the divisor of a loss that is one sum or mean, multiplied or divided by numbers.
+
+    The mean of 5 terms: 5. That mean times 2: 2.5. None where the graph does not say: a sum of
+    several losses, a mean weighted by class, a compiled loss.
+    """
+    factor, node = 1.0, loss.grad_fn
+    while node is not None:
+        if (terms := _terms(node)) is not None:
+            return terms * factor
+        if node.name() in ("MulBackward0", "DivBackward0"):
+            scale = _number(getattr(node, "_saved_other", None))
+            if not scale:
+                return None
+            factor *= scale if node.name() == "DivBackward0" else 1 / scale
+        elif node.name() not in _SAME:
+            return None
+        (parent, _), *others = node.next_functions
+        node = None if any(other for other, _ in others) else parent
+    return None
+
+
+def _terms(node: torch.autograd.graph.Node) -> float | None:
+    """By what a node that adds up terms divides their sum: 1 for a sum; None for other nodes."""
+    if node.name() == "SumBackward0":
+        return 1.0
+    if node.name() == "MeanBackward0":
+        return float(getattr(node, "_saved_self_sym_numel", math.nan))
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction == _SUM:
+        return 1.0
+    if reduction != _MEAN or getattr(node, "_saved_weight", None) is not None:
+        return None
+    if node.name().startswith("NllLoss"):
+        return _number(getattr(node, "_saved_total_weight", None))
+    return float(getattr(node, "_saved_self").numel())  # noqa: B009 mypy knows no such attribute
+
+
+def _number(value: object) -> float | None:
+    """The value of a tensor of one number, or None."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.detach())
+    return None
