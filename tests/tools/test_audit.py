@@ -428,6 +428,14 @@ def test_a_loss_that_ranks_divide_by_other_numbers_is_red_and_a_last_batch_is_no
     assert row.verdict == verdict and ("mean of unequal means" in row.seen) == (verdict != OK), row
 
 
+@pytest.mark.parametrize(("batches", "dataset", "verdict"), [(1, 1, NONE), (2, 1, UNSEEN), (1, 2, UNSEEN)])
+def test_a_look_at_one_batch_of_the_training_set_is_no_test(batches, dataset, verdict):
+    trained = Pass(steps=4, samples=[0, 1, 2, 3], batches=4, dataset=1, complete=True)
+    look = Pass(samples=[0], batches=batches, dataset=dataset, complete=False)
+    row = rows_of(*([look, trained, End(status=0)] for _ in range(RANKS)))["evaluation"]
+    assert row.verdict == verdict, row
+
+
 STEPPED = Step(sums=[[1.0, 1.0]])
 
 
