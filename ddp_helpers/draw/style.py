@@ -17,7 +17,9 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
     "#56B4E9",
     "#D55E00",
 )
-RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, "#000000", "#C4C4C4"]
+# Two of Paul Tol's (https://personal.sron.nl/~pault/) for ranks 6 and 7: black, grey are no rank.
+INDIGO, OLIVE = "#332288", "#999933"
+RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, INDIGO, OLIVE]
 INK, GREY = "#222222", "#5A5A5A"
 WRONG = "#C00000"  # no rank's colour: a thing that fails
 

@@ -57,6 +57,12 @@ def code_cells(path):
     return [(place, cell.source) for place, cell in cells if cell.cell_type == "code"]
 
 
+def ranks_on_gpus(path):
+    """Whether a notebook has cells for ranks, and leaves them the GPUs."""
+    sources = "\n".join(source for _, source in code_cells(path))
+    return RANKS.search(sources) and 'os.environ["CUDA_VISIBLE_DEVICES"] = ""' not in sources
+
+
 def given(path, folder):
     """What a notebook's kernel hands to its ranks: the numbers of the cell tagged `parameters`, and files."""
     variables = {"work": str(folder), "checkpoint": str(folder), "path": str(folder / "net.pt"), "losses": [1.0] * 4}
@@ -95,7 +101,7 @@ def notebook(tmp_path, monkeypatch):
     return cells
 
 
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if RANKS.search(p.read_text())], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if ranks_on_gpus(p)], ids=lambda path: path.stem)
 def test_cells_for_ranks_send_tensors_of_the_gpu_alone(path, notebook):
     """A cell that stops for another reason than STOPS says is a failure, and so is a cell that need not stand there."""
     sources = dict(code_cells(path))

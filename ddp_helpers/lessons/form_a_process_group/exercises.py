@@ -1,4 +1,4 @@
-"""The exercises of notebook 02: a mean over ranks, which rank is missing, the ring all-reduce.
+"""The exercises of notebook 02: a mean over ranks, which rank is missing, totals by name.
 
 `lessons.check` asks them for verdicts. The first and the last run on ranks that `on_ranks` forks,
 where every rank calls the answer; the other runs in the learner's process.
@@ -102,153 +102,95 @@ _MISSING_TRAPS: dict[str, Answer] = {
     "What a regular expression finds is a string: make it int.": _all_ranks,
 }
 
-# ---- the ring
+# ---- totals by name
 
-Pieces = list[torch.Tensor]
-_RING_PATIENCE = 5.0  # seconds for a case, of which a hang takes all
-_BLOCKED = (
-    "Every rank waits in dist.send until its neighbour receives, and the neighbour sends as well: "
-    "begin the send with dist.isend, receive, then wait() for it."
+Sums = dict[str, float]
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "broadcast", "gather"),
+    *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "barrier"),
 )
-_NOBODY_SENDS = (
-    "A rank waits for a message that nobody sends to it: send to rank + 1, receive from rank - 1."
+_OF_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object")  # each makes two
+_ONE_EACH = "The totals are right, with a collective for each name: put all values into one tensor."
+_OBJECTS = (
+    "The totals are right, but a collective of objects makes two, for the sizes and for the "
+    "pickled objects: put the values into one tensor."
 )
-_COLLECTIVE = "Build it from dist.isend and dist.recv alone: no collective does the work for you."
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "all_to_all")
 
 
-def ring_all_reduce(pieces: Pieces) -> None:
-    """Leave in each piece its sum over all ranks; every rank calls it with as many as ranks."""
-    _ring(pieces)
+def total_by_name(sums: Sums) -> Sums:
+    """Add up the sums of each name over the ranks, in one message; every rank calls it."""
+    return _totals(sums, sorted(sums))
 
 
-def _begin_send(tensor: torch.Tensor, rank: int) -> dist.Work:
-    """Begin to send a tensor to a rank, and return the handle to wait with."""
-    sending = dist.isend(tensor, rank)
-    assert sending is not None, "only a process outside of the group gets none"
-    return sending
+def _totals(sums: Sums, names: Sequence[str]) -> Sums:
+    """Add up over the ranks, in this order of the names; the order of a dict is a mistake."""
+    totals = torch.tensor([float(sums[name]) for name in names])
+    dist.all_reduce(totals)
+    return dict(zip(names, totals.tolist(), strict=True))
 
 
-def _ring(
-    pieces: Pieces,
-    *,
-    steps: int | None = None,
-    sends: Callable[[int, int], int] = lambda rank, step: rank - step,
-    shift: int = -1,
-    always_add: bool = False,
-) -> None:
-    """Go round the ring; what differs from the default is a mistake.
+def _paired_with_unsorted_names(sums: Sums) -> Sums:
+    """A mistake: the values are sorted by name, and given back in the order of the dict."""
+    return dict(zip(sums, total_by_name(sums).values(), strict=True))
 
-    steps: how many, all if None. sends: the piece that a rank sends in a step. shift: from that
-    piece to the one that what arrives is meant for. always_add: in the second half, too.
+
+def _from_objects(sums: Sums) -> Sums:
+    """A mistake: every rank gets every rank's dict."""
+    everybody: list[Sums] = [sums] * dist.get_world_size()
+    dist.all_gather_object(everybody, sums)
+    return {name: sum(one[name] for one in everybody) for name in sums}
+
+
+def _means(sums: Sums) -> Sums:
+    """A mistake: the totals are divided by the number of ranks."""
+    return {name: total / dist.get_world_size() for name, total in total_by_name(sums).items()}
+
+
+def _own_sums(sums: Sums) -> Sums:
+    """A mistake: each rank's own sums."""
+    total_by_name(sums)
+    return sums
+
+
+def _count_calls(answer: Callable[[Sums], Sums], *case: Sums) -> dict[str, list]:
+    """Call an answer on as many ranks as there are dicts, each with its own: a trial.
+
+    Returns what each rank gives back, and how many collectives it called beyond one.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for step in range(2 * (size - 1) if steps is None else min(steps, size - 1)):
-        sent = sends(rank, step) % size
-        place = (sent + shift) % size
-        arrived = torch.empty_like(pieces[place])
-        sending = _begin_send(pieces[sent], (rank + 1) % size)
-        dist.recv(arrived, (rank - 1) % size)
-        sending.wait()
-        if step < size - 1 or always_add:
-            arrived += pieces[place]
-        pieces[place].copy_(arrived)
+    calls: list[str] = []
 
+    def counting(name: str) -> Callable:
+        called = getattr(dist, name)
 
-def _whole_tensors(pieces: Pieces) -> None:
-    """A mistake: each rank passes on all pieces of every other rank, and adds them up."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    passed = torch.cat(pieces)
-    total, arrived = passed.clone(), torch.empty_like(passed)
-    for _ in range(size - 1):
-        sending = _begin_send(passed, (rank + 1) % size)
-        dist.recv(arrived, (rank - 1) % size)
-        sending.wait()
-        passed = arrived.clone()
-        total += passed
-    pieces[:] = total.chunk(size)
+        def counted(*args: object, **options: object) -> object:
+            calls.extend([name] * (2 if name in _OF_OBJECTS else 1))
+            return called(*args, **options)
 
+        return counted
 
-def _all_reduced(pieces: Pieces) -> None:
-    """A mistake: a collective for each piece."""
-    for piece in pieces:
-        dist.all_reduce(piece)
-
-
-def _blocking_ring(pieces: Pieces) -> None:
-    """A mistake: every rank sends before it receives."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for step in range(size - 1):
-        dist.send(pieces[(rank - step) % size], (rank + 1) % size)
-        dist.recv(pieces[(rank - step - 1) % size], (rank - 1) % size)
-
-
-def _other_way_round(pieces: Pieces) -> None:
-    """A mistake: each rank waits for the rank that it sends to."""
-    after = (dist.get_rank() + 1) % dist.get_world_size()
-    for piece in pieces[1:]:
-        sending = _begin_send(piece, after)
-        dist.recv(piece, after)
-        sending.wait()
-
-
-def _refuse_collective(*_: object, **__: object) -> None:
-    """Stand for a collective, on a rank that is to do without it."""
-    raise RuntimeError(_COLLECTIVE)
-
-
-def _go_round(answer: Callable[[Pieces], None], *numbers: tuple[float, ...]) -> dict[str, list]:
-    """Call an answer on as many ranks as there are rows of numbers: a trial.
-
-    Returns each rank's pieces afterwards, and how many numbers it sent that a ring need not send.
-    Raises TimeoutError, with the likely mistake, where ranks wait for each other.
-    """
-    size = len(numbers)
-    sent: list[int] = []
-
-    def noting(send: Callable) -> Callable:
-        def noted(tensor: torch.Tensor, *args: object, **options: object) -> object:
-            sent.append(tensor.numel())
-            return send(tensor, *args, **options)
-
-        return noted
-
-    def rank_work() -> tuple[list[float], int]:
-        pieces = list(torch.tensor(numbers[dist.get_rank()]).split(1))
-        stand_ins: dict[str, Any] = dict.fromkeys(_COLLECTIVES, _refuse_collective)
-        stand_ins |= {name: noting(getattr(dist, name)) for name in ("send", "isend")}
+    def rank_work() -> tuple[Sums, int]:
+        stand_ins: dict[str, Any] = {name: counting(name) for name in _COLLECTIVES + _OF_OBJECTS}
         with patch.multiple(dist, **stand_ins):
-            answer(pieces)
-        dist.barrier()  # or who is done early leaves while its message is on its way
-        return torch.cat(pieces).tolist(), max(0, sum(sent) - 2 * (size - 1))
+            return answer(case[dist.get_rank()]), max(0, len(calls) - 1)
 
-    try:
-        done = on_ranks(size, rank_work, _RING_PATIENCE)
-    except TimeoutError:
-        names = getattr(getattr(answer, "__code__", None), "co_names", ())
-        raise TimeoutError(_BLOCKED if "send" in names else _NOBODY_SENDS) from None
-    return {"sums": [sums for sums, _ in done], "sent too many": [excess for _, excess in done]}
+    done = on_ranks(len(case), rank_work)
+    return {"totals": [sums for sums, _ in done], "calls too many": [many for _, many in done]}
 
 
-_RING_TRAPS: dict[str, Answer] = {
-    "Each rank has the whole sum of one piece so far: hand the sums round, in as many steps.": (
-        lambda pieces: _ring(pieces, steps=dist.get_world_size() - 1)
+_TOTAL_TRAPS: dict[str, Answer] = {
+    "Another rank may have the names in another order: sort them, so that places agree.": (
+        lambda sums: _totals(sums, list(sums))
     ),
-    "In the second half whole sums arrive: put each in the place of yours, and do not add.": (
-        lambda pieces: _ring(pieces, always_add=True)
+    "You sort the names for the tensor; take the totals out of it in the sorted order, too.": (
+        _paired_with_unsorted_names
     ),
-    "In each step send another piece: the one that has just arrived.": (
-        lambda pieces: _ring(pieces, sends=lambda rank, step: rank)
+    _ONE_EACH: lambda sums: {name: sum_over_ranks(sums[name]) for name in sorted(sums)},
+    "Another rank may have the names in another order; and one tensor with all needs one call.": (
+        lambda sums: {name: sum_over_ranks(sums[name]) for name in sums}
     ),
-    "What arrives is the piece that the rank before you sent, not the one that you sent.": (
-        lambda pieces: _ring(pieces, shift=0)
-    ),
-    "The sums are right, but whole tensors go round: send one piece in a step, and add to it.": (
-        _whole_tensors
-    ),
-    _COLLECTIVE: _all_reduced,
-    _BLOCKED: _blocking_ring,
-    _NOBODY_SENDS: _other_way_round,
+    _OBJECTS: _from_objects,
+    "Those are means: totals are not divided by the number of ranks.": _means,
+    "Each rank gives its own sums back: take the totals out of the tensor.": _own_sums,
 }
 
 EXERCISES = [
@@ -260,18 +202,17 @@ EXERCISES = [
     ),
     Exercise(missing_ranks, _MISSING_CASES, _MISSING_TRAPS),
     OnRanks(
-        ring_all_reduce,
+        total_by_name,
         [
-            ((1.0, 2.0, 3.0), (10.0, 20.0, 30.0), (100.0, 200.0, 300.0)),
-            ((1.0, -2.0), (0.5, 4.0)),
             (
-                (1.0, 2.0, 3.0, 4.0),
-                (5.0, 6.0, 7.0, 8.0),
-                (1.0, 0.0, 1.0, 0.0),
-                (9.0, 9.0, 9.0, 9.0),
+                {"loss": 3.0, "right": 5, "seen": 8},
+                {"right": 2, "seen": 4, "loss": 1.5},
+                {"seen": 16, "loss": 0.25, "right": 10},
             ),
+            ({"seen": 3, "loss": 0.5},),
+            ({"loss": 2.0, "right": 7}, {"right": 1, "loss": 4.5}),
         ],
-        _RING_TRAPS,
-        _go_round,
+        _TOTAL_TRAPS,
+        _count_calls,
     ),
 ]

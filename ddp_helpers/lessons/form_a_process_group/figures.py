@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
-from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, WRONG, rank_colour
+from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, rank_colour
 
 # ---- one program on every rank
 
@@ -215,31 +215,6 @@ class _RingStep(NamedTuple):
     held: list[list[int]]
 
 
-def ring(world_size: int = 4) -> Picture:
-    """Draw an all-reduce around a ring: pieces are added up, then the sums are handed round."""
-    rounds = world_size - 1
-    title = f"Each of {world_size} ranks sends {2 * rounds} pieces: "
-    title += f"{2 * rounds / world_size:.3g} tensors, and never 2 with more ranks"
-    height = 0.75 + 0.42 * world_size
-    ax = canvas(0.7 + 2 * height, title)
-    columns = equal_parts(LEFT, RIGHT, world_size, gap=0.3)
-    for number, step in enumerate(_ring_steps(world_size)):
-        row, column = divmod(number, world_size)
-        left, width = columns[column]
-        _draw_ring_step(ax, left, width, 0.7 + height * row, step)
-    key = [
-        "row: a rank",
-        "column: a piece",
-        "number: ranks added up",
-        "dark: the sum of all",
-        "red line: has just arrived",
-    ]
-    left, _ = columns[-1]
-    write_text(ax, left, 0.7 + height + 0.9, "\n".join(key), ha="left", **SMALL)
-    alt = f"Ring all-reduce. {title}. After {rounds} steps each rank has one whole sum, "
-    return described(ax.figure, f"{alt}after {2 * rounds} all of them.")
-
-
 def _ring_steps(world_size: int) -> Iterator[_RingStep]:
     """Take the steps of a ring all-reduce, the state at the start first."""
     held = [[1] * world_size for _ in range(world_size)]
@@ -251,26 +226,6 @@ def _ring_steps(world_size: int) -> Iterator[_RingStep]:
                 held[rank][piece] = step + 1 if phase == "add" else world_size
             copies = [list(counts) for counts in held]
             yield _RingStep(f"{phase}, step {step}", arrived, copies)
-
-
-def _draw_ring_step(ax: Axes, left: float, width: float, top: float, step: _RingStep) -> None:
-    """Draw what each rank holds of each piece, and what has just arrived."""
-    write_text(ax, left, top, step.name, ha="left", weight="bold")
-    for rank, counts in enumerate(step.held):
-        y = top + 0.25 + 0.42 * rank
-        write_text(ax, left, y + 0.16, rank, ha="left", **SMALL)
-        columns = equal_parts(left + 0.2, left + width, len(counts), gap=0.05)
-        for piece, (x, piece_width) in enumerate(columns):
-            count = counts[piece]
-            corner, extent = (x, y), (piece_width, 0.32)
-            if count == len(counts):
-                box(ax, corner, extent, count, INK, fill=0.85, color="white", **SMALL)
-            else:
-                fill = 0.12 + 0.15 * (count - 1)
-                box(ax, corner, extent, count, rank_colour(rank), fill=fill, **SMALL)
-            if step.arrived.get(rank) == piece:
-                ends = [x + 0.05, x + piece_width - 0.05]
-                ax.plot(ends, [y + 0.36] * 2, color=WRONG, linewidth=2.5)
 
 
 def ring_step(number: int, world_size: int = 4) -> Picture:
