@@ -1,12 +1,14 @@
-"""The exercises of notebook 04: a batch plan, the batches of every epoch, an exact accuracy.
+"""The exercises of notebook 04: a batch plan, the batches of every epoch, a loss by tokens.
 
 `lessons.check` asks them for verdicts. The first runs in the learner's process; the other two run
 on ranks that `on_ranks` forks, where every rank calls the answer.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from itertools import chain
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
@@ -68,7 +70,7 @@ def batches_seen(samples: int, global_batch: int, epochs: int) -> list[Batches]:
 
 def _passes(samples: int, batch: int, epochs: int, set_epoch: bool = True) -> list[Batches]:
     """List this rank's batches of each epoch; without set_epoch, a mistake, all have one order."""
-    sampler = _sampler(samples, shuffle=True)
+    sampler: DistributedSampler[int] = DistributedSampler(_dataset(samples))
     batches = []
     for epoch in range(epochs):
         if set_epoch:
@@ -86,11 +88,6 @@ def _one_pass(samples: int, batch: int, sampler: Sampler | None) -> Batches:
     """List the batches of one pass, shuffled by the loader where there is no sampler."""
     loader = DataLoader(_dataset(samples), batch, shuffle=sampler is None, sampler=sampler)
     return [indices.tolist() for indices in loader]
-
-
-def _sampler(samples: int, shuffle: bool) -> DistributedSampler:
-    """Make this rank's sampler of so many samples."""
-    return DistributedSampler(_dataset(samples), shuffle=shuffle)
 
 
 def _dataset(samples: int) -> Dataset[int]:
@@ -124,76 +121,72 @@ _BATCHES_TRAPS = {
     _BATCH_TOO_LARGE: _passes,
 }
 
-# ---- an exact accuracy
+# ---- a loss whose ranks have unequal counts
 
 
-class _Answers:
-    """A model's answers to a test set, 1 where it is right; `looked_at` lists the samples read."""
+def token_loss(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Compute the loss for backward, so that DDP's average is the mean over the terms of all ranks.
 
-    def __init__(self, right: list[int]) -> None:
-        self.right = right
-        self.looked_at: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.right)
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        samples = range(len(self.right))[index]
-        self.looked_at += [samples] if isinstance(samples, int) else samples
-        return self.right[index]
+    losses: this rank's, a term each; counted: False where a term is padding. Every rank calls it.
+    """
+    own = losses[counted]
+    return own.sum() * dist.get_world_size() / sum_over_ranks(len(own))
 
 
-def exact_accuracy(right: Sequence[int]) -> float:
-    """Compute the share of all samples that are right; every rank calls it, and reads its part."""
-    share = _share(right)
-    return sum_over_ranks(sum(share)) / sum_over_ranks(len(share))
+def _without_world_size(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """A mistake: DDP's division by the number of ranks is not undone."""
+    return token_loss(losses, counted) / dist.get_world_size()
 
 
-def _share(right: Sequence[int]) -> Sequence[int]:
-    """Take this rank's samples: every world_size-th, from its rank on."""
-    return right[dist.get_rank() :: dist.get_world_size()]
+def _own_terms(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """A mistake: the sum is divided by the terms of this rank alone."""
+    return losses[counted].sum() * dist.get_world_size() / counted.sum()
 
 
-def _accuracy_of_all(right: Sequence[int]) -> float:
-    """A mistake: every rank reads all samples."""
-    return sum(right[:]) / len(right)
+def _without_an_empty_rank(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """A mistake: a rank without a term does not call all_reduce."""
+    return token_loss(losses, counted) if counted.any() else 0 * losses.sum()
 
 
-def _not_summed(right: Sequence[int]) -> float:
-    """A mistake: nothing is added up over the ranks."""
-    share = _share(right)
-    return sum(share) / len(share)
+def _averaged_gradient(
+    answer: Callable[..., torch.Tensor],
+    losses: list[list[float]],
+    counted: list[list[bool]],
+) -> dict[str, object]:
+    """Call backward on an answer on the ranks; average the gradients, as DDP does: a trial.
+
+    Each loss is a weight of 1 times a number, so the right gradient is the mean of these numbers.
+    """
+
+    def gradient() -> float:
+        weight, rank = torch.ones((), requires_grad=True), dist.get_rank()
+        loss = answer(weight * torch.tensor(losses[rank]), torch.tensor(counted[rank]))
+        loss.backward()
+        return 0.0 if weight.grad is None else weight.grad.item()
+
+    try:
+        gradients = on_ranks(len(losses), gradient)
+    except (RuntimeError, TimeoutError) as error:
+        if isinstance(error, RuntimeError) and "by peer" not in str(error):
+            raise
+        return {"averaged gradient": "none: a rank waits in all_reduce for one that is gone"}
+    mean = sum(gradients) / len(gradients)
+    return {"averaged gradient": "nan" if math.isnan(mean) else mean}
 
 
-def _accuracy_of_padded(right: Sequence[int]) -> float:
-    """A mistake: a sampler that repeats samples."""
-    share = [right[sample] for sample in _sampler(len(right), shuffle=False)]
-    return sum_over_ranks(sum(share)) / sum_over_ranks(len(share))
-
-
-def _evaluate_on_ranks(answer: Answer, right: list[int]) -> dict[str, object]:
-    """Call an answer on the ranks; return each one's result, and the samples they read: a trial."""
-
-    def evaluate() -> list[object]:
-        answers = _Answers(right)
-        return [answer(answers), answers.looked_at]
-
-    accuracies, looked_at = zip(*on_ranks(_RANKS, evaluate), strict=True)
-    return {
-        "accuracy on each rank": list(accuracies),
-        "samples looked at": sorted(chain.from_iterable(looked_at)),
-    }
-
-
-_ACCURACY_TRAPS = {
-    "Each rank looks at every sample: take a share of them.": _accuracy_of_all,
-    "The ranks do not agree: each knows its own share alone. Add up over the ranks.": _not_summed,
-    "An average of averages: add up both numbers over the ranks, and divide once.": (
-        lambda right: sum_over_ranks(_not_summed(right)) / _RANKS
+_LOSS_TRAPS = {
+    "A mean of means: divide by the number of terms of all ranks.": (
+        lambda losses, counted: losses[counted].mean()
     ),
-    "A sample counts twice, for the sampler pads. Take every world_size-th sample, from rank on.": (
-        _accuracy_of_padded
+    "DDP divides by the number of ranks: multiply by it.": _without_world_size,
+    "These are the terms of one rank: add up their number over all ranks.": _own_terms,
+    "A mean of means, and 0 / 0 on a rank without any term: divide by the terms of all ranks.": (
+        lambda losses, counted: (losses * counted).sum() / counted.sum()
     ),
+    "The padding counts: leave out the terms where counted is False.": (
+        lambda losses, counted: token_loss(losses, torch.ones_like(counted))
+    ),
+    "A rank without any term has to call all_reduce, too.": _without_an_empty_rank,
 }
 
 EXERCISES = [
@@ -204,9 +197,13 @@ EXERCISES = [
     ),
     OnRanks(batches_seen, [(16, 8, 2), (24, 4, 3)], _BATCHES_TRAPS, _train_on_ranks),
     OnRanks(
-        exact_accuracy,
-        [([1, 0, 1, 1, 0],), ([1, 1, 0, 1],)],
-        _ACCURACY_TRAPS,
-        _evaluate_on_ranks,
+        token_loss,
+        [
+            ([[2.0, 4.0, 6.0], [8.0, 9.0, 9.0]], [[True, True, True], [True, False, False]]),
+            ([[1.0, 3.0], [7.0, 7.0]], [[True, True], [False, False]]),
+            ([[1.0, 2.0], [6.0, 9.0], [3.0, 8.0]], [[True, True], [True, False], [True, True]]),
+        ],
+        _LOSS_TRAPS,
+        _averaged_gradient,
     ),
 ]
