@@ -2,12 +2,16 @@
 
 import os
 import re
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from IPython.core.error import UsageError
 
+from ddp_helpers import ROOT
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
 from ddp_helpers.lessons.submit_to_slurm import start, terminal
@@ -126,3 +130,51 @@ def test_a_sites_flags_reach_slurms_commands_and_its_gpus_the_cells(monkeypatch,
     flags = start.flags_of(str(tmp_path / "real.toml"), gpus_per_node=4)
     assert flags == ("--gpus-per-node=a100:1", "--gpus-per-node=a100:2", "--gpus-per-node=a100:4", "")
     assert os.environ["SALLOC_ACCOUNT"] == os.environ["SBATCH_ACCOUNT"] == os.environ["SLURM_ACCOUNT"] == "physics"
+
+
+def written(name: str) -> str:
+    """The text of a file that a cell of 07 writes."""
+    cells = nbformat.read(ROOT / "notebooks" / "07_submit_to_slurm.ipynb", as_version=4).cells
+    [text] = [cell.source for cell in cells if cell.source.startswith(f"%%writefile {name}\n")]
+    return text.partition("\n")[2]
+
+
+def test_ranks_meet_in_every_file_where_they_meet_in_the_job_file() -> None:
+    *lines, export = written("meet.sh").splitlines()
+    assert "\n".join(lines) + "\n" + export in written("job.sbatch"), "the same lines, side by side"
+    assert export == "export MASTER_ADDR MASTER_PORT" and "source meet.sh" in written("torchrun.sbatch")
+
+
+@pytest.mark.parametrize(("apart", "met"), [(0, 2), (1, 0)])
+def test_the_two_prints_tell_one_port_from_two(tmp_path: Path, apart: int, met: int) -> None:
+    patience = 60 if met else 2
+    (tmp_path / "hello.py").write_text(written("hello.py").replace("seconds=5", f"seconds={patience}"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "hello.py"],
+            cwd=tmp_path,
+            env=os.environ
+            | {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "MASTER_ADDR": "127.0.0.1"}
+            | {"MASTER_PORT": str(port + rank * apart)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    for rank, lines in enumerate(said):
+        assert lines.startswith(f"rank {rank} of 2 calls 127.0.0.1:{port + rank * apart}\n")
+    assert sum("has met the others" in lines for lines in said) == met
+
+
+def test_the_folder_to_bring_holds_the_scripts_and_nothing_of_an_earlier_time(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    monkeypatch.setattr(start, "RUNS", tmp_path / "runs")
+    older = tmp_path / "build" / "first_job" / "mnist_ddp.py"
+    older.parent.mkdir(parents=True)
+    older.write_text("an older text")
+    start.folders(16)
+    assert sorted(path.name for path in older.parent.iterdir()) == ["mnist_ddp.py", "simple_ddp.py"]

@@ -4,6 +4,7 @@ The notebook's set-up calls it, once; no rank does.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ def folders(small_train: int) -> Folders:
     small_train: training images of the small data.
     """
     laptop = ROOT / "build" / "first_job"
+    shutil.rmtree(laptop, ignore_errors=True)  # what an earlier course left there would be copied
     for name in ("simple_ddp", "mnist_ddp"):
         scripts.write_script(name, laptop / f"{name}.py")
     data = write_digits(ROOT / "build" / f"small_{small_train}", train=small_train, test=256)
