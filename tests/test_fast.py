@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch.optim import Adadelta
 
-from ddp_helpers import ROOT
-from ddp_helpers.lessons.train_on_one_gpu.figures import accuracy_by_recipe
 from ddp_helpers.rank.scripts import mnist_fast
 from ddp_helpers.rank.scripts.mnist_ddp import Net, datasets
 from ddp_helpers.rank.scripts.mnist_fast import Dropout, FastNet, as_graph, hold_on_device, measure_batch
@@ -69,13 +67,6 @@ def test_the_same_seed_drops_the_same():
         torch.manual_seed(seed)
         seen.append(drop(x))
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
-
-
-def test_recipes_are_compared_from_their_records():
-    scores = accuracy_by_recipe(ROOT / "notebooks" / "results" / "recipes")
-    assert list(scores.index) == [1, 3, 14] and set(scores["difference"]) == {"fast", "large"}
-    assert scores["difference", "large"][14] == scores["mean", "large"][14] - scores["mean", "plain"][14] != 0
-    assert (scores["error"] > 0).all(axis=None)
 
 
 def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_saves(tmp_path, digits, monkeypatch):

@@ -1,14 +1,9 @@
-"""The figure of notebook 01, the ladder, and its table of recorded accuracies.
-
-The notebook calls them, in its own process; no ranks. `runs.table` reads the recorded runs.
-"""
+"""The figure of notebook 01, the ladder. The notebook calls it, in its own process; no ranks."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
@@ -16,9 +11,6 @@ from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import BLUE, GREEN, INK, ORANGE, SKY, TIMES, WIDTH
 from ddp_helpers.launch.machine import chip
-from ddp_helpers.records import runs
-
-# ---- the figure
 
 # The parts of a step, in their order.
 _PART_COLOURS = {"data": ORANGE, "forward": SKY, "backward": BLUE, "optimizer": GREEN}
@@ -53,10 +45,9 @@ def draw_ladder(
     ax.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(loc="outside right center")
     fastest = speeds.index(max(speeds))
-    title = (
-        f"The fastest rung is {ratios[fastest]:.1f} times as fast as the plain loader, "
-        f"which spends {shares[rungs[0]]['data']:.0%} of its time on data"
-    )
+    title = f"The plain loader spends {shares[rungs[0]]['data']:.0%} of its time on data"
+    if fastest:
+        title += f"; the best rung is {ratios[fastest]:.1f} times as fast"
     where = f"{dataset}; {chip(device)}, {torch.get_num_threads()} CPUs"
     note = f"{where}; length: the fastest pass; parts: their shares in one more pass"
     texts = [f"{rung} {speed:,.0f} ({_percentages(shares[rung])})" for rung, speed in rates.items()]
@@ -95,30 +86,3 @@ def _shares(marks: Sequence[float]) -> dict[str, float]:
 def _percentages(shares: Mapping[str, float]) -> str:
     """Compose a text of shares, as in data 12%, forward 40%."""
     return ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-
-
-# ---- what each recipe is worth in accuracy: recorded in notebooks/results/recipes
-
-_AFTER_EPOCHS = (1, 3, 14)
-
-
-def accuracy_by_recipe(folder: Path) -> pd.DataFrame:
-    """Tabulate test accuracy in per cent after 1, 3 and 14 epochs, as far as a folder has runs.
-
-    A row for each number of epochs. Columns by recipe: "mean", "std" and "count" over the seeds;
-    "difference", the mean minus the plain recipe's; "error", the standard error of the difference.
-    """
-    epochs = runs.table(folder)
-    epochs = epochs[epochs["epoch"].isin(_AFTER_EPOCHS)]
-    percent = 100 * epochs["test_accuracy"]
-    recipe = epochs["run"].str.partition("-")[0].rename("recipe")
-    groups = percent.groupby([epochs["epoch"].astype(int), recipe])
-    accuracies = groups.agg(["mean", "std", "count"]).unstack()
-    mean = accuracies["mean"]
-    variance = accuracies["std"] ** 2 / accuracies["count"]
-    others = mean.columns.drop("plain")
-    for name in others:
-        accuracies["difference", name] = mean[name] - mean["plain"]
-    for name in others:
-        accuracies["error", name] = (variance[name] + variance["plain"]) ** 0.5
-    return accuracies
