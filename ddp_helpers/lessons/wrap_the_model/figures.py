@@ -13,7 +13,6 @@ from matplotlib.patches import Rectangle
 
 from ddp_helpers.draw.drawing import (
     Picture,
-    arrow,
     box,
     canvas,
     described,
@@ -22,7 +21,8 @@ from ddp_helpers.draw.drawing import (
 )
 from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import GREY, INK, LEFT, RIGHT, SMALL, WIDTH, rank_colour
-from ddp_helpers.lessons.wrap_the_model.stopwatch import Note
+
+Note = tuple[str, list[int], float]  # an event, the layers that it was about, and when, in ms
 
 # ---- a measured step
 
@@ -137,85 +137,10 @@ def _draw_all_reduces(ax: Axes, notes: Sequence[Note]) -> float:
     return hidden / sum(end - start for _, start, end in all_reduces)
 
 
-# ---- a sketch of buckets, whose times are made up
+# ---- a sketch of buckets, moment by moment, whose times are made up
 
 _BUCKETS = [(6, 5), (4, 3), (2, 1)]  # layers: backward goes from the last to the first
 _LAYER_MS, _ALL_REDUCE_MS = 2, 3
-_SKETCH_LEFT, _INCHES_PER_MS = 1.3, 0.32
-
-
-def ddp_buckets() -> Picture:
-    """Draw how DDP overlaps communication with compute.
-
-    A bucket's all-reduce runs while earlier layers still compute.
-    """
-    ax = canvas(5.65, "")
-    fast = _draw_schedule(ax, 0.55, "DDP: each bucket as soon as it is full", [4, 8, 12])
-    slow = _draw_schedule(ax, 2.75, "Without overlap: all of them after backward", [12, 12, 12])
-    title = f"Overlap makes this step {fast} ms long instead of {slow}"
-    write_text(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
-    ax.plot([_x(0), _x(slow)], [4.95, 4.95], color=INK, linewidth=1.2)
-    for ms in range(0, slow, 5):
-        ax.plot([_x(ms)] * 2, [4.95, 5.02], color=INK, linewidth=1.2)
-        write_text(ax, _x(ms), 5.17, ms, **SMALL)
-    write_text(ax, LEFT, 5.0, "time [ms]", ha="left")
-    note = "A sketch: its times are made up, "
-    note += f"{_LAYER_MS} ms a layer and {_ALL_REDUCE_MS} ms an all-reduce."
-    write_text(ax, LEFT, 5.4, note, ha="left", color=GREY, **SMALL)
-    alt = f"{title}: a bucket's all-reduce starts while earlier layers compute. {note}"
-    return described(ax.figure, alt)
-
-
-def _x(ms: float) -> float:
-    """Return where a time of the sketch stands, in inches."""
-    return _SKETCH_LEFT + ms * _INCHES_PER_MS
-
-
-def _draw_schedule(ax: Axes, top: float, title: str, earliest_starts: list[int]) -> int:
-    """Draw one schedule; return its total time in ms.
-
-    earliest_starts: for each bucket, the ms from when on its all-reduce may start.
-    """
-
-    def bar(
-        start: int,
-        ms: int,
-        lane: float,
-        text: str,
-        colour: str = GREY,
-        fill: float = 0.25,
-        line: str = "-",
-        ink: str = INK,
-    ) -> None:
-        corner, extent = (_x(start), top + lane), (ms * _INCHES_PER_MS - 0.04, 0.46)
-        box(ax, corner, extent, text, colour, fill=fill, line=line, color=ink, **SMALL)
-
-    write_text(ax, LEFT, top + 0.15, title, ha="left", weight="bold")
-    for name, lane in {"compute": 0.63, "gradients": 1.18, "network": 1.83}.items():
-        write_text(ax, LEFT, top + lane, name, ha="left")
-    computed = sent = 0  # ms: until when the schedule is drawn, of compute and of all-reduces
-    for number, (layers, earliest) in enumerate(zip(_BUCKETS, earliest_starts, strict=True)):
-        filling = _LAYER_MS * len(layers)
-        bar(computed, filling, 0.95, f"bucket {number} fills", fill=0, line="--")
-        for layer in layers:
-            bar(computed, _LAYER_MS, 0.4, f"layer {layer}")
-            computed += _LAYER_MS
-        start = max(sent, earliest)
-        sent = start + _ALL_REDUCE_MS
-        name = f"all-reduce\nbucket {number}"
-        bar(start, _ALL_REDUCE_MS, 1.6, name, INK, fill=0.8, ink="white")
-        if start == computed:  # it starts the moment the bucket is full
-            x = _x(computed)
-            arrow(ax, (x - 0.02, top + 1.42), (x + 0.1, top + 1.6))
-    bar(computed, sent - computed, 0.4, "waits", fill=0, line=":")
-    bar(sent, _LAYER_MS, 0.4, "step", INK)
-    total = sent + _LAYER_MS
-    write_text(ax, _x(total) + 0.05, top + 0.63, f"{total} ms", ha="left", weight="bold")
-    return total
-
-
-# ---- the same sketch, moment by moment
-
 BUCKET_MOMENTS = (0, 2, 4, 6, 8, 10, 12, 15)  # ms: when a gradient is ready, and when all is done
 
 
@@ -244,9 +169,17 @@ def bucket_step(ms: int) -> Picture:
             corner, width = (columns[layer][0] + 0.06, 1.9), columns[layer][1] - 0.12
             box(ax, corner, (width, 0.5), f"gradient {layer}", rank_colour(0), **SMALL)
         _draw_network(ax, (left, 2.85), right - left, all_reduce)
-    note = "A sketch: its times are made up, as above."
-    write_text(ax, LEFT, 3.58, note, ha="left", color=GREY, **SMALL)
-    return described(ax.figure, f"{title}.")
+    write_text(ax, LEFT, 3.58, _without_overlap(), ha="left", color=GREY, **SMALL)
+    return described(ax.figure, f"{title}. {_without_overlap()}")
+
+
+def _without_overlap() -> str:
+    """Say what the times are, and when step() would begin if buckets left only after backward."""
+    backward, network = _LAYER_MS * sum(map(len, _BUCKETS)), _ALL_REDUCE_MS * len(_BUCKETS)
+    times = f"A sketch with made-up times: {_LAYER_MS} ms a layer"
+    times += f", {_ALL_REDUCE_MS} ms an all-reduce."
+    later = f"{backward} + {network} = {backward + network} ms"
+    return f"{times} Without overlap step() would begin at {later}."
 
 
 def _gradient_times() -> list[tuple[int, int]]:
