@@ -1,6 +1,6 @@
 """Execute a notebook with values for its parameters, of which papermill checks no name.
 
-job.ipynb checks names with it, and notebook 08 executes job.ipynb, in the learner's process.
+job.ipynb checks names with it, and the sweep of 11b executes job.ipynb, in the learner's process.
 """
 
 import ast

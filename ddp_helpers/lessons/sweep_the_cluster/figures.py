@@ -1,10 +1,9 @@
 """The figures of notebook 08: strong and weak scaling as bricks, speeds, waiting and running.
 
-The notebook calls them, in its own process; `speeds` draws from the records of the sweep.
+The notebook calls them, in its own process; `speeds` draws what it computed.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -77,48 +76,41 @@ def _draw_bricks(
 # ---- speeds
 
 
-class _Setting(NamedTuple):
-    """What equal runs have in common, and the images per second of each."""
+def speeds(rates: pd.Series, base: float, table: pd.DataFrame) -> Picture:
+    """Draw images per second of each run by its ranks: strong on the left, weak on the right.
 
-    kind: str  # strong or weak
-    ranks: int
-    cpus: int  # of each rank
-    rates: pd.Series
-
-    @property
-    def name(self) -> str:
-        """The setting in words, without its kind."""
-        return f"{counted(self.ranks, 'rank')} {TIMES} {counted(self.cpus, 'CPU')}"
-
-
-def speeds(jobs: pd.DataFrame) -> Picture:
-    """Draw images per second of each run, a row a setting: strong blue, weak orange.
-
-    jobs: from scaling.per_run.
+    rates: a number a run, by scaling, world_size and run. base: that of the fewest ranks, by which
+    the title divides; their runs, of both kinds, span the grey band. table: from runs.table.
     """
-    by_size = jobs.groupby(["world_size", "cpus_per_task"])["images_per_second"]
-    _, one_rank = next(iter(by_size))  # the fewest ranks, with the fewest CPUs
-    groups = jobs.groupby(["scaling", "world_size", "cpus_per_task"])["images_per_second"]
-    settings = []
-    for (kind, ranks, cpus), rates in groups:
-        settings.append(_Setting(kind, int(ranks), int(cpus), rates))
-    settings.sort(key=lambda setting: setting.rates.median())
-    size = 8.5, 0.45 * len(settings) + 1.3
-    figure, ax = plt.subplots(figsize=size, layout="constrained")
-    ax.axvspan(one_rank.min(), one_rank.max(), color=GREY, alpha=0.2, linewidth=0)
-    for row, setting in enumerate(settings):
-        colour = BLUE if setting.kind == "strong" else ORANGE
-        ax.plot(setting.rates, [row] * len(setting.rates), "o-", color=colour, markersize=8)
-    names = [f"{setting.kind}, {setting.name}" for setting in settings]
-    ax.set_yticks(range(len(settings)), names)
-    ax.set_xlim(left=0)
-    note = "grey: equal runs of one rank, so a smaller difference means nothing"
-    ax.set_xlabel(f"images per second; {note}")
-    fastest = [setting for setting in settings if setting.kind == "strong"][-1]
-    verb = "is" if fastest.ranks == 1 else "are"
-    ratio = fastest.rates.median() / one_rank.median()
-    title = f"Strong: {fastest.name} {verb} {ratio:.1f} {TIMES} as fast as one rank"
-    return captioned(figure, title, data_and_machine(jobs))
+    ranks = rates.index.get_level_values("world_size")
+    counts = sorted(set(ranks))
+    fewest = rates[ranks == counts[0]]
+    figure, panels = plt.subplots(1, 2, figsize=(8.5, 3.6), sharey=True, layout="constrained")
+    for ax, kind, colour in zip(panels, ("strong", "weak"), (BLUE, ORANGE), strict=True):
+        _draw_panel(ax, rates[kind], counts, colour)
+        ax.axhspan(fewest.min(), fewest.max(), color=GREY, alpha=0.2, linewidth=0)
+        ax.set_title("same global batch" if kind == "strong" else "same batch per rank")
+        ax.set_xlabel(f"{kind}: ranks")
+    panels[0].set_ylabel("images per second")
+    panels[0].set_ylim(0, 1.08 * rates.max())
+    medians = rates["strong"].groupby("world_size").median()
+    fastest = medians[counts[1:] or counts].idxmax()
+    ratio = medians[fastest] / base
+    smallest = counted(counts[0], "rank")
+    title = f"Strong: on {counted(fastest, 'rank')} {ratio:.2f} {TIMES} as fast as on {smallest}"
+    band = f"dots: runs; grey: from the slowest to the fastest run of {smallest}"
+    return captioned(figure, title, band, data_and_machine(table))
+
+
+def _draw_panel(ax: Axes, rates: pd.Series, counts: Sequence[int], colour: str) -> None:
+    """Draw the runs of one kind as dots, and their medians as a line, ranks evenly apart."""
+    places = {count: place for place, count in enumerate(counts)}
+    medians = rates.groupby("world_size").median()
+    ax.plot([places[count] for count in medians.index], medians, color=colour, linewidth=1.5)
+    dots = [places[count] for count in rates.index.get_level_values("world_size")]
+    ax.plot(dots, rates, "o", color=colour, markersize=8)
+    ax.set_xticks(range(len(counts)), [str(count) for count in counts])
+    ax.set_xlim(-0.4, len(counts) - 0.6)
 
 
 # ---- waiting and running

@@ -1,6 +1,6 @@
 """Run a sweep: slurm/job.ipynb, executed by papermill once for each configuration.
 
-Notebook 08 and the recorder of the committed runs call it, on a login node or a laptop.
+Notebook 11b and the recorder of the committed runs call it, on a login node or a laptop.
 """
 
 import json
