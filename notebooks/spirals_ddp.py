@@ -48,8 +48,11 @@ def main() -> None:
     if args.save and (args.save.exists() or not args.save.parent.is_dir()):
         parser.exit(2, f"--save {args.save}: give a new file in a folder that exists\n")
 
-    names = next((row[-3:] for row in LAUNCHERS if {*row} <= os.environ.keys()), ())
-    rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
+    rank, local_rank, world_size = 0, 0, 1  # alone, without a launcher
+    for row in LAUNCHERS:
+        if all(name in os.environ for name in row):
+            rank, local_rank, world_size = [int(os.environ[name]) for name in row[-3:]]
+            break
     if args.batch_size % world_size:
         evenly = f"evenly by {world_size} ranks: give a multiple of {world_size}"
         parser.exit(2, f"--batch-size {args.batch_size} cannot be shared {evenly}\n")

@@ -148,8 +148,11 @@ def main() -> None:
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: heard.append(number))
 
-    names = next((row[-3:] for row in LAUNCHERS if {*row} <= os.environ.keys()), ())
-    rank, local_rank, world_size = [int(os.environ[name]) for name in names] or (0, 0, 1)
+    rank, local_rank, world_size = 0, 0, 1  # alone, without a launcher
+    for row in LAUNCHERS:
+        if all(name in os.environ for name in row):
+            rank, local_rank, world_size = [int(os.environ[name]) for name in row[-3:]]
+            break
     if args.batch_size % world_size:
         evenly = f"evenly by {world_size} ranks: give a multiple of {world_size}"
         parser.exit(2, f"--batch-size {args.batch_size} cannot be shared {evenly}\n")

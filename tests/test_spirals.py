@@ -267,6 +267,9 @@ def test_the_three_have_the_same_places_for_ones_own_parts_and_each_is_a_diff_of
 def test_the_third_finds_its_rank_its_device_and_its_group_by_the_lines_of_the_second():
     """So what is tested of them above holds for it, too."""
     texts = [path.read_text() for path in (MANY, MORE)]
-    for begin, end in (("# Where launchers tell", "\n]\n"), ("    names = next", 'gloo", **group)\n')):
+    for begin, end in (
+        ("# Where launchers tell", "\n]\n"),
+        ("    rank, local_rank, world_size = 0", 'gloo", **group)\n'),
+    ):
         first, second = (text[text.index(begin) :].partition(end)[0] for text in texts)
         assert first == second and len(first) > 100

@@ -65,6 +65,7 @@ def curves(table: pd.DataFrame) -> Picture:
         axes[-1, column].set_xlabel("epoch")
         for ax, metric in zip(axes[:, column], names, strict=True):
             labels.append((ax, _draw_panel(ax, runs, metric, by_key, rank_unit)))
+            ax.margins(y=0.15)  # so that no label at the right stands below the axis
     for ax, ends in labels:  # now that all panels have their limits
         if not ends:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)

@@ -1,6 +1,6 @@
 """Compute from a table of runs how they scale: speed-up and its spread, where time goes, cost.
 
-Notebooks 08, 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
+Notebooks 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
 returns; `per_run` makes one row of each run, and `speedup` one of each setting.
 """
 

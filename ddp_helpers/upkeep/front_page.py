@@ -1,29 +1,29 @@
-"""Write README's map and headline from the notebooks and notebooks/results.
+"""Write README's map of the course from the notebooks.
 
 `make notebooks` runs it, in one process.
 """
 
-import json
 import re
 from functools import cache
 from textwrap import fill
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import nbformat
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddp_helpers import ROOT
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts
-from ddp_helpers.draw.labels import at_the_right, write_caption, write_title
-from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
-from ddp_helpers.records import runs, scaling
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_text,
+)
+from ddp_helpers.draw.style import BLUE, ORANGE
+from ddp_helpers.upkeep.course import CORE
 
-_README = ROOT / "README.md"
-_HEADLINE, _MAP = ROOT / "docs" / "headline.png", ROOT / "docs" / "course.png"
-_RESULTS = ROOT / "notebooks" / "results"
+_README, _MAP = ROOT / "README.md", ROOT / "docs" / "course.png"
 # By number: 01, 02, … are the chain; 10b, a number with a letter, is an appendix to notebook 10.
 NOTEBOOKS = {
     path.stem.partition("_")[0]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -54,30 +54,36 @@ def _title(number: str) -> str:
     return _part_of_opening(number, r"^# (.+)$")
 
 
-def minutes(number: str) -> int:
-    """Add up the minutes in a notebook's Time line: reading, and waiting if it says so."""
-    time = _part_of_opening(number, r"\*\*Time\*\* ([^.]*)")
-    return sum(int(count) for count in re.findall(r"\d+", time))
+class Minutes(NamedTuple):
+    """The two numbers of a notebook's Time line."""
+
+    reading: int  # and running its cells
+    exercises: int
+
+
+def minutes(number: str) -> Minutes:
+    """Read the minutes in a notebook's Time line: reading and running, exercises."""
+    form = r"\*\*Time\*\* (\d+ minutes of reading and running, \d+ of exercises)"
+    return Minutes(*(int(count) for count in re.findall(r"\d+", _part_of_opening(number, form))))
 
 
 def _map_row(number: str, needs: str) -> str:
     """Return the row of a notebook in the map of the course."""
     question = _part_of_opening(number, r"^\*(\w.+)\*$")
     link = f"[{number} {_title(number)}](notebooks/{NOTEBOOKS[number].name})"
-    return f"| {link} | {question} | {minutes(number)} | {needs} |"
+    reading, exercises = minutes(number)
+    return f"| {link} | {question} | {reading} | {exercises} | {needs} |"
 
 
 def front_page_text(text: str) -> str:
-    """Return README's text with a row for each notebook, in order, and the headline's finding.
+    """Return README's text with a row for each notebook, in order.
 
     What one needs for a notebook stays as it is there.
     """
     needs = dict(_MAP_ROW.findall(text))
     rows = "\n".join(_map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
     first, *_, last = _MAP_ROW.finditer(text)
-    text = text[: first.start()] + rows + text[last.end() :]
-    image = f"![{headline().alt}](docs/headline.png)"
-    return re.sub(r"!\[.*\]\(docs/headline.png\)", image, text)
+    return text[: first.start()] + rows + text[last.end() :]
 
 
 def _needed(needs: str) -> list[str]:
@@ -97,95 +103,64 @@ class _Place(NamedTuple):
 
 
 def _places(needs: dict[str, list[str]]) -> dict[str, _Place]:
-    """Place each notebook to the right of all that it needs, below those of the same column."""
-    places: dict[str, _Place] = {}
+    """Place each notebook to the right of all that it needs: the core above, electives below.
+
+    Electives of a column stand in the order of the rows that they branch off from, so that no two
+    arrows cross.
+    """
+    columns: dict[str, int] = {}
     for number in NOTEBOOKS:
-        column = max((places[need].column + 1 for need in needs[number]), default=0)
-        row = sum(place.column == column for place in places.values())
-        places[number] = _Place(column, row)
+        columns[number] = max((columns[need] + 1 for need in needs[number]), default=0)
+    places = {number: _Place(columns[number], 0) for number in CORE}
+    for column in range(max(columns.values()) + 1):
+        electives = [n for n in NOTEBOOKS if n not in CORE and columns[n] == column]
+
+        def parent_row(number: str, left: int = column - 1) -> int:
+            return max(places[need].row for need in needs[number] if columns[need] == left)
+
+        for row, number in enumerate(sorted(electives, key=parent_row), 1):
+            places[number] = _Place(column, row)
     return places
 
 
 _FIRST_TOP, _ROW_HEIGHT, _BOX_HEIGHT = 0.6, 1.15, 0.95  # inches
 
 
-def course_map(text: str) -> Picture:
+def course_map(readme: str) -> Picture:
     """Draw README's rows as a map, with arrows to each notebook from those just left of it."""
-    needs = {number: _needed(cell) for number, cell in _MAP_ROW.findall(text)}
+    needs = {number: _needed(cell) for number, cell in _MAP_ROW.findall(readme)}
     places = _places(needs)
     columns = 1 + max(place.column for place in places.values())
     rows = 1 + max(place.row for place in places.values())
-    branches = len(places) - columns
-    title = f"{columns} notebooks lead from one GPU to a cluster; {branches} branch off"
+    title = (
+        f"{len(CORE)} notebooks lead from one GPU to a cluster; take of the others what you need"
+    )
     ax = canvas(_FIRST_TOP + _ROW_HEIGHT * rows, title)
     across = equal_parts(0.1, 9.4, columns, gap=0.16)
     tops = {number: _FIRST_TOP + _ROW_HEIGHT * place.row for number, place in places.items()}
-    for number, (column, row) in places.items():
+    for number, (column, _) in places.items():
         (left, width), top = across[column], tops[number]
-        label = f"{number}\n{fill(_title(number), 11)}\n{minutes(number)} min"
-        colour = ORANGE if row else BLUE
+        reading, exercises = minutes(number)
+        label = f"{number}\n{fill(_title(number), 11)}\n{reading} + {exercises} min"
+        colour = BLUE if number in CORE else ORANGE
         box(ax, (left, top), (width, _BOX_HEIGHT), label, colour, size=8.5)
         for need in needs[number]:
             if places[need].column == column - 1:
                 start = (sum(across[column - 1]), tops[need] + _BOX_HEIGHT / 2)
                 arrow(ax, start, (left, top + _BOX_HEIGHT / 2))
+    legend = (
+        "Blue: the core.",
+        "Orange: electives, each to the right of what it needs.",
+        "Minutes: reading and running + exercises.",
+    )
+    for line, text in enumerate(legend):
+        write_text(ax, 0.1, _FIRST_TOP + 1.5 * _ROW_HEIGHT + 0.3 * line, text, size=10.5, ha="left")
     alt = "; ".join(f"{number} needs {', '.join(needs[number])}" for number in needs)
     return described(ax.figure, alt)
-
-
-@cache  # its finding is also README's text
-def headline() -> Picture:
-    """Draw how many times as fast several processes train as one.
-
-    Published on GPUs, and recorded on two CPU cores.
-    """
-    published = json.loads((_RESULTS / "published.json").read_text())["tables"][0]
-    gpus, seconds = published["ranks"], published["seconds"]
-    speedups = [seconds[0] / number for number in seconds]
-    recorded = _recorded_speedups()
-    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
-    ax.plot(gpus, speedups, "o-", color=BLUE, linewidth=2.5)
-    ax.plot(recorded["world_size"], recorded["speedup"], "o-", color=ORANGE, linewidth=2.5)
-    ax.plot([1, gpus[-1]], [1, gpus[-1]], ":", color=GREY)
-    _scale_axes(ax)
-    last = recorded.iloc[-1]
-    cores = f"here, on two CPU cores: {last['world_size']} processes, {last['speedup']:.1f}"
-    labels = [
-        (gpus[-1], speedups[-1], f"published: {speedups[-1]:.0f}", BLUE),
-        (gpus[-1], gpus[-1], "ideal", GREY),
-        (last["world_size"], last["speedup"], f"{cores}, since they share the cores", ORANGE),
-    ]
-    at_the_right(ax, labels, gap=0.08)
-    best = recorded["speedup"].max()
-    title = f"{gpus[-1]} GPUs trained {speedups[-1]:.0f} times as fast as one"
-    title += f"; two CPU cores, {best:.1f} times"
-    write_title(figure, title)
-    source = f"blue: {published['name']}, {published['author']}"
-    write_caption(figure, source, "orange: recorded by this course, on MNIST")
-    return described(figure, title)
-
-
-def _recorded_speedups() -> pd.DataFrame:
-    """Return the rows of the recorded study with the same global batch, on one CPU a rank."""
-    table = runs.table(_RESULTS / "two_cpu_cores")
-    rows = scaling.speedup(scaling.per_run(table))
-    return rows[(rows["scaling"] == "strong") & (rows["cpus_per_task"] == 1)]
-
-
-def _scale_axes(ax: Axes) -> None:
-    """Give both axes a logarithmic scale, with ticks at the powers of two up to 32."""
-    ax.set(xscale="log", yscale="log")
-    ax.set(xlabel="processes, each with a GPU or a CPU core", ylabel="times as fast as one")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(FixedLocator([2**power for power in range(6)]))
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_locator(NullLocator())
 
 
 if __name__ == "__main__":
     readme = front_page_text(_README.read_text())
     _README.write_text(readme)
-    headline().save(_HEADLINE)
     course_map(readme).save(_MAP)
-    pictures = f"{_HEADLINE.relative_to(ROOT)}, {_MAP.relative_to(ROOT)}"
-    print(f"wrote {pictures}, and the table of README.md")
+    print(f"wrote {_MAP.relative_to(ROOT)}, and the table of README.md")

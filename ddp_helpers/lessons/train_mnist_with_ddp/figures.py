@@ -12,9 +12,6 @@ from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.labels import write_caption, write_title
 from ddp_helpers.draw.style import RED, WIDTH, rank_colour
 
-# A smaller difference is drawn here: a logarithmic axis has no zero.
-_FLOOR = 1e-8
-
 
 def proof(
     right: Mapping[str, Sequence[int]],
@@ -27,21 +24,22 @@ def proof(
     right and differences: by the name of a run; the first run is the reference, which has no
     difference. control: the run that is meant to differ, in red. where: for the caption.
     """
-    size, ratios = (WIDTH, 3.6), (3, 2)
+    size, ratios = (WIDTH, 3.6), (2, 1)
     figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained", width_ratios=ratios)
     colours = {name: rank_colour(number) for number, name in enumerate(right)}
     colours[control] = RED
     _draw_right_answers(axes[0], right, colours, control)
-    _draw_differences(axes[1], differences, colours)
+    _write_differences(axes[1], differences, colours)
     equal = [name for name in right if name != control]
-    largest = max(differences.get(name, 0.0) for name in equal)
     names = f"{', '.join(equal[:-1])} and {equal[-1]}"
-    title = f"{names[0].upper()}{names[1:]} learn the same model, up to {largest:.0e}"
+    title = f"{names[0].upper()}{names[1:]} learn the same model; the run with {control} does not"
     write_title(figure, title)
     write_caption(figure, where)
     texts = [f"{name}: {', '.join(map(str, values))}" for name, values in right.items()]
-    apart = f"{control}: weights differ by {differences[control]:.0e}"
-    return described(figure, f"Right answers by epoch. {'; '.join(texts)}. {title}; {apart}.")
+    apart = ", ".join(f"{name} {value:.0e}" for name, value in differences.items())
+    return described(
+        figure, f"Right answers by epoch. {'; '.join(texts)}. {title}. Weights differ by: {apart}."
+    )
 
 
 def _draw_right_answers(
@@ -66,20 +64,16 @@ def _draw_right_answers(
     ax.legend(loc="upper left", fontsize="small", labelspacing=0.3, bbox_to_anchor=(0.0, 1.03))
 
 
-def _draw_differences(
+def _write_differences(
     ax: Axes,
     differences: Mapping[str, float],
     colours: Mapping[str, str],
 ) -> None:
-    """Draw a bar for each run's difference, with the number at its end."""
-    names = list(differences)
-    widths = [max(value - _FLOOR, 0.0) for value in differences.values()]
-    ax.barh(names, widths, left=_FLOOR, color=[colours[name] for name in names])
-    ax.set(xscale="log", xlim=(_FLOOR, 10))
-    ax.set(xlabel="largest difference of a weight from one process's")
-    ax.invert_yaxis()
-    for row, value in enumerate(differences.values()):
-        end = max(value, _FLOOR), row
-        ax.annotate(
-            f"{value:.0e}" if value else "0", end, (4, 0), textcoords="offset points", va="center"
-        )
+    """Write a table: each run, and its difference."""
+    ax.axis("off")
+    ax.text(0, 0.95, "largest difference of a weight\nfrom one process's", va="top")
+    for row, (name, value) in enumerate(differences.items()):
+        height = 0.68 - 0.14 * row
+        ax.text(0, height, name, va="top", color=colours[name], weight="bold")
+        text = f"{value:.0e}" if value else "0"
+        ax.text(1, height, text, va="top", ha="right")
