@@ -243,7 +243,8 @@ def clock(text: str) -> int:
 def minutes_to_read(number: str, until: str = "") -> float:
     """Compute how long a newcomer reads and runs a notebook as it stands with its outputs.
 
-    until: words of the last cell that is read; all of them are, if it is empty. The rates were fitted to readers with a clock: 150 words of prose a minute, 500 characters of
+    until: words of the last cell that is read; all of them are, if it is empty. The rates were
+    fitted to readers with a clock: 150 words of prose a minute, 500 characters of
     code, 1,500 of printed output; 0.7 minutes a figure, 0.5 a Predict.
     """
     total = 0.0

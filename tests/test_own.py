@@ -12,12 +12,12 @@ import matplotlib.pyplot as plt
 import pytest
 from refusals import ended, one_line, refused
 
-from ddp_helpers import ROOT, RUNS, PlainError, jobs
+from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.cli import main
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.jobs import ready
 from ddp_helpers.rank.scripts import mnist_ddp
-from ddp_helpers.records import runs, scaling
+from ddp_helpers.records import runs
 
 SCRIPT = """
 import argparse, os, pathlib
@@ -271,20 +271,9 @@ def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):
     table = runs.table(tmp_path)
     assert table["lr"].tolist() == [0.1] * 4 + [0.3] * 2 and "bf16" not in table
     assert table["asked"].unique().tolist() == ["lr=0.1", "lr=0.3"]
-    with pytest.raises(PlainError, match=r"lr=0.1 and lr=0.3"):
-        scaling.speedup(scaling.per_run(table))
-    assert scaling.speedup(scaling.per_run(table[table["lr"] == 0.1]))["repeats"].tolist() == [2]
     labels = " ".join(text.get_text() for ax in curves(table).figure.axes for text in ax.texts)
     plt.close("all")
     assert "lr=0.1" in labels and "lr=0.3" in labels
-
-
-def test_runs_of_two_sites_are_not_compared(tmp_path):
-    for site in ("della", "greene"):
-        record(tmp_path / site)
-        (tmp_path / site / "job.json").write_text(json.dumps({"site": site, "state": "COMPLETED"}))
-    with pytest.raises(PlainError, match="della and greene"):
-        scaling.speedup(scaling.per_run(runs.table(tmp_path)))
 
 
 def test_a_path_in_the_runs_own_folder_is_no_setting(tmp_path):
@@ -295,32 +284,3 @@ def test_a_path_in_the_runs_own_folder_is_no_setting(tmp_path):
     for table in (runs.table(tmp_path), runs.table(tmp_path / "copied")):
         assert table["lr"].nunique() == 2 and "out" not in table and "log" not in table
         assert table["notes"].nunique() == 3, "the control: another path is one"
-
-
-# What is spoilt in the record of the last of three runs, on 1, 2 and 4 ranks; and what the three lack then.
-LACK = {
-    "nothing": ("spec.json", "{", "{", ""),
-    "one lr": ("spec.json", '"lr": 0.1', '"lr": 0.3', "they were asked for different things (lr=0.1 and lr=0.3)"),
-    "three sizes": ("env.json", '"world_size": 4', '"world_size": 2', "2 numbers of ranks with the same global batch"),
-    "no accuracy, as in a regression": ("metrics.jsonl", "test_accuracy", "test_error", ""),
-    "a speed": ("metrics.jsonl", "images_per_second", "tokens", "there are epochs without images_per_second"),
-    "a batch": ("spec.json", "batch_size", "batch", "there are runs without a global batch"),
-}
-
-
-@pytest.mark.parametrize("case", LACK)
-def test_runs_that_are_no_study_say_what_they_lack_and_are_drawn_all_the_same(case, tmp_path):
-    file, old, new, line = LACK[case]
-    for ranks in (1, 2, 4):
-        record(folder := tmp_path / f"run-{ranks}", lr=0.1)
-        env = {"world_size": ranks, "dataset": "digits", "device": "cpu", "cpus": 1}
-        (folder / "env.json").write_text(json.dumps(env))
-    (folder / file).write_text((folder / file).read_text().replace(old, new))
-    table = runs.table(tmp_path)
-    assert scaling.reason_for_no_study(table)[: len(line) or None] == line
-    assert "nan" not in curves(table).alt
-    plt.close("all")
-
-
-def test_without_a_finished_run_there_is_nothing_to_study(tmp_path):
-    assert "finished" in scaling.reason_for_no_study(runs.table(tmp_path))

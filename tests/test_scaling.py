@@ -4,6 +4,7 @@ import json
 import re
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import pytest
 
@@ -11,8 +12,7 @@ from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.curves import curves
 from ddp_helpers.lessons.find_the_lost_time import scaling_model as predict
 from ddp_helpers.lessons.find_the_lost_time.scaling_model import assumptions, prediction
-from ddp_helpers.lessons.plot_the_scaling.advice import extremes, noise, recommend
-from ddp_helpers.lessons.plot_the_scaling.figures import parts_by_rank, parts_by_size, speedup, time_cost
+from ddp_helpers.lessons.plot_the_scaling.figures import parts_by_rank, parts_by_size
 from ddp_helpers.records import runs, scaling
 
 PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())
@@ -51,8 +51,18 @@ def study(tmp_path):
     return tmp_path
 
 
-def speedups(folder):
-    return scaling.speedup(scaling.per_run(runs.table(folder)))
+def notebook_09(folder):
+    """What 09's plain cells compute of the runs of a folder: those without ranks, in their order."""
+    cells = nbformat.read(ROOT / "notebooks" / "09_plot_the_scaling.ipynb", as_version=4).cells
+    found = {"display": lambda *tables: None}
+    for cell in cells:
+        if "def job_rate" in cell.source:
+            return found
+        if cell.cell_type == "code" and "%%ranks" not in cell.source and "ranks.pull" not in cell.source:
+            exec(cell.source.replace("%load_ext", "# %load_ext"), found)
+            found["my_runs"] = str(folder)
+            plt.close("all")
+    raise AssertionError("09 has no exercise any more")
 
 
 def numbers(text):
@@ -60,30 +70,33 @@ def numbers(text):
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d|\d", text)]
 
 
-def advice(folder, least=0.8):
-    return recommend(speedups(folder), scaling.per_run(runs.table(folder)), least)
-
-
 # ---- numbers
 
 
-def test_known_speedups_and_their_spread_come_back(study):
-    table = speedups(study).set_index("world_size")
-    assert table["images_per_second"].tolist() == pytest.approx([1000, 1800, 2000])  # the slow first epoch is not in it
-    assert table["speedup"].tolist() == pytest.approx([1, 1.8, 2.0])
-    assert table["efficiency"].tolist() == pytest.approx([1, 0.9, 0.5])
-    assert table.loc[2, ["speedup_low", "speedup_high"]].tolist() == pytest.approx([1.62, 1.98])
-    assert table["repeats"].tolist() == [3, 3, 3]
-
-
-def test_strong_and_weak_and_cpus_are_compared_each_with_its_own(study):
+def test_known_speedups_come_back_from_the_cells_of_09(study):
+    write(study / "failed", 4, 10, state="failed")
     write(study / "w1", 1, 500, scaling="weak")
     write(study / "w4", 4, 2000, scaling="weak")
-    write(study / "c4", 4, 3000, cpus=8)
-    table = speedups(study).set_index(["scaling", "cpus_per_task", "world_size"])
-    assert table.loc[("weak", 2, 4), "speedup"] == pytest.approx(4)
-    assert table.loc[("strong", 2, 4), "speedup"] == pytest.approx(2)
-    assert table.loc[("strong", 8, 4), ["speedup", "base"]].tolist() == [1, 4]  # nothing smaller with 8 CPUs
+    write(study / "c4", 4, 3000, cpus=8)  # other CPUs for each rank: not compared
+    found = notebook_09(study)
+    assert found["rates"].loc["strong"].tolist() == pytest.approx([1000, 1800, 2000]), "the slow first epoch is in it"
+    assert found["speedup"].loc["strong"].tolist() == pytest.approx([1, 1.8, 2.0])
+    assert found["efficiency"].loc["strong"].tolist() == pytest.approx([1, 0.9, 0.5])
+    assert found["speedup"].loc["weak", 4] == pytest.approx(4)
+    assert found["ask_for"] == 2, "the fastest of those with an efficiency of 0.8"
+
+
+def test_equal_jobs_are_pooled_for_the_noise_of_09(tmp_path):
+    for number, (ranks, rate, kind) in enumerate([(1, 1000, "strong"), (1, 1200, "weak"), (2, 1500, "strong")]):
+        write(tmp_path / str(number), ranks, rate, scaling=kind)
+    assert notebook_09(tmp_path)["apart"] == pytest.approx(0.2), "on one rank strong and weak are the same job"
+
+
+def test_runs_of_one_epoch_and_without_an_accuracy_are_compared(tmp_path):
+    for ranks in (1, 2, 4):
+        write(tmp_path / f"n{ranks}", ranks, 1000 * ranks**0.8, epochs=1, without=("test_accuracy",))
+    found = notebook_09(tmp_path)
+    assert found["speedup"].loc["strong", 2] == pytest.approx(2**0.8) and found["costs"].empty
 
 
 def test_shares_time_to_accuracy_and_cost(tmp_path):
@@ -116,7 +129,7 @@ def test_on_cpus_a_job_holds_the_cpus_of_all_its_ranks(tmp_path):
 
 def test_the_parts_of_the_seconds_are_drawn():
     by_size = parts_by_size({1: (0.1, 2.0, 0.0, 0.0), 2: (0.1, 1.0, 0.2, 0.5)}, "20 steps")
-    assert numbers(by_size.figure.get_suptitle()) == [1, 2, 2.0, 1.0, 0.0, 0.5]  # ranks, computing, exchange
+    assert numbers(by_size.figure.get_suptitle()) == [2, 1.0, 0.7]  # ranks; saved; wait and exchange
     assert {"2.00", "1.00", "0.50"} <= {text.get_text() for text in by_size.figure.findobj(plt.Text)}
     even, late = [(0.1, 1, 0.1, 0.5)] * 2, [(0.1, 1, 0.9, 0.5), (1.0, 1, 0.0, 0.5)]
     title = parts_by_rank({"both are fast": even, "rank 1 is late": late}, "20 steps").figure.get_suptitle()
@@ -134,14 +147,14 @@ def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
 
 
 def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
-    before = speedups(study)
+    before = scaling.per_run(runs.table(study))["run"].tolist()
     write(study / "a", 4, 10, state="failed")
     for name, state in (("b", "CANCELLED"), ("c", "TIMEOUT"), ("d", "TIMEOUT")):
         write(study / name, 4, 10, state="running", job={"state": state, "job": {"cpus_per_task": 2}})
     write(study / "e", 4, epochs=0)
     write(study / "f", 4, state="running")
     table = runs.table(study)
-    assert speedups(study).equals(before)
+    assert scaling.per_run(table)["run"].tolist() == before
     told = scaling.left_out(table)
     assert numbers(told)[0] == 6
     for part in ("2 timed out", "1 failed", "1 cancelled", "1 without an epoch", "1 running or killed"):
@@ -155,103 +168,14 @@ def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [
-        ({"chip": "NVIDIA V100"}, ("machine", "NVIDIA A100 and NVIDIA V100")),
-        ({"dataset": "MNIST"}, ("dataset", "MNIST and digits")),
-        ({"batch": 512}, ("global_batch", "256 and 512")),
-        ({"train_set": 2048}, ("train_set", "10000 and 2048")),
-    ],
+    [({"chip": "NVIDIA V100"}, "machine"), ({"dataset": "MNIST"}, "dataset"), ({"job": {"site": "della"}}, "site")],
 )
-def test_what_cannot_be_compared_is_refused_by_name(study, more, words):
+def test_runs_of_two_machines_or_datasets_are_not_compared_in_09(study, more, words):
+    if "job" in more:
+        write(study / "one", 1, job={"site": "greene"})
     write(study / "other", 2, **more)
-    with pytest.raises(PlainError) as error:
-        speedups(study)
-    assert all(word in str(error.value) for word in words)
-    assert "\n" not in str(error.value)
-
-
-def test_nothing_to_compare_is_refused(tmp_path):
-    write(tmp_path / "a", state="failed")
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(PlainError, match="finished"):
-            speedups(folder)
-
-
-# ---- the recommendation
-
-
-def test_recommend_the_largest_that_is_efficient_enough(study):
-    first, rests_on, all_settings = advice(study).splitlines()
-    # For each: ranks, times the speed of the fewest, efficiency and GPU-seconds; and the bar that 4 GPUs do not pass.
-    assert numbers(first) == [2, 1.8, 1, 90, 50, 4, 2.0, 1, 50, 92, 80]
-    assert first.count("GPU-seconds") == 2
-    assert numbers(rests_on) == [2, 1, 2, 4, 3] and "strong" in rests_on  # CPUs a rank, the sizes, runs of each
-    # For each: ranks, CPUs, seconds to the target, GPU-seconds; between the first two the noise.
-    assert numbers(all_settings) == [4, 2, 17, 92, 22, 2, 2, 18.7, 50, 1, 2, 32, 43, 22, 2, 2, 18.7, 50]
-
-
-def test_a_winner_is_named_alone_only_beyond_what_equal_jobs_lie_apart(tmp_path):
-    for ranks, rates in {1: (1000, 1100), 2: (1400, 2000), 4: (2900, 2900)}.items():
-        for repeat, rate in enumerate(rates):
-            write(tmp_path / f"n{ranks}-{repeat}", ranks, rate)
-    each = scaling.per_run(runs.table(tmp_path))
-    fastest, cheapest = extremes(each)
-    assert noise(each) == pytest.approx(2000 / 1400 - 1)
-    assert fastest["world_size"].tolist() == [4], "1.7 times as fast as 2 GPUs, and equal jobs 1.43 times"
-    assert cheapest["world_size"].tolist() == [1, 2], "4 GPUs cost 1.6 times as much as 1, 2 less than 1.43 times"
-    assert cheapest["device_hours"].iloc[0] == pytest.approx(scaling.speedup(each)["device_hours"].iloc[0]), "a median"
-
-
-def test_equal_jobs_are_pooled_and_one_run_each_has_no_noise(tmp_path):
-    write(tmp_path / "s1", 1, 1000)
-    write(tmp_path / "s2", 2, 1500)
-    assert np.isnan(noise(scaling.per_run(runs.table(tmp_path))))
-    write(tmp_path / "w1", 1, 1200, scaling="weak")  # on one rank weak is strong
-    each = scaling.per_run(runs.table(tmp_path))
-    assert noise(each) == pytest.approx(0.2)
-    assert "strong" not in extremes(each)[1]["name"].iloc[0] and "strong" in extremes(each)[0]["name"].iloc[0]
-
-
-def test_recommend_the_fewest_if_none_is_efficient_enough(study):
-    first, *_ = advice(study, least=0.95).splitlines()
-    assert numbers(first) == [1, 43, 2, 1.8, 1, 90, 50, 95, 4, 2.0, 1, 50, 92, 95]
-
-
-def test_recommend_says_that_more_ranks_were_no_faster(study):
-    write(study / "n8", 8, 700)
-    first, *_ = advice(study, least=0.01).splitlines()  # a bar that the slow run passes, and so it is not named
-    assert numbers(first) == [4, 2.0, 1, 50, 92, 8, 0.13] and "faster" in first
-
-
-def test_recommend_with_one_number_of_ranks_or_none_larger(tmp_path):
-    write(tmp_path / "a", 2, chip="Intel Xeon")
-    first, rests_on, _ = advice(tmp_path).splitlines()
-    assert numbers(first) == [2, 172] and "measure" in first, "no larger size was measured"
-    assert "CPU-seconds" in first and "GPU" not in first
-    assert numbers(rests_on) == [2, 2, 1]
-    write(tmp_path / "b", 4, 1900, chip="Intel Xeon")
-    first, *_ = advice(tmp_path).splitlines()
-    assert numbers(first) == [4, 1.9, 2, 95, 192] and "measure" in first
-
-
-def test_recommend_mixes_neither_cpus_nor_kinds_of_scaling_and_says_so(study):
-    alone = advice(study).splitlines()[:2]
-    write(study / "c1", 1, 9000, cpus=8)  # the fastest of all, but no more ranks were measured with 8 CPUs
-    for ranks in (1, 2, 4):
-        write(study / f"w{ranks}", ranks, 1500 * ranks, scaling="weak")  # an ideal line, above any bar
-    *told, all_settings, left_out = advice(study).splitlines()
-    assert told == alone
-    named = [1, 8, 5.33, 7]  # rank, CPUs, seconds to the target, GPU-seconds: not compared, but named
-    assert numbers(all_settings) == [*named, 67, 4, 2, 7, 39, *named], "fastest, within the noise of it, cheapest"
-    assert numbers(left_out) == [1, 8, 3, 2] and "1 strong" in left_out and "3 weak" in left_out
-
-
-def test_recommend_from_weak_runs_where_there_are_no_others(tmp_path):
-    for ranks in (1, 2):
-        write(tmp_path / f"w{ranks}", ranks, 1000 * ranks, scaling="weak", cpus=None)
-    first, rests_on, _ = advice(tmp_path).splitlines()
-    assert numbers(first) == [2, 2.0, 1, 100, 46]
-    assert numbers(rests_on) == [1, 2, 1] and "weak" in rests_on
+    with pytest.raises(AssertionError, match=f"keep the runs of one {words}"):
+        notebook_09(study)
 
 
 # ---- the communication model
@@ -318,8 +242,8 @@ def test_the_model_refuses_what_it_cannot_fit(ranks, seconds, words):
 def all_figures(folder):
     """Every figure of a study."""
     table = runs.table(folder)
-    speeds, each, out = speedups(folder), scaling.per_run(table), scaling.left_out(table)
-    figures = [curves(table), speedup(speeds, PUBLISHED["tables"], out), time_cost(each, 0.95, out)]
+    each, out = scaling.per_run(table), scaling.left_out(table)
+    figures = [curves(table)]
     if len(sizes := sorted(each["world_size"].unique())) > 2:
         fitted = each[each["world_size"] < sizes[-1]]
         rest = each[each["world_size"] == sizes[-1]]
@@ -338,9 +262,8 @@ def test_every_figure_draws_and_says_where_its_runs_were_made(study, tmp_path_fa
         assert all(text.get_fontsize() >= 10 for text in picture.figure.findobj(plt.Text) if text.get_text())
     alts = [picture.alt for picture in figures]
     assert numbers(alts[0])[:2] == [3, 97.0]  # epochs, and the accuracy after them
-    assert all("digits on NVIDIA A100" in alt for alt in alts[:3])
-    failed = scaling.left_out(runs.table(study))
-    assert all(failed in picture.figure.get_supxlabel() for picture in figures[1:4])
+    assert "digits on NVIDIA A100" in alts[0]
+    assert scaling.left_out(runs.table(study)) in figures[1].figure.get_supxlabel()
     assert "1 run not done: 1 failed" in figures[0].figure.get_supxlabel()
 
 
@@ -349,24 +272,15 @@ def test_the_titles_say_what_was_found(study):
     write(study / "w2", 2, 1500, scaling="weak", epochs=1)
     titles = [picture.figure.get_suptitle().replace("\n", " ") for picture in all_figures(study)]
     assert numbers(titles[0])[-3:] == [97.0, 90.0, 97.0]  # accuracy with one global batch; from, to with one per rank
-    # Times as fast, on so many GPUs: strong, weak, and published.
-    assert numbers(titles[1]) == [2.0, 4, 1.0, 1, 27, 32]
-    assert numbers(titles[2]) == [95, 4, 2, 2, 2, 1, 2, 2, 2] and "noise" in titles[2]  # target; fastest; cheapest
-    assert numbers(titles[3])[:2] == [1, 2] and numbers(titles[3])[-1] == 4, titles[3]  # fitted on; held out
-    never = time_cost(scaling.per_run(runs.table(study), 0.99), 0.99).figure
-    assert numbers(never.get_suptitle()) == [99]
+    assert numbers(titles[1])[:2] == [1, 2] and numbers(titles[1])[-1] == 4, titles[1]  # fitted on; held out
 
 
-def test_a_regression_has_every_figure_and_its_cost_asks_for_no_accuracy(tmp_path, tmp_path_factory):
+def test_a_regression_has_every_figure(tmp_path, tmp_path_factory):
     for ranks in (1, 2, 4):
         write(tmp_path / f"n{ranks}", ranks, 1000 * ranks**0.8, without=("test_accuracy",))
-    assert scaling.reason_for_no_study(runs.table(tmp_path)) == "" and numbers(advice(tmp_path))[:2] == [2, 1.7]
-    pictures = all_figures(tmp_path)
-    for number, picture in enumerate(pictures):
+    for number, picture in enumerate(all_figures(tmp_path)):
         picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
         assert "nan" not in picture.alt and "accuracy" not in picture.alt
-    assert numbers(pictures[2].figure.get_suptitle())[:2] == [4, 2]  # the fastest, and its CPUs: no target
-    assert pictures[2].figure.axes[0].get_title(loc="left").startswith("seconds")
 
 
 def test_figures_of_one_old_cpu_run_say_ranks(tmp_path, tmp_path_factory):

@@ -1,13 +1,11 @@
-"""Compute from a table of runs how they scale: speed-up and its spread, where time goes, cost.
+"""Compute from a table of runs where their time goes, and what they cost; name what they ran on.
 
 Notebooks 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
-returns; `per_run` makes one row of each run, and `speedup` one of each setting.
+returns; `per_run` makes one row of each run.
 """
 
 import numpy as np
 import pandas as pd
-
-from ddp_helpers import PlainError
 
 _DONE = "done"
 _SETTING = [
@@ -134,30 +132,6 @@ def _states(runs: pd.DataFrame) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def reason_for_no_study(table: pd.DataFrame) -> str:
-    """Say in a line what keeps runs from being a scaling study of three sizes; '' if nothing."""
-    done = finished(table)
-    if done.empty:
-        return "no run there has finished"
-    settings = sorted(done["asked"].unique())
-    if len(settings) > 1:
-        different = f"they were asked for different things ({' and '.join(settings)})"
-        return f"{different}; give each a folder of its own"
-    for name in ("images_per_second", "seconds"):
-        if done[name].isna().any():
-            return f"there are epochs without {name}"
-    cpus = done["cpus_per_task"].fillna(0)
-    strong = done[(done["scaling"] == "strong") & (cpus == cpus.min())]
-    if strong["global_batch"].isna().any():
-        names = "batch_size in spec.json, or global_batch_size in env.json"
-        return f"there are runs without a global batch: {names}"
-    sizes = strong["world_size"].nunique()
-    if sizes < 3:
-        same = "with the same global batch and CPUs for each"
-        return f"{counted(sizes, 'number')} of ranks {same}: three are needed"
-    return ""
-
-
 def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
     """Return the seconds until one run first reached a test accuracy; None if it never did.
 
@@ -198,58 +172,6 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
         devices = devices * rows["cpus_per_task"].astype(float)
     rows["device_hours"] = devices * held_seconds / 3600
     return rows.reset_index(drop=True)
-
-
-def _check_comparable(runs: pd.DataFrame) -> None:
-    """Raise PlainError unless these runs differ in ranks, CPUs and repeats alone."""
-    if runs.empty:
-        cure = "run some first, or look at the column `state` of the table"
-        raise PlainError(f"no finished run to compare: {cure}")
-    is_strong = runs["scaling"] == "strong"
-    _check_same("machine", runs)
-    _check_same("site", runs.dropna(subset=["site"]))
-    _check_same("dataset", runs)
-    _check_same("asked", runs)
-    _check_same("train_set", runs.dropna(subset=["train_set"]))
-    _check_same("global_batch", runs[is_strong])
-    _check_same("batch_per_rank", runs[~is_strong])
-
-
-def _check_same(column: str, runs: pd.DataFrame) -> None:
-    """Raise PlainError where a column has two values."""
-    values = sorted({str(value).removesuffix(".0") for value in runs[column]})
-    if len(values) > 1:
-        compared = f"runs of more than one {column} compared ({' and '.join(values)})"
-        raise PlainError(f"{compared}: keep one of them")
-
-
-def speedup(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a setting: speed-up and efficiency against the fewest ranks.
-
-    runs: a row each, of `per_run`. Compared are those of the same scaling and CPUs per task.
-    strong: the same global batch; weak: the same batch per rank. Over the repeats,
-    images_per_second is the median, lowest and highest the extremes; the columns ending in _low and
-    _high carry them on. Raises PlainError if the runs are of two machines, sites, datasets or
-    batch sizes, or have two values of a setting.
-    """
-    _check_comparable(runs)
-    keys = ["scaling", "cpus_per_task"]
-    # Sorted, so the fewest ranks come first.
-    repeats = runs.groupby([*keys, "world_size"], dropna=False)
-    rates = repeats["images_per_second"].agg(
-        repeats="size",
-        images_per_second="median",
-        lowest="min",
-        highest="max",
-    )
-    rows = rates.join(repeats[["seconds", "data", "device_hours"]].median()).reset_index()
-    base = rows.groupby(keys, dropna=False)[["world_size", "images_per_second"]].transform("first")
-    rows["base"] = base["world_size"]
-    for suffix, rate in (("", "images_per_second"), ("_low", "lowest"), ("_high", "highest")):
-        rows[f"speedup{suffix}"] = rows[rate] / base["images_per_second"]
-        rows[f"efficiency{suffix}"] = rows[f"speedup{suffix}"] * rows["base"] / rows["world_size"]
-    units = {"unit": unit_of_ranks(runs), "price_unit": unit_of_price(runs)}
-    return rows.assign(**units, where=data_and_machine(runs))
 
 
 def unit_of_ranks(runs: pd.DataFrame) -> str:
