@@ -160,7 +160,8 @@ def main() -> None:
         parser.exit(2, "export MASTER_ADDR and MASTER_PORT, the same for all ranks\n")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # A single GPU may be this rank's own; but torchrun's ranks all see the same ones.
-    if local_rank >= gpus > (0 if "TORCHELASTIC_RUN_ID" in os.environ else 1):
+    own_gpu = gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
+    if gpus and local_rank >= gpus and not own_gpu:
         missing = f"local rank {local_rank} has no GPU ({gpus} here)"
         parser.exit(2, f"{missing}: start fewer ranks, or export CUDA_VISIBLE_DEVICES=\n")
     device = torch.device(f"cuda:{local_rank if gpus > 1 else 0}" if gpus else "cpu")

@@ -133,7 +133,7 @@ def test_the_parts_of_the_seconds_are_drawn():
     assert {"2.00", "1.00", "0.50"} <= {text.get_text() for text in by_size.figure.findobj(plt.Text)}
     even, late = [(0.1, 1, 0.1, 0.5)] * 2, [(0.1, 1, 0.9, 0.5), (1.0, 1, 0.0, 0.5)]
     title = parts_by_rank({"both are fast": even, "rank 1 is late": late}, "20 steps").figure.get_suptitle()
-    assert numbers(title) == [1, 0, 0.9, 1, 0.0] and title.startswith("rank 1 is late")
+    assert numbers(title) == [1, 0, 0.9, 1, 0.0] and title.startswith("Rank 1 is late")
 
 
 def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):

@@ -193,7 +193,7 @@ def test_figures_and_tables_keep_a_width_that_can_be_read_and_so_does_prose(site
     ]:
         tab.goto((site / f"{name}.html").as_uri())
         shown = tab.evaluate(widths, f"article {part}")
-        assert len(shown) > 1 and min(shown) >= least, name
+        assert shown and min(shown) >= least, name
     tab.set_viewport_size({"width": 1280, "height": 900})
     assert max(tab.evaluate(widths, "article p:not(:has(> img))")) <= 640 < min(tab.evaluate(widths, "article table"))
     tab.set_viewport_size(PHONE)

@@ -31,6 +31,9 @@ IMAGES = {"25.08": "2.8.0a0+34c6371d24", "25.12": "2.10.0a0+b4e4ee81d3", "26.02"
 # The cells that stop on tensors without memory: what stands in them, and the error. Nothing else may stop a cell.
 STOPS = {
     "torch.save(ddp_model.module.state_dict()": AttributeError,  # saves weights
+    'torch.save({"model": model_state': AttributeError,
+    "checkpoint = torch.load(path, map_location=device": RuntimeError,  # which was not written
+    'ddp_model.module.load_state_dict(checkpoint["model"])': TypeError,
     "trace.account(": ValueError,  # reads the profiler's traces
     "with Join([": AttributeError,  # Join asks DDP's constructor for its hooks
     "init_device_mesh(device.type, (2,)": Exception,  # a mesh looks for its rank in a tensor

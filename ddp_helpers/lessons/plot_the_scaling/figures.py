@@ -39,7 +39,8 @@ def parts_by_rank(seconds: Mapping[str, Sequence[Sequence[float]]], steps: str) 
         rows |= {f"{name}: rank {rank}": values for rank, values in enumerate(ranks)}
     *_, (name, last) = seconds.items()
     waits = [f"rank {rank} waits {wait:.1f} s" for rank, (_, _, wait, _) in enumerate(last)]
-    return _stacked(rows, f"{name}: {', '.join(waits)}", f"every rank, {steps}")
+    title = f"{name[0].upper()}{name[1:]}: {', '.join(waits)}"
+    return _stacked(rows, title, f"every rank, {steps}")
 
 
 def _stacked(seconds: Mapping[str, Sequence[float]], title: str, caption: str) -> Picture:

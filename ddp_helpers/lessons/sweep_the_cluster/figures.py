@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_text
 from ddp_helpers.draw.labels import captioned
-from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, RIGHT, TIMES, rank_colour
+from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, RIGHT, rank_colour
 from ddp_helpers.records.scaling import counted, data_and_machine
 
 # ---- strong and weak, as bricks
@@ -94,10 +94,9 @@ def speeds(rates: pd.Series, base: float, table: pd.DataFrame) -> Picture:
     panels[0].set_ylabel("images per second")
     panels[0].set_ylim(0, 1.08 * rates.max())
     medians = rates["strong"].groupby("world_size").median()
-    fastest = medians[counts[1:] or counts].idxmax()
-    ratio = medians[fastest] / base
     smallest = counted(counts[0], "rank")
-    title = f"Strong: on {counted(fastest, 'rank')} {ratio:.2f} {TIMES} as fast as on {smallest}"
+    gains = [f"{medians[count] / base:.2f} on {count}" for count in counts[1:] or counts]
+    title = f"Strong, times as fast as {smallest}: {', '.join(gains)} ranks"
     band = f"dots: runs; grey: from the slowest to the fastest run of {smallest}"
     return captioned(figure, title, band, data_and_machine(table))
 

@@ -30,9 +30,9 @@ def proof(
     colours[control] = RED
     _draw_right_answers(axes[0], right, colours, control)
     _write_differences(axes[1], differences, colours)
-    equal = [name for name in right if name != control]
-    names = f"{', '.join(equal[:-1])} and {equal[-1]}"
-    title = f"{names[0].upper()}{names[1:]} learn the same model; the run with {control} does not"
+    alone, *others = [name for name in right if name != control]
+    names = f"{', '.join(others[:-1])} and {others[-1]}"
+    title = f"{names} learn the model of {alone}; {control}: another one"
     write_title(figure, title)
     write_caption(figure, where)
     texts = [f"{name}: {', '.join(map(str, values))}" for name, values in right.items()]
