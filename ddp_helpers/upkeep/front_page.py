@@ -141,7 +141,7 @@ def course_map(readme: str) -> Picture:
     for number, (column, _) in places.items():
         (left, width), top = across[column], tops[number]
         reading, exercises = minutes(number)
-        label = f"{number}\n{fill(_title(number), 11)}\n{reading} + {exercises} min"
+        label = f"{number}\n{fill(_title(number), 11)}\n{reading} + {exercises}"
         colour = BLUE if number in CORE else ORANGE
         box(ax, (left, top), (width, _BOX_HEIGHT), label, colour, size=8.5)
         for need in needs[number]:
@@ -150,8 +150,10 @@ def course_map(readme: str) -> Picture:
                 arrow(ax, start, (left, top + _BOX_HEIGHT / 2))
     legend = (
         "Blue: the core.",
-        "Orange: electives, each to the right of what it needs.",
-        "Minutes: reading and running + exercises.",
+        "Orange: electives, to the right",
+        "of what they need.",
+        "In a box: minutes to read and run,",
+        "+ minutes of exercises.",
     )
     for line, text in enumerate(legend):
         write_text(ax, 0.1, _FIRST_TOP + 1.5 * _ROW_HEIGHT + 0.3 * line, text, size=10.5, ha="left")
