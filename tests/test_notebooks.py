@@ -113,3 +113,23 @@ def test_an_appendix_and_the_notebook_that_it_belongs_to_lead_to_each_other() ->
         [owner] = [path for path in PATHS if path.stem.startswith(f"{appendix.stem[:2]}_")]
         assert f"({appendix.name})" in nbformat.read(owner, as_version=4).cells[0].source
         assert f"({owner.name})" in nbformat.read(appendix, as_version=4).cells[0].source
+
+
+def other_kinds(mock: dict, cell: str) -> list[str]:
+    """The values that nbmake sets in place of a parameter which the cell has not, or has of another kind."""
+    given: dict = {}
+    exec(cell, given)
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return [name for name, value in mock.items() if not isinstance(value, type(lists.get(name)))]
+
+
+def test_what_is_set_for_a_short_test_are_parameters_of_the_notebook() -> None:
+    seen = 0
+    for path in PATHS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if mock := cell.metadata.get("nbmake", {}).get("mock"):
+                assert other_kinds(mock, cell.source) == [], path.name
+                seen += 1
+    assert seen > 1
+    assert other_kinds({"epochs": 1, "cpus": [1], "seeds": [1]}, "epochs = 3\ncpus = 1\nseeds = (1,)") == ["cpus"]
+    assert other_kinds({"epoch": 1}, "epochs = 3") == ["epoch"]
