@@ -168,14 +168,30 @@ def test_runs_that_did_not_end_well_are_left_out_and_said(study, capsys):
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [({"chip": "NVIDIA V100"}, "machine"), ({"dataset": "MNIST"}, "dataset"), ({"job": {"site": "della"}}, "site")],
+    [
+        ({"chip": "NVIDIA V100"}, ("machine", "NVIDIA A100", "NVIDIA V100")),
+        ({"dataset": "MNIST"}, ("dataset", "MNIST", "digits")),
+        ({"batch": 512}, ("global_batch, strong", "256", "512")),
+        ({"train_set": 2048}, ("train_set", "10000", "2048")),
+        ({"job": {"site": "della"}}, ("site", "della", "greene")),
+        ({"batch": 512, "scaling": "weak"}, ("batch_per_rank, weak", "256", "512")),
+    ],
 )
-def test_runs_of_two_machines_or_datasets_are_not_compared_in_09(study, more, words):
-    if "job" in more:
-        write(study / "one", 1, job={"site": "greene"})
+def test_what_cannot_be_compared_is_refused_by_name_in_09(study, more, words):
+    write(study / "one", 1, job={"site": "greene"} if "job" in more else None)
+    write(study / "weak", 1, scaling="weak")
     write(study / "other", 2, **more)
-    with pytest.raises(AssertionError, match=f"keep the runs of one {words}"):
+    with pytest.raises(AssertionError, match=f"keep the runs of one {words[0]}") as error:
         notebook_09(study)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_to_compare_is_refused(tmp_path):
+    write(tmp_path / "a", state="failed")
+    for folder, words in ((tmp_path, "has finished"), (tmp_path / "none", "no record in")):
+        with pytest.raises(AssertionError, match=words):
+            notebook_09(folder)
 
 
 # ---- the communication model

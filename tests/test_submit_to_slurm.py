@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
 from ddp_helpers.lessons.submit_to_slurm import start, terminal
@@ -149,8 +149,7 @@ def test_ranks_meet_in_every_file_where_they_meet_in_the_job_file() -> None:
 def test_the_two_prints_tell_one_port_from_two(tmp_path: Path, apart: int, met: int) -> None:
     patience = 60 if met else 2
     (tmp_path / "hello.py").write_text(written("hello.py").replace("seconds=5", f"seconds={patience}"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "hello.py"],

@@ -7,14 +7,12 @@ import textwrap
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.style import GREY, rank_colour
-from ddp_helpers.records.scaling import counted
 
 Label = tuple[float, float, str, str]  # the point in data units, text, colour
 _Key = TypeVar("_Key", bound=Hashable)
@@ -116,11 +114,6 @@ def captioned(figure: Figure, title: str, *parts: str) -> Picture:
     write_caption(figure, *parts)
     sentences = [part for part in (title, *parts) if part]
     return described(figure, ". ".join(sentences) + ".")
-
-
-def line_name(scaling: str, cpus: float) -> str:
-    """Name a line: which batch was kept, and the CPUs that each rank had, if that is known."""
-    return scaling if pd.isna(cpus) else f"{scaling}, {counted(int(cpus), 'CPU')} each"
 
 
 def colours(keys: Sequence[_Key]) -> dict[_Key, str]:

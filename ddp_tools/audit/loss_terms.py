@@ -12,13 +12,13 @@ _SAME = {"CloneBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0
 _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
 
 
-def divisor_of(loss: torch.Tensor) -> float | None:
+def divisor_of(loss: object) -> float | None:
     """Compute the divisor of a loss that is one sum or mean, multiplied or divided by numbers.
 
     The mean of 5 terms: 5. That mean times 2: 2.5. None where the graph does not say: a sum of
-    several losses, a mean weighted by class, a compiled loss.
+    several losses, a mean weighted by class, a compiled loss; or where `loss` is no tensor.
     """
-    factor, node = 1.0, loss.grad_fn
+    factor, node = 1.0, loss.grad_fn if isinstance(loss, torch.Tensor) else None
     while node is not None:
         if (terms := _terms(node)) is not None:
             return terms * factor

@@ -181,7 +181,7 @@ def _goes_further(complete: Notes, restarted: Notes) -> bool:
     """
     passes = [note.samples for note in training_passes(complete)]
     parts = [note.samples for note in training_passes(restarted)]
-    for begin in range(1, len(passes)):
+    for begin in range(1, len(passes)) if parts else ():
         first, *rest = passes[begin:]
         follows = parts[0] == first[-len(parts[0]) :] and parts[1 : len(rest) + 1] == rest
         if follows and len(parts) > len(rest) + 1:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -127,8 +127,7 @@ class TrainingObserver(ModelObserver):
                     return backward(*args, **options)
                 tensors = args[0] if args else options.get("tensors")
                 self._look_whether_finite("loss", [tensors])
-                one = self.steps < STEPS and isinstance(tensors, torch.Tensor)
-                if one and (divisor := divisor_of(cast(torch.Tensor, tensors))):
+                if self.steps < STEPS and (divisor := divisor_of(tensors)):
                     self.write(notes.Loss(**self.here(), divisor=divisor))
                 self._in_backward = True
                 try:

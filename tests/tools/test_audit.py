@@ -470,6 +470,7 @@ def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, agai
         ("abc", RED, "other samples"),  # the epoch was not restored
         ("dbc", RED, "other samples"),
         ("bc", RED, "same samples"),
+        ("", RED, "other samples"),  # none
     ],
 )
 def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
