@@ -1,4 +1,4 @@
-"""Mistakes that a learner of notebook 16 may make, as edits of the worked solutions, and what the judge must say.
+"""Mistakes that a learner may make on ranks, as edits of the worked solutions, and what the judge must say.
 
 A row: the exercise, then one text of the solution or several, what stands there instead, and a part of the verdict.
 """
@@ -32,25 +32,24 @@ _RING = _planted(
     (
         ("sending = dist.isend(", "        sending.wait()\n"),
         ("dist.send(", ""),
-        "rank 0 is in send of 6 numbers to rank 1; rank 1 is in send of 6 numbers to rank 0. Nobody comes to recv",
+        "Nobody comes to recv: send returns only when the receiver has taken the",
     ),
-    # all receive first
+    ("tensor_split(size)", "chunk(size)", "torch.chunk(tensor, n) may give fewer than n chunks; torch.tensor_split"),
+    ("2 * (size - 1)", "size - 1", "After the first n - 1 steps each rank has one whole sum. In the n - 1"),
+    (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the whole sum and this rank's numbers once more. In the"),
+    ("(rank - step - 1)", "(rank - step)", "the tensor of 12 numbers:"),
+    ("(rank + 1) % size", "rank + 1", "ValueError: isend names rank 2: there are ranks 0 to 1"),
     (
-        (_RECEIVE, "        sending = dist"),
-        ("", f"{_RECEIVE}        sending = dist"),
-        "rank 1 is in recv of 6 numbers from rank 0. All wait for a message that nobody has begun to send",
+        "= tensor.tensor_split",
+        "= tensor.clone().tensor_split",
+        "The tensor is as it was. Work on chunks of the tensor itself: they are",
     ),
-    ("        sending.wait()\n", "", "othing waits for"),
-    ("dist.recv(", "dist.irecv(", "othing waits for"),
-    ("tensor_split(size)", "chunk(size)", "torch.tensor_split gives n"),
-    ("2 * (size - 1)", "size - 1", "only number 1 holds the sum over all ranks. After the first n - 1 steps"),
-    (_ADD_OR_REPLACE, "own + arrived", "this rank's numbers once more. In the second half whole sums arrive"),
-    ("(rank - step - 1)", "(rank - step)", "none holds the sum over all ranks"),
-    ("    rank, size", "    while True:\n        pass\n    rank, size", "Does a loop end?"),
-    ("(rank + 1) % size", "rank + 1", "isend names rank 2, which does not exist"),
-    ("= tensor.tensor_split", "= tensor.clone().tensor_split", "the tensor is as it was"),
-    (f"{_ADD_OR_REPLACE})", f"{_ADD_OR_REPLACE})\n    tensor /= size", "holds the mean, and should hold the sum"),
-    ("    rank, size", "    return dist.all_reduce(tensor)\n    rank, size", "should use sends and receives only"),
+    (
+        f"{_ADD_OR_REPLACE})",
+        f"{_ADD_OR_REPLACE})\n    tensor /= size",
+        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+    ),
+    ("    rank, size", "    return dist.all_reduce(tensor)\n    rank, size", "collectives called:"),
     # whole tensors go round
     (
         (
@@ -60,7 +59,20 @@ _RING = _planted(
             f"copy_({_ADD_OR_REPLACE})",
         ),
         ("mine", "tensor", "size - 1", "add_(arrived); mine = arrived"),
-        "have you sent whole tensors?",
+        "In a ring each message holds one chunk, and there are 2 (n - 1) messages",
+    ),
+    # all receive first
+    (
+        (_RECEIVE, "        sending = dist"),
+        ("", f"{_RECEIVE}        sending = dist"),
+        "All wait for a message that nobody has begun to send: isend comes before",
+    ),
+    ("        sending.wait()\n", "", "Keep what isend and irecv return, and call its wait()"),
+    ("dist.recv(", "dist.irecv(", "Keep what isend and irecv return, and call its wait()"),
+    (
+        "    rank, size",
+        "    while True:\n        pass\n    rank, size",
+        "No rank is in a call of torch.distributed: does a loop end?",
     ),
 )
 _RING[-1] = _RING[-1]._replace(
@@ -73,26 +85,34 @@ _DIVIDE = "parameter.grad /= dist.get_world_size()"
 _REDUCE = "dist.all_reduce(parameter.grad)"
 _DDP = _planted(
     "ddp_by_hand",
-    (_STATE, "model.parameters()", "the buffer scale is not rank 0's"),
-    (_STATE, "model.buffers()", "the parameter first.weight is not rank 0's: nothing has sent it"),
-    (_STATE, _TRAINED, "a frozen parameter has no gradient, but takes part in forward"),
+    (_STATE, "model.parameters()", "It is as this rank has made it. Rank 0 sends all that forward uses"),
+    (_STATE, "model.buffers()", "It is as this rank has made it. Rank 0 sends all that forward uses"),
+    (_STATE, _TRAINED, "It is as this rank has made it. Rank 0 sends all that forward uses"),
+    (_DIVIDE, "pass", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
+    (_DIVIDE, f"{_DIVIDE} ** 2", "Every number is 0.5 times what it should be: a mean over the 2 ranks, or"),
+    (_REDUCE, "pass", "the gradient of first.weight:"),
+    (
+        (_REDUCE, "parameter.grad /="),
+        ("dist.all_reduce(parameter.data)", "parameter.data /="),
+        "The gradient is as backward left it: the mean over the ranks is not in",
+    ),
+    (
+        "if parameter.grad is not None",
+        "if True",
+        "A frozen layer has no gradient: its p.grad is None. Leave such parameters",
+    ),
+    ("return average", "average()", "A function is to be returned, and not called."),
+    (_REDUCE, f"{_REDUCE}; dist.barrier()", "messages after backward:"),
     (
         "src=0",
         "src=dist.get_rank()",
-        "he ranks disagree at collective 1: rank 0 calls broadcast of 30 numbers from rank 0",
+        "The ranks disagree at collective 1: rank 0 calls broadcast of 30 numbers from rank 0",
     ),
-    (_DIVIDE, "pass", "is the sum over the ranks, and should be the mean"),
-    (_DIVIDE, f"{_DIVIDE} ** 2", "is the mean divided by 2 once more: divide once"),
-    (_REDUCE, "pass", "is divided, but nothing was added"),
-    ((_REDUCE, "parameter.grad /="), ("dist.all_reduce(parameter.data)", "parameter.data /="), "as backward left it"),
-    ("if parameter.grad is not None", "if True", "A frozen layer has no gradient: its p.grad is None"),
     (
         "if parameter.grad is not None",
         "if parameter.grad is not None and (dist.get_rank() == 0 or parameter.dim() > 1)",
-        "the ranks disagree at collective 2: rank 0 calls all_reduce of 5 numbers, and rank 1 all_reduce of 20 numbers",
+        "The ranks disagree at collective 2: rank 0 calls all_reduce of 5 numbers, and rank 1 all_r",
     ),
-    ("return average", "average()", "it returns no function"),
-    (_REDUCE, f"{_REDUCE}; dist.barrier()", "this exercise asks for one all-reduce a gradient"),
 )
 
 _LAST = "        if ready:\n            leave()\n"
@@ -106,33 +126,49 @@ _ALL_AT_THE_END = """        gradients = ready[:]
 """
 _BUCKETS = _planted(
     "overlap",
-    (_LAST, "", "The last bucket is not full, and nobody sends it"),
-    (_LAST, "        leave()\n", "There may be nothing left for finish() to send"),
-    ((_FULL, _LAST), ("", _ALL_AT_THE_END + _LAST), "so nothing overlaps"),
+    (_LAST, "", "what left when, with buckets of 40:"),
+    (_LAST, "        leave()\n", "There may be nothing left for finish() to send."),
+    (
+        (_FULL, _LAST),
+        ("", _ALL_AT_THE_END + _LAST),
+        "A full bucket has not left when the next gradient is ready, so nothing",
+    ),
     (
         ("async_op=True", "            work.wait()\n"),
         ("async_op=False", ""),
-        "while backward has layers left to compute",
+        "Something waits while backward has layers left to compute: start the",
     ),
-    ("        sent.append(", "        work.wait()\n        sent.append(", "while backward has layers left to compute"),
-    ("            work.wait()\n", "", "nothing waits for a bucket"),
-    ("            bucket /= dist.get_world_size()\n", "", "is the sum over the ranks, and should be the mean"),
-    ("        if parameter.requires_grad:", "        if True:", "A frozen parameter takes no hook"),
-    ("        ready.clear()\n", "", "empty the bucket when it leaves"),
-    ("        sent.clear()\n", "", "it waits for buckets of an earlier step"),
-    (">= bucket_size", ">= 0", "Each gradient left alone"),
-    ("list(ready)", "ready[::-1]", "Does each piece go back to its own parameter"),
+    (
+        "        sent.append(",
+        "        work.wait()\n        sent.append(",
+        "Something waits while backward has layers left to compute: start the",
+    ),
+    ("            work.wait()\n", "", "Before wait() has returned, the sums of a bucket are not there: wait in"),
+    (
+        "            bucket /= dist.get_world_size()\n",
+        "",
+        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
+    ),
+    (
+        "        if parameter.requires_grad:",
+        "        if True:",
+        "A frozen parameter takes no hook: it never has a gradient.",
+    ),
+    ("        ready.clear()\n", "", "what left when, with buckets of 25:"),
+    ("        sent.clear()\n", "", "Forget the buckets when finish() is done."),
+    (">= bucket_size", ">= 0", "what left when, with buckets of 25:"),
+    ("list(ready)", "ready[::-1]", "in step 1, the gradient of 0.weight:"),
     # another order of the buckets' contents on each rank
     (
         "        bucket = torch",
         "        ready.sort(key=lambda p: p.numel() * (-1) ** dist.get_rank())\n        bucket = torch",
-        "in the same order on all ranks?",
+        "in step 1, the gradient of 0.weight:",
     ),
     # another size of the buckets on each rank
     (
         ">= bucket_size",
         ">= bucket_size * (1 + dist.get_rank())",
-        "he ranks disagree at collective 1",
+        "The ranks disagree at collective 1: rank 0 calls all_reduce of 28 numbers, and rank 1 all_",
     ),
 )
 
@@ -140,21 +176,41 @@ _BROADCAST = "dist.broadcast(parameter.data, src=number % size)"
 _STEP = "        if optimizer:\n            optimizer.step()\n"
 _ZERO = _planted(
     "zero_1",
-    (f"            {_BROADCAST}\n", "            pass\n", "parameter 1 is as it was before. Rank 1, which owns it"),
-    ("src=number % size", "src=0", "parameter 1 is as it was before"),
-    ((_STEP, f"{_BROADCAST}\n"), ("", f"{_BROADCAST}\n{_STEP}"), "the others need it from there, after the step"),
-    ("parameters[rank::size]", "parameters", "give the optimizer those only. That is what ZeRO saves"),
-    (" if own else None", "", "some rank owns none: it makes no optimizer, and still receives"),
-    (_BROADCAST, "dist.all_reduce(parameter.data); parameter.data /= size", "there is nothing to add"),
-    (_BROADCAST, f"{_BROADCAST}; {_BROADCAST}", "each is sent once, after its owner's step"),
+    (
+        f"            {_BROADCAST}\n",
+        "            pass\n",
+        "The parameter is as it was before. Its owner steps it, and all others need",
+    ),
+    ("src=number % size", "src=0", "The parameter is as it was before. Its owner steps it, and all others need"),
+    (
+        (_STEP, f"{_BROADCAST}\n"),
+        ("", f"{_BROADCAST}\n{_STEP}"),
+        "The parameter is as it was before. Its owner steps it, and all others need",
+    ),
+    (
+        "parameters[rank::size]",
+        "parameters",
+        "Give the optimizer this rank's parameters only. That is what ZeRO saves.",
+    ),
+    (" if own else None", "", "With more ranks than parameters some rank owns none: it makes no"),
+    (_BROADCAST, "dist.all_reduce(parameter.data); parameter.data /= size", "after step 1, parameter 0 (of rank 0):"),
+    (_BROADCAST, f"{_BROADCAST}; {_BROADCAST}", "numbers sent:"),
     (
         "        if optimizer:\n",
         "        optimizer = make_optimizer(own)\n        if True:\n",
-        "Make one, before the first step",
+        "Make one, before the first step: a new one has forgotten Adam's running",
     ),
-    (_BROADCAST, f"rank == number % size and {_BROADCAST}", "he ranks disagree at collective 1"),
-    ("if optimizer:", "if optimizer and rank:", "though this rank owns it: it was not stepped"),
-    ("return step", "return step()", "Return the function that takes the step"),
+    (
+        "if optimizer:",
+        "if optimizer and rank:",
+        "The parameter is as it was before. Its owner steps it, and all others need",
+    ),
+    ("return step", "return step()", "A function is to be returned, and not called."),
+    (
+        _BROADCAST,
+        f"rank == number % size and {_BROADCAST}",
+        "The ranks disagree at collective 1: rank 0 calls broadcast of 12 numbers from rank 0",
+    ),
 )
 
 _GATHER = "        dist.all_gather(list(weight.data.view(-1).chunk(size)), own.data)\n"
@@ -167,24 +223,44 @@ _COPIED = """        whole = torch.empty_like(weight.detach()).flatten()
 _OWN_ROWS = "own.grad = weight.grad.flatten().chunk(size)[rank].clone()\n"
 _LAYER = _planted(
     "shard_layer",
-    ("    layer.register_forward_pre_hook(gather)\n", "", "used while it had no memory: gather it before forward"),
-    ("    layer.register_full_backward_pre_hook(gather)\n", "", "and again before backward"),
-    ("    layer.register_forward_hook(free)\n", "", "after its forward the weight of layer 1 is still whole"),
+    (
+        "    layer.register_forward_pre_hook(gather)\n",
+        "",
+        "A weight was used while it had no memory: gather it before forward, and",
+    ),
+    (
+        "    layer.register_full_backward_pre_hook(gather)\n",
+        "",
+        "A weight was used while it had no memory: gather it before forward, and",
+    ),
+    (
+        "    layer.register_forward_hook(free)\n",
+        "",
+        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
+    ),
     (
         "        weight.grad = None\n        free()\n",
         "        weight.grad = None\n",
-        "after its backward the weight of",
+        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
     ),
-    ("        weight.grad = None\n", "", "the whole gradient is still there"),
-    ("    free()\n    return own", "    return own", "after the cut the weight of layer 1 and 2 is still whole"),
-    ("        own.grad /= size\n", "", "the part's gradient is the sum over the ranks"),
-    (_SCATTER, f"        {_OWN_ROWS}", "nothing is reduced in backward"),
-    (_SCATTER, f"        dist.all_reduce(weight.grad); {_OWN_ROWS}", "it all-reduces the gradient"),
-    (_GATHER, _COPIED, "gather into weight.data"),
-    ("[rank].clone()", "[rank]", "is a view of the whole weight"),
-    ("[rank].clone()", "[0].clone()", "rank r takes chunk r of the flat weight"),
-    ("return own", "return own.data", "return this rank's part, an nn.Parameter"),
-    ("chunk(size)[rank].clone()", "clone()", "has 36 numbers, and should have 18 of 36"),
+    ("        weight.grad = None\n", "", "layer.weight.grad after backward:"),
+    (
+        "    free()\n    return own",
+        "    return own",
+        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
+    ),
+    ("        own.grad /= size\n", "", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
+    (_SCATTER, f"        {_OWN_ROWS}", "Each rank's gradient is of its own rows of the batch: reduce_scatter adds"),
+    (
+        _SCATTER,
+        f"        dist.all_reduce(weight.grad); {_OWN_ROWS}",
+        "An all-reduce gives each rank the whole gradient: reduce_scatter gives",
+    ),
+    (_GATHER, _COPIED, "Autograd counts the writes into a tensor that it has saved: gather into"),
+    ("[rank].clone()", "[rank]", "This rank's part is a view of the whole weight, which stays in memory"),
+    ("[rank].clone()", "[0].clone()", "this rank's part:"),
+    ("return own", "return own.data", "what it returns:"),
+    ("chunk(size)[rank].clone()", "clone()", "this rank's part:"),
 )
 
 # Right answers that differ from the worked ones: the exercise, what is replaced, and by what.
@@ -241,61 +317,81 @@ _WITHOUT_FUNCTION = """    sums = torch.cat([x.sum(0), x.square().sum(0), x.new_
     return (x - mean) / (square - mean**2 + eps).sqrt()"""
 _NORM = _planted(
     "sync_batch_norm",
-    (_SUM_FORWARD, "        count", "normalised by this rank's mean and variance"),
+    (_SUM_FORWARD, "        count", "The rows are normalised by this rank's mean and variance, not by those of"),
     (
         ("x.sum(0)", "x.square().sum(0)", "[len(x)]"),
         ("x.mean(0)", "x.square().mean(0)", "[1.0]"),
-        "add up sums and counts",
+        "The ranks' means are averaged, though the ranks have unequal numbers of",
     ),
-    ("square - mean**2", "(square - mean**2) * count / (count - 1)", "the variance is divided by the count - 1"),
-    ("(square - mean**2 + eps).sqrt()", "(square - mean**2).sqrt() + eps", "eps is added to the root"),
+    ("square - mean**2", "(square - mean**2) * count / (count - 1)", "the output:"),
+    ("(square - mean**2 + eps).sqrt()", "(square - mean**2).sqrt() + eps", "the output:"),
     # right output, wrong input gradient
-    ("    return SyncNorm.apply(x, eps)", _WITHOUT_FUNCTION, "Autograd does not know of the all-reduce"),
-    (_SUM_BACKWARD, "        mean", "as if only this rank's output depended on x"),
-    ("sums / count\n        return", "sums / len(y)\n        return", "are divided by this rank's rows only"),
-    ("sums / count\n        return", "sums\n        return", "the two sums are not divided by the count of all rows"),
-    ("- mean - y * slope", "- mean", "the term with the normalised x is missing"),
-    ("- mean - y * slope", "- y * slope", "the mean of the gradient is missing"),
-    ("(grad - mean - y * slope)", "grad", "treats mean and variance as constants"),
-    ("slope) / std, None", "slope), None", "divide by the root, too"),
-    (" / std, None", " / std", "None for those that need none"),
-    ("SyncNorm.apply(x, eps)", "SyncNorm.apply(x.detach(), eps)", "autograd does not know that it came from x"),
+    (
+        "    return SyncNorm.apply(x, eps)",
+        _WITHOUT_FUNCTION,
+        "It is as if only this rank's output depended on x. Autograd does not know",
+    ),
+    (_SUM_BACKWARD, "        mean", "It is as if only this rank's output depended on x. Autograd does not know"),
+    ("sums / count\n        return", "sums / len(y)\n        return", "the output is right; the gradient of x:"),
+    ("sums / count\n        return", "sums\n        return", "the output is right; the gradient of x:"),
+    ("- mean - y * slope", "- mean", "the output is right; the gradient of x:"),
+    ("- mean - y * slope", "- y * slope", "the output is right; the gradient of x:"),
+    ("(grad - mean - y * slope)", "grad", "Backward treats mean and variance as constants: x moves both."),
+    ("slope) / std, None", "slope), None", "the output is right; the gradient of x:"),
+    (" / std, None", " / std", "backward returns one value for each argument of forward, None for those"),
+    (
+        "SyncNorm.apply(x, eps)",
+        "SyncNorm.apply(x.detach(), eps)",
+        "The output must come from x by operations that autograd follows.",
+    ),
     (
         _SUM_FORWARD,
         "        dist.all_reduce(sums[:4]); dist.all_reduce(sums[4:])\n        count",
-        "all sums fit into one tensor",
+        "One message in forward and one in backward are enough.",
     ),
 )
 
 _ADDED_UP = "AddUp.apply(hidden @ down.T)"
 _PARALLEL = _planted(
     "parallel_mlp",
-    (_ADDED_UP, "hidden @ down.T", "the output is this rank's product only"),
-    (_ADDED_UP, f"{_ADDED_UP} / dist.get_world_size()", "the output is the mean of the ranks' products"),
+    (_ADDED_UP, "hidden @ down.T", "The output is this rank's product only: the whole one is the sum over the"),
+    (
+        _ADDED_UP,
+        f"{_ADDED_UP} / dist.get_world_size()",
+        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+    ),
     # right output, wrong input gradient
-    ("Enter.apply(x)", "x", "the gradient of x is only the part that comes through this rank's rows of up"),
+    ("Enter.apply(x)", "x", "The gradient of x is only the part that comes through this rank's rows of"),
     (
         ("Enter.apply(x)", f"    return {_ADDED_UP}"),
         ("x", "    y = hidden @ down.T\n    dist.all_reduce(y)\n    return y"),
-        "where x enters, backward adds up over the ranks",
+        "The gradient of x is only the part that comes through this rank's rows of",
     ),
     (
         "        return grad\n",
         "        dist.all_reduce(grad := grad.clone())\n        return grad\n",
-        "2 times too large",
+        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
     ),
-    ("        return grad\n", "        return grad / dist.get_world_size()\n", "2 times too small"),
-    ("return total\n\n\nclass", "return total / dist.get_world_size()\n\n\nclass", "the gradient of x is a mean"),
+    (
+        "        return grad\n",
+        "        return grad / dist.get_world_size()\n",
+        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+    ),
+    (
+        "return total\n\n\nclass",
+        "return total / dist.get_world_size()\n\n\nclass",
+        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+    ),
     (
         "return x.view_as(x)",
         "dist.all_reduce(y := x.clone())\n        return y / dist.get_world_size()",
-        "One each is enough",
+        "One message in forward and one in backward are enough.",
     ),
-    ("Enter.apply(x)", "Enter.apply(x.detach())", "but x gets no gradient: something cuts the graph"),
+    ("Enter.apply(x)", "Enter.apply(x.detach())", "the output is right; the gradient of x:"),
     (
         f"return {_ADDED_UP}",
         "dist.all_reduce(y := (hidden @ down.T).detach())\n    return y",
-        "does not know that it came from x",
+        "The output must come from x by operations that autograd follows.",
     ),
 )
 
@@ -306,34 +402,246 @@ _PIPELINE = _planted(
     (
         _FIRST,
         "min(size - 1 - rank, count)",
-        "this stage held 2 at once, between forward and backward: all 4 go forward first",
+        "The gradients are right, but the order is another: all go forward first.",
     ),
-    (_FIRST, "count", "held 4 at once, between forward and backward, and 2 would do"),
-    ("size - 1 - rank, count", "size - rank, count", "held 3 at once, between forward and backward, and 2 would do"),
+    (_FIRST, "count", "The gradients are right, but the order is another: a stage goes forward n"),
     (
         "size - 1 - rank, count",
-        "rank, count",
-        "rank 0 is in recv of 8 numbers from rank 1; rank 1 is in recv of 8 numbers from rank 0",
+        "size - rank, count",
+        "The gradients are right, but the order is another: a stage goes forward n",
     ),
     # one by one with blocking sends
     (
         (f"sends.append(dist.{_SEND_FORWARD})", f"sends.append(dist.{_SEND_BACK})"),
         (f"dist.{_SEND_FORWARD[1:]}", f"dist.{_SEND_BACK[1:]}"),
-        "rank 0 is in send of 8 numbers to rank 1; rank 1 is in send of 8 numbers to rank 0",
+        "Nobody comes to recv: send returns only when the receiver has taken the",
     ),
-    (" / count", "", "4 times too large: the loss is the mean over the micro-batches"),
-    ("            x.requires_grad_()\n", "", "What arrives from the stage before needs requires_grad_()"),
-    ("    for sending in sends:\n        sending.wait()", "", "othing waits for"),
-    ("held.pop(0)", "held.pop(0 if rank else -1)", "The first that went forward is the first to go back"),
-    ("y.backward(gradient)", "y.backward()", "Only the last stage has a loss"),
-    ("y.backward(gradient)", "y.detach().backward(gradient)", "send y.detach(), and call backward on y itself"),
-    (f"            sends.append(dist.{_SEND_BACK})", "            pass", "rank 1 has returned"),
+    (" / count", "", "The loss is the mean over the micro-batches, so the last stage divides"),
+    (
+        "            x.requires_grad_()\n",
+        "",
+        "What arrives from the stage before needs requires_grad_(): else backward",
+    ),
+    ("held.pop(0)", "held.pop(0 if rank else -1)", "one_by_one=False, 4 micro-batches: the gradient of 0.weight:"),
+    (
+        "y.backward(gradient)",
+        "y.backward()",
+        "Only the last stage has a loss. The others give backward the gradient that",
+    ),
+    (
+        "y.backward(gradient)",
+        "y.detach().backward(gradient)",
+        "The graph is cut: send y.detach(), and call backward on y itself.",
+    ),
+    (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "ValueError: isend names rank 2: there are ranks 0 to 1"),
+    (
+        "size - 1 - rank, count",
+        "rank, count",
+        "All wait for a message that nobody has begun to send: isend comes before",
+    ),
+    ("    for sending in sends:\n        sending.wait()", "", "Keep what isend and irecv return, and call its wait()"),
+    (
+        f"            sends.append(dist.{_SEND_BACK})",
+        "            pass",
+        "Keep what isend and irecv return, and call its wait()",
+    ),
     (
         "            dist.recv(gradient, rank + 1)\n",
         "            pass\n",
-        "is in wait() for isend of 8 numbers to rank 0",
+        "Keep what isend and irecv return, and call its wait()",
     ),
-    (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "isend names rank 2, which does not exist"),
 )
 
-PLANTED = [*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE]
+_MEAN = _planted(
+    "mean_over_ranks",
+    (" / dist.get_world_size()", "", "The default of all_reduce is the sum: divide it by the world size."),
+    ("dist.get_world_size()", "2", "The group may have any size: ask for it with dist.get_world_size()."),
+    (
+        "    dist.all_reduce(total)\n",
+        "    dist.broadcast(total, 0); total *= dist.get_world_size()\n",
+        "That is rank 0's number on every rank: all ranks' numbers count.",
+    ),
+    (
+        "    return total.item()",
+        "    return mine; total.item()",
+        "That is this rank's own number: all_reduce leaves the sum in the tensor.",
+    ),
+    (
+        "    dist.all_reduce(total)\n",
+        "    dist.get_rank() and dist.all_reduce(total)\n",
+        "The ranks disagree at collective 1: rank 0 calls nothing more, and rank 1 all_reduce of 1 number",
+    ),
+)
+_PAIRED = "dict(zip(names, totals.tolist(), strict=True))"
+_EACH = """    return {name: _total(sums[name]) for name in sorted(sums)}
+
+
+def _total(value):
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def _unused(sums):
+    names = sorted(sums)
+"""
+_GATHERED = """    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, sums)
+    return {name: sum(one[name] for one in everyone) for name in sums}
+    names = sorted(sums)
+"""
+_TOTALS = _planted(
+    "total_by_name",
+    ("sorted(sums)", "list(sums)", "Another rank may have the names in another order: sort them, so that"),
+    (
+        _PAIRED,
+        _PAIRED.replace("names", "sums"),
+        "You sort the names for the tensor; take the totals out of it in the sorted",
+    ),
+    ("    names = sorted(sums)\n", _EACH, "One collective for each name: put all values into one tensor."),
+    ("    names = sorted(sums)\n", _GATHERED, "A collective of objects makes two, for the sizes and for the pickled"),
+    (
+        "totals.tolist()",
+        "(totals / dist.get_world_size()).tolist()",
+        "Those are means: totals are not divided by the number of ranks.",
+    ),
+    (f"return {_PAIRED}", "return sums", "Each rank gives its own sums back: take the totals out of the tensor."),
+)
+_HOSTS = "return hosts[: dist.get_rank()].count(host)"
+_LOCAL = _planted(
+    "local_rank_on",
+    (_HOSTS, "return dist.get_rank()", "The local rank starts again at 0 on every host."),
+    (
+        _HOSTS,
+        "return dist.get_rank() % hosts.count(host)",
+        "Hosts may differ, and take turns: count those before this rank that are on",
+    ),
+    (_HOSTS, "return hosts.count(host) - 1", "Only the ranks before this one count."),
+    (_HOSTS, "return dist.get_rank() - hosts.index(host)", "The local rank starts again at 0 on every host."),
+    (_HOSTS, "return hosts.index(host)", "The local rank starts again at 0 on every host."),
+)
+_PER_RANK = "per_rank = global_batch // dist.get_world_size()"
+_BATCHES = _planted(
+    "batches_seen",
+    (
+        "batch_size=per_rank, sampler=sampler",
+        "batch_size=per_rank, shuffle=True",
+        "Each rank goes through all samples: the loader needs a DistributedSampler.",
+    ),
+    ("        sampler.set_epoch(epoch)\n", "", "Every epoch has the same order: call set_epoch before each pass."),
+    (_PER_RANK, "per_rank = global_batch", "A rank takes its part of the global batch, not all of it."),
+)
+_LOSS_CELL = "return losses[counted].sum() * dist.get_world_size() / words"
+_TOKENS = _planted(
+    "token_loss",
+    (_LOSS_CELL, "return losses[counted].mean()", "A mean of means: divide by the number of terms of all ranks."),
+    (" * dist.get_world_size()", "", "DDP divides by the number of ranks: multiply by it."),
+    ("    dist.all_reduce(words)\n", "", "These are the terms of one rank: add up their number over all ranks."),
+    (
+        ("counted.sum()", "losses[counted]"),
+        ("torch.tensor(len(losses))", "losses"),
+        "The padding counts: leave out the terms where counted is False.",
+    ),
+    (
+        _LOSS_CELL,
+        "return (losses * counted).sum() / counted.sum()",
+        "A mean of means: divide by the number of terms of all ranks.",
+    ),
+    (
+        "    dist.all_reduce(words)\n",
+        "    if words:\n        dist.all_reduce(words)\n",
+        "The ranks disagree at collective 1: rank 0 calls all_reduce of 1 number, and rank 1 nothing more",
+    ),
+)
+_DRIFTED = _planted(
+    "drifted",
+    (
+        "    return differing",
+        "    return differing[: 9 * dist.get_rank()]",
+        "Numbers were swapped on the last rank: their sum is the same. And every",
+    ),
+    (
+        ("torch.empty_like(parameter)", "parameter.data)\n"),
+        ("torch.zeros(1).double()", "parameter.data.sum().float().double().view(1))\n"),
+        "Numbers were swapped on the last rank: their sum is the same. And every",
+    ),
+    (
+        "    return differing",
+        "    [dist.broadcast(p.data, 0) for p in model.parameters()]\n    return differing",
+        "the parameters, at which it should only look:",
+    ),
+)
+_ONE_BUCKET = _planted(
+    "average_in_one",
+    (
+        "    dist.all_reduce(bucket)\n",
+        "    [dist.all_reduce(part) for part in bucket.split(10)]\n",
+        "collectives called:",
+    ),
+    (
+        "    bucket /= dist.get_world_size()\n",
+        "",
+        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
+    ),
+    (
+        "        gradient.copy_(piece",
+        "        gradient.clone().copy_(piece",
+        "The gradient is as it was: the mean is not in p.grad.",
+    ),
+    (" if p.grad is not None", "", "A frozen layer has no gradient: its p.grad is None."),
+    ("pieces = bucket", "pieces = bucket.flip(0)", "the gradient of 0.weight:"),
+)
+_SHARE = " * len(y) / total"
+_ACCUMULATE = _planted(
+    "accumulate",
+    (
+        (_SHARE, " * len(labels) / total"),
+        (" / len(pieces)", " / len(pieces)"),
+        "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
+    ),
+    (
+        (_SHARE, " * len(labels) / total"),
+        ("", ""),
+        "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
+    ),
+    (
+        "with ddp_model.no_sync():",
+        "if True:",
+        "Forward and backward of every piece but the last belong inside no_sync().",
+    ),
+    (
+        "    (F.cross_entropy(ddp_model(images)",
+        "    with ddp_model.no_sync(): (F.cross_entropy(ddp_model(images)",
+        "The last piece, forward and backward, belongs outside no_sync(): it sends",
+    ),
+    ("    optimizer.zero_grad()\n", "", "The first step was right: are its gradients still there?"),
+)
+_FORWARD = _planted(
+    "sharded_forward",
+    ("torch.cat(parts)", "shard", "Each rank has some rows only: all must come together before you multiply."),
+    ("torch.cat(parts)", "torch.cat(parts[::-1])", "The parts belong one below the other, in the order of the ranks."),
+)
+_OWN_GRADIENT = _planted(
+    "own_gradient",
+    (" / dist.get_world_size()", "", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
+    (
+        "    return rows / dist.get_world_size()",
+        "    return parts[dist.get_rank()]",
+        "The other ranks' gradients belong in it, too: these are rows of your own.",
+    ),
+)
+_PRODUCT = _planted(
+    "parallel_product",
+    ("    dist.all_reduce(output)\n", "", "Each rank's product is a part of the sum only: add them up over the ranks."),
+    (
+        "return output",
+        "return output / dist.get_world_size()",
+        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+    ),
+)
+
+PLANTED = [
+    *(*_MEAN, *_TOTALS, *_LOCAL, *_BATCHES, *_TOKENS, *_DRIFTED, *_ONE_BUCKET, *_ACCUMULATE),
+    *(*_FORWARD, *_OWN_GRADIENT, *_PRODUCT),
+    *(*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE),
+]

@@ -4,6 +4,7 @@ Notebook 09, job.ipynb and the command `curve` call it, in one process, on a tab
 """
 
 from collections.abc import Hashable
+from itertools import product
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ddp_helpers.draw.drawing import Picture, described
-from ddp_helpers.draw.labels import Label, at_the_right, colours, write_caption, write_title
-from ddp_helpers.draw.style import GREY, WIDTH
+from ddp_helpers.draw.drawing import Picture
+from ddp_helpers.draw.labels import Label, at_the_right, captioned
+from ddp_helpers.draw.style import GREY, WIDTH, rank_colour
 from ddp_helpers.records.scaling import (
     begun,
     counted,
@@ -27,11 +28,6 @@ from ddp_helpers.records.scaling import (
 # How a title calls the data that a metric was measured on, and the kinds of scaling.
 _DATA = {"test": "test", "val": "validation", "train": "training"}
 _KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}
-# Of the numbers of CPUs per task, in ascending order.
-_LINES = ("-", "--", ":")
-_LINE_NAMES = ("solid", "dashed", "dotted")
-
-_Colours = dict[Hashable, str]
 
 
 def curves(table: pd.DataFrame) -> Picture:
@@ -41,7 +37,7 @@ def curves(table: pd.DataFrame) -> Picture:
     values has a colour. Every metric of the records has a panel (`scaling.metrics`). A run that is
     not done is drawn as far as it came; its state stands at its line.
     """
-    # Where a run diverged its line has a gap.
+    # Where a run diverged nothing is drawn.
     epochs = begun(table).replace([np.inf, -np.inf], np.nan)
     scalings = sorted(epochs["scaling"].unique()) or ["strong"]
     names = metrics(epochs) or ["test_loss"]
@@ -55,32 +51,31 @@ def curves(table: pd.DataFrame) -> Picture:
         squeeze=False,
     )
     coloured = "asked" if epochs["asked"].nunique() > 1 else "world_size"
-    by_key: _Colours = colours(sorted(epochs[coloured].unique()))
-    rank_unit = unit_of_ranks(epochs)
-    labels: list[tuple[Axes, list[Label]]] = []
-    for column, scaling in enumerate(scalings):
-        runs = epochs[epochs["scaling"] == scaling]
-        heading = f"{_KINDS[scaling]} ({scaling})" if len(scalings) > 1 else ""
-        axes[0, column].set_title(heading, loc="left")
-        axes[-1, column].set_xlabel("epoch")
-        for ax, metric in zip(axes[:, column], names, strict=True):
-            labels.append((ax, _draw_panel(ax, runs, metric, by_key, rank_unit)))
-            ax.margins(y=0.15)  # so that no label at the right stands below the axis
+    keys = sorted(epochs[coloured].unique())
+    by_key: dict[Hashable, str] = {key: rank_colour(place) for place, key in enumerate(keys)}
+    unit = unit_of_ranks(epochs)
+    labels = []
+    for (row, metric), (column, scaling) in product(enumerate(names), enumerate(scalings)):
+        ax, runs = axes[row, column], epochs[epochs["scaling"] == scaling]
+        labels.append((ax, _draw_panel(ax, runs.dropna(subset=[metric]), metric, by_key, unit)))
+        ax.margins(y=0.15)  # so that no label at the right stands below the axis
+        if not column:
+            ax.set_ylabel(_name_of(metric))
+        if not row and len(scalings) > 1:
+            ax.set_title(f"{_KINDS[scaling]} ({scaling})", loc="left")
+        if metric == names[-1]:
+            ax.set_xlabel("epoch")
     for ax, ends in labels:  # now that all panels have their limits
-        if not ends:
+        if ends:
+            at_the_right(ax, ends)
+        else:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
-        at_the_right(ax, ends, gap=0.09)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for ax, metric in zip(axes[:, 0], names, strict=True):
-        ax.set_ylabel(_name_of(metric))
     done = finished(epochs)
     title = _title(epochs if done.empty else done, names)
-    write_title(figure, title)
-    states = not_done(table)
-    write_caption(figure, data_and_machine(epochs), _line_styles(epochs, rank_unit), states)
-    contents = f"{', '.join(map(_name_of, names))} by epoch, {data_and_machine(epochs)}"
-    contents += f"; {states}" if states else ""
-    return described(figure, f"{title}. {contents[0].upper()}{contents[1:]}.")
+    lines = "thin: each run, thick: their median" if epochs["number"].nunique() > 1 else ""
+    panels = f"{', '.join(map(_name_of, names))} by epoch"
+    return captioned(figure, title, data_and_machine(epochs), lines, not_done(table), alt=panels)
 
 
 def _name_of(metric: str) -> str:
@@ -93,41 +88,27 @@ def _draw_panel(
     ax: Axes,
     epochs: pd.DataFrame,
     metric: str,
-    by_key: _Colours,
-    rank_unit: str,
+    by_key: dict[Hashable, str],
+    unit: str,
 ) -> list[Label]:
     """Draw the runs of one panel, and return a label for each line.
 
-    by_key: the colour of each setting, or else of each number of ranks.
+    by_key: the colour of each setting, or else of each number of ranks; unit: what a rank uses.
     """
-    labels: dict[tuple[Hashable, ...], Label] = {}
-    cpus = sorted(epochs["cpus_per_task"].dropna().unique())
-    cpus_or_fewest = epochs["cpus_per_task"].fillna(cpus[0] if cpus else 0)
-    keys = [epochs["world_size"], epochs["asked"], epochs["state"], cpus_or_fewest]
-    for (ranks, setting, state, count), rows in epochs.dropna(subset=[metric]).groupby(keys):
+    labels: list[Label] = []
+    for (ranks, setting, state), rows in epochs.groupby(["world_size", "asked", "state"]):
         colour = by_key.get(setting) or by_key[ranks]
-        line = _LINES[min(cpus.index(count), 2)] if cpus else "-"
-        _draw_runs(ax, rows, metric, line, colour)
+        for _, run in rows.groupby("number"):
+            ax.plot(run["epoch"], run[metric], color=colour, linewidth=0.7, alpha=0.35)
         median = rows.groupby("epoch")[metric].median()
-        ax.plot(median, line, color=colour, linewidth=2, marker="o", markersize=4)
-        text = counted(ranks, rank_unit)
+        ax.plot(median, color=colour, linewidth=2, marker="o", markersize=4)
+        text = counted(ranks, unit)
         if setting in by_key and setting:
             text += f", {setting}"
         if state != "done":
             text += f", {state}"
-        end = median.index[-1], median.iloc[-1]
-        labels.setdefault((ranks, setting, state), (*end, text, colour))
-    return list(labels.values())
-
-
-def _draw_runs(ax: Axes, rows: pd.DataFrame, metric: str, line: str, colour: str) -> None:
-    """Draw the repeats of one setting, thin; a single run is not seen behind its median."""
-    runs = [run[["epoch", metric]] for _, run in rows.groupby("number")]
-    # One line with gaps is drawn faster than many.
-    gap = pd.DataFrame({"epoch": [np.nan], metric: [np.nan]})
-    points = np.concatenate([part.to_numpy() for run in runs for part in (run, gap)])
-    alpha = 0.35 if len(runs) > 1 else 0
-    ax.plot(points[:, 0], points[:, 1], line, color=colour, linewidth=0.7, alpha=alpha)
+        labels.append((median.index[-1], median.iloc[-1], text, colour))
+    return labels
 
 
 def _title(epochs: pd.DataFrame, names: list[str]) -> str:
@@ -154,15 +135,3 @@ def _title(epochs: pd.DataFrame, names: list[str]) -> str:
     if not is_share:
         return f"{after}: {_name_of(metric)} {', '.join(ranges)}"
     return f"{after}: {', '.join(ranges)}{'' if len(ends) > 1 else ' accuracy'}"
-
-
-def _line_styles(epochs: pd.DataFrame, rank_unit: str) -> str:
-    """Describe the lines of the figure; '' if they are all alike."""
-    cpus = sorted(epochs["cpus_per_task"].dropna().unique())
-    styles = []
-    if len(cpus) > 1:
-        for style, count in zip(_LINE_NAMES, cpus, strict=False):
-            styles.append(f"{style}: {counted(int(count), 'CPU')} per {rank_unit}")
-    if epochs["number"].nunique() > 1:
-        styles.append("thin: each run, thick: their median")
-    return "; ".join(styles)

@@ -7,17 +7,17 @@ import base64
 import io
 from html import escape
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import ArrowStyle, FancyArrowPatch, FancyBboxPatch, Patch
-from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from ddp_helpers.draw.style import GREY, INK, LEFT, WIDTH, WRONG, Colour, TextOptions
+from ddp_helpers.draw.style import GREY, INK, LEFT, WIDTH, Colour, Look
 
 # Sharp on most screens, and half the bytes of 160; a page shows it at the figure's size in inches.
 DPI = 130
@@ -36,24 +36,18 @@ class Picture:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """Write the figure as HTML: of an image/png, JupyterLab drops the alt text."""
-        png = self._png()
-        pixels = int.from_bytes(png[16:20], "big")  # the width, where PNG's first chunk keeps it
-        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        width = pixels * _CSS_PIXELS_PER_INCH // DPI
-        return f'<img src="{source}" alt="{escape(self.alt)}" width="{width}">'
+        """Write the figure as HTML: of an image/png, JupyterLab drops the alt text.
 
-    def _png(self) -> bytes:
-        """Draw the figure in at most 256 colours.
-
-        That is a third of the bytes, and no eye sees it in a figure of the course.
+        At most 256 colours are a third of the bytes, and no eye sees it in a figure of the course.
         """
         full, small = io.BytesIO(), io.BytesIO()
         self.figure.savefig(full, format="png", dpi=DPI)
         image = Image.open(full).convert("RGB")
         image = image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         image.save(small, "png", optimize=True)
-        return small.getvalue()
+        source = f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
+        width = image.width * _CSS_PIXELS_PER_INCH // DPI
+        return f'<img src="{source}" alt="{escape(self.alt)}" width="{width}">'
 
     def __repr__(self) -> str:
         return self.alt
@@ -94,15 +88,9 @@ def tint(colour: str, share: float) -> tuple[float, ...]:
     return tuple(1 - share * (1 - part) for part in to_rgb(colour))
 
 
-def write_text(ax: Axes, x: float, y: float, text: object, **options: Unpack[TextOptions]) -> None:
+def write_text(ax: Axes, x: float, y: float, text: object, **options: Any) -> None:
     """Write a text around a point, at 11.5 points and centred if the options say nothing else."""
-    look: TextOptions = {
-        "size": 11.5,
-        "ha": "center",
-        "va": "center",
-        "color": INK,
-        "linespacing": 1.35,
-    }
+    look: Look = {"size": 11.5, "ha": "center", "va": "center", "color": INK, "linespacing": 1.35}
     if "\n" not in str(text):
         # So that texts side by side share a baseline, with or without a "g" in them.
         look["va"] = "center_baseline"
@@ -110,22 +98,7 @@ def write_text(ax: Axes, x: float, y: float, text: object, **options: Unpack[Tex
     ax.text(x, y, str(text), **(look | options))
 
 
-def fitting(width: float, *texts: str) -> str:
-    """Return the first of the texts that fits into a width at the small size; '' if none does."""
-    for text in texts:
-        letters = max(len(line) for line in text.split("\n"))
-        if letters * 0.085 < width:
-            return text
-    return ""
-
-
-class Halo(TypedDict):
-    """The text option of a halo."""
-
-    path_effects: list[AbstractPathEffect]
-
-
-def halo(colour: Colour) -> Halo:
+def halo(colour: Colour) -> Look:
     """Return the text option that keeps a text readable on stripes and lines."""
     return {"path_effects": [withStroke(linewidth=5, foreground=colour)]}
 
@@ -140,8 +113,8 @@ def box(
     fill: float = 0.25,
     hatch: str = "",
     line: str = "-",
-    **text_options: Unpack[TextOptions],
-) -> FancyBboxPatch:
+    **text_options: Any,
+) -> None:
     """Draw a box with its text in the middle; the corner is its upper left one.
 
     fill: the share of the colour in the box, 0 to 1; line: matplotlib's style of its edge.
@@ -149,9 +122,8 @@ def box(
     (x, y), (width, height) = corner, extent
     face = tint(colour, fill)
     patch = FancyBboxPatch(
-        (x, y),
-        width,
-        height,
+        corner,
+        *extent,
         boxstyle=f"round,pad=0,rounding_size={min(0.07, height / 5)}",
         hatch=hatch,
         facecolor=face,
@@ -161,85 +133,11 @@ def box(
     )
     ax.add_patch(patch)
     if hatch:
-        text_options["path_effects"] = halo(face)["path_effects"]
+        text_options |= halo(face)
     write_text(ax, x + width / 2, y + height / 2, text, **text_options)
-    return patch
 
 
-class ArrowOptions(TypedDict, total=False):
-    """How an arrow looks: the options of matplotlib's `FancyArrowPatch` of these names."""
-
-    arrowstyle: str | ArrowStyle
-    connectionstyle: str
-    mutation_scale: float
-    linewidth: float
-    linestyle: str
-    color: Colour
-    alpha: float
-    zorder: float
-    patchA: Patch
-    patchB: Patch
-    shrinkA: float
-    shrinkB: float
-
-
-def arrow(ax: Axes, start: Point, end: Point, **options: Unpack[ArrowOptions]) -> None:
+def arrow(ax: Axes, start: Point, end: Point, **options: Any) -> None:
     """Draw an arrow from one point to another."""
-    look: ArrowOptions = {
-        "arrowstyle": "-|>",
-        "mutation_scale": 13,
-        "linewidth": 1.6,
-        "color": INK,
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
-    ax.add_patch(FancyArrowPatch(start, end, **(look | options)))
-
-
-def link(
-    ax: Axes,
-    source: FancyBboxPatch,
-    target: FancyBboxPatch,
-    *,
-    bend: float = 0,
-    line: str = "-",
-) -> None:
-    """Draw an arrow from box to box, cut off at their edges; a bend makes it an arc."""
-    arrow(
-        ax,
-        _centre(source),
-        _centre(target),
-        connectionstyle=f"arc3,rad={bend}",
-        linestyle=line,
-        patchA=source,
-        patchB=target,
-        shrinkA=2,
-        shrinkB=2,
-    )
-
-
-def _centre(patch: FancyBboxPatch) -> Point:
-    """Return the point in the middle of a box."""
-    return patch.get_x() + patch.get_width() / 2, patch.get_y() + patch.get_height() / 2
-
-
-def span(
-    ax: Axes,
-    left: float,
-    right: float,
-    y: float,
-    text: str,
-    **text_options: Unpack[TextOptions],
-) -> None:
-    """Draw a measure with its text below it: |----|."""
-    ax.plot([left, right], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
-    ax.vlines([left, right], y - 0.08, y + 0.08, color=INK, linewidth=1.6)
-    text_options.setdefault("weight", "bold")
-    write_text(ax, (left + right) / 2, y + 0.22, text, **text_options)
-
-
-def cross_out(ax: Axes, corner: Point, extent: Point) -> None:
-    """Draw two red lines through a box: this does not work."""
-    (x, y), (width, height) = corner, extent
-    for heights in ([y, y + height], [y + height, y]):
-        ax.plot([x, x + width], heights, color=WRONG, linewidth=2, alpha=0.5)
+    look: Look = {"arrowstyle": "-|>", "mutation_scale": 13, "linewidth": 1.6, "color": INK}
+    ax.add_patch(FancyArrowPatch(start, end, shrinkA=0, shrinkB=0, **(look | options)))

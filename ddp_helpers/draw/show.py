@@ -5,9 +5,9 @@ Notebooks call it, in their own process; it needs the files that it shows.
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 
 from pygments import highlight
@@ -76,17 +76,10 @@ def hunks(old: Path, new: Path, names: Sequence[str] = (), context: int = 1) -> 
 
     Line numbers are left out. context: lines around each change.
     """
-    before, after = (_lines(path, names) for path in (old, new))
-    lines = list(difflib.unified_diff(before, after, n=context, lineterm=""))[2:]
-    heads = [number for number, line in enumerate(lines) if line.startswith("@@")]
-    ends = pairwise([*heads, len(lines)])
-    return ["\n".join(lines[head + 1 : end]) for head, end in ends]
-
-
-def _lines(script: Path, names: Sequence[str]) -> list[str]:
-    """Return the lines of a script, or only those of these functions."""
-    text = script.read_text()
-    return (functions(text, names) if names else text).splitlines()
+    texts = [path.read_text() for path in (old, new)]
+    before, after = ((functions(text, names) if names else text).splitlines() for text in texts)
+    changes = difflib.unified_diff(before, after, n=context, lineterm="")
+    return re.split(r"\n?^@@.*\n", "\n".join(changes), flags=re.M)[1:]
 
 
 def diff(hunk: str) -> Code:

@@ -3,10 +3,9 @@
 Whatever draws imports it; importing it sets matplotlib's defaults in this process.
 """
 
-from typing import TypedDict
+from typing import Any
 
 import matplotlib.pyplot as plt
-from matplotlib.patheffects import AbstractPathEffect
 
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), but its yellow, which fades on white.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
@@ -27,36 +26,11 @@ WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # inches: the page, and where its contents b
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 
 Colour = str | tuple[float, ...]
+Look = dict[str, Any]  # how a text or an arrow looks: matplotlib's options by name
 
-
-class TextOptions(TypedDict, total=False):
-    """How a text of a diagram looks: the options of matplotlib's `Axes.text` of these names."""
-
-    size: float  # points
-    weight: str
-    family: str
-    style: str
-    color: Colour
-    alpha: float
-    ha: str
-    va: str
-    linespacing: float
-    rotation: float
-    path_effects: list[AbstractPathEffect]
-
-
-class _Small(TypedDict):
-    size: float
-
-
-class _Code(TypedDict):
-    size: float
-    family: str
-
-
-# Text options to be given besides others, as in write(…, ha="left", **SMALL).
-SMALL: _Small = {"size": 10}
-CODE: _Code = {"size": 10, "family": "monospace"}
+# Looks to be given besides other options, as in write_text(…, ha="left", **SMALL).
+SMALL: Look = {"size": 10}
+CODE: Look = {"size": 10, "family": "monospace"}
 
 plt.rcParams["figure.dpi"] = 110
 plt.rcParams["figure.facecolor"] = "white"

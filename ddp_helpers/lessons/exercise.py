@@ -6,12 +6,12 @@ learner's function, in the learner's process or on every rank of a `%%ranks` cel
 To add one: (1) in the notebook, under *Check yourself*, a question with a fold with a hint, and a
 cell with the stub, which raises NotImplementedError, and `lessons.check(name)`. (2) In the lesson's
 exercises.py an `Exercise` with the oracle, two or more cases, and the plausible mistakes, each
-under the sentence that helps who made it. An answer that runs on ranks is an `OnRanks`
-(on_ranks.py), a script or a run a `Project`. The name belongs to one exercise of the whole course.
-A mistake is told where its results equal the answer's in *all* cases, so the cases together tell
-each from the right answer and from the others. (3) In notebooks/solutions the right function, with
-a line on why. Then `pytest tests/test_checks.py -k LESSON`, and execute the notebook. A notebook
-has three exercises: put a better one into the place of another.
+under the sentence that helps who made it; of an answer that runs on ranks a trial (ranks_judge.py); of
+a script or a run a `Project`. The name belongs to one exercise of the whole course. A mistake is
+told where its results equal the answer's in *all* cases, so the cases together tell each from the
+right answer and from the others. (3) In notebooks/solutions the right function, with a line on why.
+Then `pytest tests/test_checks.py tests/test_exercises_on_ranks.py -k NAME`, and execute the
+notebook. A notebook has three exercises: put a better one into the place of another.
 """
 
 import copy

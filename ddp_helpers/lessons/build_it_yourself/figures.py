@@ -37,14 +37,14 @@ _HOOKS = {
 }
 
 
-def life_of_a_layer(world_size: int = 2) -> Picture:
-    """Draw one step of a sharded layer: what it does, and how much of the weight a rank holds."""
+def life_of_a_layer() -> Picture:
+    """Draw one step of a layer on two ranks: what it does, and how much of it a rank holds."""
     title = "The whole weight is there twice in a step, and in between only this rank's part"
     ax = canvas(2.9, title)
-    x, level = 1.05, [2.6 - 1 / world_size, 1.6]  # of a part, and of the whole
+    x, level = 1.05, [2.1, 1.6]  # of a part, and of the whole
     write_text(ax, LEFT, 0.95, "does", ha="left", weight="bold", size=11)
     write_text(ax, LEFT, level[1], "all of it", ha="left", **SMALL)
-    write_text(ax, LEFT, level[0], f"1 / {world_size} of it", ha="left", **SMALL)
+    write_text(ax, LEFT, level[0], "1 / 2 of it", ha="left", **SMALL)
     xs, ys = [x], [level[0]]
     for number, (name, width, colour, whole) in enumerate(_LIFE):
         if colour:
@@ -61,44 +61,38 @@ def life_of_a_layer(world_size: int = 2) -> Picture:
     note = "The line: how much of this layer's weight a rank holds. Widths are not times."
     write_text(ax, LEFT, 2.75, note, ha="left", color=GREY, **SMALL)
     words = ", ".join(name for name, *_ in _LIFE)
-    return described(ax.figure, f"{title}. In order: {words}, on each of {world_size} ranks.")
+    return described(ax.figure, f"{title}. In order: {words}, on each of 2 ranks.")
 
 
 # ---- the two sums of tensor parallel
 
 
-def two_sums(world_size: int = 2) -> Picture:
-    """Draw two layers that are cut over the ranks, and what is sent forward and backward."""
+def two_sums() -> Picture:
+    """Draw two layers that are cut over two ranks, and what is sent forward and backward."""
     title = "Forward adds up where the output leaves, backward where the input enters"
-    ax = canvas(1.6 + 0.75 * world_size, title)
-    top, bottom = 0.95, 0.95 + 0.75 * world_size
-    middle = (top + bottom) / 2
-    box(ax, (0.1, middle - 0.2), (0.6, 0.4), "x")
-    box(ax, (8.75, middle - 0.2), (0.6, 0.4), "y")
+    ax = canvas(3.1, title)
+    box(ax, (0.1, 1.5), (0.6, 0.4), "x")
+    box(ax, (8.75, 1.5), (0.6, 0.4), "y")
     for x, name in ((1.35, "enter"), (7.3, "add up")):
-        box(ax, (x, top), (0.85, bottom - top - 0.1), name, GREEN, weight="bold")
-    for rank in range(world_size):
-        y, colour = top + 0.75 * rank + 0.1, rank_colour(rank)
+        box(ax, (x, 0.95), (0.85, 1.4), name, GREEN, weight="bold")
+    for rank, y in enumerate((1.05, 1.8)):
         for x, text in ((3.0, f"rows of up, {rank}"), (5.1, f"columns of down, {rank}")):
-            box(ax, (x, y), (1.75, 0.42), text, colour, size=10)
-        for start, end in ((2.2, 3.0), (4.75, 5.1), (6.85, 7.3)):
-            arrow(ax, (start + 0.03, y + 0.21), (end - 0.03, y + 0.21))
-    arrow(ax, (0.73, middle), (1.32, middle))
-    arrow(ax, (8.18, middle), (8.72, middle))
-    for row, (name, at_entry, at_exit) in enumerate(
-        (
-            ("forward", "nothing to send", "all-reduce of the output"),
-            ("backward", "all-reduce of x's gradient", "nothing to send"),
-        )
+            box(ax, (x, y), (1.75, 0.42), text, rank_colour(rank), size=10)
+        for start, end in ((2.23, 2.97), (4.78, 5.07), (6.88, 7.27)):
+            arrow(ax, (start, y + 0.21), (end, y + 0.21))
+    arrow(ax, (0.73, 1.7), (1.32, 1.7))
+    arrow(ax, (8.18, 1.7), (8.72, 1.7))
+    for y, name, at_entry, at_exit in (
+        (2.55, "forward", "nothing to send", "all-reduce of the output"),
+        (2.82, "backward", "all-reduce of x's gradient", "nothing to send"),
     ):
-        y = bottom + 0.1 + 0.27 * row
         write_text(ax, LEFT, y, name, ha="left", weight="bold", size=10)
         write_text(ax, 1.35, y, at_entry, ha="left", **SMALL)
         write_text(ax, 8.15, y, at_exit, ha="right", **SMALL)
     alt = (
-        f"{title}. x enters {world_size} ranks; each has rows of up and columns of down. Forward: "
-        "nothing is sent where x enters, an all-reduce adds up the outputs. Backward: nothing is "
-        "sent at the output, an all-reduce adds up the gradients of x."
+        f"{title}. x enters 2 ranks; each has rows of up and columns of down. Forward: nothing is "
+        "sent where x enters, an all-reduce adds up the outputs. Backward: nothing is sent at the "
+        "output, an all-reduce adds up the gradients of x."
     )
     return described(ax.figure, alt)
 

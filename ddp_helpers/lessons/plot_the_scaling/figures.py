@@ -5,11 +5,10 @@ The notebook calls them in its own process.
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
+import pandas as pd
 
 from ddp_helpers.draw.drawing import Picture
-from ddp_helpers.draw.labels import captioned
+from ddp_helpers.draw.labels import captioned, stacked_bars
 from ddp_helpers.draw.style import BLUE, ORANGE, RED, WIDTH
 from ddp_helpers.records.scaling import counted
 
@@ -37,27 +36,21 @@ def parts_by_rank(seconds: Mapping[str, Sequence[Sequence[float]]], steps: str) 
     rows: dict[str, Sequence[float]] = {}
     for name, ranks in seconds.items():
         rows |= {f"{name}: rank {rank}": values for rank, values in enumerate(ranks)}
-    *_, (name, last) = seconds.items()
-    waits = [f"rank {rank} waits {wait:.1f} s" for rank, (_, _, wait, _) in enumerate(last)]
+    # of the last run
+    waits = [f"rank {rank} waits {wait:.1f} s" for rank, (_, _, wait, _) in enumerate(ranks)]
     title = f"{name[0].upper()}{name[1:]}: {', '.join(waits)}"
     return _stacked(rows, title, f"every rank, {steps}")
 
 
 def _stacked(seconds: Mapping[str, Sequence[float]], title: str, caption: str) -> Picture:
     """Draw a bar for each row: the seconds of PARTS, one behind the other."""
-    names, values = list(seconds), np.array(list(seconds.values()))
-    size = WIDTH, 2.1 + 0.42 * len(names)
-    figure, ax = plt.subplots(figsize=size, layout="constrained")
-    starts = np.cumsum(values, axis=1) - values
-    longest = values.sum(axis=1).max()
-    for (part, colour), width, left in zip(PARTS.items(), values.T, starts.T, strict=True):
-        bars = ax.barh(range(len(names)), width, 0.68, left, color=colour, label=part)
-        texts = [f"{second:.2f}" if second > 0.06 * longest else "" for second in width]
-        text_colour = "white" if colour == BLUE else "black"
+    table = pd.DataFrame(seconds, index=list(PARTS)).T
+    figure, ax, columns = stacked_bars(table, PARTS, figsize=(WIDTH, 2.1 + 0.42 * len(table)))
+    longest = table.sum(axis=1).max()
+    for bars, part in zip(columns, PARTS, strict=True):
+        texts = [f"{each:.2f}" if each > 0.06 * longest else "" for each in table[part]]
+        text_colour = "white" if part == "compute" else "black"
         ax.bar_label(bars, texts, label_type="center", color=text_colour)
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
     ax.set_xlabel("seconds")
-    ax.tick_params(axis="y", length=0)
     ax.legend(ncols=len(PARTS), loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
     return captioned(figure, title, caption)

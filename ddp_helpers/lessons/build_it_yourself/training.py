@@ -1,0 +1,327 @@
+"""Exercises 2 to 5 of notebook 16: DDP by hand, overlap, a sharded optimizer, a sharded layer.
+
+Each function is the trial of the exercise that has its name; it runs on every rank, and compares
+with what PyTorch's own DDP, ZeRO and FSDP give on the same ranks.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import SGD, Adam, Optimizer
+
+from ddp_helpers.lessons.calls import CallLog
+from ddp_helpers.lessons.comparison import Comparison, at_most
+from ddp_helpers.lessons.exercise import Answer
+from ddp_helpers.lessons.ranks_judge import device, random_numbers
+
+# ---- 2: DDP by hand
+
+
+class _Net(nn.Module):
+    """A model with a buffer that its output depends on."""
+
+    scale: Tensor
+
+    def __init__(self, seed: int, frozen: bool) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(6, 5, dtype=torch.float64).requires_grad_(not frozen)
+        self.last = nn.Linear(5, 4, dtype=torch.float64)
+        self.register_buffer("scale", torch.tensor(1.0 + seed, dtype=torch.float64))
+        self.to(device())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)) * self.scale)
+
+
+def ddp_by_hand(answer: Answer, log: CallLog) -> Iterator[Comparison]:
+    """Compare two steps with DDP's, of all layers, and with a frozen one."""
+    rank = dist.get_rank()
+    for frozen in (False, True):
+        model, reference = _Net(rank, frozen), DDP(_Net(rank, frozen))
+        optimizers = [SGD(each.parameters(), lr=0.3) for each in (model, reference)]
+        own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        average: Any = answer(model)
+        for step in (1, 2):
+            for name, tensor in model.state_dict().items():
+                expected, known = reference.module.state_dict()[name], {_NOT_SENT: own[name]}
+                yield Comparison(f"{name} before step {step}", tensor, expected, known)
+            for each in (model, reference):
+                each.zero_grad()
+                inputs = random_numbers(10 * step + rank, 4, 6)
+                each(inputs).square().mean().backward()
+            local = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            with log.listening():
+                average()
+            for name, parameter in model.named_parameters():
+                expected = reference.module.get_parameter(name).grad
+                known = {_LOCAL: local.get(name)}
+                yield Comparison(f"the gradient of {name}", parameter.grad, expected, known)
+            yield Comparison("messages after backward", len(log.calls), len(local))
+            for optimizer in optimizers:
+                optimizer.step()
+
+
+_NOT_SENT = (
+    "It is as this rank has made it. Rank 0 sends all that forward uses: parameters, frozen ones "
+    "too, and buffers."
+)
+_LOCAL = "The gradient is as backward left it: the mean over the ranks is not in p.grad."
+DDP_HINTS = {
+    "NoneType": (
+        "A frozen layer has no gradient: its p.grad is None. Leave such parameters out, on all "
+        "ranks alike."
+    ),
+}
+
+# ---- 3: buckets that leave during backward
+
+
+def _layers(frozen: bool) -> nn.Sequential:
+    """Make a model of four weights, of 30, 20, 16 and 12 numbers, the same on every rank."""
+    torch.manual_seed(5)
+    widths = (6, 5), (5, 4), (4, 4), (4, 3)
+    linears = [nn.Linear(*width, bias=False, dtype=torch.float64) for width in widths]
+    linears[0].requires_grad_(not frozen)
+    return nn.Sequential(*linears).to(device())
+
+
+def overlap(answer: Answer, log: CallLog) -> Iterator[Comparison]:
+    """Compare two steps with DDP's, of small and of large buckets; and what left when."""
+    for frozen, bucket_size in ((False, 25), (False, 40), (True, 1000), (True, 10)):
+        model, reference = _layers(frozen), DDP(_layers(frozen))
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # before the answer's hooks, so that it runs first
+                parameter.register_post_accumulate_grad_hook(_note_ready(log))
+        finish: Any = answer(model, bucket_size)
+        for step in (1, 2):
+            inputs = random_numbers(10 * step + dist.get_rank(), 4, 6)
+            targets = random_numbers(step, 4, 3)
+            for each in (model, reference):
+                each.zero_grad()
+            F.mse_loss(reference(inputs), targets).backward()
+            with log.listening():
+                F.mse_loss(model(inputs), targets).backward()
+                log.events.append(_END)
+                finish()
+            yield from _what_left_when(log, bucket_size)
+            for name, parameter in model.named_parameters():
+                expected = reference.module.get_parameter(name).grad
+                yield Comparison(
+                    f"in step {step}, the gradient of {name}", parameter.grad, expected
+                )
+
+
+def _note_ready(log: CallLog) -> Callable[[Tensor], None]:
+    """Make a hook that notes in the log that a gradient is ready, and how large it is."""
+    return lambda parameter: log.events.append(f"ready: {parameter.numel()} numbers")
+
+
+def _what_left_when(log: CallLog, bucket_size: int) -> Iterator[Comparison]:
+    """Compare the order in which gradients became ready and buckets left, and what was waited for.
+
+    The order is judged from what became ready, since a frozen layer changes that.
+    """
+    before_end = list(takewhile(lambda event: event != _END, log.events))
+    yield at_most("waits during backward", before_end.count("wait"), 0, _NO_WAIT)
+    expected, filling = [], 0
+    ready = [int(event.split()[1]) for event in before_end if event.startswith("ready")]
+    for numbers in ready:
+        expected.append(f"ready: {numbers} numbers")
+        filling += numbers
+        if filling >= bucket_size:
+            expected.append(f"all_reduce of {filling} numbers")
+            filling = 0
+    expected += [_END, *[f"all_reduce of {filling} numbers"] * (filling > 0)]
+    got = [event for event in log.events if event != "wait"]
+    late = sorted(expected, key=lambda event: (event.startswith("all_reduce"), event == _END))
+    known = {_AT_THE_END: late}
+    yield Comparison(f"what left when, with buckets of {bucket_size}", got, expected, known)
+    waits = log.never_waited()
+    yield Comparison("calls that nobody waits for", waits, [], {_NO_SUMS: waits})
+    what = "waits for buckets of an earlier step"
+    yield at_most(what, log.waits_for_earlier, 0, "Forget the buckets when finish() is done.")
+
+
+_END = "backward ends"
+_NO_SUMS = "Before wait() has returned, the sums of a bucket are not there: wait in finish()."
+_NO_WAIT = (
+    "Something waits while backward has layers left to compute: start the all-reduce with "
+    "async_op=True, keep what it returns, and wait in finish()."
+)
+_AT_THE_END = (
+    "A full bucket has not left when the next gradient is ready, so nothing overlaps: the hook "
+    "that makes it full also starts its all-reduce."
+)
+OVERLAP_HINTS = {
+    "doesn't require gradient": "A frozen parameter takes no hook: it never has a gradient.",
+    "cannot register a hook": "A frozen parameter takes no hook: it never has a gradient.",
+    "non-empty list": "There may be nothing left for finish() to send.",
+}
+
+# ---- 4: an optimizer whose state is cut over the ranks
+
+_SHAPES = [(3, 4), (4,), (2, 3), (3,), (5,)]
+
+
+def zero_1(answer: Answer, log: CallLog) -> Iterator[Comparison]:
+    """Compare two steps with ZeRO's, of five parameters, and of two: then a rank may own none."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (5, 2):
+        replicas, reference = (
+            [nn.Parameter(random_numbers(7, *shape)) for shape in _SHAPES[:count]] for _ in range(2)
+        )
+        optimizer = ZeroRedundancyOptimizer(reference, Adam, lr=0.1)
+        made: list[Optimizer] = []
+        step: Any = answer(replicas, lambda given, made=made: _adam(given, made))
+        for number in (1, 2):
+            before = [p.detach().clone() for p in replicas]
+            for place, pair in enumerate(zip(replicas, reference, strict=True)):
+                for parameter in pair:
+                    parameter.grad = random_numbers(20 * number + place, *parameter.shape)
+            optimizer.step()
+            with log.listening():
+                step()
+            yield at_most("optimizers made on this rank", len(made), 1, _ONE_OPTIMIZER)
+            needed = 2 * sum(p.numel() for p in replicas[rank::size])
+            yield at_most("numbers of optimizer state", _numbers_held(made), needed, _OWN_STATE)
+            for place, pair in enumerate(zip(replicas, reference, strict=True)):
+                what = f"after step {number}, parameter {place} (of rank {place % size})"
+                yield Comparison(what, *pair, {_OLD: before[place]})
+            total = sum(p.numel() for p in replicas)
+            yield Comparison("collectives called", {*log.names()}, {"broadcast"})
+            yield Comparison("numbers sent", log.numbers("broadcast"), total)
+
+
+def _adam(parameters: list[Tensor], made: list[Optimizer]) -> Optimizer:
+    """Make an optimizer, and keep it, so that its state can be counted."""
+    made.append(Adam(parameters, lr=0.1))
+    return made[-1]
+
+
+def _numbers_held(optimizers: list[Optimizer]) -> int:
+    """Count the numbers in the states of some optimizers, without those that count steps."""
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return sum(t.numel() for state in states for t in state.values() if t.dim() > 0)
+
+
+_ONE_OPTIMIZER = "Make one, before the first step: a new one has forgotten Adam's running means."
+_OWN_STATE = "Give the optimizer this rank's parameters only. That is what ZeRO saves."
+_OLD = (
+    "The parameter is as it was before. Its owner steps it, and all others need it from there, "
+    "after the step: src is the owner's rank."
+)
+ZERO_HINTS = {
+    "empty parameter list": (
+        "With more ranks than parameters some rank owns none: it makes no optimizer, and still "
+        "receives."
+    ),
+}
+
+# ---- 5: a layer that is whole only while it computes
+
+
+def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
+    """Compare two steps of two layers with FSDP's, and look at storage and messages."""
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    layers, reference = _two_layers(), _two_layers()
+    for layer in reference:
+        fully_shard(layer, mesh=mesh)
+    owned: list[Any] = [answer(layer) for layer in layers]
+    for own, layer in zip(owned, reference, strict=True):
+        yield Comparison("what it returns", type(own).__name__, "Parameter")
+        size = own.numel() * own.element_size()
+        yield Comparison("bytes behind this rank's part", _bytes(own), size, {_VIEW: _bytes(own)})
+        yield Comparison("this rank's part", own.flatten(), _part(layer.weight))
+    yield from _freed(layers, "after the cut")
+    for step in (1, 2):
+        inputs, plain_inputs = (
+            random_numbers(10 * step + dist.get_rank(), 4, 6).requires_grad_() for _ in range(2)
+        )
+        with log.listening():
+            hidden = layers[0](inputs)
+            held = _bytes(layers[0].weight)
+            output = layers[1](torch.tanh(hidden))
+        expected = reference[1](torch.tanh(reference[0](plain_inputs)))
+        yield Comparison(f"in step {step}, the output", output, expected)
+        yield at_most("bytes of layer 1's weight while layer 2 computes", held, 0, _RESIZE)
+        yield from _freed(layers, "after forward")
+        yield Comparison("messages in forward", _kinds(log), ["all_gather"] * 2)
+        expected.square().mean().backward()
+        with log.listening():
+            output.square().mean().backward()
+        yield Comparison("messages in backward", _kinds(log), _IN_BACKWARD, _KNOWN_MESSAGES)
+        yield Comparison("the gradient of the inputs", inputs.grad, plain_inputs.grad)
+        yield from _freed(layers, "after backward")
+        for own, layer, whole in zip(owned, layers, reference, strict=True):
+            yield Comparison("layer.weight.grad after backward", layer.weight.grad, None)
+            gradient = None if own.grad is None else own.grad.flatten()
+            yield Comparison("the gradient of this rank's part", gradient, _part(whole.weight.grad))
+            with torch.no_grad():
+                own -= 0.3 * own.grad
+                whole.weight.sub_(whole.weight.grad, alpha=0.3)  # type: ignore[arg-type]  # is there
+            own.grad = whole.weight.grad = None
+
+
+def _two_layers() -> list[nn.Linear]:
+    """Make two layers of 36 and 72 weights, whose rows two and three ranks can cut evenly."""
+    torch.manual_seed(8)
+    return [nn.Linear(6, out, bias=False, dtype=torch.float64).to(device()) for out in (6, 12)]
+
+
+def _part(tensor: Any) -> Tensor:
+    """Return this rank's rows of what FSDP has cut, flat."""
+    assert isinstance(tensor, DTensor), "fully_shard has cut it"
+    return tensor.to_local().detach().flatten()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _freed(layers: list[nn.Linear], when: str) -> Iterator[Comparison]:
+    """Compare the memory of the whole weights with none."""
+    for number, layer in enumerate(layers, 1):
+        what = f"bytes of layer {number}'s weight {when}"
+        yield at_most(what, _bytes(layer.weight), 0, _RESIZE)
+
+
+def _kinds(log: CallLog) -> list[str]:
+    """List the messages, whose names have endings that say how they take their tensors."""
+    kinds = ("all_gather", "reduce_scatter")
+    return sorted(next((k for k in kinds if name.startswith(k)), name) for name in log.names())
+
+
+_IN_BACKWARD = ["all_gather"] * 2 + ["reduce_scatter"] * 2
+_KNOWN_MESSAGES = {
+    "An all-reduce gives each rank the whole gradient: reduce_scatter gives each its part.": (
+        ["all_gather"] * 2 + ["all_reduce"] * 2
+    ),
+    "Each rank's gradient is of its own rows of the batch: reduce_scatter adds them up.": (
+        ["all_gather"] * 2
+    ),
+}
+_RESIZE = "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's shape."
+_VIEW = "This rank's part is a view of the whole weight, which stays in memory: clone the part."
+_NO_MEMORY = (
+    "A weight was used while it had no memory: gather it before forward, and again before backward "
+    "(register_full_backward_pre_hook)."
+)
+LAYER_HINTS = {
+    "out of bounds for storage of size 0": _NO_MEMORY,
+    "SIGSEGV": _NO_MEMORY,
+    "modified by an inplace operation": (
+        "Autograd counts the writes into a tensor that it has saved: gather into weight.data, "
+        "which it does not watch."
+    ),
+}

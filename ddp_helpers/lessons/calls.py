@@ -1,0 +1,211 @@
+"""Log what a rank calls of torch.distributed, and on what it waits, in a file that outlives it.
+
+`ranks_judge` makes a log on every rank, and reads the files in the learner's process to say of
+ranks that never returned who waited for whom.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor
+
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_reduce", "all_to_all", "all_to_all_single", "barrier"),
+    *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter"),
+)
+_SENT_BY_NAME = ("input_tensor", "input_tensor_list", "input_list", "input", "tensor")
+_PEER_BY_NAME = ("dst", "src", "group_dst", "group_src")
+_BEGINS, _NOWHERE, _RETURNED = "begins", "is in no call of torch.distributed", "has returned"
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of torch.distributed: of how many numbers, with which rank, and whether it is done."""
+
+    name: str
+    numbers: int
+    peer: int | None
+    done: bool = False
+
+    def __str__(self) -> str:
+        """Say it as in `isend of 4 numbers to rank 1`."""
+        text = f"{self.name} of {self.numbers} number{'s' * (self.numbers != 1)}"
+        if self.peer is None:
+            return text
+        return f"{text} {'to' if self.name in ('send', 'isend') else 'from'} rank {self.peer}"
+
+
+class CallLog:
+    """The calls of one rank since `listening()` began, in their order.
+
+    waits_for_earlier: how often a call from before that was waited for; events: the calls as
+    texts, `wait` where a rank waits for one, and whatever a trial appends to tell what was when.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the log of this rank; the file is written line by line."""
+        self._path = path
+        self.calls: list[Call] = []
+        self.events: list[str] = []
+        self.waits_for_earlier = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Log what is called inside, from an empty log on; every rank that is judged calls it."""
+        self.calls, self.events, self.waits_for_earlier = [], [], 0
+        self._write(_BEGINS)
+        with ExitStack() as stack:
+            for name in (*COLLECTIVES, *POINT_TO_POINT):
+                if function := getattr(dist, name, None):
+                    stack.enter_context(patch.object(dist, name, self._logged(name, function)))
+            for name, replace in (("P2POp", _planned), ("batch_isend_irecv", self._batched)):
+                stack.enter_context(patch.object(dist, name, replace(getattr(dist, name))))
+            yield
+        self._write(_RETURNED)
+
+    def listened(self, function: Callable) -> Callable:
+        """Wrap a function so that each of its calls is listened to."""
+
+        @wraps(function)
+        def called(*arguments: Any, **options: Any) -> Any:
+            with self.listening():
+                return function(*arguments, **options)
+
+        return called
+
+    def names(self, *wanted: str) -> list[str]:
+        """List the names of the calls, or of those that are wanted."""
+        return [call.name for call in self.calls if call.name in (wanted or call.name)]
+
+    def numbers(self, *wanted: str) -> int:
+        """Add up the numbers that this rank gave to calls of these names."""
+        return sum(call.numbers for call in self.calls if call.name in wanted)
+
+    def never_waited(self) -> list[str]:
+        """List the calls for which nobody waited, though they return before they are done."""
+        return [str(call) for call in self.calls if not call.done]
+
+    def _logged(self, name: str, function: Callable) -> Callable:
+        """Wrap a function of torch.distributed so that its calls stand in the log."""
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def logged(*arguments: Any, **options: Any) -> Any:
+            given = signature.bind(*arguments, **options).arguments
+            peers = [given[each] for each in _PEER_BY_NAME if given.get(each) is not None]
+            last = dist.get_world_size() - 1
+            if peers and not 0 <= peers[0] <= last:
+                raise ValueError(f"{name} names rank {peers[0]}: there are ranks 0 to {last}")
+            call = self._add(Call(name, _numbers(given), peers[0] if peers else None))
+            work = function(*arguments, **options)
+            self._write(_NOWHERE)
+            if isinstance(work, dist.Work):
+                return _LoggedWork(self, call, work)
+            call.done = True
+            self.events.append("wait")
+            return work
+
+        return logged
+
+    def _batched(self, function: Callable) -> Callable:
+        """Wrap the call that starts several sends and receives at once."""
+
+        @wraps(function)
+        def logged(operations: list) -> list:
+            calls = [
+                self._add(Call(each.op.__name__, each.tensor.numel(), each.peer))
+                for each in operations
+            ]
+            works = function(operations)
+            self._write(_NOWHERE)
+            if len(works) == 1:  # one for all of them
+                works = works * len(calls)
+            return [_LoggedWork(self, *pair) for pair in zip(calls, works, strict=True)]
+
+        return logged
+
+    def _add(self, call: Call) -> Call:
+        """Log a call that begins."""
+        self.calls.append(call)
+        self.events.append(str(call))
+        self._write(f"is in {call}")
+        return call
+
+    def begin_wait(self, call: Call) -> None:
+        """Log that this rank begins to wait for a call that has returned already."""
+        self.events.append("wait")
+        self.waits_for_earlier += call not in self.calls
+        self._write(f"is in wait() for {call}")
+
+    def end_wait(self, call: Call) -> None:
+        """Log that a call is complete."""
+        call.done = True
+        self._write(_NOWHERE)
+
+    def _write(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{line}\n")
+
+
+def _planned(function: Callable) -> Callable:
+    """Wrap the class of a planned send or receive, which takes torch's own functions only."""
+
+    @wraps(function)
+    def planned(op: Callable, *arguments: Any, **options: Any) -> Any:
+        return function(inspect.unwrap(op), *arguments, **options)
+
+    return planned
+
+
+class _LoggedWork:
+    """What an asynchronous call returned; the log hears of wait()."""
+
+    def __init__(self, log: CallLog, call: Call, work: dist.Work) -> None:
+        self._log, self._call, self._work = log, call, work
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Wait as torch's own object does."""
+        self._log.begin_wait(self._call)
+        result = self._work.wait(*arguments, **options)
+        self._log.end_wait(self._call)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _numbers(given: dict[str, Any]) -> int:
+    """Count the numbers of the tensors that a call gives away; 0 for objects and barriers."""
+    for name in _SENT_BY_NAME:
+        if isinstance(value := given.get(name), Tensor):
+            return value.numel()
+        if isinstance(value, list) and all(isinstance(part, Tensor) for part in value):
+            return sum(part.numel() for part in value)
+    return 0
+
+
+class RankState(NamedTuple):
+    """What a log's file says of a rank: its collectives since the log began, and where it is."""
+
+    collectives: list[str]
+    place: str  # such as `is in send of 4 numbers to rank 1`
+
+
+def read_log(path: Path) -> RankState:
+    """Read the log of a rank, which may have been ended at any line."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    begins = max((number for number, line in enumerate(lines) if line == _BEGINS), default=-1)
+    lines = lines[begins + 1 :]
+    calls = [line.removeprefix("is in ") for line in lines if line.startswith("is in ")]
+    collectives = [call for call in calls if call.split()[0] in COLLECTIVES]
+    return RankState(collectives, lines[-1] if lines else _NOWHERE)

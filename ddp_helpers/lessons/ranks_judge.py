@@ -1,0 +1,180 @@
+"""Judge a learner's function on real ranks: a trial compares on each what it did and should do.
+
+Lessons build their exercises on ranks with `on_real_ranks`. In a `%%ranks` cell the trial runs on
+the ranks of the cell; else on two and then on three, which are forked from the learner's process.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_helpers.launch.forked_call import on_ranks
+from ddp_helpers.lessons.calls import CallLog, RankState, read_log
+from ddp_helpers.lessons.comparison import Comparison, difference, explanations
+from ddp_helpers.lessons.exercise import Answer, Project
+
+SIZES = (2, 3)
+Trial = Callable[[Answer, CallLog], Iterator[Comparison]]
+
+_HINTS = {  # by a part of an error's text, for all exercises
+    "'NoneType' object is not callable": "A function is to be returned, and not called.",
+    "a leaf Variable that requires grad": (
+        "torch.distributed writes into the tensor: give it parameter.data."
+    ),
+}
+
+
+def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
+    """Make the exercise that has the name of its trial.
+
+    hints: by a part of an error's text, the sentence that helps who meets this error. The verdict
+    is the first comparison that differs, on the lowest rank where it does.
+    """
+
+    def judge(answer: Answer) -> list[str]:
+        with TemporaryDirectory() as folder:
+            if dist.is_initialized():
+                return _first_mistake(trial, answer, Path(folder))
+            of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
+            return next(filter(None, of_sizes), [])
+
+    return Project(trial, [], {}, judge)
+
+
+def _try_on(
+    size: int,
+    trial: Trial,
+    answer: Answer,
+    folder: Path,
+    hints: Mapping[str, str],
+) -> list[str]:
+    """Return the first mistake of an answer on so many ranks, in lines; nothing if it is right."""
+    (logs := folder / str(size)).mkdir()
+
+    def work() -> list[str]:
+        # Newer torch has other names for two collectives; the older ones do the same.
+        warnings.simplefilter("ignore", FutureWarning)
+        return _first_mistake(trial, answer, logs)
+
+    try:
+        return on_ranks(size, work)[0]
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        states = [read_log(logs / f"rank{rank}") for rank in range(size)]
+        *hint, fact = _failure(error, states, hints)
+        return [*hint, f"on {size} ranks: {fact}"]
+
+
+def _first_mistake(trial: Trial, answer: Answer, logs: Path) -> list[str]:
+    """Return the first difference, of the lowest rank that has it; all ranks call it.
+
+    After each comparison the ranks tell each other, so that all stop at the same one.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    # A group of its own: in the answer's this could meet a collective that a rank has left out.
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup), "this rank is in it"
+    log = CallLog(logs / f"rank{rank}")
+    for comparison in trial(log.listened(answer), log):
+        everyone: list[tuple[str, list[str]]] = [("", [])] * size
+        told = difference(comparison), explanations(comparison)
+        dist.all_gather_object(everyone, told, group)
+        for other, (text, _) in enumerate(everyone):
+            if text:
+                return [*_explanation(everyone), f"on {size} ranks, rank {other}: {text}"]
+    return []
+
+
+def _explanation(everyone: list[tuple[str, list[str]]]) -> list[str]:
+    """Choose a sentence that holds on all ranks, or on all that differ; nothing if none does."""
+    differing = [hints for text, hints in everyone if text]
+    for group in ([hints for _, hints in everyone], differing):
+        for hint in differing[0]:
+            if all(hint in hints for hints in group):
+                return [hint]
+    return []
+
+
+def _failure(
+    error: Exception,
+    states: list[RankState],
+    hints: Mapping[str, str],
+) -> list[str]:
+    """Say why the ranks did not come to an end: who waits for whom, or the error; first a hint."""
+    disagreement = _disagreement(states)
+    if isinstance(error, TimeoutError):
+        places = "; ".join(f"rank {rank} {state.place}" for rank, state in enumerate(states))
+        first_words = {state.place.removeprefix("is in ").split()[0] for state in states}
+        word = "has" if "has" in first_words else " and ".join(first_words)
+        reason = disagreement or _WAITING.get(word, "")
+        return [*filter(None, [reason]), f"time is up, and {places}"]
+    known = [hint for part, hint in {**_HINTS, **hints}.items() if part in str(error)]
+    if disagreement and not known:
+        return [disagreement]
+    return [*known[:1], f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"]
+
+
+KEEP_AND_WAIT = "Keep what isend and irecv return, and call its wait()."
+_WAITING = {  # by the first word of where all ranks are, or one is
+    "send": (
+        "Nobody comes to recv: send returns only when the receiver has taken the message. Begin "
+        "with isend, and wait for it after the recv."
+    ),
+    "recv": "All wait for a message that nobody has begun to send: isend comes before recv.",
+    "wait()": (
+        "A send ends when the receiver has taken the message: does every rank receive? "
+        f"{KEEP_AND_WAIT}"
+    ),
+    "no": "No rank is in a call of torch.distributed: does a loop end?",
+    "has": (
+        "A rank that has returned sends and receives nothing more: has it made the call for which "
+        f"the other waits? {KEEP_AND_WAIT}"
+    ),
+}
+
+
+def _disagreement(states: list[RankState]) -> str:
+    """Say at which collective two ranks first differ; an empty text if they do not.
+
+    Sends and receives differ by their nature, and are left out.
+    """
+    first, *others = [state.collectives for state in states]
+    for rank, calls in enumerate(others, 1):
+        longest = max(len(first), len(calls))
+        padded = [[*each, *["nothing more"] * (longest - len(each))] for each in (first, calls)]
+        for number, (one, other) in enumerate(zip(*padded, strict=True), 1):
+            if one != other:
+                return (
+                    f"The ranks disagree at collective {number}: rank 0 calls {one}, and rank "
+                    f"{rank} {other}. All ranks must call the same ones in the same order."
+                )
+    return ""
+
+
+# ---- what several trials use
+
+
+def device() -> torch.device:
+    """Return the device with whose tensors the ranks of this group talk."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def random_numbers(seed: int, *shape: int) -> Tensor:
+    """Make double-precision numbers that are the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device())
+
+
+def sum_of_all(tensor: Tensor) -> Tensor:
+    """Compute the sum of a tensor over the ranks in a new one; every rank calls it."""
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total

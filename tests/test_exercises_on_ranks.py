@@ -1,0 +1,103 @@
+"""Exercises on two and three real ranks: solutions are right, and each planted mistake is told by its comparison."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from asked import cells
+from planted_mistakes import ALSO_RIGHT, PLANTED, Planted
+from real import LIMIT, THOROUGH
+
+from ddp_helpers import ROOT
+from ddp_helpers.launch import ranks
+from ddp_helpers.lessons import exercises
+from ddp_helpers.lessons.build_it_yourself.schedule import bubble, length, most_held, schedule
+from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+
+EXERCISES = {name: each for name, each in exercises().items() if "answer" in each.oracle.__annotations__}
+OF_EACH = len(PLANTED) if THOROUGH else 4  # mistakes planted into each exercise
+OF_ALL = [mistake for name in EXERCISES for mistake in [row for row in PLANTED if row.exercise == name][:OF_EACH]]
+SOLUTIONS = ROOT / "notebooks" / "solutions"
+
+
+def source(name: str) -> tuple[str, str]:
+    """The imports of the solutions, and the cell that solves an exercise, without its check."""
+    for path in SOLUTIONS.glob("*.ipynb"):
+        found = [re.sub(r"^%%.*\n", "", cell) for cell in cells(path, "code")]
+        for cell in found:
+            if f"\ndef {name}(" in f"\n{cell}":
+                imports = next(each for each in found if "from ddp_helpers import lessons" in each)
+                return imports, cell.partition("\n\n\nlessons.check(")[0]
+    raise LookupError(name)
+
+
+def changed(mistake: Planted) -> str:
+    """The cell that solves an exercise, with a mistake planted."""
+    solution = source(mistake.exercise)[1]
+    for old, new in zip(mistake.old, mistake.new, strict=True):
+        assert solution.count(old) >= 1, old
+        solution = solution.replace(old, new)
+    return solution
+
+
+def verdict(name: str, solution: str) -> str:
+    """What the judge says of the source of an answer."""
+    scope: dict[str, Callable] = {}
+    exec(f"{source(name)[0]}\n{solution}", scope)
+    return EXERCISES[name].verdict(scope[name])
+
+
+def stub(*_: object) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_worked_solution_is_right_and_short_and_a_stub_not_attempted(name: str) -> None:
+    solution = source(name)[1]
+    assert verdict(name, solution) == RIGHT
+    assert EXERCISES[name].verdict(stub) == NOT_ATTEMPTED
+    body = [line for line in solution.splitlines()[1:] if line.strip() and '"""' not in line]
+    assert len(body) <= 30
+
+
+@pytest.mark.parametrize("mistake", OF_ALL, ids=lambda mistake: f"{mistake.exercise}-{mistake.verdict[-30:]}")
+def test_a_planted_mistake_is_told_by_the_comparison_that_shows_it(mistake: Planted) -> None:
+    answer = verdict(mistake.exercise, changed(mistake))
+    assert answer.startswith("not yet: ") and mistake.verdict in answer, answer
+    assert re.search(r"on [23] ranks(, rank \d)?: ", answer), "where"
+
+
+@pytest.mark.parametrize(("name", "old", "new"), ALSO_RIGHT)
+def test_another_right_answer_is_right(name: str, old: str, new: str) -> None:
+    solution = source(name)[1]
+    assert old in solution
+    assert verdict(name, solution.replace(old, new)) == RIGHT
+
+
+def test_in_a_cell_of_ranks_they_judge_and_say_the_same() -> None:
+    mistake = next(row for row in PLANTED if row.exercise == "average_in_one")
+    lines = [*source(mistake.exercise)[0].splitlines(), "verdicts = []"]
+    answers = source(mistake.exercise)[1], changed(mistake), "def average_in_one(model): raise NotImplementedError"
+    for answer in answers:
+        lines += [answer, "verdicts += [lessons.exercises()['average_in_one'].verdict(average_in_one)]"]
+    ranks.start(2)
+    try:
+        ranks.ranks_magic(f"2 limit={LIMIT}", "\n".join(lines))
+        [first, second] = ranks.pull("verdicts")
+    finally:
+        ranks.end()
+    assert first == second == [RIGHT, first[1], NOT_ATTEMPTED] and mistake.verdict in first[1]
+
+
+def test_each_exercise_has_mistakes_that_are_told_apart() -> None:
+    told = {name: {row.verdict for row in PLANTED if row.exercise == name} for name in EXERCISES}
+    assert all(len(texts) >= 2 for texts in told.values()), told
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 4), (4, 8), (3, 2)])
+def test_both_orders_of_a_pipeline_wait_alike_and_the_second_holds_less(stages: int, count: int) -> None:
+    first, second = (schedule(stages, count, one_by_one) for one_by_one in (False, True))
+    assert length(first) == length(second) == 3 * (count + stages - 1)
+    assert bubble(first) == bubble(second) == pytest.approx((stages - 1) / (count + stages - 1))
+    assert [most_held(works) for works in first] == [count] * stages
+    assert [most_held(works) for works in second] == [min(count, stages - stage) for stage in range(stages)]
