@@ -1,4 +1,4 @@
-"""Mistakes that a learner may make on ranks, as edits of the worked solutions, and what the judge must say.
+"""Mistakes that a learner may make, as edits of the worked solutions, and what the verdict must say.
 
 A row: the exercise, then one text of the solution or several, what stands there instead, and a part of the verdict.
 """
@@ -53,12 +53,13 @@ _RING = _planted(
     # whole tensors go round
     (
         (
+            "    chunks =",
             "chunks[(rank - step) % size]",
             "chunks[(rank - step - 1) % size]",
             "2 * (size - 1)",
             f"copy_({_ADD_OR_REPLACE})",
         ),
-        ("mine", "tensor", "size - 1", "add_(arrived); mine = arrived"),
+        ("    mine = tensor.clone()\n    chunks =", "mine", "tensor", "size - 1", "add_(arrived); mine = arrived"),
         "In a ring each message holds one chunk, and there are 2 (n - 1) messages",
     ),
     # all receive first
@@ -75,19 +76,15 @@ _RING = _planted(
         "No rank is in a call of torch.distributed: does a loop end?",
     ),
 )
-_RING[-1] = _RING[-1]._replace(
-    old=(*_RING[-1].old, "    chunks ="), new=(*_RING[-1].new, "    mine = tensor.clone()\n    chunks =")
-)
-
 _STATE = "[*model.parameters(), *model.buffers()]"
 _TRAINED = "[*[p for p in model.parameters() if p.requires_grad], *model.buffers()]"
 _DIVIDE = "parameter.grad /= dist.get_world_size()"
 _REDUCE = "dist.all_reduce(parameter.grad)"
 _DDP = _planted(
     "ddp_by_hand",
-    (_STATE, "model.parameters()", "It is as this rank has made it. Rank 0 sends all that forward uses"),
-    (_STATE, "model.buffers()", "It is as this rank has made it. Rank 0 sends all that forward uses"),
-    (_STATE, _TRAINED, "It is as this rank has made it. Rank 0 sends all that forward uses"),
+    (_STATE, "model.parameters()", "The tensor is as this rank has made it. Rank 0 sends"),
+    (_STATE, "model.buffers()", "The tensor is as this rank has made it. Rank 0 sends"),
+    (_STATE, _TRAINED, "The tensor is as this rank has made it. Rank 0 sends"),
     (_DIVIDE, "pass", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
     (_DIVIDE, f"{_DIVIDE} ** 2", "Every number is 0.5 times what it should be: a mean over the 2 ranks, or"),
     (_REDUCE, "pass", "the gradient of first.weight:"),
@@ -155,8 +152,15 @@ _BUCKETS = _planted(
         "A frozen parameter takes no hook: it never has a gradient.",
     ),
     ("        ready.clear()\n", "", "what left when, with buckets of 25:"),
-    ("        sent.clear()\n", "", "Forget the buckets when finish() is done."),
+    ("        sent.clear()\n", "", "Empty the list of what has left when finish() is done."),
     (">= bucket_size", ">= 0", "what left when, with buckets of 25:"),
+    (">= bucket_size", "> bucket_size", "what left when, with buckets of 28:"),
+    ("list(ready)", "ready", "Keep a copy of the list of parameters"),
+    (
+        "post_accumulate_grad_hook(collect)",
+        "hook(lambda _, p=parameter: collect(p))",
+        "register_post_accumulate_grad_hook",
+    ),
     ("list(ready)", "ready[::-1]", "in step 1, the gradient of 0.weight:"),
     # another order of the buckets' contents on each rank
     (
@@ -257,8 +261,14 @@ _LAYER = _planted(
         "An all-reduce gives each rank the whole gradient: reduce_scatter gives",
     ),
     (_GATHER, _COPIED, "Autograd counts the writes into a tensor that it has saved: gather into"),
-    ("[rank].clone()", "[rank]", "This rank's part is a view of the whole weight, which stays in memory"),
+    ("[rank].clone()", "[rank]", "This rank's part is a view of the whole weight, and stays or goes"),
     ("[rank].clone()", "[0].clone()", "this rank's part:"),
+    (
+        ("def reduce(_)", "weight.register_post_accumulate_grad_hook(reduce)"),
+        ("def reduce(*_)", "layer.register_full_backward_hook(reduce)"),
+        "'NoneType' object has no attribute",
+    ),
+    ("resize_(weight.numel() * weight.element_size())", "resize_(weight.numel())", "resize_ takes bytes"),
     ("return own", "return own.data", "what it returns:"),
     ("chunk(size)[rank].clone()", "clone()", "this rank's part:"),
 )
@@ -333,6 +343,11 @@ _NORM = _planted(
     ),
     (_SUM_BACKWARD, "        mean", "It is as if only this rank's output depended on x. Autograd does not know"),
     ("sums / count\n        return", "sums / len(y)\n        return", "the output is right; the gradient of x:"),
+    (
+        (_SUM_BACKWARD, "sums / count\n        return"),
+        ("        mean", "sums / len(y)\n        return"),
+        "Both means are over this rank's rows",
+    ),
     ("sums / count\n        return", "sums\n        return", "the output is right; the gradient of x:"),
     ("- mean - y * slope", "- mean", "the output is right; the gradient of x:"),
     ("- mean - y * slope", "- y * slope", "the output is right; the gradient of x:"),
@@ -437,7 +452,7 @@ _PIPELINE = _planted(
     (
         "size - 1 - rank, count",
         "rank, count",
-        "All wait for a message that nobody has begun to send: isend comes before",
+        "Sends have begun: does each rank receive from the rank that sends to it?",
     ),
     ("    for sending in sends:\n        sending.wait()", "", "Keep what isend and irecv return, and call its wait()"),
     (
@@ -639,9 +654,113 @@ _PRODUCT = _planted(
         "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
     ),
 )
+_SAME_WEIGHTS = _planted(
+    "same_weights",
+    (
+        "    dist.all_reduce(same, dist.ReduceOp.MIN)\n",
+        "",
+        "A rank that is like rank 0 must hear of those that are not",
+    ),
+    ("torch.equal(vector, first)", "vector.sum() == first.sum()", "Different weights can have the same sum"),
+    ("dist.ReduceOp.MIN", "dist.ReduceOp.MAX", "whether [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]] are the same:"),
+)
+_STOP_STEP = _planted(
+    "stop_step",
+    ("            dist.all_reduce(stop, dist.ReduceOp.MAX)\n", "", "The ranks leave at different steps"),
+    ("step % every == 0", "True", "They vote only in the steps 0"),
+    ("dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "the step, of ranks told at [3, 4], a vote every 1:"),
+)
+
+_RATE = _planted(
+    "job_rate",
+    (
+        "    dist.all_reduce(total)\n    dist.all_reduce(longest, op=dist.ReduceOp.MAX)\n",
+        "",
+        "That is this rank's own speed",
+    ),
+    (", op=dist.ReduceOp.MAX", "", "MAX, not a sum"),
+    (
+        ("(float(images))", "(total / longest)"),
+        ("(images / seconds)", "total"),
+        "A rank that is done early waits",
+    ),
+)
+_LATE = _planted(
+    "late_rank",
+    ("argmin", "argmax", "That rank waited longest"),
+    ("argmin", "min", "That is the least wait"),
+    ("torch.cat(waits).argmin().item()", "dist.get_rank()", "Each rank names itself"),
+)
+_SAVED = "    dist.broadcast(saved, src=0)\n    return bool(saved)"
+_SAVE = _planted(
+    "save",
+    ('Path(f"{path}.part")', "Path(path)", "The one before is lost"),
+    (_SAVED, "    return bool(saved)", "Only rank 0 knows how it went"),
+    (
+        ("if dist.get_rank() == 0", "path}.part", _SAVED),
+        ("if True", "path}{dist.get_rank()}", "    return bool(saved)"),
+        "Every rank writes",
+    ),
+    ("except OSError", "except ValueError", "A rank leaves with an error"),
+    ("saved = torch.tensor(0)", "return False", "The ranks disagree at collective 1"),
+)
+_REST = _planted(
+    "rest",
+    (" // sampler.num_replicas", "", "`done` counts the samples of all ranks"),
+    ("    sampler.set_epoch(epoch)\n", "", "the order of another epoch"),
+    ("[done // sampler.num_replicas :]", "[: done // sampler.num_replicas]", "done already"),
+)
+_READER, _ROW = "dist.get_rank() * num_workers + worker_id", "n, readers)"
+_CHUNK = f"list(range(n))[({_READER}) * (n // readers) :][: n // readers]"
+_SAMPLES = _planted(
+    "my_samples",
+    ((_READER, _ROW), ("worker_id", "n, num_workers)"), "The ranks take the same samples"),
+    ((_READER, _ROW), ("dist.get_rank()", "n, dist.get_world_size())"), "The workers of a rank take the same"),
+    (f"list(range({_READER}, {_ROW})", _CHUNK, "Equal chunks lose the rest"),
+    (
+        f"list(range({_READER}, {_ROW})",
+        f"{_CHUNK} + list(range(n - n % readers, n)) * ({_READER} == readers - 1)",
+        "One worker has all of the rest",
+    ),
+)
 
 PLANTED = [
+    *(*_RATE, *_LATE, *_SAVE, *_REST, *_SAMPLES),
     *(*_MEAN, *_TOTALS, *_LOCAL, *_BATCHES, *_TOKENS, *_DRIFTED, *_ONE_BUCKET, *_ACCUMULATE),
-    *(*_FORWARD, *_OWN_GRADIENT, *_PRODUCT),
+    *(*_FORWARD, *_OWN_GRADIENT, *_PRODUCT, *_SAME_WEIGHTS, *_STOP_STEP),
     *(*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE),
+]
+
+# ---- in the learner's process: what few people make has no sentence, and is refused with the wrong result
+
+_PASS, _CLEAR = "    model.train()\n", "        optimizer.zero_grad()\n"
+_ZEROS = "        gradients = [[x if math.isfinite(x) else 0.0 for x in one] for one in gradients]\n"
+_BY_CODE = "in sorted(log, key=lambda line: -int(line.split()[-1]) if line[-1:].isdigit() else 0)"
+PLANTED_HERE = [
+    *_planted(
+        "accuracy",
+        ("    model.eval()\n", "    model.train()\n", "Dropout must be off in a test"),
+        ((".sum().item()", "len(labels)"), (".float().mean().item()", "1"), "The last batch is smaller"),
+    ),
+    *_planted(
+        "train_pass",
+        ((_PASS, _CLEAR, "len(labels)"), ("", "", "1"), "in which mode is the model?"),
+        ((_CLEAR, "len(labels)"), ("", "1"), "Do gradients add up"),
+        ("len(labels)", "1", "The last batch is smaller"),
+    ),
+    *_planted("epoch_line", ("zip(*totals", "zip(*totals[:1]", "epoch_line(")),
+    *_planted(
+        "first_to_fail",
+        ("in log", "in reversed(log)", "The last one that complains"),
+        ("in log", _BY_CODE, "first_to_fail("),
+    ),
+    *_planted("sweep_gpu_hours", ("repeats * ", "", "sweep_gpu_hours(")),
+    *_planted("steps_between_saves", ("2 * cost", "cost", "steps_between_saves(")),
+    *_planted(
+        "gpus_to_ask_for",
+        ("median(seconds) for", "min(seconds) for", "gpus_to_ask_for("),
+        ("efficiency[gpus] >= least", "True", "gpus_to_ask_for("),
+    ),
+    *_planted("ready_gradients", ("        return None\n", _ZEROS, "ready_gradients(")),
+    *_planted("where_they_part", ("zip_longest(*calls)", "zip_longest(*calls[:2])", "where_they_part(")),
 ]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddp_helpers.lessons import on_ranks
+from ddp_helpers.launch import forked_call
 from ddp_helpers.lessons.survive_preemption import attempts, figures
 
 
@@ -44,19 +44,18 @@ def test_events_are_counted_into_attempts_and_timed_from_the_first(story):
     ],
 )
 def test_each_attempt_has_a_row_that_says_how_it_ended_and_what_was_lost(story, end, ended, to_step, lost):
-    first, second = attempts.attempts_table(story(*KILLED, *end, *AGAIN)).to_dict("records")
-    assert (first["ended"], first["to_step"], first["lost_seconds"]) == (ended, to_step, lost)
-    assert (second["ended"], second["from_step"], second["to_step"]) == ("done", 8, 16)
+    first, second = attempts.list_attempts(story(*KILLED, *end, *AGAIN))
+    assert (first.ended, first.to_step, first.lost_seconds) == (ended, to_step, lost)
+    assert (second.ended, second.from_step, second.to_step) == ("done", 8, 16)
 
 
 def test_without_a_checkpoint_all_of_the_attempt_is_lost(story):
-    [row] = attempts.attempts_table(story(START, line(101.5, "failed"))).to_dict("records")
-    assert (row["lost_seconds"], row["saves"], row["to_step"]) == (1.5, 0, 0)
+    [one] = attempts.list_attempts(story(START, line(101.5, "failed")))
+    assert (one.lost_seconds, one.saves, one.to_step) == (1.5, 0, 0)
 
 
-@pytest.mark.parametrize("bad", ['{"time": 10', "[]", "{}", line("noon", "saved", 3), line(101.0, "saved", None)])
-def test_a_line_that_cannot_be_read_is_left_out(story, bad):
-    assert len(story(START, bad, *AGAIN)) == 5
+def test_a_line_that_was_cut_off_is_left_out(story):
+    assert len(story(START, '{"time": 10', *AGAIN)) == 5
 
 
 def hatched(picture):
@@ -81,10 +80,10 @@ def test_a_figure_says_its_finding():
 
 def test_ranks_that_wait_for_each_other_are_ended_and_named():
     with pytest.raises(TimeoutError, match=r"rank 0\b.*\b3 s"):
-        on_ranks.on_ranks(2, lambda: on_ranks.dist.get_rank() == 0 and time.sleep(10_000), patience=3)
+        forked_call.on_ranks(2, lambda: forked_call.dist.get_rank() == 0 and time.sleep(10_000), patience=3)
 
 
 def test_a_slow_start_is_no_hang(monkeypatch):
-    joins = on_ranks.dist.init_process_group
-    monkeypatch.setattr(on_ranks.dist, "init_process_group", lambda *a, **b: (time.sleep(2), joins(*a, **b)))
-    assert on_ranks.on_ranks(2, lambda: on_ranks.dist.get_rank(), patience=1) == [0, 1]
+    joins = forked_call.dist.init_process_group
+    monkeypatch.setattr(forked_call.dist, "init_process_group", lambda *a, **b: (time.sleep(2), joins(*a, **b)))
+    assert forked_call.on_ranks(2, lambda: forked_call.dist.get_rank(), patience=1) == [0, 1]

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 from asked import asked, cells
-from real import THOROUGH
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
-from ddp_helpers.lessons.on_ranks import OnRanks
 
 EVERY = exercises()
-# Those with a judge are run for real in test_projects, test_own_script and test_wrap_exercises.
+# Those with a judge are run for real in test_planted_mistakes, test_projects and test_own_script.
 EXERCISES = {name: one for name, one in EVERY.items() if not hasattr(one, "judge")}
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -23,15 +21,10 @@ def lesson(name: str) -> str:
     return EVERY[name].oracle.__module__.split(".")[-2]
 
 
-def planted(exercise: Exercise) -> list[str]:
-    """The sentences of the mistakes that are planted: of those judged on real ranks the first two, weekly all."""
-    return [*exercise.traps][: 2 if isinstance(exercise, OnRanks) and not THOROUGH else None]
-
-
 TRAPS = [
     pytest.param(name, told, id=f"{lesson(name)}, {name}: {told}")
     for name, exercise in EXERCISES.items()
-    for told in planted(exercise)
+    for told in exercise.traps
 ]
 
 
@@ -74,7 +67,7 @@ def test_each_exercise_is_asked_once() -> None:
     assert len(names) == len(set(names)), "asked twice, in one notebook or in two"
 
 
-# Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_wrap_exercises, test_submit_to_slurm, test_projects.
+# Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_planted_mistakes, test_submit_to_slurm, test_projects.
 @pytest.mark.parametrize(
     "path", [path for path in PATHS if path.stem[:2] not in ("05", "07", "17")], ids=lambda path: path.stem
 )

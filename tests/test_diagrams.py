@@ -15,7 +15,6 @@ from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_st
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch
-from ddp_helpers.lessons.shard_the_model.collectives import sent_when
 from ddp_helpers.lessons.shard_the_model.figures import choose
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
 from ddp_helpers.lessons.wrap_the_model.figures import BUCKET_MOMENTS, bucket_step
@@ -63,10 +62,9 @@ CASES = [  # function, arguments, and what its alt text must name
         {"accuracy": LEARNED, "factor": 16, "where": "here"},
         ["SGD, 4 times lr: 80.0", "regains 20 and 10"],
     ),
-    (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "FSDP2 with tensor parallel", "PowerSGD", "Join"]),
-    (who_holds, {"held": {"parameters": 16e6, "optimizer state": 32e6}}, ["DDP 48 MB, ZeRO 32 MB, FSDP2 24 MB"]),
-    (who_holds, {"held": {"parameters": 4e9, "gradients": 4e9}}, ["DDP 8000 MB, ZeRO 8000 MB, FSDP2 4000 MB"]),
-    (sent_when, {}, ["FSDP2, backward: 2 all-gather, 3 reduce-scatter.", "tensor parallel, forward: 4 all-reduce"]),
+    (choose, {}, ["FSDP2", "ZeroRedundancyOptimizer", "HSDP", "FSDP2 with tensor parallel", "PowerSGD", "Join"]),
+    (who_holds, {"held": {"parameters": 16e6, "optimizer state": 32e6}}, ["DDP 48 MB, ZeRO-1 32 MB, FSDP2 24 MB"]),
+    (who_holds, {"held": {"parameters": 4e9, "gradients": 4e9}}, ["DDP 8000 MB, ZeRO-1 8000 MB, FSDP2 4000 MB"]),
 ]
 
 

@@ -20,7 +20,7 @@ from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 NOTEBOOKS = ROOT / "notebooks"
 NUMBERED = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 STUB = "raise NotImplementedError"
-SECONDS = 10  # for each exercise: of these only the endless one needs them
+SECONDS = 20  # for each exercise, with the imports: of these only the endless one needs them
 FORGED = f"print('\\x1b[1;38;5;28m{RIGHT}\\x1b[0m', flush=True)"
 
 
@@ -104,21 +104,9 @@ def test_what_cannot_be_graded_is_named_and_is_no_result(tmp_path):
     assert {results[key] for key in results.keys() - failed} == {RIGHT}
 
 
-def run_cell(source: str, name: str = "pays_below", alone: bool = True) -> str:
+def run_cell(source: str, name: str = "pays_below") -> str:
     """The result of a notebook of one cell."""
-    text = handed_in.program([source], name, on_ranks=False)
-    return grade._run(name, 0, text, None, SECONDS, alone)
-
-
-def test_a_guard_stands_in_where_there_is_no_network_namespace():
-    near = "server = socket.create_server(('127.0.0.1', 0))\nsocket.create_connection(server.getsockname())"
-    reach = f"import socket\n{near}\n{{}}\ndef pays_below(*_):\n    {STUB}"
-    assert run_cell(reach.format(""), alone=False) == NOT_ATTEMPTED
-    told = run_cell(reach.format("socket.create_connection(('192.0.2.1', 80))"), alone=False)
-    assert told == "the cell fails with OSError: no network here: 192.0.2.1 is another machine"
-    code = "import socket; socket.getaddrinfo('example.org', 80)"
-    program = f"import subprocess, sys\nassert subprocess.call([sys.executable, '-c', {code!r}]), 'out'"
-    assert run_cell(reach.format(program), alone=False) == NOT_ATTEMPTED
+    return grade._run(name, 0, handed_in.program([source], name, on_ranks=False), None, SECONDS, True)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +128,9 @@ def test_each_notebook_of_the_course_is_recognised_whatever_its_copy_is_called()
     originals = {path.stem: handed_in.exercises_in(path) for path in NUMBERED}
     assert {path.stem: [*originals[path.stem]] for path in NUMBERED} == {path.stem: asked(path) for path in NUMBERED}
     for path in [*NUMBERED, *NOTEBOOKS.glob("solutions/*.ipynb")]:
-        assert handed_in.recognise("copy", "\n".join(cells(path, "code")), originals) == path.stem
-    assert handed_in.recognise("ann_10b", "", originals) == "10b_look_up_a_fault"
-    for stem in ("notes", "ann 2024-10-02"):
-        with pytest.raises(ValueError, match="which notebook"):
-            handed_in.recognise(stem, "", originals)
+        assert handed_in.recognise("\n".join(cells(path, "code")), originals) == path.stem
+    with pytest.raises(ValueError, match="no function"):
+        handed_in.recognise("print(1)", originals)
 
 
 def test_of_the_cells_above_only_what_an_exercise_needs_runs():

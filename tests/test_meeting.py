@@ -9,7 +9,7 @@ import torch.distributed as dist
 from real import LIMIT, THOROUGH
 
 from ddp_helpers.launch import launch
-from ddp_helpers.lessons.on_ranks import on_ranks
+from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.meeting import TCPStore
 from ddp_tools.audit.command import audit

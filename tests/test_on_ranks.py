@@ -13,7 +13,7 @@ from real import LIMIT
 
 from ddp_helpers.launch import forked_call
 from ddp_helpers.launch.engine import Ranks
-from ddp_helpers.lessons.on_ranks import on_ranks
+from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 
 

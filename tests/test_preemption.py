@@ -1,4 +1,4 @@
-"""Stopped by Slurm for a job of higher rank, or at its time limit, a job goes on; cancelled, it stays ended."""
+"""Stopped by Slurm for a job of higher priority, or at its time limit, a job goes on; cancelled, it stays ended."""
 
 import time
 

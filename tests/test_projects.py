@@ -13,7 +13,6 @@ from ddp_helpers import ROOT, RUNS
 from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons import exercise_called, exercises
 from ddp_helpers.lessons.do_it_yourself import mending
-from ddp_helpers.lessons.do_it_yourself.exercises import mend as right_mend
 from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, SEPARATOR
 
@@ -118,6 +117,12 @@ def test_a_stub_is_not_attempted(project):
 # ---- the faulty script
 
 
+def right_mend(text):
+    for fault in mending.FAULTS:
+        text = text.replace(fault.wrong, fault.right)
+    return text
+
+
 def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
     text = script_text("mnist_ddp")
     assert all(text.count(fault.right) == 1 for fault in mending.FAULTS)
@@ -125,7 +130,7 @@ def test_the_faulty_script_is_the_courses_own_but_for_its_faults():
     compile(mending.faulty_script(), "faulty", "exec")
 
 
-@pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.mended.__name__)
+@pytest.mark.parametrize("left", mending.FAULTS, ids=lambda fault: fault.praise)
 def test_a_fault_that_is_left_is_found_alone(left, capsys):
     verdict = MEND.verdict(lambda text: right_mend(text).replace(left.right, left.wrong))
     assert verdict.startswith("not yet: ") and verdict.endswith(left.hint)
@@ -173,7 +178,7 @@ def test_bad_mending_is_found(what):
     [
         (lambda text: text, "mend changes nothing"),
         (lambda text: None, "mend gives NoneType"),
-        (lambda text: text.replace("    def forward", "  def forward"), "no Python any more: line"),
+        (lambda text: text.replace("    def forward", "  def forward"), "the script does not run any more: rank"),
         (lambda text: text.replace("range(0, len", "rang(0, len"), "name 'rang' is not defined"),
     ],
     ids=["nothing", "no text", "no Python", "no run"],
@@ -195,7 +200,7 @@ FORGOTTEN = {  # what is taken from the solution, and what is told
 @pytest.mark.parametrize("what", FORGOTTEN)
 def test_what_a_script_forgets_in_a_kill_is_told(what, tmp_path):
     line, told = FORGOTTEN[what]
-    text, script = SURVIVOR.oracle().read_text(), tmp_path / "mine.py"
+    text, script = (ROOT / "notebooks" / "spirals_resumable.py").read_text(), tmp_path / "mine.py"
     assert text.count(line) == 1
     script.write_text(text.replace(line, ""))
     assert told in SURVIVOR.verdict(lambda: script)

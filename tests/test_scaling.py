@@ -8,15 +8,12 @@ import nbformat
 import numpy as np
 import pytest
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.draw.curves import curves
-from ddp_helpers.lessons.find_the_lost_time import scaling_model as predict
-from ddp_helpers.lessons.find_the_lost_time.scaling_model import assumptions, prediction
+from ddp_helpers.lessons.find_the_lost_time.figures import draw_assumptions
 from ddp_helpers.lessons.plot_the_scaling.figures import parts_by_rank, parts_by_size
 from ddp_helpers.records import runs, scaling
 
-PUBLISHED = json.loads((ROOT / "notebooks" / "results" / "published.json").read_text())
-CIFAR, MNIST = PUBLISHED["tables"][:2]
 ACCURACY = (0.90, 0.95, 0.97)
 
 
@@ -194,123 +191,47 @@ def test_nothing_to_compare_is_refused(tmp_path):
             notebook_09(folder)
 
 
-# ---- the communication model
-
-
-def test_the_model_recovers_what_made_the_times():
-    n = np.array([1, 2, 4, 8, 16, 32])
-    for terms in ([20, 0.3, 0.01], [20, 0, 0.02], [5, 0.4, 0]):
-        model = predict.fit(n, predict.term_factors(n) @ terms)
-        assert list(model.terms.values()) == pytest.approx(terms, abs=1e-6)
-        assert abs(model.error(256, predict.term_factors(256) @ terms)) < 1e-6
-    once = predict.fit(n, 20 / n + 0.5)  # a fixed part needs no term: it is a little more work and more waiting
-    assert list(once.terms.values()) == pytest.approx([20.5, 0.25, 0], abs=1e-6)
-
-
-def test_the_band_holds_what_came_and_widens_where_nothing_was_measured():
-    n = np.repeat([1, 2, 4], 3)
-    truth = predict.term_factors(n) @ [20, 0.4, 0]
-    model = predict.fit(n, truth * np.tile([0.97, 1, 1.03], 3))
-    low, high = model.band([4, 16, 1536])
-    assert (low < high).all()
-    assert low[1] < predict.term_factors(16) @ [20, 0.4, 0] < high[1]
-    assert (np.diff(high / low) > 0).all()
-
-
-@pytest.mark.parametrize(("table", "errors"), [(CIFAR, (-0.112, -0.272)), (MNIST, (-0.138, -0.296))])
-def test_held_out_error_on_the_published_table_is_what_it_is(table, errors):
-    """From 1 to 4 GPUs those tables are superlinear, so on 1, 4, 8 no waiting shows, and larger runs are too fast."""
-    n, seconds = np.array(table["ranks"]), np.array(table["seconds"])
-    model = predict.fit(n[:3], seconds[:3])
-    assert model.error(n[3:], seconds[3:]) == pytest.approx(errors, abs=0.001)
-    assert [name for name, value in model.terms.items() if value] == ["work"]
-    low, high = model.band(n[3:])
-    assert ((low < seconds[3:]) & (seconds[3:] < high)).all()  # the band is honest where the curve is wrong
-
-
-def test_control_without_communication_the_error_is_larger():
-    """On 4, 8, 16 GPUs waiting shows: the work alone is 28 % too fast on 32."""
-    n, seconds = np.array(CIFAR["ranks"]), np.array(CIFAR["seconds"])
-    alone = np.mean(1 / (n[1:4] * seconds[1:4])) / np.mean(1 / (n[1:4] * seconds[1:4]) ** 2)
-    assert alone / 32 / seconds[4] - 1 == pytest.approx(-0.277, abs=0.001)
-    assert predict.fit(n[1:4], seconds[1:4]).error(32, seconds[4]) == pytest.approx(0.026, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "seconds", "words"),
-    [
-        ([4, 4], [1.0, 1.1], "1 number of ranks"),
-        ([1, 2], [1.0, 0.0], "above 0"),
-        ([1, 2], [1.0, float("nan")], "above 0"),
-        ([0, 2], [1.0, 0.5], "above 0"),
-        ([1, 2, 4], [1.0, 0.5], "3 numbers of ranks but 2 times"),
-        ([], [], "0 number"),
-    ],
-)
-def test_the_model_refuses_what_it_cannot_fit(ranks, seconds, words):
-    with pytest.raises(PlainError, match=words):
-        predict.fit(ranks, seconds)
-
-
 # ---- figures
 
 
-def all_figures(folder):
-    """Every figure of a study."""
-    table = runs.table(folder)
-    each, out = scaling.per_run(table), scaling.left_out(table)
-    figures = [curves(table)]
-    if len(sizes := sorted(each["world_size"].unique())) > 2:
-        fitted = each[each["world_size"] < sizes[-1]]
-        rest = each[each["world_size"] == sizes[-1]]
-        model = predict.fit(fitted["world_size"], fitted["seconds"])
-        held_out = rest["world_size"].tolist(), rest["seconds"].tolist()
-        figures.append(prediction(model, held_out, "here", scaling.unit_of_ranks(each), out))
-    return figures
-
-
-def test_every_figure_draws_and_says_where_its_runs_were_made(study, tmp_path_factory):
+def test_every_figure_draws_and_says_where_its_runs_were_made(study, tmp_path):
     write(study / "x", 4, state="failed")
-    others = [assumptions({"overlap": (1, 0.9), "published": (np.nan, 0.97), "none": (0.9, 0.2)}, 24, 1536)]
-    figures = [*all_figures(study), *others]
-    for number, picture in enumerate(figures):
-        assert picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png").stat().st_size > 10_000
+    rows = {"overlap": (1, 0.9), "published": (np.nan, 0.97), "none": (0.9, 0.2)}
+    drawn, assumed = curves(runs.table(study)), draw_assumptions(rows, 24, 1536)
+    for number, picture in enumerate((drawn, assumed)):
+        assert picture.save(tmp_path / f"{number}.png").stat().st_size > 10_000
         assert all(text.get_fontsize() >= 10 for text in picture.figure.findobj(plt.Text) if text.get_text())
-    alts = [picture.alt for picture in figures]
-    assert numbers(alts[0])[:2] == [3, 97.0]  # epochs, and the accuracy after them
-    assert "digits on NVIDIA A100" in alts[0]
-    assert scaling.left_out(runs.table(study)) in figures[1].figure.get_supxlabel()
-    assert "1 run not done: 1 failed" in figures[0].figure.get_supxlabel()
+    assert numbers(drawn.alt)[:2] == [3, 97.0]  # epochs, and the accuracy after them
+    assert "digits on NVIDIA A100" in drawn.alt
+    assert "1 run not done: 1 failed" in drawn.figure.get_supxlabel()
+    assert numbers(assumed.alt)[:3] == [20, 90, 1536]  # the published one is not among the computed
 
 
-def test_the_titles_say_what_was_found(study):
+def test_the_title_says_what_was_found(study):
     write(study / "w1", 1, 1000, scaling="weak")
     write(study / "w2", 2, 1500, scaling="weak", epochs=1)
-    titles = [picture.figure.get_suptitle().replace("\n", " ") for picture in all_figures(study)]
-    assert numbers(titles[0])[-3:] == [97.0, 90.0, 97.0]  # accuracy with one global batch; from, to with one per rank
-    assert numbers(titles[1])[:2] == [1, 2] and numbers(titles[1])[-1] == 4, titles[1]  # fitted on; held out
+    title = curves(runs.table(study)).figure.get_suptitle().replace("\n", " ")
+    assert numbers(title)[-3:] == [97.0, 90.0, 97.0]  # accuracy with one global batch; from, to with one per rank
 
 
-def test_a_regression_has_every_figure(tmp_path, tmp_path_factory):
+def test_runs_without_an_accuracy_have_a_figure(tmp_path):
     for ranks in (1, 2, 4):
         write(tmp_path / f"n{ranks}", ranks, 1000 * ranks**0.8, without=("test_accuracy",))
-    for number, picture in enumerate(all_figures(tmp_path)):
-        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
-        assert "nan" not in picture.alt and "accuracy" not in picture.alt
+    picture = curves(runs.table(tmp_path))
+    picture.figure.draw_without_rendering()
+    assert "nan" not in picture.alt and "accuracy" not in picture.alt
 
 
-def test_figures_of_one_old_cpu_run_say_ranks(tmp_path, tmp_path_factory):
+def test_the_figure_of_one_old_cpu_run_says_ranks(tmp_path):
     write(tmp_path / "a", 2, epochs=1, cpus=None, chip="Intel Xeon", without=("test_seconds",))
-    for number, picture in enumerate(all_figures(tmp_path)):
-        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
-        assert "GPU" not in picture.alt.replace("32 GPUs", "")
-        assert "CPU (Intel Xeon)" in picture.alt
+    picture = curves(runs.table(tmp_path))
+    picture.figure.draw_without_rendering()
+    assert "GPU" not in picture.alt and "CPU (Intel Xeon)" in picture.alt
 
 
-def test_a_hundred_runs_make_a_table_and_figures(tmp_path, tmp_path_factory):
+def test_a_hundred_runs_make_a_table_and_a_figure(tmp_path):
     for number in range(100):
         ranks = 2 ** (number % 4)
         write(tmp_path / f"run-{number}", ranks, 900 * ranks**0.9 + number, cpus=1 + number % 3)
     assert scaling.per_run(runs.table(tmp_path))["run"].nunique() == 100
-    for number, picture in enumerate(all_figures(tmp_path)):
-        picture.save(tmp_path_factory.mktemp("figures") / f"{number}.png")
+    curves(runs.table(tmp_path)).figure.draw_without_rendering()

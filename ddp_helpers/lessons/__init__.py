@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ddp_helpers.lessons.exercise import INDENT, NOT_YET, RIGHT, Exercise
+from ddp_helpers.lessons.exercise import INDENT, NOT_YET, RIGHT, Exercise, Project
 
 # Colours of the first word, which can be read on white and on black.
 _GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
@@ -21,16 +21,16 @@ _WRAPPER = textwrap.TextWrapper(
 _LESSONS = Path(__file__).parent
 
 
-def exercises() -> dict[str, Exercise]:
-    """Map the names of oracles to their exercises, of the whole course."""
-    by_name: dict[str, Exercise] = {}
+def exercises() -> dict[str, Exercise | Project]:
+    """Map names to exercises, of the whole course."""
+    by_name: dict[str, Exercise | Project] = {}
     for path in sorted(_LESSONS.glob("*/exercises.py")):
         by_name |= _exercises_of(path)
     return by_name
 
 
-def exercise_called(name: str) -> Exercise | None:
-    """Return the exercise whose oracle has this name, None if there is none.
+def exercise_called(name: str) -> Exercise | Project | None:
+    """Return the exercise of this name, None if there is none.
 
     Imports no other lesson than those whose exercises mention the name.
     """
@@ -40,10 +40,10 @@ def exercise_called(name: str) -> Exercise | None:
     return None
 
 
-def _exercises_of(path: Path) -> dict[str, Exercise]:
-    """Map the names of oracles to the exercises of one lesson."""
+def _exercises_of(path: Path) -> dict[str, Exercise | Project]:
+    """Map names to exercises, of one lesson."""
     module = import_module(f"{__name__}.{path.parent.name}.exercises")
-    return {exercise.oracle.__name__: exercise for exercise in module.EXERCISES}
+    return {exercise.name: exercise for exercise in module.EXERCISES}
 
 
 def check(answer: Callable) -> None:

@@ -195,9 +195,9 @@ def _numbers(given: dict[str, Any]) -> int:
 
 
 class RankState(NamedTuple):
-    """What a log's file says of a rank: its collectives since the log began, and where it is."""
+    """What a log's file says of a rank: its calls since the log began, and where it is."""
 
-    collectives: list[str]
+    calls: list[str]
     place: str  # such as `is in send of 4 numbers to rank 1`
 
 
@@ -207,5 +207,4 @@ def read_log(path: Path) -> RankState:
     begins = max((number for number, line in enumerate(lines) if line == _BEGINS), default=-1)
     lines = lines[begins + 1 :]
     calls = [line.removeprefix("is in ") for line in lines if line.startswith("is in ")]
-    collectives = [call for call in calls if call.split()[0] in COLLECTIVES]
-    return RankState(collectives, lines[-1] if lines else _NOWHERE)
+    return RankState(calls, lines[-1] if lines else _NOWHERE)

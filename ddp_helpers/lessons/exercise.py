@@ -5,13 +5,13 @@ learner's function, in the learner's process or on every rank of a `%%ranks` cel
 
 To add one: (1) in the notebook, under *Check yourself*, a question with a fold with a hint, and a
 cell with the stub, which raises NotImplementedError, and `lessons.check(name)`. (2) In the lesson's
-exercises.py an `Exercise` with the oracle, two or more cases, and the plausible mistakes, each
-under the sentence that helps who made it; of an answer that runs on ranks a trial (ranks_judge.py); of
-a script or a run a `Project`. The name belongs to one exercise of the whole course. A mistake is
-told where its results equal the answer's in *all* cases, so the cases together tell each from the
-right answer and from the others. (3) In notebooks/solutions the right function, with a line on why.
-Then `pytest tests/test_checks.py tests/test_exercises_on_ranks.py -k NAME`, and execute the
-notebook. A notebook has three exercises: put a better one into the place of another.
+exercises.py an `Exercise` with the oracle, two or more cases, and the mistakes that people make,
+each under the sentence that helps who made it. For an answer that runs on ranks it is a trial
+(ranks_judge.py), for a script or a run a `Project`. The name belongs to one exercise of the whole
+course. A mistake is told where its results equal the answer's in *all* cases, so the cases together
+tell each from the right answer and from the others. (3) In notebooks/solutions the right function,
+with a line on why. Then `pytest tests/test_checks.py tests/test_planted_mistakes.py -k NAME`, and
+execute the notebook. A notebook has three exercises: put a better one into the place of another.
 """
 
 import copy
@@ -43,11 +43,16 @@ class Exercise:
     cases: Sequence[tuple]
     traps: Mapping[str, Answer]
 
+    @property
+    def name(self) -> str:
+        """Return the name that a learner's function has, too."""
+        return self.oracle.__name__
+
     def verdict(self, answer: Answer) -> str:
         """Judge a learner's function: right, not attempted, or what helps, and a wrong result."""
         for case in self.cases:
             expected = self.oracle(*copy.deepcopy(case))
-            call = f"{self.oracle.__name__}({', '.join(map(_short, case))})"
+            call = f"{self.name}({', '.join(map(_short, case))})"
             try:
                 result = answer(*copy.deepcopy(case))
             except NotImplementedError:
@@ -71,9 +76,10 @@ class Exercise:
 
 
 @dataclass(frozen=True)
-class Project(Exercise):
-    """An exercise whose `judge` runs an answer, and lists its mistakes; the oracle is not asked."""
+class Project:
+    """An exercise whose `judge` runs an answer, and lists its mistakes."""
 
+    name: str
     judge: Callable[[Answer], list[str]]
 
     def verdict(self, answer: Answer) -> str:
@@ -83,7 +89,7 @@ class Project(Exercise):
         except NotImplementedError:
             return NOT_ATTEMPTED
         except (Exception, SystemExit) as error:
-            return f"{NOT_YET}: {self.oracle.__name__} ends with {type(error).__name__}: {error}"
+            return f"{NOT_YET}: {self.name} ends with {type(error).__name__}: {error}"
         return f"{NOT_YET}: {SEPARATOR.join(mistakes)}" if mistakes else RIGHT
 
 

@@ -4,20 +4,19 @@ Each exercise runs in a process of its own, in a fresh copy of the course, witho
 with a time limit. What runs there is its cell, and what that needs of the cells above: `handed_in`
 has the rule.
 
-The verdict is what the judge returns, over a pipe of its own; nothing that a cell prints is read.
-The answer runs in the judge's process, though: who sets out to deceive the judge can.
+The verdict is what the judge returns, in a file; nothing that a cell prints is read. The answer
+runs in the judge's process, though: who sets out to deceive the judge can.
 """
 
 import ctypes
 import os
-import select
+import re
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -28,26 +27,22 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddp_helpers import ROOT, PlainError, lessons
-from ddp_helpers.launch.processes import SURE, end_found, exit_text, marked_processes
+from ddp_helpers.launch.processes import end_found, exit_text, marked_processes
 from ddp_helpers.lessons.exercise import NOT_YET, RIGHT
-from ddp_helpers.lessons.handed_in import code_cells, exercises_in, number_of, program, recognise
+from ddp_helpers.lessons.handed_in import code_cells, exercises_in, program, recognise
 
 MARK = "DDP_COURSE_GRADE"  # the environment variable by which an exercise's processes are found
-START = 120.0  # seconds until the learner's time begins: imports, on a busy machine
 PATIENCE = 30.0  # seconds that live ranks have, as in the notebook's own cells
 LONGEST = 800  # characters of a result
 NOT_GRADED = "not graded: "
-_HELD = {
-    True: "Each answer has a network of its own, with loopback alone.",
-    False: "This system lets no process have a network of its own, so a guard inside Python refuses"
-    " connections: other programs that an answer starts are not held.",
-}
+VERDICT = "verdict"  # the file with it, in the copy of the course
+_HELD = "Each answer has a network of its own, with loopback alone."
+_FREE = (
+    "This system lets no process have a network of its own, so answers can reach other machines: "
+)
+_FREE += "grade in a container without a network."
 # Verdicts on what is not here: a Slurm, and a script that was not handed in.
 _UNSEEN = ("not checked", f"{NOT_YET}: there is no file")
-_GUARD = """import sys
-from ddp_helpers.lessons.grade import guard
-sys.addaudithook(guard)
-"""
 
 
 class Row(NamedTuple):
@@ -70,29 +65,28 @@ def grade(folder: Path, limit: float) -> Iterator[Row]:
         raise PlainError(f"{folder} holds no notebook: give one of NAME/02_….ipynb, and so on")
     probe = _child("leave_the_network()")
     tried = subprocess.run(probe, cwd=ROOT, env=_here(ROOT), capture_output=True, check=False)
-    print(f"# {_HELD[alone := tried.returncode == 0]}", flush=True)
+    alone = tried.returncode == 0
+    print(f"# {_HELD if alone else _FREE}", flush=True)
     originals = {
         path.stem: exercises_in(path) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
     }
     for file in files:
         person, *below = file.with_suffix("").parts
         beside = (folder / file).parent if below else None  # else: other people's files
+        if not below:  # the name stands before the number of the notebook
+            below = [person]
+            person = re.split(r"(?:^|[ ._-]+)\d", person)[0] or folder.resolve().name
         try:
             cells = code_cells(folder / file)
-            notebook = recognise(file.stem, "\n".join(cells), originals)
-            exercises = originals[notebook]
+            exercises = originals[recognise("\n".join(cells), originals)]
             texts = {name: program(cells, name, exercises[name] > 0) for name in exercises}
         except Exception as error:  # whatever one person's file is, the others' are graded
-            result = f"{NOT_GRADED}{type(error).__name__}: {error}"
-            yield Row(*map(_one_line, (person, "/".join(below) or person, "-", result)))
-            continue
-        if not below and (numbered := number_of(notebook).match(file.stem)):
-            person, below = numbered[1] or folder.resolve().name, [file.stem]
+            texts = {"-": f"{NOT_GRADED}{type(error).__name__}: {error}"}
         for name, text in texts.items():
-            result = "no cell defines it"
-            if text:
+            result = text or "no cell defines it"
+            if text and name != "-":
                 result = _run(name, exercises[name], text, beside, limit, alone)
-            yield Row(*map(_one_line, (person, "/".join(below) or person, name, result)))
+            yield Row(*map(_one_line, (person, "/".join(below), name, result)))
 
 
 def _one_line(text: str) -> str:
@@ -129,37 +123,28 @@ def _run(name: str, ranks: int, text: str, beside: Path | None, limit: float, al
         except (OSError, shutil.Error) as error:
             return f"{NOT_GRADED}{error}"
         (course / "answer.py").write_text(text, "utf-8", errors="replace")
-        if not alone:  # Python runs it wherever it starts
-            (course / "sitecustomize.py").write_text(_GUARD)
-        ours, theirs = os.pipe()
         process = subprocess.Popen(
-            _child(f"judge({name!r}, {ranks}, {theirs}, {alone})"),
+            _child(f"judge({name!r}, {ranks}, {alone})"),
             cwd=course / "notebooks",
             env=_here(course) | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs],
             start_new_session=True,
         )
-        os.close(theirs)
-        begun = ""
         try:
-            begun = _line(ours, START)
-            return _line(ours, limit).replace(f"{course}/", "")
-        except TimeoutError:
-            late = f"{NOT_GRADED}its process did not begin within {START:g} s"
-            return f"ended by the time limit of {limit:g} s" if begun else late
-        except EOFError:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(SURE)
-            ended = f"its process ends without a verdict: {exit_text(process.poll())}"
-            return ended if begun else f"{NOT_GRADED}{ended}"
+                process.wait(limit)
+            status = process.poll()
         finally:
             find = partial(marked_processes, variables[MARK], MARK, [process.pid])
             end_found(find, signal.SIGKILL)
             process.wait()
-            os.close(ours)
+        if (verdict := course / VERDICT).is_file():
+            return verdict.read_text("utf-8").replace(f"{course}/", "")
+        if status is None:
+            return f"ended by the time limit of {limit:g} s"
+        return f"its process ends without a verdict: {exit_text(status)}"
 
 
 def _copy_course(course: Path, beside: Path | None) -> None:
@@ -173,34 +158,21 @@ def _copy_course(course: Path, beside: Path | None) -> None:
             shutil.copy(path, course / "notebooks")
 
 
-def _line(pipe: int, seconds: float) -> str:
-    """Read a line. Raises TimeoutError, and EOFError where the other end is closed before."""
-    end, data = time.monotonic() + seconds, b""
-    while not data.endswith(b"\n"):
-        if not select.select([pipe], [], [], max(0, end - time.monotonic()))[0]:
-            raise TimeoutError
-        if not (more := os.read(pipe, 1)) or len(data) > 4 * LONGEST:
-            raise EOFError
-        data += more
-    return data.decode(errors="replace").strip()
-
-
-def judge(name: str, ranks: int, pipe: int, alone: bool) -> None:
-    """Run what stands in ../answer.py, and send the verdict; the child of `_run` calls it."""
+def judge(name: str, ranks: int, alone: bool) -> None:
+    """Run what stands in ../answer.py, and write the verdict; the child of `_run` calls it."""
+    course = Path.cwd().parent
     if alone:
         leave_the_network()
+    ask = partial(_verdict, name)
     if ranks:  # only now: torch has threads, and a process with threads cannot leave its network
         from ddp_helpers.launch.forked_call import on_ranks
-    os.set_inheritable(pipe, False)
-    lessons.exercise_called(name)  # imports what judges, before anything of the learner's
-    os.write(pipe, b"begun\n")
     try:
-        ask = partial(_verdict, name)
         told = on_ranks(ranks, ask, PATIENCE) if ranks else [ask()]
     except Exception as error:
         told = [f"{NOT_YET}: {error}"]
-    line = " ".join(next((one for one in told if one != RIGHT), RIGHT).split())
-    os.write(pipe, f"{line[:LONGEST]}\n".encode(errors="replace"))
+    verdict = next((one for one in told if one != RIGHT), RIGHT)
+    (course / VERDICT).write_text(verdict, "utf-8", errors="replace")
+    os._exit(0)  # whatever the answer has left running
 
 
 def _verdict(name: str) -> str:
@@ -240,16 +212,3 @@ def leave_the_network() -> None:
 
     with socket.socket() as any_socket:  # SIOCSIFFLAGS: IFF_UP, IFF_RUNNING
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x41))
-
-
-def guard(event: str, arguments: tuple) -> None:
-    """Refuse what would reach another machine: an audit hook, which Python cannot take off."""
-    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
-        address = arguments[1]
-    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
-        address = arguments
-    else:
-        return
-    host = str(address[0] or "") if isinstance(address, tuple) else ""
-    if host and host not in ("localhost", "::1", socket.gethostname()) and host[:4] != "127.":
-        raise OSError(f"no network here: {host} is another machine")

@@ -36,26 +36,19 @@ def exercises_in(path: Path) -> dict[str, int]:
     return {name: int(on[1]) if on else 0 for cell, on in cells for name in _CHECK.findall(cell)}
 
 
-def number_of(notebook: str) -> re.Pattern[str]:
-    """Return what finds this notebook's number in the name of a copy, and a person before it."""
-    return re.compile(rf"(?:(.*?)[ ._-]+)?{notebook.partition('_')[0]}(?![0-9a-z])")
+def recognise(text: str, originals: dict[str, dict[str, int]]) -> str:
+    """Name the notebook that this is a copy of, by what its cells define and check.
 
-
-def recognise(stem: str, text: str, originals: dict[str, dict[str, int]]) -> str:
-    """Name the notebook that this is a copy of: by what its cells define and check, or by `stem`.
-
-    Raises ValueError where it may be none, or several.
+    Raises ValueError where it is none.
     """
     found = {
         one: sum(_defines(name, text) + (f"check({name})" in text) for name in originals[one])
         for one in originals
     }
-    best = [one for one in originals if found[one] == max(found.values())]
-    if len(best) > 1:
-        best = [one for one in best if number_of(one).match(stem)]
-    if len(best) != 1:
-        raise ValueError("it cannot be told of which notebook of the course this is a copy")
-    return best[0]
+    best = max(found, key=lambda one: found[one])
+    if not found[best]:
+        raise ValueError("it defines no function that an exercise of the course asks for")
+    return best
 
 
 def _defines(name: str, text: str) -> bool:
@@ -89,40 +82,43 @@ def _without_magic(cell: str) -> str:
 
 def _needed(above: list[str], cell: str) -> list[str]:
     """List the statements of the cells above that a cell needs, in their order."""
-    statements: list[ast.stmt] = []
-    tables: list[SymbolTable] = []
-    end = 0
-    for text in [*above, cell]:
-        end = len(statements)
-        with suppress(SyntaxError, ValueError):  # such a cell defines nothing, and fails if it runs
-            body = ast.parse(text).body
-            tables += [symtable(ast.unparse(each), "cell", "exec") for each in body]
-            statements += body
-    firm = [isinstance(each, _FIRM) for each in statements]
-    bound = [_bound(table) for table in tables]
-    variables = {name for one, names in zip(firm, bound, strict=True) if not one for name in names}
+    nodes: list[ast.stmt] = []
+    for text in above:
+        with suppress(SyntaxError, ValueError):  # such a cell defines nothing
+            nodes += ast.parse(text).body
+    sources = [ast.unparse(node) for node in nodes]
+    firm = [isinstance(node, _FIRM) for node in nodes]
+    names = [_names(source) for source in sources]
+    variables = set().union(
+        *(bound for one, (bound, _) in zip(firm, names, strict=True) if not one)
+    )
     wanted: set[str] = set()
+    with suppress(SyntaxError, ValueError):  # it fails when it runs
+        bound, used = _names(cell)
+        wanted = used - bound
     kept = []
-    for place in reversed(range(len(statements))):
-        source, used = ast.unparse(statements[place]), _used(tables[place]) - {"lessons"}
+    for place in reversed(range(len(nodes))):
+        bound, used = names[place]
         mentions = set() if firm[place] else used & variables
-        if place < end:
-            if not (bound[place] | mentions) & wanted and not source.endswith(" import *"):
-                continue
-            kept.append(source)
-        if firm[place] or isinstance(statements[place], ast.Assign):  # it binds in any case
-            wanted -= bound[place]
-        wanted |= used
+        if (bound | mentions) & wanted or sources[place].endswith(" import *"):
+            kept.append(sources[place])
+            if firm[place] or isinstance(nodes[place], ast.Assign):  # it binds in any case
+                wanted -= bound
+            wanted |= used
     return kept[::-1]
 
 
-def _bound(table: SymbolTable) -> set[str]:
-    found = (each for each in table.get_symbols() if each.is_assigned() or each.is_imported())
-    return {each.get_name() for each in found}
+def _names(source: str) -> tuple[set[str], set[str]]:
+    """Return the names that statements bind, and those that they use, also in their functions."""
+    table = symtable(source, "cell", "exec")
+    bound = {
+        each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()
+    }
+    return bound, _used(table)
 
 
 def _used(table: SymbolTable) -> set[str]:
-    """Return the names that a statement reads from outside, also when its functions are called."""
+    """Return the names that a scope and those in it read from outside."""
     inside = [name for child in table.get_children() for name in _used(child)]
     is_top = table.get_type() == "module"
     found = (each for each in table.get_symbols() if is_top or each.is_global())

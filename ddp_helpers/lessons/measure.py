@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,6 @@ __all__ = [
     "nbytes",
     "print_rows",
     "sent_bytes",
-    "spread",
     "table_row",
     "trains_alike",
 ]
@@ -47,8 +46,8 @@ _SENT_OFFSET = 200  # of the 64 bits in a socket's TCP_INFO, since Linux 4.19
 
 Batch = tuple[Tensor, Tensor]
 _Make = Callable[[], tuple[nn.Module, Optimizer]]
-_TakeStep = Callable[[nn.Module, Optimizer, Tensor, Tensor], Tensor]
-Method = tuple[_Make, _TakeStep]  # makes model and optimizer; takes a step and returns the loss
+_TakeStep = Callable[[nn.Module, Optimizer, Tensor, Tensor], object]
+Method = tuple[_Make, _TakeStep]  # makes model and optimizer; takes a step
 
 # What is measured of a method, in bytes and ms.
 Result = TypedDict(
@@ -56,7 +55,6 @@ Result = TypedDict(
     {
         "memory": dict[str, int],  # at most, by kind
         "allocated": int | None,  # at most, as CUDA counts; None on a CPU
-        "loss": list[float],  # of each step
         "ms": list[float],  # of each step but the first
         "sent": float,  # in a step; NaN where the kernel does not tell
         "weights off": float,  # the largest difference of a weight from the first method's
@@ -138,34 +136,19 @@ def flat_vector(tensors: Iterable[Tensor]) -> Tensor:
     return parameters_to_vector(gathered).detach()
 
 
-def spread(tensor: Tensor) -> float:
-    """Compute the largest difference between the ranks' values of a tensor; every rank calls it."""
-    extremes = torch.stack([tensor, -tensor])
-    dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    return extremes.sum(0).max().item()
-
-
 # ---- measuring
-
-
-class _FirstStep(NamedTuple):
-    """What is kept of the first step of a method, which is not timed."""
-
-    memory: dict[str, int]
-    allocated: int | None
-    loss: float
-    gradient: Tensor
 
 
 @dataclass
 class _Run:
-    """A method in training: its model and optimizer, and what was measured of each step."""
+    """A method in training on this rank, and what was counted of its steps."""
 
     model: nn.Module
     optimizer: Optimizer
     take_step: _TakeStep
-    first: _FirstStep
-    losses: list[float] = field(default_factory=list)
+    memory: dict[str, int]  # of the first step, which is not timed
+    allocated: int | None
+    gradient: Tensor
     ms: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
 
@@ -181,20 +164,18 @@ def measure_methods(methods: Mapping[str, Method], batches: list[Batch]) -> dict
         for run in runs.values():
             _time_step(run, batch)
     weights = {name: flat_vector(run.model.parameters()) for name, run in runs.items()}
-    reference = next(iter(runs))
-    first_weights, first_gradient = weights[reference], runs[reference].first.gradient
+    first = next(iter(runs))
     results: dict[str, Result] = {}
     for name, run in runs.items():
-        gradient_off = (run.first.gradient - first_gradient).norm() / first_gradient.norm()
+        gradient_off = (run.gradient - runs[first].gradient).norm() / runs[first].gradient.norm()
         results[name] = {
-            "memory": run.first.memory,
-            "allocated": run.first.allocated,
-            "loss": [run.first.loss, *run.losses],
+            "memory": run.memory,
+            "allocated": run.allocated,
             "ms": run.ms,
             "sent": median(run.sent),
-            "weights off": (weights[name] - first_weights).abs().max().item(),
+            "weights off": (weights[name] - weights[first]).abs().max().item(),
             "gradient off": gradient_off.item(),
-            "apart": spread(weights[name]),
+            "apart": _spread(weights[name]),
         }
     return results
 
@@ -209,24 +190,29 @@ def _start_run(method: Method, batch: Batch) -> _Run:
     model, optimizer = make()
     saved = SavedTensors(model)
     with saved:
-        loss = take_step(model, optimizer, *batch).item()
+        take_step(model, optimizer, *batch)
     allocated = torch.cuda.max_memory_allocated() - before if on_gpu else None
     memory = held_bytes(model, optimizer) | saved.most
     gradient = flat_vector(p.grad for p in model.parameters() if p.grad is not None)
-    first = _FirstStep(memory, allocated, loss, gradient)
-    return _Run(model, optimizer, take_step, first)
+    return _Run(model, optimizer, take_step, memory, allocated, gradient)
 
 
 def _time_step(run: _Run, batch: Batch) -> None:
-    """Take one step, and note its loss, milliseconds and bytes sent; every rank calls it."""
+    """Take one step, and note its milliseconds and bytes sent; every rank calls it."""
     dist.barrier()
     before, begin = sent_bytes(), time.perf_counter()
-    loss = run.take_step(run.model, run.optimizer, *batch)
-    run.losses.append(loss.item())  # waits for the GPU
+    run.take_step(run.model, run.optimizer, *batch)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     run.ms.append(1000 * (time.perf_counter() - begin))
     run.sent.append(sent_bytes() - before)
+
+
+def _spread(tensor: Tensor) -> float:
+    """Compute the largest difference between the ranks' values of a tensor; every rank calls it."""
+    extremes = torch.stack([tensor, -tensor])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    return extremes.sum(0).max().item()
 
 
 # ---- results
@@ -244,34 +230,20 @@ def trains_alike(result: Result) -> bool:
     return result["gradient off"] < 1e-4
 
 
-def table_row(results: Mapping[str, Result], method: str) -> dict[str, float | str]:
-    """Make a row of a table: MB by kind, held and sent, the speed, how near to DDP it trains.
+def table_row(results: Mapping[str, Result], method: str) -> dict[str, float]:
+    """Make a row of a table: MB by kind, held and sent, and the speed.
 
     The speed is DDP's time for a step divided by this method's: the median over the steps.
     """
     result = results[method]
     memory = {kind: size / 1e6 for kind, size in result["memory"].items()}
+    steps = zip(results["DDP"]["ms"], result["ms"], strict=True)
     return {
         **memory,
         "held": sum(memory.values()),
         "sent": result["sent"] / 1e6,
-        "speed": median(_speeds(results["DDP"], result)),
-        "as DDP": _difference_from_ddp(result),
+        "speed": median(of_ddp / ms for of_ddp, ms in steps),
     }
-
-
-def _speeds(ddp: Result, result: Result) -> list[float]:
-    """Compute DDP's time for each step, divided by the method's."""
-    return [of_ddp / ms for of_ddp, ms in zip(ddp["ms"], result["ms"], strict=True)]
-
-
-def _difference_from_ddp(result: Result) -> str:
-    """Say how far a method is from DDP: by its gradient, or by its weights if that was equal."""
-    if not result["weights off"]:
-        return "to the bit"
-    if result["gradient off"]:
-        return f"gradient off by {result['gradient off']:.0e}"
-    return f"weights off by {result['weights off']:.0e}"
 
 
 def print_rows(results: Mapping[str, Result]) -> None:

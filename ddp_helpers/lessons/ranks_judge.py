@@ -4,6 +4,8 @@ Lessons build their exercises on ranks with `on_real_ranks`. In a `%%ranks` cell
 the ranks of the cell; else on two and then on three, which are forked from the learner's process.
 """
 
+import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_helpers.launch.forked_call import on_ranks
-from ddp_helpers.lessons.calls import CallLog, RankState, read_log
+from ddp_helpers.lessons.calls import COLLECTIVES, CallLog, RankState, read_log
 from ddp_helpers.lessons.comparison import Comparison, difference, explanations
 from ddp_helpers.lessons.exercise import Answer, Project
 
@@ -43,7 +45,7 @@ def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
             of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
             return next(filter(None, of_sizes), [])
 
-    return Project(trial, [], {}, judge)
+    return Project(trial.__name__, judge)
 
 
 def _try_on(
@@ -59,7 +61,11 @@ def _try_on(
     def work() -> list[str]:
         # Newer torch has other names for two collectives; the older ones do the same.
         warnings.simplefilter("ignore", FutureWarning)
-        return _first_mistake(trial, answer, logs)
+        try:
+            return _first_mistake(trial, answer, logs)
+        except Exception as error:
+            error.add_note(_place(error, answer))
+            raise
 
     try:
         return on_ranks(size, work)[0]
@@ -112,12 +118,24 @@ def _failure(
         places = "; ".join(f"rank {rank} {state.place}" for rank, state in enumerate(states))
         first_words = {state.place.removeprefix("is in ").split()[0] for state in states}
         word = "has" if "has" in first_words else " and ".join(first_words)
+        if word == "recv" and any("isend" in call for state in states for call in state.calls):
+            word = "recv, though isend began"
         reason = disagreement or _WAITING.get(word, "")
         return [*filter(None, [reason]), f"time is up, and {places}"]
     known = [hint for part, hint in {**_HINTS, **hints}.items() if part in str(error)]
     if disagreement and not known:
         return [disagreement]
-    return [*known[:1], f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"]
+    text = str(error).partition("\n")[0]
+    place = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    return [*known[:1], f"{type(error).__name__}: {text}{place}"]
+
+
+def _place(error: Exception, answer: Answer) -> str:
+    """Say on which rank an error came, and at which line of the cell that defines the answer."""
+    file = inspect.unwrap(answer).__code__.co_filename
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"rank {dist.get_rank()}" + "".join(f", line {line} of the cell" for line in lines[-1:])
 
 
 KEEP_AND_WAIT = "Keep what isend and irecv return, and call its wait()."
@@ -127,6 +145,9 @@ _WAITING = {  # by the first word of where all ranks are, or one is
         "with isend, and wait for it after the recv."
     ),
     "recv": "All wait for a message that nobody has begun to send: isend comes before recv.",
+    "recv, though isend began": (
+        f"Sends have begun: does each rank receive from the rank that sends to it? {KEEP_AND_WAIT}"
+    ),
     "wait()": (
         "A send ends when the receiver has taken the message: does every rank receive? "
         f"{KEEP_AND_WAIT}"
@@ -144,7 +165,9 @@ def _disagreement(states: list[RankState]) -> str:
 
     Sends and receives differ by their nature, and are left out.
     """
-    first, *others = [state.collectives for state in states]
+    first, *others = [
+        [call for call in state.calls if call.split()[0] in COLLECTIVES] for state in states
+    ]
     for rank, calls in enumerate(others, 1):
         longest = max(len(first), len(calls))
         padded = [[*each, *["nothing more"] * (longest - len(each))] for each in (first, calls)]

@@ -13,7 +13,6 @@ import pytest
 from real import LIMIT, THOROUGH, python
 from refusals import one_line, refused
 
-from ddp_helpers import PlainError
 from ddp_helpers.cli import main
 from ddp_helpers.lessons.break_it_and_fix_it import hang, mutations
 from ddp_helpers.lessons.run_script import wait_for_runs
@@ -25,26 +24,46 @@ SAME = "import os\n"
 SOUND = mutations.Plant(mutations.Mutation("none", 0, SAME, SAME), 0, {"short": 0, "lacks": 1, "spike": 2}, 1)
 
 
-def work(plants, folder):
-    """Run these plants, several at once, each in a folder of its name; the runs."""
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The folder below which the lab keeps its runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("hang")
+        patch.setattr(hang, "ROOT", folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def runs(root):
+    """A run of each seed, several at once, where the lab keeps them; and one of the sound script."""
+    plants = {seed: mutations.choose_plant(seed) for seed in SEEDS} | {"sound": SOUND}
     runs, names = {}, [*plants]
     for first in range(0, len(names), AT_ONCE):
-        some = {name: hang.PlantedRun(plants[name], folder / str(name)) for name in names[first : first + AT_ONCE]}
+        some = {
+            name: hang.PlantedRun(plants[name], root / "build" / "hang" / f"seed{name}")
+            for name in names[first : first + AT_ONCE]
+        }
         wait_for_runs(*some.values())
         runs |= some
     return runs
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return work(
-        {seed: mutations.choose_plant(seed) for seed in SEEDS} | {"sound": SOUND}, tmp_path_factory.mktemp("hang")
-    )
-
-
-@pytest.fixture(scope="module")
 def labs(runs):
-    return {seed: hang.Lab(seed, runs[seed].folder, go_on=True) for seed in SEEDS}
+    return {seed: hang.Lab(seed) for seed in SEEDS}
+
+
+@pytest.fixture
+def keep(tmp_path, monkeypatch):
+    """Keep the run of a seed as if it had ended, in a folder of the lab, without running it."""
+    monkeypatch.setattr(hang, "ROOT", tmp_path)
+
+    def write(seed):
+        folder = tmp_path / "build" / "hang" / f"seed{seed}"
+        mutations.choose_plant(seed).write(folder)
+        (folder / "exits.json").write_text("[1, 1, 1]")
+
+    return write
 
 
 # ---- what is planted
@@ -62,6 +81,7 @@ def test_there_are_enough_faults_of_enough_kinds():
 @pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=lambda fault: f"{fault.kind}-{fault.culprit}")
 def test_a_fault_is_one_small_change_in_one_place(fault):
     compile(fault.text(), "train.py", "exec")
+    assert mutations.SOUND.count(fault.old) == 1
     lines = fault.lines()
     assert 1 <= len(lines) <= 3 and max(lines) - min(lines) == len(lines) - 1
     assert not re.search(r"rank == [12]\b|step ==", "".join(fault.text().splitlines()[line - 1] for line in lines))
@@ -130,7 +150,8 @@ def test_the_evidence_names_the_rank(labs):
 def everything(lab):
     """All that can be looked at but the script, without what differs from run to run."""
     ranks = range(mutations.RANKS)
-    said = [lab.look(what) for what in ["exits", "who_hangs", "logs", *(f"stack {rank}" for rank in ranks)]]
+    of_ranks = [f"{piece} {rank}" for piece in ("log", "stack") for rank in ranks]
+    said = map(lab.look, ["exits", "who_hangs", *of_ranks])
     return re.sub(r"process \d+|pid \d+|\[127.*", "", "\n".join(said))
 
 
@@ -149,7 +170,7 @@ def test_where_the_evidence_is_the_same_the_answer_is_or_the_script_tells(labs):
     told = {seed: everything(lab) for seed, lab in labs.items()}
     for one, other in combinations(labs.values(), 2):
         if told[one.seed] == told[other.seed] and answer_of(one) != answer_of(other):
-            assert one.source != other.source and answer_of(one)["rank"] == answer_of(other)["rank"]
+            assert one.evidence.source != other.evidence.source and answer_of(one)["rank"] == answer_of(other)["rank"]
 
 
 # ---- the checker
@@ -170,11 +191,9 @@ def wrong_answers(lab):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_checker_knows_what_is_wrong_first(seed, tmp_path):
-    mutations.choose_plant(seed).write(tmp_path)
-    (tmp_path / "exits.json").write_text("[1, 1, 1]")
-    lab = hang.Lab(seed, tmp_path, go_on=True)
-    assert lab.look("exits") == lab.look(" exits")
+def test_the_checker_knows_what_is_wrong_first(seed, keep):
+    keep(seed)
+    lab = hang.Lab(seed)
     for answer, told in wrong_answers(lab):
         said = lab.answer(**answer)
         assert said.startswith("not yet: ") and told in said and "\n" not in said
@@ -190,7 +209,7 @@ def test_a_seed_is_run_looked_at_and_answered_on_the_command_line(runs, tmp_path
     assert main(["hang", "--seed", "1"]) == 0
     said = capsys.readouterr().out
     assert "build/hang/seed1/train.py" in said and "stack R" in said and len(said.splitlines()) < 30
-    right = answer_of(hang.Lab(1, go_on=True))
+    right = answer_of(hang.Lab(1))
     words = [f"{name}={value}" for name, value in right.items()]
     main(["hang", "--seed", "1", "--look", "stack", "2"])
     main(["hang", "--seed", "1", "--look", "stack 2"])
@@ -198,18 +217,17 @@ def test_a_seed_is_run_looked_at_and_answered_on_the_command_line(runs, tmp_path
     *looked, last = capsys.readouterr().out.splitlines()
     half = len(looked) // 2
     assert looked[:half] == looked[half:] and "rank 2" in looked[0] and last == "right"
-    assert main(["hang", "--seed", "1", "--answer", *words[1:], "rank=0"]) == (right["rank"] != 0)
+    assert main(["hang", "--seed", "1", "--answer", "rank=0", *words[1:]]) == (right["rank"] != 0)
 
 
 BAD = {
-    "--look nothing": "no evidence is called 'nothing': choose one of exits, log R",
+    "--look nothing": "no evidence is called 'nothing': choose one of exits, who_hangs, log R",
     "--look log": "no evidence is called 'log'",
     "--look log 1 2": "no evidence is called",
     "--look exits 1": "no evidence is called",
     "--look log -1": "no evidence is called 'log -1'",
-    "--look stack 3": "there is no rank 3: the ranks are 0 to 2",
-    "--look lines 0": "there is no line 0",
-    "--look lines 9999": "there is no line 9999",
+    "--look stack 3": "no evidence is called 'stack 3'",
+    "--look lines 99999": "no evidence is called 'lines 99999'",
     "--answer rank=1": "is not rank=… line=… kind=… cure=…",
     "--answer rank=x line=1 kind=early cure=agree": "is not rank=… line=… kind=… cure=…",
     "--answer rank=1 line=1 kind=late cure=agree": "'late' is not known: choose one of early",
@@ -218,29 +236,21 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_a_bad_word_is_told_in_one_line(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(hang, "ROOT", tmp_path)
-    folder = tmp_path / "build" / "hang" / "seed1"
-    mutations.choose_plant(1).write(folder)
-    (folder / "exits.json").write_text("[1, 1, 1]")
+def test_a_bad_word_is_told_in_one_line(words, keep):
+    keep(1)
     refused(main, ["hang", "--seed", "1", *words.split()], named=[BAD[words]])
 
 
-@pytest.mark.parametrize("words", ["--seed -1", "--seed x", "--seed 1 --look exits", f"--seed {2**31}", ""])
-def test_a_seed_that_is_none_or_was_not_run_is_told_in_one_line(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", ["--seed x", ""])
+def test_a_seed_that_is_none_is_told_in_one_line(words, tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "ROOT", tmp_path)
     refused(main, ["hang", *words.split()])
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    refused(hang.Lab, 1, tmp_path, named=["another folder"])
-    with pytest.raises(PlainError, match="''"):
-        mutations.choose_plant(1).write(tmp_path)
-        (tmp_path / "exits.json").write_text("[1, 1, 1]")
-        hang.Lab(1, tmp_path, go_on=True).look("")
-    assert (tmp_path / "mine.txt").read_text() == "mine"
+def test_a_look_beyond_the_end_shows_the_last_lines(keep):
+    keep(1)
+    assert hang.Lab(1).look("lines 9999").splitlines()[-1].endswith("    main()")
 
 
 # ---- who_hangs, on dumps of any run

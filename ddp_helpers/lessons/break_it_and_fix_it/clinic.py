@@ -4,7 +4,7 @@ The notebook loads it by %load_ext. It needs no ranks: it starts those of both r
 
 To add a fault to 10b: a row of the table at its beginning, with words of the true message; a
 section with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
-`%%clinic 2 fails` (or `aborts`, `lies`, `hangs limit=8`) with fault and cure, told apart by CURED,
+`%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and cure, told apart by CURED,
 between what FRAME below puts around it (only the imports after the word `bare`). Its number stands
 in figures.py of this lesson and in tests/test_clinic.py. Execute 10 and 10b, copy the words in
 backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
@@ -14,7 +14,6 @@ import re
 import signal
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -39,67 +38,40 @@ JOIN = ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
 LEAVE = ["dist.barrier()", "dist.destroy_process_group()"]
 FRAME = "\n".join([*IMPORTS, "", *JOIN, "# the cell stands here", *LEAVE])
 
+# How the broken run ends; then perhaps `bare`, and variables of the environment.
 _LINE = re.compile(
-    r"""
-    \s* (?P<ranks> [1-9]\d? ) \s+
-    (?: (?P<outcome> fails | aborts | lies ) | hangs \s+ limit=(?P<limit> \d+ ) )
-    (?P<bare> \s+ bare )?
-    (?P<env> (?: \s+ [A-Z_]+=\S+ )* )
-    \s*
-    """,
-    re.VERBOSE,
+    r"([1-9]\d?) (fails|aborts|lies|hangs)( bare)?((?: [A-Z_]+=\S+)*)",
 )
-
-
-class _Experiment(NamedTuple):
-    """What the line of a cell asks for."""
-
-    ranks: int
-    outcome: str  # of the broken run: fails, aborts, lies or hangs
-    limit: float  # seconds for the broken run
-    framed: bool  # whether FRAME stands around the cell
-    env: dict[str, str]
+HANG_LIMIT = 3.0  # seconds after which a run that hangs is ended
 
 
 def clinic_magic(line: str, cell: str) -> None:
     """Run a cell twice at once, with CURED = False and with CURED = True.
 
     line: the number of ranks, and how the broken run ends, as in `%%clinic 2 fails`: fails, aborts,
-    lies, or hangs limit=8. The ranks join a group first and leave it last, unless the line says
-    `bare`. Each NAME=value at its end is set in the environment.
-    Raises LaunchError if the broken run does not end as the line says, or the cured one fails.
+    lies or hangs. The ranks join a group first and leave it last, unless the line says `bare`.
+    Each NAME=value at its end is set in the environment.
+    Raises UsageError for a line that says something else; LaunchError if the broken run does not
+    end as the line says, or the cured one fails.
     """
-    experiment = _parsed(line)
-    ranks, env = experiment.ranks, experiment.env
-    broken_script = write_cell_script(cell, experiment.framed, cured=False)
-    cured_script = write_cell_script(cell, experiment.framed, cured=True)
-    broken = LearnerRun(broken_script, ranks=ranks, limit=experiment.limit, env=env)
-    cured = LearnerRun(cured_script, ranks=ranks, env=env)
-    wait_for_runs(broken, cured)
-    _show("broken", broken)
-    _show("cured", cured)
-    if not _ended_as_meant(broken, experiment.outcome):
-        ends = ", ".join(map(exit_text, broken.exit_statuses))
-        raise LaunchError(f"the broken run was to be one that {experiment.outcome}, but: {ends}")
-    if cured.exit_statuses != [0] * ranks:
-        ends = ", ".join(map(exit_text, cured.exit_statuses))
-        raise LaunchError(f"the cured run is not cured: {ends}")
-
-
-def _parsed(line: str) -> _Experiment:
-    """Read the line of a cell. Raises UsageError where it is not as clinic_magic says."""
     match = _LINE.fullmatch(line)
     if not match:
-        form = "give the ranks, then fails, aborts, lies or hangs limit=SECONDS"
+        form = "give the ranks, then fails, aborts, lies or hangs"
         raise UsageError(f"%%clinic {line}: {form}")
-    variables = [assignment.partition("=") for assignment in match["env"].split()]
-    return _Experiment(
-        ranks=int(match["ranks"]),
-        outcome=match["outcome"] or "hangs",
-        limit=float(match["limit"] or LIMIT),
-        framed=not match["bare"],
-        env={name: value for name, _, value in variables},
-    )
+    ranks, outcome, bare, variables = match.groups()
+    env = dict(word.split("=", 1) for word in variables.split())
+    runs = {}
+    for label, limit in (("broken", HANG_LIMIT if outcome == "hangs" else LIMIT), ("cured", LIMIT)):
+        script = write_cell_script(cell, framed=not bare, cured=label == "cured")
+        runs[label] = LearnerRun(script, ranks=int(ranks), limit=limit, env=env)
+    wait_for_runs(*runs.values())
+    for label, run in runs.items():
+        _show(label, run)
+    broken, cured = runs.values()
+    if not _ended_as_meant(broken.exit_statuses, outcome):
+        raise LaunchError(f"the broken run was to be one that {outcome}, but: {_ends(broken)}")
+    if any(status != 0 for status in cured.exit_statuses):
+        raise LaunchError(f"the cured run is not cured: {_ends(cured)}")
 
 
 def write_cell_script(cell: str, framed: bool, cured: bool) -> Path:
@@ -115,29 +87,29 @@ def write_cell_script(cell: str, framed: bool, cured: bool) -> Path:
 
 def _show(label: str, run: LearnerRun) -> None:
     """Print how each rank of a run ended, and its telling lines."""
-    ends = ", ".join(
-        f"rank {rank} {exit_text(status)}" for rank, status in enumerate(run.exit_statuses)
-    )
-    print(f"{label}: {ends}; {run.seconds:.0f} s")
+    print(f"{label}: {_ends(run)}; {run.seconds:.0f} s")
     for rank in range(len(run.exit_statuses)):
         for line in telling_lines(run.lines_of_rank(rank)):
             print(" ", coloured_line(f"rank {rank}", line))
 
 
-def _ended_as_meant(run: LearnerRun, outcome: str) -> bool:
-    """Whether a run that has ended had this outcome: fails, aborts, lies or hangs."""
-    hung = None in run.exit_statuses
+def _ends(run: LearnerRun) -> str:
+    """Say how each rank of a run ended."""
+    ends = enumerate(map(exit_text, run.exit_statuses))
+    return ", ".join(f"rank {rank} {end}" for rank, end in ends)
+
+
+def _ended_as_meant(statuses: list[int | None], outcome: str) -> bool:
+    """Whether ranks that have ended so had this outcome: fails, aborts, lies or hangs."""
     match outcome:
         case "hangs":
-            return hung
+            return None in statuses
         case "lies":
-            return not hung and not any(run.exit_statuses)
+            return all(status == 0 for status in statuses)
         case "aborts":  # a signal ended a rank, other than the one that ends who is left
-            return any(
-                status and status < 0 for status in run.exit_statuses if status != -signal.SIGTERM
-            )
+            return any(status and status < 0 and status != -signal.SIGTERM for status in statuses)
         case _:
-            return any(run.exit_statuses)
+            return any(statuses)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

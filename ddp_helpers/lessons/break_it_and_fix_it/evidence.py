@@ -1,4 +1,4 @@
-"""What a run of the hang lab leaves: exit statuses, logs, recorders, stacks, the script.
+"""What a run of the hang lab leaves: exit statuses, logs, recorders, stacks, the script's lines.
 
 `hang.Lab` shows it. It reads the files of a run that has ended, in the learner's process.
 """
@@ -8,11 +8,9 @@ import re
 from pathlib import Path
 
 from ddp_helpers.launch.processes import exit_text
-from ddp_helpers.lessons.break_it_and_fix_it.mutations import RANKS
 from ddp_helpers.lessons.run_script import LINE_WIDTH
 from ddp_tools import who_hangs
 
-_CALLS = 8  # of a recorder, that are shown: the last ones
 _AROUND = 5  # lines before and after the one that is asked for
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (\S+)')  # as faulthandler writes it
 _SCRIPT_FRAME = re.compile(r'\s+File "[^"]*\btrain\.py"')  # as in a traceback
@@ -43,29 +41,12 @@ class Evidence:
                 kept.append(line if len(line) <= LINE_WIDTH else f"{line[:LINE_WIDTH]} …")
         return "\n".join(f"rank {rank}: {line}" for line in kept)
 
-    def logs(self) -> str:
-        """Return what all ranks printed."""
-        return "\n".join(map(self.log, range(RANKS)))
-
     def who_hangs(self) -> str:
         """Return what the recorders of all ranks say together."""
         paths = [*self.folder.glob("recorder_rank*.json")]
         if not paths:
             return "no rank left a dump"
         return "\n".join(who_hangs.who_hangs(who_hangs.read_dumps(paths)))
-
-    def recorder(self, rank: int) -> str:
-        """Return the last calls in a rank's recorder."""
-        path = self.folder / f"recorder_rank{rank}.json"
-        if not path.exists():
-            return f"rank {rank} left no dump"
-        groups = who_hangs.calls(json.loads(path.read_text()))
-        calls = [
-            f"group {group}, collective {number}: {call}"
-            for group, numbered in groups.items()
-            for number, call in numbered.items()
-        ]
-        return "\n".join(calls[-_CALLS:])
 
     def stack(self, rank: int) -> str:
         """Return where a rank and its loader worker stood: lines of the script, innermost first."""
@@ -93,15 +74,7 @@ class Evidence:
         return [heading, f"  in {function} of {Path(file).name}"]
 
     def lines(self, number: int) -> str:
-        """Return eleven lines of the script, this one in the middle; lines count from 1."""
-        first = max(1, number - _AROUND)
-        last = min(len(self.source), number + _AROUND)
-        return self._numbered(range(first, last + 1))
-
-    def script(self) -> str:
-        """Return the whole script."""
-        return self._numbered(range(1, len(self.source) + 1))
-
-    def _numbered(self, numbers: range) -> str:
-        """Return these lines of the script, each behind its number."""
-        return "\n".join(f"{number:3} {self.source[number - 1]}" for number in numbers)
+        """Return eleven lines of the script, this one in the middle, or its last ones."""
+        number = min(number, len(self.source))
+        numbered = [f"{each:3} {line}" for each, line in enumerate(self.source, 1)]
+        return "\n".join(numbered[max(0, number - 1 - _AROUND) : number + _AROUND])

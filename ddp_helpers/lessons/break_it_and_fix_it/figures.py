@@ -83,7 +83,7 @@ _HANGS = [  # a fault that hangs, what all ranks have done, and where ranks 0 an
     ("8 · A rank hangs", "a step", "barrier()", "reads from a dead file server"),
     ("9 · Uneven batches", "batch 5", "barrier() after the epoch", "backward() of batch 6"),
     (
-        "11 · Evaluation on rank 0",
+        "11 · Evaluation on rank 0,\nwith NCCL",
         "backward()",
         "broadcast of the buffers",
         "broadcast of the bucket order",
@@ -107,5 +107,6 @@ def where_they_stand() -> Picture:
             box(ax, (3.95, y), (1.6, 0.38), done, INK, fill=0.06, size=11)
             hatch = "" if place in _BUSY else "///"
             box(ax, (5.65, y), (3.75, 0.38), place, rank_colour(rank), hatch=hatch, size=11)
-        sentences.append(f"{name}: rank 0 in {places[0]}; rank 1 in {places[1]}")
+        alt = f"{name}: rank 0 in {places[0]}; rank 1 in {places[1]}"
+        sentences.append(alt.replace("\n", " "))
     return described(ax.figure, ". ".join(sentences) + ".")

@@ -70,10 +70,7 @@ class Mutation:
     new: str
 
     def text(self) -> str:
-        """Return the script with this fault. Raises ValueError if `old` is not there once."""
-        count = SOUND.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.old!r} stands {count} times in train.py, not once")
+        """Return the script with this fault."""
         return SOUND.replace(self.old, self.new)
 
     def lines(self) -> set[int]:
@@ -87,11 +84,6 @@ class Mutation:
             elif tag != "equal":
                 numbers |= {*range(start + 1, stop + 1)}
         return numbers
-
-
-def _lines(*lines: str) -> str:
-    """Return lines as one text; its end is that of the last one."""
-    return "\n".join(lines)
 
 
 # Lines of the script that are changed, from its beginning to its end.
@@ -129,44 +121,44 @@ MUTATIONS = [
     Mutation("skips", 0, _SAVE, f"{_SAVE}        if not rank:\n            return\n"),
     Mutation("skips", 0, "    dist.broadcast(seed", "    if rank:\n        dist.broadcast(seed"),
     Mutation(
-        kind="skips",
-        culprit="short",
-        old='    totals = {"rows"',
-        new='    if len(rows) % BATCH:\n        return misses.abs()\n    totals = {"rows"',
+        "skips",
+        "short",
+        '    totals = {"rows"',
+        '    if len(rows) % BATCH:\n        return misses.abs()\n    totals = {"rows"',
     ),
     Mutation(
-        kind="skips",
-        culprit="spike",
-        old="huber_loss(ddp(x), y)",
-        new="huber_loss((ddp if x.max() < LIMIT else ddp.module)(x), y)",
+        "skips",
+        "spike",
+        "huber_loss(ddp(x), y)",
+        "huber_loss((ddp if x.max() < LIMIT else ddp.module)(x), y)",
     ),
     Mutation("extra", 0, _LAST_BARRIER, f"    if rank == 0:\n    {_LAST_BARRIER}"),
     Mutation("extra", 0, _EVALUATE, _EVALUATE.replace("\n", " if rank == 0 else loss\n")),
     Mutation(
-        kind="extra",
-        culprit=0,
-        old="        save(ddp",
-        new=_lines(
-            "        if rank == 0:",
-            '            note(f"loss of all {mean(loss):.2f}")',
-            "        save(ddp",
+        "extra",
+        0,
+        "        save(ddp",
+        (
+            "        if rank == 0:\n"
+            '            note(f"loss of all {mean(loss):.2f}")\n'
+            "        save(ddp"
         ),
     ),
     Mutation("extra", "lacks", _LACKS, f"{_LACKS}{_IF_ANY_LACKS}            dist.barrier()\n"),
     Mutation(
-        kind="extra",
-        culprit="spike",
-        old=_ZERO_GRAD,
-        new=_IF_HIGH + '            note(f"a high loss, {mean(loss.detach()):.2f}")\n' + _ZERO_GRAD,
+        "extra",
+        "spike",
+        _ZERO_GRAD,
+        _IF_HIGH + '            note(f"a high loss, {mean(loss.detach()):.2f}")\n' + _ZERO_GRAD,
     ),
     Mutation("order", "spike", _SORTED, "sorted(totals, key=lambda name: totals[name].sum())"),
     Mutation("order", "short", _SORTED, "sorted(totals, reverse=len(rows) % BATCH > 0)"),
     Mutation("size", "short", "torch.tensor([float(len(rows))])", "torch.ones(len(rows))"),
     Mutation(
-        kind="size",
-        culprit="lacks",
-        old="x.isnan().any().float()",
-        new="torch.tensor(1.0 if x.isnan().any() else 0)",
+        "size",
+        "lacks",
+        "x.isnan().any().float()",
+        "torch.tensor(1.0 if x.isnan().any() else 0)",
     ),
     Mutation("source", 1, "seed, src=0", "seed, src=rank % 2"),
     Mutation("source", 2, "seed, src=0", "seed, src=rank // 2"),
@@ -174,65 +166,58 @@ MUTATIONS = [
     Mutation("group", 0, "new_group([0, 1]", "new_group([1, 2]"),
     Mutation("group", 2, "rank in (0, 1)", "rank in (0, 2)"),
     Mutation(
-        kind="unused",
-        culprit="spike",
-        old="        return self.wide(x) +",
-        new=_lines(
-            "        if x.max() > LIMIT:",
-            "            return self.wide(x)",
-            "        return self.wide(x) +",
+        "unused",
+        "spike",
+        "        return self.wide(x) +",
+        (
+            "        if x.max() > LIMIT:\n"
+            "            return self.wide(x)\n"
+            "        return self.wide(x) +"
         ),
     ),
     Mutation("file", 2, "(rank + epoch) % size", "rank + epoch"),
     Mutation("file", 2, "(rank + epoch) % size", "(rank + epoch) % size + 1"),
     Mutation(
-        kind="file",
-        culprit="short",
-        old="while not path.exists():",
-        new="while not path.exists() or path.stat().st_size < 2600:",
+        "file",
+        "short",
+        "while not path.exists():",
+        "while not path.exists() or path.stat().st_size < 2600:",
     ),
     Mutation("lock", "lacks", _NOTE_LACK, f"            with LOCK:\n    {_NOTE_LACK}"),
     Mutation(
-        kind="lock",
-        culprit="spike",
-        old=_ZERO_GRAD,
-        new=_lines(
-            "        if loss > LIMIT:",
-            "            with LOCK:",
-            '                note("a high loss")',
-            _ZERO_GRAD,
+        "lock",
+        "spike",
+        _ZERO_GRAD,
+        (
+            "        if loss > LIMIT:\n"
+            "            with LOCK:\n"
+            f'                note("a high loss")\n{_ZERO_GRAD}'
         ),
     ),
     Mutation("lock", "lacks", _LACKS, f"{_IF_LACKS}            LOCK.acquire()\n{_LACKS}"),
     Mutation(
-        kind="endless",
-        culprit="lacks",
-        old=_GET_ROW,
-        new=_GET_ROW
-        + _lines(
-            "        while row.isnan().any():",
-            "            time.sleep(0.1)",
-            f"    {_GET_ROW}",
-        ),
+        "endless",
+        "lacks",
+        _GET_ROW,
+        f"{_GET_ROW}        while row.isnan().any():\n            time.sleep(0.1)\n    {_GET_ROW}",
     ),
     Mutation(
-        kind="endless",
-        culprit="spike",
-        old=_ZERO_GRAD,
-        new=_lines(
-            "        while loss > LIMIT:",
-            "            loss = huber_loss(ddp.module(x), y)",
-            _ZERO_GRAD,
+        "endless",
+        "spike",
+        _ZERO_GRAD,
+        (
+            "        while loss > LIMIT:\n"
+            f"            loss = huber_loss(ddp.module(x), y)\n{_ZERO_GRAD}"
         ),
     ),
     Mutation("killed", "lacks", _NOTE_LACK, _NOTE_LACK + _KILL),
     Mutation("killed", "spike", _ZERO_GRAD, _IF_HIGH + _KILL + _ZERO_GRAD),
     Mutation("killed", "lacks", _LACKS, f"{_LACKS}{_IF_ANY_LACKS}            os.abort()\n"),
     Mutation(
-        kind="raises",
-        culprit="lacks",
-        old=_NOTE_LACK,
-        new='            raise ValueError(f"row {index} lacks a value")\n',
+        "raises",
+        "lacks",
+        _NOTE_LACK,
+        '            raise ValueError(f"row {index} lacks a value")\n',
     ),
     Mutation("raises", "spike", _ZERO_GRAD, f"        assert loss < LIMIT\n{_ZERO_GRAD}"),
     Mutation("raises", "lacks", _LACKS, f"{_IF_LACKS}            breakpoint()\n{_LACKS}"),

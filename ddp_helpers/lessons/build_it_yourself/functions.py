@@ -43,7 +43,8 @@ def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         normal, std = expected.detach(), (whole.var(0, correction=0) + eps).sqrt().detach()
         g, y = upstream[rank], normal[mine]
         local = (g - g.sum(0) / len(whole) - y * (g * y).sum(0) / len(whole)) / std
-        known = {_AUTOGRAD: local, _CONSTANT: g / std}
+        means = (g - g.mean(0) - y * (g * y).mean(0)) / std
+        known = {_AUTOGRAD: local, _OWN_MEANS: means, _CONSTANT: g / std}
         what = "the output is right; the gradient of x"
         yield Comparison(what, x.grad, whole.grad[mine], known)
         messages = [len(forward), len(log.calls)]
@@ -58,6 +59,10 @@ _UNEQUAL_ROWS = (
 _AUTOGRAD = (
     "It is as if only this rank's output depended on x. Autograd does not know of the all-reduce: "
     "x moves the mean of all ranks, so backward adds up over the ranks, too."
+)
+_OWN_MEANS = (
+    "Both means are over this rank's rows. x moves the mean of all ranks, so backward adds up over "
+    "the ranks, too, and divides by the count of all rows."
 )
 _CONSTANT = "Backward treats mean and variance as constants: x moves both."
 

@@ -58,8 +58,8 @@ def _after_one_half(total: Tensor, others: Tensor) -> Tensor:
 
 
 _WHOLE_TENSORS = (
-    "In a ring each message holds one chunk, and there are 2 (n - 1) messages: have you sent whole "
-    "tensors?"
+    "In a ring each message holds one chunk, and there are 2 (n - 1) messages: are these whole "
+    "tensors, or more messages?"
 )
 _IN_PLACE = (
     "The tensor is as it was. Work on chunks of the tensor itself: they are views, and what is "
@@ -119,7 +119,8 @@ def pipeline_step(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         model = nn.Sequential(*map(_stage, range(size)))
         for pair in zip(inputs, labels, strict=True):
             (F.mse_loss(model(pair[0]), pair[1]) / count).backward()
-        stage, nothing = _Stage(rank), [torch.full(_SHAPE, torch.nan).double()] * count
+        stage = _Stage(rank)
+        nothing = [torch.full(_SHAPE, torch.nan).double() for _ in range(count)]
         own_inputs = inputs if rank == 0 else nothing
         own_labels = labels if rank == size - 1 else nothing
         answer(stage.layers, own_inputs, own_labels, one_by_one)

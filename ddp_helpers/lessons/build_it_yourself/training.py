@@ -73,8 +73,8 @@ def ddp_by_hand(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 _NOT_SENT = (
-    "It is as this rank has made it. Rank 0 sends all that forward uses: parameters, frozen ones "
-    "too, and buffers."
+    "The tensor is as this rank has made it. Rank 0 sends all that forward uses: parameters, "
+    "frozen ones too, and buffers."
 )
 _LOCAL = "The gradient is as backward left it: the mean over the ranks is not in p.grad."
 DDP_HINTS = {
@@ -98,7 +98,7 @@ def _layers(frozen: bool) -> nn.Sequential:
 
 def overlap(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     """Compare two steps with DDP's, of small and of large buckets; and what left when."""
-    for frozen, bucket_size in ((False, 25), (False, 40), (True, 1000), (True, 10)):
+    for frozen, bucket_size in ((False, 25), (False, 28), (False, 40), (True, 1000), (True, 10)):
         model, reference = _layers(frozen), DDP(_layers(frozen))
         for parameter in model.parameters():
             if parameter.requires_grad:  # before the answer's hooks, so that it runs first
@@ -150,7 +150,9 @@ def _what_left_when(log: CallLog, bucket_size: int) -> Iterator[Comparison]:
     waits = log.never_waited()
     yield Comparison("calls that nobody waits for", waits, [], {_NO_SUMS: waits})
     what = "waits for buckets of an earlier step"
-    yield at_most(what, log.waits_for_earlier, 0, "Forget the buckets when finish() is done.")
+    yield at_most(
+        what, log.waits_for_earlier, 0, "Empty the list of what has left when finish() is done."
+    )
 
 
 _END = "backward ends"
@@ -167,6 +169,11 @@ OVERLAP_HINTS = {
     "doesn't require gradient": "A frozen parameter takes no hook: it never has a gradient.",
     "cannot register a hook": "A frozen parameter takes no hook: it never has a gradient.",
     "non-empty list": "There may be nothing left for finish() to send.",
+    "split_sizes": "Keep a copy of the list of parameters: this one is emptied with the bucket.",
+    "'NoneType' object has no attribute": (
+        "In a hook that comes too early the gradient is not there yet: "
+        "register_post_accumulate_grad_hook."
+    ),
 }
 
 # ---- 4: an optimizer whose state is cut over the ranks
@@ -246,7 +253,8 @@ def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     yield from _freed(layers, "after the cut")
     for step in (1, 2):
         inputs, plain_inputs = (
-            random_numbers(10 * step + dist.get_rank(), 4, 6).requires_grad_() for _ in range(2)
+            random_numbers(10 * step + dist.get_rank(), 4, 6).requires_grad_(step == 1)
+            for _ in range(2)
         )
         with log.listening():
             hidden = layers[0](inputs)
@@ -312,16 +320,19 @@ _KNOWN_MESSAGES = {
     ),
 }
 _RESIZE = "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's shape."
-_VIEW = "This rank's part is a view of the whole weight, which stays in memory: clone the part."
+_VIEW = "This rank's part is a view of the whole weight, and stays or goes with it: clone the part."
 _NO_MEMORY = (
     "A weight was used while it had no memory: gather it before forward, and again before backward "
     "(register_full_backward_pre_hook)."
 )
+_UNWATCHED = (
+    "Autograd counts the writes into a tensor that it has saved: gather into weight.data, which it "
+    "does not watch."
+)
 LAYER_HINTS = {
     "out of bounds for storage of size 0": _NO_MEMORY,
+    "out of bounds for storage of size": "resize_ takes bytes: numbers times element_size().",
     "SIGSEGV": _NO_MEMORY,
-    "modified by an inplace operation": (
-        "Autograd counts the writes into a tensor that it has saved: gather into weight.data, "
-        "which it does not watch."
-    ),
+    "modified by an inplace operation": _UNWATCHED,
+    "is being modified inplace": _UNWATCHED,
 }

@@ -1,18 +1,18 @@
 """Exercises of notebook 17: a small one, and three projects, whose answers are run for real.
 
-`lessons.check` reads EXERCISES, in the learner's process. The judges of the projects start the
-ranks that they need on this machine; the first one also takes a Slurm.
+`lessons.check` reads EXERCISES, in the learner's process. The judges of the projects, which have
+their names, start the ranks that they need on this machine; the first one also takes a Slurm.
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ddp_helpers import ROOT
-from ddp_helpers.lessons.do_it_yourself import mending, own_net
-from ddp_helpers.lessons.do_it_yourself.mending import FAULTS
-from ddp_helpers.lessons.exercise import Exercise, Project
+import torch
+
+from ddp_helpers.lessons.do_it_yourself.mending import mend
+from ddp_helpers.lessons.do_it_yourself.own_net import my_run
+from ddp_helpers.lessons.exercise import Answer, Exercise, Project
 from ddp_helpers.lessons.run_script import LearnerRun, weight_distance
 
 # ---- how a test set was counted
@@ -23,19 +23,6 @@ def how_tested(images: int, ranks: int, counted: int) -> str:
     if counted <= images:
         return "each once" if counted == images else "not all"
     return "each by every rank" if counted == images * ranks else "padded"
-
-
-def _padded_if_more_images(images: int, ranks: int, counted: int) -> str:
-    """A mistake: what is more than the test set is padded."""
-    if counted == images:
-        return "each once"
-    return "padded" if counted > images else "not all"
-
-
-def _else_padded(images: int, ranks: int, counted: int) -> str:
-    """A mistake: what is neither once nor by every rank is padded."""
-    answers = {images: "each once", images * ranks: "each by every rank"}
-    return answers.get(counted, "padded")
 
 
 _TESTED_CASES = [
@@ -50,35 +37,22 @@ _TESTED_CASES = [
 ]
 _TESTED_TRAPS = {
     "More than there are can have two reasons: "
-    "padded shards, or ranks that each test everything.": _padded_if_more_images,
-    "Padding repeats images and loses none: fewer than there are has another name.": _else_padded,
+    "padded shards, or ranks that each test everything.": (
+        lambda images, ranks, counted: how_tested(images, 0, counted)
+    ),
+    "Padding repeats images and loses none: fewer than there are has another name.": (
+        lambda images, ranks, counted: {
+            images: "each once",
+            images * ranks: "each by every rank",
+        }.get(counted, "padded")
+    ),
 }
-
-
-# ---- a run of one's own network, and a faulty script
-
-
-def my_run(folder: Path) -> None:
-    """Train a net of one's own in this folder, as a job; only a notebook has such a net."""
-    raise NotImplementedError
-
-
-def mend(text: str) -> str:
-    """Return the script without its faults."""
-    for fault in FAULTS:
-        text = text.replace(fault.wrong, fault.right)
-    return text
 
 
 # ---- a script that survives a kill
 
 _RANKS, _EPOCHS = 2, 40
 _KILL_AFTER = 5  # epochs
-
-
-def my_resumable_script() -> Path:
-    """Return the path of spirals_ddp.py, made to survive a kill."""
-    return ROOT / "notebooks" / "spirals_resumable.py"
 
 
 def _run_epochs(script: Path, folder: Path, kill_after: int | None = None) -> list[str]:
@@ -111,13 +85,9 @@ def _epoch_lines(run: LearnerRun) -> list[str]:
     return [line for line in lines if line.startswith("epoch ")]
 
 
-def _judge_resumable(answer: Callable[..., object]) -> list[str]:
+def my_resumable_script(path_of_script: Answer) -> list[str]:
     """List what a kill in the middle spoils, a line each. Prints what was seen."""
-    path = answer()
-    if not isinstance(path, str | Path):
-        kind = type(path).__name__
-        return [f"my_resumable_script gives {kind}: return the path of your script"]
-    script = Path(path).resolve()
+    script = Path(path_of_script()).resolve()  # type: ignore[arg-type]  # whatever a learner returns
     if not script.is_file():
         return [f"there is no file {script}: return the path of your script"]
     with TemporaryDirectory() as killed, TemporaryDirectory() as unbroken:
@@ -130,7 +100,8 @@ def _judge_resumable(answer: Callable[..., object]) -> list[str]:
                 cure = "save where it is each epoch, and load that at the start"
                 return [f"after the kill it began with epoch 1: {cure}"]
             _run_epochs(script, Path(unbroken))
-            distance = _weights_apart(Path(unbroken), Path(killed))
+            saved = [Path(folder, "spirals.pt") for folder in (unbroken, killed)]
+            distance = weight_distance(*(torch.load(path, weights_only=True) for path in saved))
         except (RuntimeError, OSError) as error:
             return [str(error)]
     if distance:
@@ -140,17 +111,9 @@ def _judge_resumable(answer: Callable[..., object]) -> list[str]:
     return []
 
 
-def _weights_apart(folder: Path, other: Path) -> float:
-    """Return the largest difference of the weights that two runs have saved in their folders."""
-    import torch  # here: other exercises do without
-
-    weights = torch.load(folder / "spirals.pt", weights_only=True)
-    return weight_distance(weights, torch.load(other / "spirals.pt", weights_only=True))
-
-
 EXERCISES = [
     Exercise(how_tested, _TESTED_CASES, _TESTED_TRAPS),
-    Project(my_run, cases=[], traps={}, judge=own_net.judge),
-    Project(mend, cases=[], traps={}, judge=mending.judge),
-    Project(my_resumable_script, cases=[], traps={}, judge=_judge_resumable),
+    Project("my_run", my_run),
+    Project("mend", mend),
+    Project("my_resumable_script", my_resumable_script),
 ]

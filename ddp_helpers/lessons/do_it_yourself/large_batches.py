@@ -27,12 +27,11 @@ def large_batches(
     figure, axes = plt.subplots(1, len(accuracy), figsize=size, layout="constrained", sharey=True)
     costs, gains = [], []
     for ax, (optimizer, runs) in zip(axes, accuracy.items(), strict=True):
-        small, large, *remedied = runs.values()
-        best = max(remedied)
+        small, large, *_ = runs.values()
+        remedy = max(list(runs)[2:], key=lambda run: runs[run])
         costs.append(f"{optimizer} {small - large:.0f}")
-        gains.append(f"{best - large:.0f}")
-        _draw_runs(ax, runs, best)
-        remedy = next(run for run in list(runs)[2:] if runs[run] == best)
+        gains.append(f"{runs[remedy] - large:.0f}")
+        _draw_runs(ax, runs, runs[remedy])
         ax.set_title(f"{optimizer}: best with {remedy}", loc="left")
     axes[0].invert_yaxis()
     title = f"{factor} times the batch costs {' and '.join(costs)} points; "

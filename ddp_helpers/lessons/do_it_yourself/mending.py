@@ -1,21 +1,21 @@
 """Project 2 of notebook 17: a script with three faults that no error tells of, and its judge.
 
-The notebook shows the faulty script and `Net`; `exercises.py` calls `judge`, in the learner's
+The notebook shows the faulty script and `Net`; `lessons.check` calls `mend`, in the learner's
 process, which starts the ranks of the mended script on this machine.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.scripts import script_text
+from ddp_helpers.lessons.exercise import Answer
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
     LearnerRun,
@@ -55,74 +55,53 @@ class Net(nn.Module):
 # ---- the faults
 
 
-def _shares(notes: RankNotes, size: int) -> list[list[int]]:
-    """List the images that a rank took in each pass over the dataset of this size."""
-    return [indices for count, indices in notes.passes if count == size]
-
-
-def _orders_differ(ranks: list[RankNotes]) -> bool:
-    """Whether each rank took the training images in a new order in every epoch."""
-    orders = [{tuple(indices) for indices in _shares(notes, _TRAIN)} for notes in ranks]
-    return all(len(distinct) == _EPOCHS for distinct in orders)
-
-
-def _each_tested_once(ranks: list[RankNotes]) -> bool:
-    """Whether the ranks together tested each image once, in every epoch."""
-    epochs = list(zip(*(_shares(notes, _TEST) for notes in ranks), strict=False))
-    images = [*range(_TEST)]
-    return len(epochs) == _EPOCHS and all(sorted(chain(*epoch)) == images for epoch in epochs)
-
-
-def _weights_are_equal(ranks: list[RankNotes]) -> bool:
-    """Whether the ranks ended with the same weights."""
-    return all(
-        weight_distance(notes.weights, ranks[0].weights) < WEIGHT_TOLERANCE for notes in ranks
-    )
-
-
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A fault of the script: the text `wrong` in the place of `right`."""
 
     right: str
     wrong: str
-    mended: Callable[[list[RankNotes]], bool]  # from the notes of all ranks
     praise: str  # what is so where it is mended
-    symptom: str  # what is so where it is not
-    advice: str  # a question or a step that leads to the cure
-
-    @property
-    def hint(self) -> str:
-        """What to tell a learner whose script still has it."""
-        return f"{self.symptom}: {self.advice}"
+    hint: str  # what is so where it is not, and a question or a step that leads to the cure
 
 
 FAULTS = (
     Fault(
         right="        sampler.set_epoch(epoch)  # a new order\n        model.train()\n",
         wrong="        model.train()\n",
-        mended=_orders_differ,
         praise="each epoch has an order of its own",
-        symptom="the second epoch repeats the order of the first, on every rank",
-        advice="who tells the sampler which epoch it is?",
+        hint="the second epoch repeats the order of the first, on every rank: "
+        "who tells the sampler which epoch it is?",
     ),
     Fault(
         right="range(rank, len(test_set), world_size))  # each sample once",
         wrong="range(0, len(test_set), world_size))  # a share for each rank",
-        mended=_each_tested_once,
         praise="the ranks test each image once",
-        symptom="the ranks together do not test each image once",
-        advice="print which images each of them takes",
+        hint="the ranks together do not test each image once: "
+        "print which images each of them takes",
     ),
     Fault(
         right="one_pass(ddp_model, train_batches, args, optimizer",
         wrong="one_pass(model, train_batches, args, optimizer",
-        mended=_weights_are_equal,
         praise="the ranks end with the same weights",
-        symptom="the ranks end with different weights, so nobody averages gradients",
-        advice="which object do the images go through?",
+        hint="the ranks end with different weights, so nobody averages gradients: "
+        "which object do the images go through?",
     ),
 )
+
+
+def _mended(ranks: list[RankNotes]) -> tuple[bool, ...]:
+    """Say of each fault whether it is mended, from the notes of all ranks."""
+    trained, tested = (
+        [[order for size, order in notes.passes if size == images] for notes in ranks]
+        for images in (_TRAIN, _TEST)
+    )
+    of_epochs = [sorted(chain(*shares)) for shares in zip(*tested, strict=False)]
+    distances = [weight_distance(notes.weights, ranks[0].weights) for notes in ranks]
+    return (
+        all(len({*map(tuple, orders)}) == _EPOCHS for orders in trained),
+        of_epochs == [[*range(_TEST)]] * _EPOCHS,
+        max(distances) < WEIGHT_TOLERANCE,
+    )
 
 
 def faulty_script() -> str:
@@ -136,16 +115,16 @@ def faulty_script() -> str:
 # ---- the judge
 
 
-def judge(mend: Callable[..., object]) -> list[str]:
+def mend(changed: Answer) -> list[str]:
     """List each fault that is still in the script, and what the mending broke, a line each.
 
     Prints what is mended.
     """
-    text = mend(faulty_script())
+    text = changed(faulty_script())
     if not isinstance(text, str):
         return [f"mend gives {type(text).__name__}: return the whole text of the script"]
-    if problem := _problem_of_text(text):
-        return [problem]
+    if text == faulty_script():
+        return ["mend changes nothing: is each piece that it replaces in the text, to the space?"]
     with TemporaryDirectory() as folder:
         alone = _start(script_text("mnist_ddp"), Path(folder, "alone.py"), ranks=1)
         mended = _start(text, Path(folder, "mended.py"), ranks=_RANKS)
@@ -155,8 +134,8 @@ def judge(mend: Callable[..., object]) -> list[str]:
         ranks = mended.notes()
         weights_alone = alone.notes()[0].saved[0]
     left = []
-    for fault in FAULTS:
-        if fault.mended(ranks):
+    for fault, is_mended in zip(FAULTS, _mended(ranks), strict=True):
+        if is_mended:
             print(f"found: {fault.praise}")
         else:
             left.append(f"still there: {fault.hint}")
@@ -166,17 +145,6 @@ def judge(mend: Callable[..., object]) -> list[str]:
         print("found: the weights are those of one process with the same global batch")
         return []
     return [NOT_AS_ONE_PROCESS]
-
-
-def _problem_of_text(text: str) -> str:
-    """Say why a text is no mended script; empty, if it can be run."""
-    if text == faulty_script():
-        return "mend changes nothing: is each piece that it replaces in the text, to the space?"
-    try:
-        compile(text, "script", "exec")
-    except SyntaxError as error:
-        return f"the script is no Python any more: line {error.lineno}, {error.msg}"
-    return ""
 
 
 def _start(text: str, path: Path, ranks: int) -> LearnerRun:

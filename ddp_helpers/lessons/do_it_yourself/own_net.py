@@ -1,61 +1,41 @@
 """Project 1 of notebook 17: judge a run of a network of one's own by its record.
 
-`exercises.py` calls `judge`, in the learner's process. The learner's function submits the job;
+`lessons.check` calls `my_run`, in the learner's process. The learner's function submits the job;
 without a Slurm its ranks run on this machine.
 """
 
 import ast
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from ddp_helpers import RUNS
 from ddp_helpers.jobs.job import JobError
 from ddp_helpers.jobs.queue import ACTIVE
 from ddp_helpers.jobs.run import read_job_record
 from ddp_helpers.launch.scripts import script_text
+from ddp_helpers.lessons.exercise import Answer
 from ddp_helpers.records import runs
 
 BAR = 0.8  # share of the test images that must be right
 
 
-class _JobSize(NamedTuple):
-    """What a run must have; the values here, where the notebook's parameters do not say it."""
-
-    nodes: int = 2
-    gpus_per_node: int = 2
-
-
-def judge(my_run: Callable[..., object]) -> list[str]:
+def my_run(train_in: Answer) -> list[str]:
     """Have the learner's function make a run in a new folder, and list what the record lacks.
 
     Prints what the record of a right run shows.
     """
     folder = runs.new_run_folder(RUNS, "17_my_net")
-    my_run(folder)
-    size = _size_in_notebook(my_run)
-    lines = list_missing(folder, size.nodes, size.gpus_per_node)
-    if not lines:
-        _print_result(folder, size)
-    return lines
-
-
-def _size_in_notebook(my_run: Callable[..., object]) -> _JobSize:
-    """Read the parameters of the notebook that defines the learner's function."""
-    variables = my_run.__globals__
-    default = _JobSize()
-    nodes = variables.get("nodes", default.nodes)
-    return _JobSize(nodes, variables.get("gpus_per_node", default.gpus_per_node))
-
-
-def _print_result(folder: Path, size: _JobSize) -> None:
-    """Print how many ranks a run had, and how well its network does."""
+    train_in(folder)
+    notebook = train_in.__globals__  # type: ignore[attr-defined]
+    nodes, gpus = (notebook.get(name, 2) for name in ("nodes", "gpus_per_node"))
+    if lines := list_missing(folder, nodes, gpus):
+        return lines
     run = runs.read_run(folder)
     last = run.epochs[-1]
-    ranks = f"world size {run.env['world_size']} on {size.nodes} nodes"
+    ranks = f"world size {run.env['world_size']} on {run.nodes} nodes"
     print(f"found: {run.state}, {ranks}, your Net in the script")
     accuracy, images = last["test_accuracy"], last["test_samples"]
     print(f"found: {accuracy:.1%} right of {images} test images")
+    return []
 
 
 def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
@@ -77,33 +57,29 @@ def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
     if run.state != "done" or not run.epochs:
         reason = run.status.get("why") or "read the log in its folder"
         return [f"the run ended as {run.state!r}: {reason}"]
-    program = job_record["job"]["program"][0]
-    lines = [
-        _judge_size(run, nodes, gpus),
-        _judge_net(folder, program),
-        _judge_test_set(run),
-        _judge_accuracy(run),
-    ]
-    return [line for line in lines if line]
+    return _mistakes(run, job_record["job"]["program"][0], nodes, gpus)
 
 
-def _judge_size(run: runs.RunRecord, nodes: int, gpus: int) -> str:
-    """Say what is wrong with the number of ranks and nodes; empty, if nothing is."""
-    ranks = run.env.get("world_size")
-    if ranks == nodes * gpus and run.nodes == nodes:
-        return ""
-    expected = f"{nodes} nodes with {gpus} GPUs each make world size {nodes * gpus}"
-    actual = f"the world size is {ranks} on {run.nodes} nodes"
-    return f"{actual}, but {expected}: look at the Job's three numbers"
-
-
-def _judge_net(folder: Path, program: str) -> str:
-    """Say what is wrong with the script's Net; empty, if it has one that is not the course's."""
-    net = _net_in((folder / program).read_text())
-    if net not in ("", _net_in(script_text("mnist_ddp"))):
-        return ""
-    cure = "hand yours to scripts.write_script, as replace=[Net]"
-    return f"{program} holds no Net but the course's: {cure}"
+def _mistakes(run: runs.RunRecord, program: str, nodes: int, gpus: int) -> list[str]:
+    """List what is wrong with a run that is done: its size, its net, its test, its accuracy."""
+    lines = []
+    ranks, last = run.env.get("world_size"), run.epochs[-1]
+    if (ranks, run.nodes) != (nodes * gpus, nodes):
+        expected = f"{nodes} nodes with {gpus} GPUs each make world size {nodes * gpus}"
+        actual = f"the world size is {ranks} on {run.nodes} nodes"
+        lines.append(f"{actual}, but {expected}: look at the Job's three numbers")
+    if _net_in((run.folder / program).read_text()) in ("", _net_in(script_text("mnist_ddp"))):
+        cure = "hand yours to scripts.write_script, as replace=[Net]"
+        lines.append(f"{program} holds no Net but the course's: {cure}")
+    path = run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number
+    if (counted := last.get("test_samples")) != images:
+        cure = "add up sums, and pad nothing"
+        lines.append(f"{counted} test images were counted, and there are {images}: {cure}")
+    if (accuracy := last.get("test_accuracy") or 0) < BAR:
+        right = f"{accuracy:.1%} of the test images are right"
+        lines.append(f"{right}, and {BAR:.0%} are asked: more epochs, or another network?")
+    return lines
 
 
 def _net_in(text: str) -> str:
@@ -112,23 +88,3 @@ def _net_in(text: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == "Net":
             return ast.dump(node)
     return ""
-
-
-def _judge_test_set(run: runs.RunRecord) -> str:
-    """Say what is wrong with the number of test images; empty, if each was counted once."""
-    path = run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number
-    counted = run.epochs[-1].get("test_samples")
-    if counted == images:
-        return ""
-    cure = "add up sums, and pad nothing"
-    return f"{counted} test images were counted, and there are {images}: {cure}"
-
-
-def _judge_accuracy(run: runs.RunRecord) -> str:
-    """Say what is wrong with the accuracy; empty, if enough of the test images are right."""
-    accuracy = run.epochs[-1].get("test_accuracy") or 0
-    if accuracy >= BAR:
-        return ""
-    right = f"{accuracy:.1%} of the test images are right"
-    return f"{right}, and {BAR:.0%} are asked: more epochs, or another network?"

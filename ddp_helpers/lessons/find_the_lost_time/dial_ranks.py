@@ -1,4 +1,4 @@
-"""Time a batch of training in four ways, and count its bytes, on a network that rank 0 turns down.
+"""Time a batch of training in four ways, on a network that rank 0 turns down.
 
 torchrun starts it on every rank, in a network namespace of their own, which `unshare -Urn` makes:
 there rank 0 may turn the network down.
@@ -19,23 +19,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_helpers.lessons.measure import sent_bytes
-
 LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows a rank
 MICRO_BATCHES, APPROXIMATION_RANK = 4, 4
 LIMIT = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf"]
 LIMIT += ["burst", "128kb", "latency", "50ms", "rate"]
 
-Group = dist.ProcessGroup | None  # None for that of all ranks
 Step = Callable[[], float]  # takes a step; returns its seconds a batch
 
 
-def _make_step(
-    group: Group,
-    hook: Callable | None = None,
-    state: object = None,
-    pieces: int = 1,
-) -> Step:
+def _make_step(hook: Callable | None = None, state: object = None, pieces: int = 1) -> Step:
     """Make a model, and the step that trains it; every rank calls both.
 
     hook, state: DDP's communication hook; pieces: the batches in a step, the last of which sends.
@@ -43,14 +35,14 @@ def _make_step(
     layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     # One bucket: of two, gloo may start PowerSGD's all-reduces in another order on each rank, and
     # then they hang.
-    model = DDP(layers, process_group=group, bucket_cap_mb=100)
+    model = DDP(layers, bucket_cap_mb=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rows = torch.randn(BATCH, WIDTH)
     if hook:
         model.register_comm_hook(state, hook)
 
     def step() -> float:
-        dist.barrier(group)
+        dist.barrier()
         began = time.perf_counter()
         for piece in range(1, pieces + 1):
             sends = piece == pieces
@@ -59,24 +51,24 @@ def _make_step(
         optimizer.step()
         optimizer.zero_grad()
         # Up to here this rank has its sums; the other may still wait for bytes on the link.
-        dist.barrier(group)
+        dist.barrier()
         return (time.perf_counter() - began) / pieces
 
     return step
 
 
-def make_steps(group: Group) -> dict[str, Step]:
+def make_steps() -> dict[str, Step]:
     """Make a step of each way, and take some: PowerSGD sends the first two in full.
 
     Every rank calls it.
     """
     rank = APPROXIMATION_RANK
-    power = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    power = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     steps = {
-        "DDP": _make_step(group),
-        "bf16 hook": _make_step(group, bf16_compress_hook, group),
-        "PowerSGD": _make_step(group, powerSGD_hook, power),
-        "no_sync": _make_step(group, pieces=MICRO_BATCHES),
+        "DDP": _make_step(),
+        "bf16 hook": _make_step(bf16_compress_hook),
+        "PowerSGD": _make_step(powerSGD_hook, power),
+        "no_sync": _make_step(pieces=MICRO_BATCHES),
     }
     for step in [*steps.values()] * 4:
         step()
@@ -96,31 +88,15 @@ def time_steps(steps: dict[str, Step], count: int) -> dict[str, float]:
     return lower_quartiles
 
 
-def count_sent(steps: dict[str, Step]) -> dict[str, float]:
-    """Take a step of each way; returns the bytes that all ranks together send for it, by way.
-
-    Every rank calls it. NaN where the kernel does not tell.
-    """
-    sent_by_rank: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-    sent_here = {}
-    for way, step in steps.items():
-        before = sent_bytes()
-        step()
-        sent_here[way] = sent_bytes() - before
-    dist.all_gather_object(sent_by_rank, sent_here)
-    return {way: sum(sent[way] for sent in sent_by_rank) for way in steps}
-
-
 def main(rates: str, count: str) -> None:
-    """Print as JSON the seconds a batch at each rate, by way, and the bytes of a step, by way.
+    """Print as JSON the seconds a batch at each rate, by way.
 
     Every rank calls it, rank 0 prints. rates: Mbit/s with commas, 0 for the open network; count:
     the steps of each way.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    steps = make_steps(dist.group.WORLD)
-    sent = count_sent(steps)
+    steps = make_steps()
     by_rate = {}
     for mbit in map(int, rates.split(",")):
         if mbit and dist.get_rank() == 0:
@@ -128,7 +104,7 @@ def main(rates: str, count: str) -> None:
         # An open network is soon measured.
         by_rate[mbit] = time_steps(steps, int(count) if mbit else 3 * int(count))
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": by_rate, "sent": sent}))
+        print(json.dumps({"seconds": by_rate}))
     dist.destroy_process_group()
 
 

@@ -37,11 +37,6 @@ def _overlaps_twice(compute: _Spans, all_reduce: _Spans) -> int:
     return sum(not_hidden(compute, [span]) for span in all_reduce)
 
 
-def _hidden(compute: _Spans, all_reduce: _Spans) -> int:
-    """A mistake: the all-reduces that computing hides."""
-    return not_hidden([], all_reduce) - not_hidden(compute, all_reduce)
-
-
 def _all_of_it(compute: _Spans, all_reduce: _Spans) -> int:
     """A mistake: hidden all-reduces count, too."""
     return not_hidden([], all_reduce)
@@ -59,7 +54,6 @@ _NOT_HIDDEN = Exercise(
         "A difference of sums says nothing of when: "
         "an all-reduce after the computing is not hidden by it.": _difference_of_lengths,
         "Where two all-reduces run at once, that time counts once.": _overlaps_twice,
-        "That is the hidden time; the rest of the all-reduces is asked for.": _hidden,
         "That is all of the all-reduces: take off what runs while the rank computes.": _all_of_it,
     },
 )
@@ -97,11 +91,6 @@ def _sends_once(gradients: int, factor: float, extra: float, ranks: int) -> floa
     return gradients * (1 - 1 / factor) / extra
 
 
-def _sends_no_sum(gradients: int, factor: float, extra: float, ranks: int) -> float:
-    """A mistake: half of the ring, up to the sum."""
-    return pays_below(gradients, factor, extra, ranks) / 2
-
-
 _PAYS_BELOW = Exercise(
     pays_below,
     [(4_800_000, 2.0, 0.002, 2), (100_000_000, 64.0, 0.010, 8), (4_800_000, 10.0, 0.004, 1)],
@@ -113,8 +102,6 @@ _PAYS_BELOW = Exercise(
             _counts_compressed
         ),
         "In a ring each rank sends 2(n - 1)/n times the gradients, not once.": _sends_once,
-        "Up to the sum it is (n - 1)/n; "
-        "the sum must go back to all ranks, which costs as much again.": _sends_no_sum,
     },
 )
 

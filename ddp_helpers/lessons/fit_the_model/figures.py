@@ -9,7 +9,7 @@ from ddp_helpers.lessons.side_by_side import KINDS
 
 _CUTS: dict[str, list[str]] = {  # by method, the kinds of which each of two ranks holds half
     "DDP": [],
-    "ZeRO": ["optimizer state"],
+    "ZeRO-1": ["optimizer state"],
     "FSDP2": ["parameters", "gradients", "optimizer state"],
 }
 _GATHER = "FSDP2 gathers a layer to compute it, tensor parallel never does."
@@ -23,8 +23,8 @@ def who_holds(held: dict[str, float]) -> Picture:
     kept = {}  # bytes, by method
     for method, cuts in _CUTS.items():
         kept[method] = sum(size / (1 + (kind in cuts)) for kind, size in held.items())
-    zero, fsdp = (f"{kept[method] / kept['DDP']:.0%}" for method in ("ZeRO", "FSDP2"))
-    title = f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO, {fsdp} with FSDP2"
+    zero, fsdp = (f"{kept[method] / kept['DDP']:.0%}" for method in ("ZeRO-1", "FSDP2"))
+    title = f"Each of 2 ranks keeps {zero} of DDP's memory with ZeRO-1, {fsdp} with FSDP2"
     ax = canvas(4.55, title)
     for (method, cuts), top in zip(_CUTS.items(), (0.95, 2.1, 3.25), strict=True):
         # FSDP2 has a second line below it.
@@ -45,8 +45,8 @@ def who_holds(held: dict[str, float]) -> Picture:
                 box(ax, own, (share * width - 0.08, 0.38), label, KINDS[kind], size=10)
                 x += width
     write_text(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
-    note = f"Computed, float32 with Adam. Dotted: on the other rank. {_GATHER}"
+    note = f"Computed, with Adam, activations apart. Dotted: on the other rank. {_GATHER}"
     write_text(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
     sizes = ", ".join(f"{method} {size / 1e6:.0f} MB" for method, size in kept.items())
-    cut = "ZeRO cuts the optimizer state, FSDP2 all three kinds"
+    cut = "ZeRO-1 cuts the optimizer state, FSDP2 all three kinds"
     return described(ax.figure, f"{title}: {sizes}. {cut}. {_GATHER}")

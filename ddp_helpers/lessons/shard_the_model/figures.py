@@ -10,7 +10,7 @@ _CHOICES = [  # a question, the method if the answer is yes, its price, its colo
     (
         "Does all fit: a replica with\nits state, and the batch?",
         "DDP",
-        "nothing more; the reference for all below",
+        "nothing more (FSDP2 with weights kept, if tensor parallel comes beside it)",
         BLUE,
     ),
     (
@@ -21,8 +21,8 @@ _CHOICES = [  # a question, the method if the answer is yes, its price, its colo
     ),
     (
         "Does a layer fit whole, beside\n1/N of the model and its state?",
-        "FSDP2: fully_shard",
-        "weights gathered twice a step; checkpoints in parts",
+        "FSDP2: fully_shard; or HSDP",
+        "weights gathered twice a step; HSDP on several nodes of which one would do",
         GREEN,
     ),
     (
@@ -35,7 +35,7 @@ _CHOICES = [  # a question, the method if the answer is yes, its price, its colo
 _CURES = {  # by condition, whatever the choice
     "A script with DDP lacks only a little memory:": "ZeroRedundancyOptimizer (ZeRO-1)",
     "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
-    "The ranks have unequal numbers of batches:": "even them out in the sampler; else Join",
+    "The ranks have unequal numbers of batches:": "stop all at the fewest; else Join",
     "The device has units for bfloat16:": "autocast, for time",
 }
 

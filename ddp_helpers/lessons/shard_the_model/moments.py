@@ -81,15 +81,14 @@ _MOMENTS = [
 
 def moments_of_a_step() -> list[Picture]:
     """Draw the moments one by one, to be stepped through."""
-    return [who_holds_now(moment) for moment in range(1, len(_MOMENTS) + 1)]
+    return [_draw_moment(number, moment) for number, moment in enumerate(_MOMENTS, 1)]
 
 
-def who_holds_now(moment: int = 4) -> Picture:
-    """Draw what each of two ranks holds of two layers at a moment of the step, from 1 on."""
-    now = _MOMENTS[moment - 1]
+def _draw_moment(number: int, now: _Moment) -> Picture:
+    """Draw what each of two ranks holds of two layers at a moment of the step."""
     ax = canvas(3.9, now.title)
     sent = f"sent now: {now.message}" if now.message else "sent now: nothing"
-    write_text(ax, LEFT, 0.66, f"moment {moment} of {len(_MOMENTS)};  {sent}", ha="left")
+    write_text(ax, LEFT, 0.66, f"moment {number} of {len(_MOMENTS)};  {sent}", ha="left")
     for rank, (left, width) in enumerate(equal_parts(LEFT, RIGHT, _RANKS, gap=0.3)):
         box(ax, (left, 0.98), (width, 2.8), fill=0.06)
         write_text(ax, left + 0.5, 1.24, f"rank {rank}", weight="bold")
@@ -108,10 +107,8 @@ def who_holds_now(moment: int = 4) -> Picture:
         f"{_HELD[now.gradients[layer]]} of the gradients, its own half of Adam's state"
         for layer in range(2)
     ]
-    number = f"Moment {moment} of {len(_MOMENTS)}"
-    return described(
-        ax.figure, f"{number}: {now.title}; {sent}. Each rank holds {'; '.join(layers)}."
-    )
+    alt = f"Moment {number} of {len(_MOMENTS)}: {now.title}; {sent}. "
+    return described(ax.figure, f"{alt}Each rank holds {'; '.join(layers)}.")
 
 
 def _draw_halves(ax: Axes, corner: Point, extent: Point, rank: int, state: str) -> None:

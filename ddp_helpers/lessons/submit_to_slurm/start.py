@@ -6,7 +6,6 @@ The notebook's set-up calls it, once; no rank does.
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Site
@@ -15,27 +14,11 @@ from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.records import runs
 
 
-class Folders(NamedTuple):
-    """Where things lie."""
-
-    laptop: Path  # stands for a folder on the learner's laptop: two scripts of the course
-    data: Path
-    on_cluster: Path  # a new one, for the first job
-
-
-class Flags(NamedTuple):
-    """What cells give to Slurm's commands, and to scripts, on a site."""
-
-    one_gpu: str
-    two_gpus: str
-    gpus: str  # as many as the job has on a node
-    script_args: str  # where GPUs are pretended: --no-cuda
-
-
-def folders(small_train: int) -> Folders:
+def folders(small_train: int) -> tuple[Path, Path, Path]:
     """Write the scripts and the small data, and make the first job's folder.
 
-    small_train: training images of the small data.
+    small_train: training images of the small data. Returns the folder that stands for one on the
+    learner's laptop, with two scripts of the course; that of the data; and that of the job.
     """
     laptop = ROOT / "build" / "first_job"
     shutil.rmtree(laptop, ignore_errors=True)  # what an earlier course left there would be copied
@@ -44,13 +27,14 @@ def folders(small_train: int) -> Folders:
     data = write_digits(ROOT / "build" / f"small_{small_train}", train=small_train, test=256)
     on_cluster = runs.new_run_folder(RUNS, "07_first")
     on_cluster.mkdir(parents=True, exist_ok=True)
-    return Folders(laptop, data, on_cluster)
+    return laptop, data, on_cluster
 
 
-def flags_of(name: str, gpus_per_node: int) -> Flags:
-    """Return the flags of a site, and let salloc, sbatch and srun know its partition and account.
+def flags_of(name: str, gpus_per_node: int) -> tuple[str, str, str, str]:
+    """Let salloc, sbatch and srun know a site's partition and account, and return its flags.
 
-    name: of a file in slurm/sites, or its path.
+    name: of a file in slurm/sites, or its path. The flags ask for one GPU, for two, and for as many
+    as the job has on a node; the last are those of scripts, as --no-cuda where GPUs are pretended.
     """
     site = Site.load(name)
     for flag in site.admission:
@@ -58,4 +42,4 @@ def flags_of(name: str, gpus_per_node: int) -> Flags:
         for command in ("SALLOC", "SBATCH", "SLURM"):
             os.environ[f"{command}_{key.upper()}"] = value
     one, two, some = (site.gpus.replace("{n}", str(count)) for count in (1, 2, gpus_per_node))
-    return Flags(one, two, some, " ".join(site.script_args))
+    return one, two, some, " ".join(site.script_args)

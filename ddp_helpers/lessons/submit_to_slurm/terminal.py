@@ -19,11 +19,7 @@ from ddp_helpers.jobs import available, states_of_job
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.launch.screen import Screen
 
-# What a value may hold: a path, a number, flags; and between double quotes, where bash takes all
-# else as it is.
-_UNQUOTED = re.compile(r"[\w ./:=,@%+-]*")
-_QUOTED = re.compile(r"[^\"$`\\!\n]*")
-_VARIABLE = re.compile(r'(?<!\$)(?P<quote>"?)\{(?P<name>\w+)\}(?P=quote)')  # {name}, not ${name}
+_VARIABLE = re.compile(r"(?<!\$)\{(\w+)\}")  # {name}, not ${name}
 
 
 class Terminal:
@@ -49,45 +45,31 @@ class Terminal:
         if not available():
             print("left out: no Slurm answers here")
             return
-        status = self._run_in_bash(self.fill_in(cell), until_job_ends=mode == "until")
+        status = self._run_in_bash(cell, until_job_ends=mode == "until")
         if numbers := re.findall(r"Submitted batch job (\d+)", self.variables["said"]):
             self.variables["JOB"] = numbers[-1]
         if mode == "fails":
             print(f"exit status {status}")
-        failed = status != 0
-        if mode != "until" and failed != (mode == "fails"):
+        if mode != "until" and bool(status) != (mode == "fails"):
             raise UsageError(f"the commands ended with exit status {status}")
 
-    def fill_in(self, cell: str) -> str:
-        """Return a cell with the notebook's variables in the place of their names in braces.
-
-        Braces around anything else stay, and those of ${…}, too.
-        Raises UsageError for a value that bash would take for more than words.
-        """
-        return _VARIABLE.sub(self._value, cell)
-
-    def _value(self, match: re.Match[str]) -> str:
-        """Return what stands for a match of _VARIABLE."""
-        name, quote = match["name"], match["quote"]
-        if name not in self.variables:
-            return match[0]
-        value = str(self.variables[name])
-        allowed = _QUOTED if quote else _UNQUOTED
-        if not allowed.fullmatch(value):
-            problem = f"{name} is {value!r}: bash would take it for more than words"
-            raise UsageError(f"%%slurm: {problem}")
-        return f"{quote}{value}{quote}"
-
-    def _run_in_bash(self, commands: str, until_job_ends: bool) -> int:
+    def _run_in_bash(self, cell: str, until_job_ends: bool) -> int:
         """Run commands, print and keep their lines, and return the exit status.
 
+        Bash gets the notebook's variables as variables of its own, so it runs nothing in a value.
         An interrupt ends the commands, and all that they have started.
         """
+        names = {name for name in _VARIABLE.findall(cell) if name in self.variables}
         job = self.variables.get("JOB", "")
-        env = environment() | {"JOB": job, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
-            ["bash", "-ec", commands],
-            env=env,
+            [
+                "bash",
+                "-ec",
+                _VARIABLE.sub(lambda found: "$" * (found[1] in names) + found[0], cell),
+            ],
+            env=environment()
+            | {name: str(self.variables[name]) for name in names}
+            | {"JOB": job, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

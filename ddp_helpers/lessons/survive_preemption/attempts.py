@@ -22,9 +22,7 @@ class Attempt(NamedTuple):
     from_step: int
     to_step: int  # of its last checkpoint: the next attempt goes on there
     saves: int  # checkpoints
-    lost_seconds: (
-        float  # of work after the last checkpoint, as far as events tell: it is done again
-    )
+    lost_seconds: float  # of work after the last checkpoint, which is done again
     ended: str  # done, preempted or failed; unknown where no event says it
 
 
@@ -37,16 +35,13 @@ def read_events(folder: str | Path) -> pd.DataFrame:
     rows, step = [], 0
     lines = (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines()
     for line in lines:
-        with suppress(
-            ValueError, KeyError, TypeError, AttributeError
-        ):  # cut off when its process died
+        with suppress(json.JSONDecodeError):  # cut off when its process died
             event = json.loads(line)
-            step = int(event.get("step", step))
-            rows.append((float(event["time"]), str(event["event"]), step))
+            step = event.get("step", step)
+            rows.append((event["time"], event["event"], step))
     table = pd.DataFrame(rows, columns=["seconds", "event", "step"])
     table["seconds"] -= table["seconds"].min()
-    starts = (table["event"] == "started").cumsum()
-    table.insert(0, "attempt", starts.clip(lower=1))
+    table.insert(0, "attempt", (table["event"] == "started").cumsum())
     return table
 
 
@@ -73,8 +68,3 @@ def _attempt(number: int, rows: pd.DataFrame) -> Attempt:
         lost_seconds=float(last["seconds"] - saved_at["seconds"]) if ended == "failed" else 0.0,
         ended=ended,
     )
-
-
-def attempts_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Make a table of the attempts in the events of a run: a row each, with Attempt's columns."""
-    return pd.DataFrame(list_attempts(table), columns=list(Attempt._fields))

@@ -37,22 +37,18 @@ def save(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         folders = [own_folder]
         dist.broadcast_object_list(folders)
         path = Path(folders[0], "checkpoint.pt")
-        for disk, is_full, hint in (
-            ("room on rank 0's disk", rank > 0, _ALL_WRITE),
-            ("no room on rank 0's disk", rank == 0, _UNTOLD),
-        ):
+        for goes_well, hint in ((True, _ALL_WRITE), (False, _UNTOLD)):
+            is_full = (rank == 0) != goes_well
             if rank == 0:
                 path.write_bytes(_OLD)
             resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM if is_full else most, most))
             told = answer(str(path), _NEW)
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-            goes_well = hint == _ALL_WRITE
-            yield Comparison(
-                f"with {disk}, what save returns", told, goes_well, {hint: not is_full}
-            )
+            where = f"with {'room' if goes_well else 'no room'} on rank 0's disk"
+            yield Comparison(f"{where}, what save returns", told, goes_well, {hint: not is_full})
             content = {_OLD: "old", _NEW: "new"}.get(path.read_bytes(), "damaged")
             right = "new" if goes_well else "old"
-            yield Comparison(f"with {disk}, the checkpoint", content, right, {_LOST: "damaged"})
+            yield Comparison(f"{where}, the checkpoint", content, right, {_LOST: "damaged"})
 
 
 _ALL_WRITE = "Every rank writes: one is enough, and they may write over each other."
@@ -136,9 +132,6 @@ _BETWEEN_CASES = [(2.0, 86_400.0, 0.5), (30.0, 3600.0, 1.5), (0.1, 3600.0, 60.0)
 _BETWEEN_TRAPS = {
     "That is the interval in seconds; divide it by the seconds of a step.": (
         lambda cost, between, step: steps_between_saves(cost, between, 1)
-    ),
-    "The formula has a 2 under the root: half an interval is lost on average.": (
-        lambda cost, between, step: steps_between_saves(cost / 2, between, step)
     ),
     "No less than one step: nothing can be saved in the middle of one.": (
         lambda cost, between, step: round(math.sqrt(2 * cost * between) / step)

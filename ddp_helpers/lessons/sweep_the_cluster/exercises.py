@@ -20,19 +20,13 @@ def sweep_gpu_hours(sizes: list[int], repeats: int, minutes: float) -> float:
     return sum(sizes) * repeats * minutes / 60
 
 
-def _hours_without_repeats(sizes: list[int], repeats: int, minutes: float) -> float:
-    """A mistake: each size runs once."""
-    return sum(sizes) * minutes / 60
-
-
 _HOURS_TRAPS = {
     "A job on four GPUs costs four times its minutes: add up GPUs.": (
         lambda sizes, repeats, minutes: len(sizes) * repeats * minutes / 60
     ),
     "Those are GPU-minutes, and an hour has 60 of them.": (
-        lambda sizes, repeats, minutes: sum(sizes) * repeats * minutes
+        lambda sizes, repeats, minutes: sweep_gpu_hours(sizes, repeats, minutes * 60)
     ),
-    "Each size runs as often as there are repeats.": _hours_without_repeats,
 }
 
 # ---- steps of an epoch
@@ -66,32 +60,8 @@ def soonest(offers: Offers, budget: float) -> int:
 
     0 if all cost more.
     """
-    minutes = {gpus: wait + run for gpus, (wait, run) in offers.items()}
-    return _fastest(minutes, _gpu_hours(offers), budget)
-
-
-def _gpu_hours(offers: Offers) -> dict[int, float]:
-    """Compute the GPU-hours of each offer: GPUs are paid for while the job runs."""
-    return {gpus: gpus * run / 60 for gpus, (_, run) in offers.items()}
-
-
-def _fastest(minutes: dict[int, float], gpu_hours: dict[int, float], budget: float) -> int:
-    """Choose the number of GPUs with the fewest minutes within the budget; 0 if none is."""
-    affordable = sorted(gpus for gpus in minutes if gpu_hours[gpus] <= budget)
-    return min(affordable, key=lambda gpus: minutes[gpus], default=0)
-
-
-def _soonest_without_wait(offers: Offers, budget: float) -> int:
-    """A mistake: offers are compared by the minutes of running alone."""
-    minutes = {gpus: run for gpus, (_, run) in offers.items()}
-    return _fastest(minutes, _gpu_hours(offers), budget)
-
-
-def _soonest_with_paid_wait(offers: Offers, budget: float) -> int:
-    """A mistake: waiting costs GPU-hours, too."""
-    minutes = {gpus: wait + run for gpus, (wait, run) in offers.items()}
-    gpu_hours = {gpus: gpus * minutes[gpus] / 60 for gpus in offers}
-    return _fastest(minutes, gpu_hours, budget)
+    affordable = [gpus for gpus, (_, run) in offers.items() if gpus * run / 60 <= budget]
+    return min(affordable, key=lambda gpus: (sum(offers[gpus]), gpus), default=0)
 
 
 _OFFERS: Offers = {1: (0, 120), 2: (5, 65), 4: (90, 40)}
@@ -103,8 +73,16 @@ _SOONEST_CASES = [
     ({8: (60, 15)}, 2),
 ]
 _SOONEST_TRAPS = {
-    "The result is there after the wait and the run: add them.": _soonest_without_wait,
-    "GPUs are paid for while the job runs, not while it waits.": _soonest_with_paid_wait,
+    "The result is there after the wait and the run: add them.": (
+        lambda offers, budget: soonest(
+            {gpus: (0, run) for gpus, (_, run) in offers.items()}, budget
+        )
+    ),
+    "GPUs are paid for while the job runs, not while it waits.": (
+        lambda offers, budget: soonest(
+            {gpus: (0, sum(both)) for gpus, both in offers.items()}, budget
+        )
+    ),
     "That costs more GPU-hours than the budget has: GPUs times run, in hours.": (
         lambda offers, budget: soonest(offers, math.inf)
     ),

@@ -1,16 +1,17 @@
 """The exercises of notebook 06: an epoch's line, the same training, a plain script made DDP.
 
-`lessons.check` asks them for verdicts, in the learner's process. The last one starts the learner's
-script on ranks of its own, and compares what they did with the run on one rank.
+`lessons.check` asks them for verdicts, in the learner's process. The judge of the last one, which
+has its name, starts the learner's script on ranks, and compares what they did with one rank.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import mean
 
 from ddp_helpers import ROOT
+from ddp_helpers.lessons.comparison import Comparison, difference
 from ddp_helpers.lessons.exercise import Answer, Exercise, Project
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
@@ -18,9 +19,6 @@ from ddp_helpers.lessons.run_script import (
     wait_for_runs,
     weight_distance,
 )
-
-if TYPE_CHECKING:
-    from ddp_helpers.lessons.script_notes import RankNotes
 
 # ---- an epoch's line
 
@@ -36,25 +34,8 @@ def epoch_line(totals: list[tuple]) -> dict[str, float]:
 
 def _mean_of_means(totals: list[tuple]) -> dict[str, float]:
     """A mistake: the mean of the ranks' means."""
-    losses = [loss / samples for loss, _, samples in totals]
-    accuracies = [right / samples for _, right, samples in totals]
-    return {
-        "loss": sum(losses) / len(totals),
-        "accuracy": sum(accuracies) / len(totals),
-    }
-
-
-def _sums_by_ranks(totals: list[tuple]) -> dict[str, float]:
-    """A mistake: the sums are divided by the number of ranks."""
-    return {
-        "loss": sum(loss for loss, _, _ in totals) / len(totals),
-        "accuracy": sum(right for _, right, _ in totals) / len(totals),
-    }
-
-
-def _rank_0_alone(totals: list[tuple]) -> dict[str, float]:
-    """A mistake: the line of rank 0's shard."""
-    return _mean_of_means(totals[:1])
+    lines = [epoch_line([of_rank]) for of_rank in totals]
+    return {name: mean(line[name] for line in lines) for name in lines[0]}
 
 
 _LINE_CASES = [
@@ -66,13 +47,14 @@ _ADD_UP_FIRST = "The shards differ in size, so the mean of the ranks' means is n
 _ADD_UP_FIRST += "add up first, divide once."
 _LINE_TRAPS = {
     _ADD_UP_FIRST: _mean_of_means,
-    "Divide by the number of samples, not of ranks.": _sums_by_ranks,
-    "That is rank 0's shard alone, as if all_reduce had been forgotten.": _rank_0_alone,
+    "Divide by the number of samples, not of ranks.": (
+        lambda totals: epoch_line([(loss, right, 1) for loss, right, _ in totals])
+    ),
 }
 
 # ---- the same training
 
-_Flags = Mapping[str, float]  # of a run: its flags by name, and its world_size
+_Flags = dict[str, float]  # of a run: its flags by name, and its world_size
 
 
 def same_training(one: _Flags, other: _Flags) -> bool:
@@ -80,29 +62,18 @@ def same_training(one: _Flags, other: _Flags) -> bool:
 
     Rounding and dropout may differ.
     """
-    return _global_batch(one) == _global_batch(other) and _rest_agrees(one, other)
+    return _steps(one) == _steps(other)
 
 
-def _global_batch(flags: _Flags) -> float:
-    """Compute the images in a step of all ranks together."""
-    ranks = flags["world_size"] if "batch_size_per_rank" in flags else 1
-    return _batch_flag(flags) * ranks
+def _steps(flags: _Flags) -> tuple[float, ...]:
+    """Return what decides the steps of a run: the batch of all its ranks, and three flags."""
+    batch = flags.get("batch_size") or flags["batch_size_per_rank"] * flags["world_size"]
+    return batch, flags["epochs"], flags["lr"], flags["seed"]
 
 
-def _batch_flag(flags: _Flags) -> float:
-    """Return the number that says the batch: of all ranks, or of each."""
-    return flags["batch_size"] if "batch_size" in flags else flags["batch_size_per_rank"]
-
-
-def _rest_agrees(one: _Flags, other: _Flags) -> bool:
-    """Whether two runs have the same number of epochs, learning rate and seed."""
-    return all(one[name] == other[name] for name in ("epochs", "lr", "seed"))
-
-
-def _same_with_batch_per_rank(one: _Flags, other: _Flags) -> bool:
-    """A mistake: batch_size is taken for the batch of each rank."""
-    batches = [_batch_flag(flags) * flags["world_size"] for flags in (one, other)]
-    return batches[0] == batches[1] and _rest_agrees(one, other)
+def _per_rank(flags: _Flags) -> _Flags:
+    """Return the flags of a run whose batch_size is taken for the batch of each rank."""
+    return flags | {"batch_size": _steps(flags | {"world_size": 1})[0] * flags["world_size"]}
 
 
 _ONE_RANK = {"world_size": 1, "batch_size": 128, "epochs": 2, "lr": 1.0, "seed": 1}
@@ -117,11 +88,13 @@ _SAME_CASES = [
 ]
 _SAME_TRAPS = {
     "batch_size_per_rank is of each rank: a step takes so many from every one of them.": (
-        lambda one, other: _batch_flag(one) == _batch_flag(other) and _rest_agrees(one, other)
+        lambda one, other: same_training(one | {"world_size": 1}, other | {"world_size": 1})
     ),
-    "batch_size is of all ranks together, whatever their number.": _same_with_batch_per_rank,
+    "batch_size is of all ranks together, whatever their number.": (
+        lambda one, other: same_training(_per_rank(one), _per_rank(other))
+    ),
     "Another seed, learning rate or number of epochs is another training.": (
-        lambda one, other: _global_batch(one) == _global_batch(other)
+        lambda one, other: _steps(one)[0] == _steps(other)[0]
     ),
     "The number of ranks may differ: that is the point of the proof.": operator.eq,
 }
@@ -131,17 +104,12 @@ _SAME_TRAPS = {
 PLAIN_SCRIPT = ROOT / "notebooks" / "signals.py"
 RANKS = (1, 2, 3)  # of the runs of a script; the others are held against the first
 _EPOCHS, _TRAIN_SAMPLES = 2, 960
-_MOST = 3  # mistakes that are told at once
+_MOST = 6  # lines about mistakes that are told at once
 
 
-def my_ddp_script() -> Path:
-    """Return the path of signals.py, made DDP."""
-    return ROOT / "notebooks" / "solutions" / "signals_ddp.py"
-
-
-def _judge(answer: Answer) -> list[str]:
-    """List what is still wrong with the script whose path an answer returns, a line each."""
-    script = Path(answer()).resolve()  # type: ignore[arg-type]  # whatever a learner returns
+def my_ddp_script(path_of_script: Answer) -> list[str]:
+    """List what is still wrong with signals.py, made DDP, a line each."""
+    script = Path(path_of_script()).resolve()  # type: ignore[arg-type]  # whatever a learner returns
     if not script.is_file():
         return [f"there is no file {script}: return the path of your script"]
     if script.read_text() == PLAIN_SCRIPT.read_text():
@@ -153,55 +121,42 @@ def _judge(answer: Answer) -> list[str]:
     for ranks, run in runs.items():
         if complaint := run.complaint():
             return [f"on {ranks} rank{'s' * (ranks > 1)}: {complaint}"]
-        mistakes += _mistakes(run, reference=runs[RANKS[0]])
+        differing = [each for each in _compared(run, runs[RANKS[0]]) if difference(each)]
+        mistakes += [line for each in differing for line in (*each.known, difference(each))]
     return list(dict.fromkeys(mistakes))[:_MOST]
 
 
-def _mistakes(run: LearnerRun, reference: LearnerRun) -> list[str]:
-    """List the mistakes that show in a run, held against the run on one rank."""
-    notes, [reference_notes, *_] = run.notes(), reference.notes()
-    mistakes = _sampling_mistakes(notes)
+def _compared(run: LearnerRun, reference: LearnerRun) -> Iterator[Comparison]:
+    """Compare what the ranks of a run did with what the run on one rank did."""
+    notes = run.notes()
+    orders = [[order for size, order in rank.passes if size == _TRAIN_SAMPLES] for rank in notes]
+    known: dict[str, object]
+    first = sorted(chain(*(order[0] for order in orders if order)))
+    samples = "the samples of epoch 1, of all ranks"
+    known = {"The ranks share the training set out: give its loader a DistributedSampler.": first}
+    yield Comparison(samples, first, [*range(_TRAIN_SAMPLES)], known)
+    if first == [*range(_TRAIN_SAMPLES)]:
+        repeats = all(order[:1] == order[1:2] for order in orders)
+        known = {"Tell the sampler which epoch it is.": repeats}
+        yield Comparison("whether epoch 2 has the order of epoch 1", repeats, False, known)
     saved = [rank.saved[-1] for rank in notes if rank.saved]
-    if not saved or not reference_notes.saved:
-        return [*mistakes, "nothing is saved: let rank 0 do it at the end"]
-    mistakes += _saving_mistakes(saved, reference_notes.saved[-1])
-    return mistakes + _printing_mistakes(_epoch_lines(run), _epoch_lines(reference))
+    right = [rank.saved[-1] for rank in reference.notes() if rank.saved]
+    known = {"One file, so one rank: let rank 0 do it at the end.": len(saved)}
+    yield Comparison("ranks that save", len(saved), 1, known)
+    wrapped = [name for name in chain(*saved) if name.startswith("module.")]
+    yield Comparison("names of the wrapper", wrapped[:1], [], {_INSIDE: wrapped[:1]})
+    if saved and right and not wrapped:
+        equal = weight_distance(saved[0], right[0]) <= WEIGHT_TOLERANCE
+        yield Comparison("whether the weights are those of one rank", equal, True, {_WHY: equal})
+    lines, right_lines = _epoch_lines(run), _epoch_lines(reference)
+    yield Comparison("lines about epochs", len(lines), _EPOCHS, {"Let one rank print.": lines})
+    if len(lines) == len(right_lines):
+        known = {"Count each test point once, then sum.": lines}
+        yield Comparison("the epochs' lines", lines, right_lines, known)
 
 
-def _sampling_mistakes(notes: list["RankNotes"]) -> list[str]:
-    """List what is wrong with the training samples that the ranks went through in two epochs."""
-    orders = []
-    for rank in notes:
-        orders.append([indices for size, indices in rank.passes if size == _TRAIN_SAMPLES])
-    first, second = ([order[epoch] for order in orders if len(order) > epoch] for epoch in (0, 1))
-    if sorted(chain(*first)) != [*range(_TRAIN_SAMPLES)]:
-        return ["the ranks do not share the training set out: give its loader a DistributedSampler"]
-    if first == second:
-        return ["epoch 2 has the order of epoch 1: tell the sampler which epoch it is"]
-    return []
-
-
-def _saving_mistakes(saved: list[dict], reference: dict) -> list[str]:
-    """List what is wrong with the weights that ranks saved; reference: those of the run on one."""
-    mistakes = []
-    if len(saved) > 1:
-        mistakes.append("more than one rank saves, into one file: let rank 0 do it")
-    if any(name.startswith("module.") for name in saved[0]):
-        mistakes.append("the saved names begin with module.: save the model inside the wrapper")
-    elif weight_distance(saved[0], reference) > WEIGHT_TOLERANCE:
-        questions = "do ranks share --batch-size? who calls the wrapper?"
-        mistakes.append(f"the weights are not those of one rank: {questions}")
-    return mistakes
-
-
-def _printing_mistakes(lines: list[str], reference: list[str]) -> list[str]:
-    """List what is wrong with the lines about epochs; reference: those of the run on one rank."""
-    if len(lines) != _EPOCHS:
-        return [f"{len(lines)} lines for {_EPOCHS} epochs: let one rank print"]
-    if reference and lines != reference:
-        counts = f"the ranks count {lines[0]!r}, one counts {reference[0]!r}"
-        return [f"{counts}: each test point once, then a sum"]
-    return []
+_INSIDE = "Save the model inside the wrapper."
+_WHY = "Do the ranks share --batch-size? Who calls the wrapper?"
 
 
 def _epoch_lines(run: LearnerRun) -> list[str]:
@@ -213,5 +168,5 @@ def _epoch_lines(run: LearnerRun) -> list[str]:
 EXERCISES = [
     Exercise(epoch_line, _LINE_CASES, _LINE_TRAPS),
     Exercise(same_training, _SAME_CASES, _SAME_TRAPS),
-    Project(my_ddp_script, [], {}, _judge),
+    Project("my_ddp_script", my_ddp_script),
 ]

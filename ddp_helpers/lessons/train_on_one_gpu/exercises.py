@@ -3,18 +3,22 @@
 `lessons.check` asks them for verdicts, in the learner's process; no ranks.
 """
 
-from functools import partial
+from collections.abc import Iterator
+from copy import deepcopy
+from statistics import mean
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ddp_helpers.lessons.exercise import Exercise
+from ddp_helpers.lessons.comparison import Comparison, difference, explanations
+from ddp_helpers.lessons.exercise import Answer, Exercise, Project, same
+from ddp_helpers.lessons.run_script import WEIGHT_TOLERANCE, weight_distance
 
 Batches = list[tuple[Tensor, Tensor]]  # images and labels
 
-# ---- the oracles: a bound, a test, and a training loop to mend
+# ---- the best speed-up
 
 
 def best_speed_up(p: float) -> float:
@@ -22,55 +26,14 @@ def best_speed_up(p: float) -> float:
     return 1 / (1 - p)
 
 
-def accuracy(
-    model: nn.Module,
-    batches: Batches,
-    set_mode: bool = True,
-    weigh_batches: bool = True,
-) -> float:
-    """Compute the share of the images whose highest score is at their label.
+_SPEED_UP_TRAPS: dict[str, Answer] = {
+    "What is left of the old time is 1 - p; divide the old time, 1, by it.": (
+        lambda p: 1 / p if p else 1.0
+    ),
+    "That is the time that is left; the speed-up is the old time divided by it.": lambda p: 1 - p,
+}
 
-    Each switch that is off is a plausible mistake.
-    """
-    if set_mode:
-        model.eval()
-    total, count = 0.0, 0
-    for images, labels in batches:
-        right = model(images).argmax(dim=1) == labels
-        weight = len(labels) if weigh_batches else 1
-        total += right.double().mean().item() * weight
-        count += weight
-    return total / count
-
-
-def train_pass(
-    model: nn.Module,
-    optimizer: Optimizer,
-    batches: Batches,
-    set_mode: bool = True,
-    clear_gradients: bool = True,
-    weigh_batches: bool = True,
-) -> float:
-    """Train for one pass; return the mean loss of an image.
-
-    Each switch that is off is one of the faults that the stub has.
-    """
-    if set_mode:
-        model.train()
-    total, count = 0.0, 0
-    for images, labels in batches:
-        if clear_gradients:
-            optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        weight = len(labels) if weigh_batches else 1
-        total += loss.item() * weight
-        count += weight
-    return total / count
-
-
-# ---- the cases
+# ---- a test, and a training loop to mend
 
 
 class _Doubling(nn.Module):
@@ -80,89 +43,79 @@ class _Doubling(nn.Module):
         return 2 * scores.flip(1) if self.training else scores
 
 
-class _Model(nn.Sequential):
-    """A model that a verdict shows by this name; so do the two classes below."""
+def _models_and_batches() -> Iterator[tuple[nn.Module, Batches]]:
+    """Make a model in each of its modes, and batches of 8, 8 and 2 images of 3 numbers."""
+    for training in (False, True):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(3, 4), _Doubling()).train(training)
+            sizes = (8, 8, 2)
+            yield model, [(torch.randn(size, 3), torch.randint(4, (size,))) for size in sizes]
 
-    def __repr__(self) -> str:
-        return "model"
-
-
-class _Descent(SGD):
-    def __repr__(self) -> str:
-        return "optimizer"
-
-
-class _Batches(Batches):
-    def __repr__(self) -> str:
-        return "batches"
-
-
-def _model_and_batches(seed: int, training: bool) -> tuple[_Model, _Batches]:
-    """Make a model in one of its two modes, and batches of 8, 8 and 2 images of 3 numbers."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _Model(nn.Linear(3, 4), _Doubling())
-        batches = ((torch.randn(size, 3), torch.randint(4, (size,))) for size in (8, 8, 2))
-        return model.train(training), _Batches(batches)
-
-
-def _training_case(seed: int, training: bool) -> tuple[_Model, _Descent, _Batches]:
-    """Make the arguments of one call of train_pass."""
-    model, batches = _model_and_batches(seed, training)
-    return model, _Descent(model.parameters(), lr=0.5), batches
-
-
-# ---- the exercises
-
-
-def _old_time_over_p(p: float) -> float:
-    """A mistake: the old time divided by what is saved."""
-    return 1 / p if p else 1.0
-
-
-_without_clearing = partial(train_pass, clear_gradients=False)
-_without_mode = partial(train_pass, set_mode=False)
-_SPEED_UP_TRAPS = {
-    "What is left of the old time is 1 - p; divide the old time, 1, by it.": _old_time_over_p,
-    "That is the time that is left; the speed-up is the old time divided by it.": lambda p: 1 - p,
-}
 
 _WEIGH = "The last batch is smaller: count each batch by its number of images."
-_TRAIN_TRAPS = {
-    "Gradients add up from batch to batch: clear them.": _without_clearing,
-    "The pass before this one was a test: in which mode is the model?": _without_mode,
-    _WEIGH: partial(train_pass, weigh_batches=False),
-    "Two faults are left: one before the loop, one in it.": (
-        partial(train_pass, set_mode=False, clear_gradients=False)
-    ),
-    "Two faults are left: one before the loop, one in what is returned.": (
-        partial(train_pass, set_mode=False, weigh_batches=False)
-    ),
-    "Two faults are left: one in it, one in what is returned.": (
-        partial(train_pass, clear_gradients=False, weigh_batches=False)
-    ),
-    "None of the three faults is mended yet.": (
-        partial(train_pass, set_mode=False, clear_gradients=False, weigh_batches=False)
-    ),
-}
-_ACCURACY_TRAPS = {
-    "Dropout must be off in a test: call model.eval().": partial(accuracy, set_mode=False),
-    _WEIGH: partial(accuracy, weigh_batches=False),
-    "Two things are missing: the mode, and the sizes of the batches.": (
-        partial(accuracy, set_mode=False, weigh_batches=False)
-    ),
-}
+
+
+def accuracy(model: nn.Module, batches: Batches) -> float:
+    """Compute the share of the images whose highest score is at their label."""
+    model.eval()
+    return _share_right(model, batches)
+
+
+def _share_right(model: nn.Module, batches: Batches) -> float:
+    """Compute the accuracy in the mode in which the model is."""
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return (model(images).argmax(dim=1) == labels).double().mean().item()
+
+
+def _judge_accuracy(answer: Answer) -> list[str]:
+    """Say what is wrong with an accuracy; nothing if it is right."""
+    for model, batches in _models_and_batches():
+        known = {
+            "Dropout must be off in a test: call model.eval().": (
+                _share_right(deepcopy(model).train(), batches)
+            ),
+            _WEIGH: mean(accuracy(deepcopy(model), [batch]) for batch in batches),
+        }
+        right = accuracy(deepcopy(model), batches)
+        told = Comparison("the share", answer(model, batches), right, known)
+        if text := difference(told):
+            return [*explanations(told)[:1], text]
+    return []
+
+
+def train_pass(model: nn.Module, optimizer: Optimizer, batches: Batches) -> float:
+    """Train for one pass; return the mean loss of an image."""
+    model.train()
+    total, count = 0.0, 0
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(labels)
+        count += len(labels)
+    return total / count
+
+
+def _judge_pass(answer: Answer) -> list[str]:
+    """Say which fault of the stub is left; nothing if all three are mended."""
+    for model, batches in _models_and_batches():
+        right_model = deepcopy(model)
+        right = train_pass(right_model, SGD(right_model.parameters(), lr=0.5), batches)
+        loss = answer(model, SGD(model.parameters(), lr=0.5), batches)
+        if weight_distance(model.state_dict(), right_model.state_dict()) > WEIGHT_TOLERANCE:
+            cure = "The pass before this one was a test: in which mode is the model?"
+            if model.training:
+                cure = "Do gradients add up from batch to batch? Clear them."
+            return [cure, "The weights are not those of a right pass."]
+        if not same(loss, right):
+            return [_WEIGH, f"train_pass gives {loss}, and should give {right:.4g}."]
+    return []
+
 
 EXERCISES = [
     Exercise(best_speed_up, [(0.5,), (0.2,), (0.0,)], _SPEED_UP_TRAPS),
-    Exercise(
-        accuracy,
-        [_model_and_batches(seed, training) for seed in (3, 4) for training in (True, False)],
-        _ACCURACY_TRAPS,
-    ),
-    Exercise(
-        train_pass,
-        [_training_case(seed, training) for seed in (1, 2) for training in (False, True)],
-        _TRAIN_TRAPS,
-    ),
+    Project("accuracy", _judge_accuracy),
+    Project("train_pass", _judge_pass),
 ]

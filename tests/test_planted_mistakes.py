@@ -1,11 +1,11 @@
-"""Exercises on two and three real ranks: solutions are right, and each planted mistake is told by its comparison."""
+"""Worked solutions are right, on two and three real ranks, and each mistake that is planted into them is told."""
 
 import re
 from collections.abc import Callable
 
 import pytest
 from asked import cells
-from planted_mistakes import ALSO_RIGHT, PLANTED, Planted
+from planted_mistakes import ALSO_RIGHT, PLANTED, PLANTED_HERE, Planted
 from real import LIMIT, THOROUGH
 
 from ddp_helpers import ROOT
@@ -14,7 +14,8 @@ from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.build_it_yourself.schedule import bubble, length, most_held, schedule
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 
-EXERCISES = {name: each for name, each in exercises().items() if "answer" in each.oracle.__annotations__}
+EVERY = exercises()
+EXERCISES = [name for name, each in EVERY.items() if "ranks_judge" in str(getattr(each, "judge", ""))]
 OF_EACH = len(PLANTED) if THOROUGH else 4  # mistakes planted into each exercise
 OF_ALL = [mistake for name in EXERCISES for mistake in [row for row in PLANTED if row.exercise == name][:OF_EACH]]
 SOLUTIONS = ROOT / "notebooks" / "solutions"
@@ -26,7 +27,7 @@ def source(name: str) -> tuple[str, str]:
         found = [re.sub(r"^%%.*\n", "", cell) for cell in cells(path, "code")]
         for cell in found:
             if f"\ndef {name}(" in f"\n{cell}":
-                imports = next(each for each in found if "from ddp_helpers import lessons" in each)
+                imports = next((each for each in found if "from ddp_helpers import lessons" in each), "")
                 return imports, cell.partition("\n\n\nlessons.check(")[0]
     raise LookupError(name)
 
@@ -43,8 +44,8 @@ def changed(mistake: Planted) -> str:
 def verdict(name: str, solution: str) -> str:
     """What the judge says of the source of an answer."""
     scope: dict[str, Callable] = {}
-    exec(f"{source(name)[0]}\n{solution}", scope)
-    return EXERCISES[name].verdict(scope[name])
+    exec(compile(f"{source(name)[0]}\n{solution}", "a cell", "exec"), scope)
+    return EVERY[name].verdict(scope[name])
 
 
 def stub(*_: object) -> None:
@@ -55,7 +56,7 @@ def stub(*_: object) -> None:
 def test_the_worked_solution_is_right_and_short_and_a_stub_not_attempted(name: str) -> None:
     solution = source(name)[1]
     assert verdict(name, solution) == RIGHT
-    assert EXERCISES[name].verdict(stub) == NOT_ATTEMPTED
+    assert EVERY[name].verdict(stub) == NOT_ATTEMPTED
     body = [line for line in solution.splitlines()[1:] if line.strip() and '"""' not in line]
     assert len(body) <= 30
 
@@ -65,6 +66,12 @@ def test_a_planted_mistake_is_told_by_the_comparison_that_shows_it(mistake: Plan
     answer = verdict(mistake.exercise, changed(mistake))
     assert answer.startswith("not yet: ") and mistake.verdict in answer, answer
     assert re.search(r"on [23] ranks(, rank \d)?: ", answer), "where"
+
+
+@pytest.mark.parametrize("mistake", PLANTED_HERE, ids=lambda mistake: f"{mistake.exercise}-{mistake.verdict[-30:]}")
+def test_a_mistake_in_the_process_of_the_learner_is_told_or_its_result_is(mistake: Planted) -> None:
+    answer = verdict(mistake.exercise, changed(mistake))
+    assert answer.startswith("not yet: ") and mistake.verdict in answer.partition("\n")[0], answer
 
 
 @pytest.mark.parametrize(("name", "old", "new"), ALSO_RIGHT)
