@@ -15,7 +15,7 @@ from ddp_helpers.lessons.build_it_yourself.schedule import bubble, length, most_
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 
 EVERY = exercises()
-EXERCISES = [name for name, each in EVERY.items() if "ranks_judge" in str(getattr(each, "judge", ""))]
+EXERCISES = [name for name, each in EVERY.items() if hasattr(each, "judge") and "ranks_judge" in each.judge.__module__]
 OF_EACH = len(PLANTED) if THOROUGH else 4  # mistakes planted into each exercise
 OF_ALL = [mistake for name in EXERCISES for mistake in [row for row in PLANTED if row.exercise == name][:OF_EACH]]
 SOLUTIONS = ROOT / "notebooks" / "solutions"
@@ -82,9 +82,11 @@ def test_another_right_answer_is_right(name: str, old: str, new: str) -> None:
 
 
 def test_in_a_cell_of_ranks_they_judge_and_say_the_same() -> None:
-    mistake = next(row for row in PLANTED if row.exercise == "average_in_one")
+    rows = [row for row in PLANTED if row.exercise == "average_in_one"]
+    mistake, error = rows[0], next(row for row in rows if "frozen" in row.verdict)
     lines = [*source(mistake.exercise)[0].splitlines(), "verdicts = []"]
-    answers = source(mistake.exercise)[1], changed(mistake), "def average_in_one(model): raise NotImplementedError"
+    stubbed = "def average_in_one(model): raise NotImplementedError"
+    answers = source(mistake.exercise)[1], changed(mistake), stubbed, changed(error)
     for answer in answers:
         lines += [answer, "verdicts += [lessons.exercises()['average_in_one'].verdict(average_in_one)]"]
     ranks.start(2)
@@ -93,12 +95,13 @@ def test_in_a_cell_of_ranks_they_judge_and_say_the_same() -> None:
         [first, second] = ranks.pull("verdicts")
     finally:
         ranks.end()
-    assert first == second == [RIGHT, first[1], NOT_ATTEMPTED] and mistake.verdict in first[1]
+    assert first[:3] == second[:3] == [RIGHT, first[1], NOT_ATTEMPTED] and mistake.verdict in first[1]
+    assert error.verdict in first[3] and "rank 0, line " in first[3] and "rank 1, line " in second[3]
 
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:
     told = {name: {row.verdict for row in PLANTED if row.exercise == name} for name in EXERCISES}
-    assert all(len(texts) >= 2 for texts in told.values()), told
+    assert told.keys() == {row.exercise for row in PLANTED} and all(len(texts) >= 2 for texts in told.values()), told
 
 
 @pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 4), (4, 8), (3, 2)])

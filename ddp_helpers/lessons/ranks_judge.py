@@ -41,11 +41,30 @@ def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
     def judge(answer: Answer) -> list[str]:
         with TemporaryDirectory() as folder:
             if dist.is_initialized():
-                return _first_mistake(trial, answer, Path(folder))
+                return _in_cell(trial, answer, Path(folder), hints)
             of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
             return next(filter(None, of_sizes), [])
 
     return Project(trial.__name__, judge)
+
+
+def _in_cell(
+    trial: Trial,
+    answer: Answer,
+    logs: Path,
+    hints: Mapping[str, str],
+) -> list[str]:
+    """Return the first mistake on the ranks of a cell; each rank calls it, and says the same.
+
+    A rank that an error stops says so alone: where the others wait, the cell's limit ends them.
+    """
+    try:
+        return _first_mistake(trial, answer, logs)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        error.add_note(_place(error, answer))
+        return _failure(error, [read_log(logs / f"rank{dist.get_rank()}")], hints)
 
 
 def _try_on(
@@ -132,9 +151,9 @@ def _failure(
 
 def _place(error: Exception, answer: Answer) -> str:
     """Say on which rank an error came, and at which line of the cell that defines the answer."""
-    file = inspect.unwrap(answer).__code__.co_filename
+    code = getattr(inspect.unwrap(answer), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
+    lines = [frame.lineno for frame in frames if code and frame.filename == code.co_filename]
     return f"rank {dist.get_rank()}" + "".join(f", line {line} of the cell" for line in lines[-1:])
 
 
