@@ -210,6 +210,7 @@ _ZERO = _planted(
         "The parameter is as it was before. Its owner steps it, and all others need",
     ),
     ("return step", "return step()", "A function is to be returned, and not called."),
+    ("src=number % size)", "src=number % size, async_op=True)", "on 2 ranks, rank"),  # late, or in time by chance
     (
         _BROADCAST,
         f"rank == number % size and {_BROADCAST}",
@@ -544,6 +545,12 @@ _BATCHES = _planted(
         "Each rank goes through all samples: the loader needs a DistributedSampler.",
     ),
     ("        sampler.set_epoch(epoch)\n", "", "Every epoch has the same order: call set_epoch before each pass."),
+    (
+        ("        sampler.set_epoch(epoch)\n", "[batch.tolist() for batch in loader]"),
+        ("", "list(loader)"),
+        "Every epoch has the same order",
+    ),
+    ("    return seen", "    pass", "what it returns:"),
     (_PER_RANK, "per_rank = global_batch", "A rank takes its part of the global batch, not all of it."),
 )
 _LOSS_CELL = "return losses[counted].sum() * dist.get_world_size() / words"
@@ -647,6 +654,7 @@ _OWN_GRADIENT = _planted(
 )
 _PRODUCT = _planted(
     "parallel_product",
+    ("    dist.all_reduce(output)\n", "    output = dist.all_reduce(output) / 1\n", "A collective returns None"),
     ("    dist.all_reduce(output)\n", "", "Each rank's product is a part of the sum only: add them up over the ranks."),
     (
         "return output",
@@ -662,6 +670,7 @@ _SAME_WEIGHTS = _planted(
         "A rank that is like rank 0 must hear of those that are not",
     ),
     ("torch.equal(vector, first)", "vector.sum() == first.sum()", "Different weights can have the same sum"),
+    ("torch.equal(vector, first)", "torch.allclose(vector, first)", "[1.0, 2.0, 3.0000002]] are the same:"),
     ("dist.ReduceOp.MIN", "dist.ReduceOp.MAX", "whether [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]] are the same:"),
 )
 _STOP_STEP = _planted(
@@ -699,7 +708,7 @@ _SAVE = _planted(
     (
         ("if dist.get_rank() == 0", "path}.part", _SAVED),
         ("if True", "path}{dist.get_rank()}", "    return bool(saved)"),
-        "Every rank writes",
+        "A rank tells how it went itself",
     ),
     ("except OSError", "except ValueError", "A rank leaves with an error"),
     ("saved = torch.tensor(0)", "return False", "The ranks disagree at collective 1"),
@@ -755,12 +764,20 @@ PLANTED_HERE = [
         ("in log", _BY_CODE, "first_to_fail("),
     ),
     *_planted("sweep_gpu_hours", ("repeats * ", "", "sweep_gpu_hours(")),
-    *_planted("steps_between_saves", ("2 * cost", "cost", "steps_between_saves(")),
+    *_planted(
+        "steps_between_saves",
+        ("2 * cost", "cost", "steps_between_saves("),
+        ("round(", "-int(-1 * ", "steps_between_saves("),
+    ),
     *_planted(
         "gpus_to_ask_for",
         ("median(seconds) for", "min(seconds) for", "gpus_to_ask_for("),
         ("efficiency[gpus] >= least", "True", "gpus_to_ask_for("),
     ),
     *_planted("ready_gradients", ("        return None\n", _ZEROS, "ready_gradients(")),
-    *_planted("where_they_part", ("zip_longest(*calls)", "zip_longest(*calls[:2])", "where_they_part(")),
+    *_planted(
+        "where_they_part",
+        ("zip_longest(*calls)", "zip_longest(*calls[:2])", "where_they_part("),
+        ("zip_longest(*calls)", "zip(*calls)", "A rank that has ended enters nothing"),
+    ),
 ]

@@ -17,7 +17,7 @@ MISTAKES = {  # what is changed in the solution, and what is told
         [("    sampler = DistributedSampler(train_set)\n", ""), ("sampler=sampler", "shuffle=True"), SET_EPOCH],
         "give its loader a DistributedSampler",
     ),
-    "all save": ([("    if rank == 0:\n        torch.save", "    if True:\n        torch.save")], "let rank 0 do it"),
+    "all save": ([("    if rank == 0:\n        torch.save", "    if True:\n        torch.save")], "let rank 0 save"),
     "all print": (
         [("        if rank == 0:\n            print", "        if True:\n            print")],
         "Let one rank print",

@@ -19,9 +19,11 @@ from torch import Tensor
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
-    *("all_reduce", "all_to_all", "all_to_all_single", "barrier"),
-    *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"),
+    *("all_gather_coalesced", "all_reduce", "all_reduce_coalesced", "all_to_all"),
+    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
+    *("gather_into_tensor", "gather_object", "gather_single", "monitored_barrier", "reduce"),
     *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter"),
+    "scatter_object_list",
 )
 _SENT_BY_NAME = ("input_tensor", "input_tensor_list", "input_list", "input", "tensor")
 _PEER_BY_NAME = ("dst", "src", "group_dst", "group_src")
@@ -56,6 +58,7 @@ class CallLog:
         """Make the log of this rank; the file is written line by line."""
         self._path = path
         self.calls: list[Call] = []
+        self.begun: list[Call] = []  # all of them, of earlier listening, too
         self.events: list[str] = []
         self.waits_for_earlier = 0
 
@@ -85,7 +88,7 @@ class CallLog:
 
     def names(self, *wanted: str) -> list[str]:
         """List the names of the calls, or of those that are wanted."""
-        return [call.name for call in self.calls if call.name in (wanted or call.name)]
+        return [call.name for call in self.calls if not wanted or call.name in wanted]
 
     def numbers(self, *wanted: str) -> int:
         """Add up the numbers that this rank gave to calls of these names."""
@@ -103,9 +106,6 @@ class CallLog:
         def logged(*arguments: Any, **options: Any) -> Any:
             given = signature.bind(*arguments, **options).arguments
             peers = [given[each] for each in _PEER_BY_NAME if given.get(each) is not None]
-            last = dist.get_world_size() - 1
-            if peers and not 0 <= peers[0] <= last:
-                raise ValueError(f"{name} names rank {peers[0]}: there are ranks 0 to {last}")
             call = self._add(Call(name, _numbers(given), peers[0] if peers else None))
             work = function(*arguments, **options)
             self._write(_NOWHERE)
@@ -121,12 +121,12 @@ class CallLog:
         """Wrap the call that starts several sends and receives at once."""
 
         @wraps(function)
-        def logged(operations: list) -> list:
+        def logged(p2p_op_list: list) -> list:
             calls = [
                 self._add(Call(each.op.__name__, each.tensor.numel(), each.peer))
-                for each in operations
+                for each in p2p_op_list
             ]
-            works = function(operations)
+            works = function(p2p_op_list)
             self._write(_NOWHERE)
             if len(works) == 1:  # one for all of them
                 works = works * len(calls)
@@ -135,8 +135,12 @@ class CallLog:
         return logged
 
     def _add(self, call: Call) -> Call:
-        """Log a call that begins."""
+        """Log a call that begins; raises ValueError if it names a rank that is not there."""
+        last = dist.get_world_size() - 1
+        if call.peer is not None and not 0 <= call.peer <= last:
+            raise ValueError(f"{call.name} names rank {call.peer}: there are ranks 0 to {last}")
         self.calls.append(call)
+        self.begun.append(call)
         self.events.append(str(call))
         self._write(f"is in {call}")
         return call
@@ -168,9 +172,9 @@ def _planned(function: Callable) -> Callable:
 
 
 class _LoggedWork:
-    """What an asynchronous call returned; the log hears of wait()."""
+    """What an asynchronous call returned, or the future of that; the log hears of wait()."""
 
-    def __init__(self, log: CallLog, call: Call, work: dist.Work) -> None:
+    def __init__(self, log: CallLog, call: Call, work: Any) -> None:
         self._log, self._call, self._work = log, call, work
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
@@ -179,6 +183,15 @@ class _LoggedWork:
         result = self._work.wait(*arguments, **options)
         self._log.end_wait(self._call)
         return result
+
+    def get_future(self) -> "_LoggedWork":
+        """Return the future, whose wait() is heard, too."""
+        return _LoggedWork(self._log, self._call, self._work.get_future())
+
+    def then(self, callback: Callable) -> Any:
+        """Hand the future on, as DDP's hooks do: whoever has the new one waits for it."""
+        self._call.done = True
+        return self._work.then(callback)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

@@ -29,7 +29,7 @@ Answer = Callable[..., object]  # a learner's function, or one that makes a know
 _ABBREVIATED = reprlib.Repr()
 _ABBREVIATED.maxlist = _ABBREVIATED.maxtuple = _ABBREVIATED.maxdict = 12
 _ABBREVIATED.maxstring = _ABBREVIATED.maxother = 80
-_short = _ABBREVIATED.repr
+short = _ABBREVIATED.repr
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Exercise:
         """Judge a learner's function: right, not attempted, or what helps, and a wrong result."""
         for case in self.cases:
             expected = self.oracle(*copy.deepcopy(case))
-            call = f"{self.name}({', '.join(map(_short, case))})"
+            call = f"{self.name}({', '.join(map(short, case))})"
             try:
                 result = answer(*copy.deepcopy(case))
             except NotImplementedError:
@@ -60,7 +60,7 @@ class Exercise:
             except Exception as error:
                 return f"{NOT_YET}: {call} ends with {type(error).__name__}: {error}"
             if not same(result, expected):
-                comparison = f"gives {_short(result)}, and should give {_short(expected)}."
+                comparison = f"gives {short(result)}, and should give {short(expected)}."
                 lines = filter(None, [self._hint(answer), f"{call} {comparison}"])
                 return f"{NOT_YET}: {SEPARATOR.join(lines)}"
         return RIGHT

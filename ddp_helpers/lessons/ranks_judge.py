@@ -8,6 +8,7 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,8 +24,13 @@ from ddp_helpers.lessons.exercise import Answer, Project
 SIZES = (2, 3)
 Trial = Callable[[Answer, CallLog], Iterator[Comparison]]
 
-_HINTS = {  # by a part of an error's text, for all exercises
+_HINTS = {  # by a part of an error's text, for all exercises, and before their own
     "'NoneType' object is not callable": "A function is to be returned, and not called.",
+    "'NoneType' object has no attribute 'wait'": (
+        "Only isend, irecv and a collective with async_op=True return something to wait for."
+    ),
+    "operand type(s) for /: 'NoneType'": "A collective returns None: its result is in the tensor.",
+    "SIGABRT": "Has each buffer the dtype and the size of what is sent into it?",
     "a leaf Variable that requires grad": (
         "torch.distributed writes into the tensor: give it parameter.data."
     ),
@@ -40,7 +46,7 @@ def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
 
     def judge(answer: Answer) -> list[str]:
         with TemporaryDirectory() as folder:
-            if dist.is_initialized():
+            if dist.is_initialized() and dist.get_world_size() > 1:
                 return _in_cell(trial, answer, Path(folder), hints)
             of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
             return next(filter(None, of_sizes), [])
@@ -58,13 +64,14 @@ def _in_cell(
 
     A rank that an error stops says so alone: where the others wait, the cell's limit ends them.
     """
+    rank = dist.get_rank()
     try:
         return _first_mistake(trial, answer, logs)
     except NotImplementedError:
         raise
     except Exception as error:
-        error.add_note(_place(error, answer))
-        return _failure(error, [read_log(logs / f"rank{dist.get_rank()}")], hints)
+        error.add_note(f"rank {rank}{_place(error, answer)}")
+        return _failure(error, [read_log(logs / f"rank{rank}")], hints)
 
 
 def _try_on(
@@ -80,10 +87,11 @@ def _try_on(
     def work() -> list[str]:
         # Newer torch has other names for two collectives; the older ones do the same.
         warnings.simplefilter("ignore", FutureWarning)
+        rank = dist.get_rank()
         try:
             return _first_mistake(trial, answer, logs)
         except Exception as error:
-            error.add_note(_place(error, answer))
+            error.add_note(f"rank {rank}{_place(error, answer)}")
             raise
 
     try:
@@ -106,7 +114,7 @@ def _first_mistake(trial: Trial, answer: Answer, logs: Path) -> list[str]:
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup), "this rank is in it"
     log = CallLog(logs / f"rank{rank}")
-    for comparison in trial(log.listened(answer), log):
+    for comparison in chain(trial(log.listened(answer), log), _all_waited(log)):
         everyone: list[tuple[str, list[str]]] = [("", [])] * size
         told = difference(comparison), explanations(comparison)
         dist.all_gather_object(everyone, told, group)
@@ -114,6 +122,15 @@ def _first_mistake(trial: Trial, answer: Answer, logs: Path) -> list[str]:
             if text:
                 return [*_explanation(everyone), f"on {size} ranks, rank {other}: {text}"]
     return []
+
+
+def _all_waited(log: CallLog) -> Iterator[Comparison]:
+    """Compare, at the end of a trial, what began and was never waited for with nothing."""
+    waits = [str(call) for call in log.begun if not call.done]
+    yield Comparison("calls that nobody waits for", waits, [], {_NOT_DONE: waits})
+
+
+_NOT_DONE = "The values came in time by chance: nothing has waited for these calls."
 
 
 def _explanation(everyone: list[tuple[str, list[str]]]) -> list[str]:
@@ -142,19 +159,23 @@ def _failure(
         reason = disagreement or _WAITING.get(word, "")
         return [*filter(None, [reason]), f"time is up, and {places}"]
     known = [hint for part, hint in {**_HINTS, **hints}.items() if part in str(error)]
-    if disagreement and not known:
-        return [disagreement]
+    if disagreement and ("by peer" in str(error) or isinstance(error, ChildProcessError)):
+        return [*known[:1], disagreement]
     text = str(error).partition("\n")[0]
     place = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    return [*known[:1], f"{type(error).__name__}: {text}{place}"]
+    first = known[:1] or [disagreement] * bool(disagreement)
+    return [*first, f"{type(error).__name__}: {text}{place}"]
 
 
 def _place(error: Exception, answer: Answer) -> str:
-    """Say on which rank an error came, and at which line of the cell that defines the answer."""
+    """Say in which function of a learner's an error came, and at which line of its cell.
+
+    The first frame is left out: the judge's own, which has the same file name when it was sent.
+    """
     code = getattr(inspect.unwrap(answer), "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if code and frame.filename == code.co_filename]
-    return f"rank {dist.get_rank()}" + "".join(f", line {line} of the cell" for line in lines[-1:])
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    return "".join(f", line {frame.lineno}, in {frame.name}" for frame in own[-1:])
 
 
 KEEP_AND_WAIT = "Keep what isend and irecv return, and call its wait()."

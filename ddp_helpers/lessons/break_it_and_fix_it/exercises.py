@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import vector_to_parameters
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ddp_helpers.lessons.calls import CallLog
 from ddp_helpers.lessons.comparison import Comparison
@@ -75,6 +75,7 @@ _BROADCAST_FIRST = ["broadcast", "all_reduce"]
 _PART_CASES = [
     ([["all_reduce", "barrier"], ["all_reduce", "barrier"]],),
     ([["all_reduce"] * 6, ["all_reduce"] * 5],),
+    ([["all_reduce"] * 2, ["all_reduce"] * 3],),
     ([_BROADCAST_FIRST, _BROADCAST_FIRST, ["broadcast", "broadcast"]],),
     ([["all_reduce", "all_gather", "barrier"], ["all_gather", "all_reduce", "barrier"]],),
 ]
@@ -92,6 +93,7 @@ def same_weights(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         [[1.0, 2.0, 3.0]] * 3,
         [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0], [1.0, 2.0, 3.0]],
         [[1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [1.0, 2.0, 3.0]],
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0000002], [1.0, 2.0, 3.0]],  # the last bit of a float32
     ):
         weights, own = weights[: dist.get_world_size()], weights[dist.get_rank()]
         model = torch.nn.Linear(2, 1)
@@ -99,6 +101,8 @@ def same_weights(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         known = {_NOT_TOLD: own == weights[0], _SUMS: sum(own) == sum(weights[0])}
         expected = all(each == own for each in weights)
         yield Comparison(f"whether {weights} are the same", answer(model), expected, known)
+        after = parameters_to_vector(model.parameters())
+        yield Comparison("the weights, at which it should only look", after, torch.tensor(own))
 
 
 _NOT_TOLD = "A rank that is like rank 0 must hear of those that are not: one more collective."

@@ -16,7 +16,14 @@ from ddp_helpers.lessons.comparison import Comparison
 from ddp_helpers.lessons.exercise import Answer
 from ddp_helpers.lessons.ranks_judge import random_numbers
 
+
+def _count(messages: list[int]) -> dict[str, object]:
+    """Map the sentence on a wrong number of messages to these numbers."""
+    return {_ONE_EACH if sum(messages) > 1 else _BY_NAME: messages}
+
+
 _ONE_EACH = "One message in forward and one in backward are enough."
+_BY_NAME = "Call it as dist.all_reduce, with the module's name: so the judge sees it."
 
 
 def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
@@ -38,7 +45,7 @@ def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         mine = slice(sum(map(len, batches[:rank])), sum(map(len, batches[: rank + 1])))
         yield Comparison("the output", result, expected[mine], known)
         with log.listening():
-            result.backward(upstream[rank])
+            _backward(result, upstream[rank])
         assert whole.grad is not None, "backward has run"
         normal, std = expected.detach(), (whole.var(0, correction=0) + eps).sqrt().detach()
         g, y = upstream[rank], normal[mine]
@@ -48,7 +55,7 @@ def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         what = "the output is right; the gradient of x"
         yield Comparison(what, x.grad, whole.grad[mine], known)
         messages = [len(forward), len(log.calls)]
-        yield Comparison("messages forward and back", messages, [1, 1], {_ONE_EACH: messages})
+        yield Comparison("messages forward and back", messages, [1, 1], _count(messages))
 
 
 _OWN_ROWS = "The rows are normalised by this rank's mean and variance, not by those of all."
@@ -82,14 +89,22 @@ def parallel_mlp(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         [local] = torch.autograd.grad(part, whole[0], upstream)
         expected.backward(upstream)
         with log.listening():
-            result.backward(upstream)
+            _backward(result, upstream)
         gradients = [_gradient(tensor) for tensor in whole]
         right = "the output is right; the gradient of"
         yield Comparison(f"{right} up", own[1].grad, gradients[1].chunk(size)[rank])
         yield Comparison(f"{right} down", own[2].grad, gradients[2].chunk(size, 1)[rank])
         yield Comparison(f"{right} x", own[0].grad, gradients[0], {_ENTER: local})
         messages = [len(forward), len(log.calls)]
-        yield Comparison("messages forward and back", messages, [1, 1], {_ONE_EACH: messages})
+        yield Comparison("messages forward and back", messages, [1, 1], _count(messages))
+
+
+def _backward(result: Tensor, upstream: Tensor) -> None:
+    """Go back through an answer's output; raises RuntimeError where backward is not written."""
+    try:
+        result.backward(upstream)
+    except NotImplementedError as error:
+        raise RuntimeError("the output is right, and backward is not written yet") from error
 
 
 def _leaves(*tensors: Tensor) -> list[Tensor]:
@@ -112,9 +127,11 @@ _ENTER = (
     "The gradient of x is only the part that comes through this rank's rows of up. Every rank used "
     "x, so where x enters, backward adds up over the ranks."
 )
+_NOT_IN_PLACE = "Autograd needs x as it was: make a new tensor, as in x = x - mean."
 FUNCTION_HINTS = {
     "returned an incorrect number of gradients": (
         "backward returns one value for each argument of forward, None for those that need none."
     ),
+    "a leaf Variable that requires grad": _NOT_IN_PLACE,
     "does not require grad": "The output must come from x by operations that autograd follows.",
 }

@@ -76,7 +76,7 @@ _ADDED = (
 RING_HINTS = {
     "index out of range": (
         "torch.chunk(tensor, n) may give fewer than n chunks; torch.tensor_split gives n, some of "
-        "which may be empty."
+        "which may be empty. Or is a % n missing?"
     ),
 }
 
@@ -152,7 +152,8 @@ _ORDER = {
     False: "The gradients are right, but the order is another: all go forward first.",
 }
 PIPELINE_HINTS = {
-    "NoneType": (
+    "a leaf Variable that requires grad": "Autograd needs x as it was: change it nowhere in place.",
+    "Expected parameter `tensor`": (
         "What arrives from the stage before needs requires_grad_(): else backward leaves no "
         "x.grad to send back."
     ),

@@ -78,7 +78,7 @@ _NOT_SENT = (
 )
 _LOCAL = "The gradient is as backward left it: the mean over the ranks is not in p.grad."
 DDP_HINTS = {
-    "NoneType": (
+    "Expected parameter `tensor`": (
         "A frozen layer has no gradient: its p.grad is None. Leave such parameters out, on all "
         "ranks alike."
     ),
@@ -165,15 +165,17 @@ _AT_THE_END = (
     "A full bucket has not left when the next gradient is ready, so nothing overlaps: the hook "
     "that makes it full also starts its all-reduce."
 )
+_TOO_EARLY = (
+    "In a hook that comes too early the gradient is not there yet: "
+    "register_post_accumulate_grad_hook."
+)
 OVERLAP_HINTS = {
     "doesn't require gradient": "A frozen parameter takes no hook: it never has a gradient.",
     "cannot register a hook": "A frozen parameter takes no hook: it never has a gradient.",
     "non-empty list": "There may be nothing left for finish() to send.",
     "split_sizes": "Keep a copy of the list of parameters: this one is emptied with the bucket.",
-    "'NoneType' object has no attribute": (
-        "In a hook that comes too early the gradient is not there yet: "
-        "register_post_accumulate_grad_hook."
-    ),
+    "'NoneType' object has no attribute 'numel'": _TOO_EARLY,
+    "'NoneType' object has no attribute 'flatten'": _TOO_EARLY,
 }
 
 # ---- 4: an optimizer whose state is cut over the ranks
@@ -242,15 +244,17 @@ def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     """Compare two steps of two layers with FSDP's, and look at storage and messages."""
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     layers, reference = _two_layers(), _two_layers()
+    storages = [layer.weight.untyped_storage() for layer in layers]  # which autograd would keep
     for layer in reference:
         fully_shard(layer, mesh=mesh)
     owned: list[Any] = [answer(layer) for layer in layers]
     for own, layer in zip(owned, reference, strict=True):
         yield Comparison("what it returns", type(own).__name__, "Parameter")
         size = own.numel() * own.element_size()
-        yield Comparison("bytes behind this rank's part", _bytes(own), size, {_VIEW: _bytes(own)})
+        behind = own.untyped_storage().nbytes()
+        yield Comparison("bytes behind this rank's part", behind, size, {_VIEW: behind})
         yield Comparison("this rank's part", own.flatten(), _part(layer.weight))
-    yield from _freed(layers, "after the cut")
+    yield from _freed(storages, "after the cut")
     for step in (1, 2):
         inputs, plain_inputs = (
             random_numbers(10 * step + dist.get_rank(), 4, 6).requires_grad_(step == 1)
@@ -258,19 +262,19 @@ def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         )
         with log.listening():
             hidden = layers[0](inputs)
-            held = _bytes(layers[0].weight)
+            held = storages[0].nbytes()
             output = layers[1](torch.tanh(hidden))
         expected = reference[1](torch.tanh(reference[0](plain_inputs)))
         yield Comparison(f"in step {step}, the output", output, expected)
         yield at_most("bytes of layer 1's weight while layer 2 computes", held, 0, _RESIZE)
-        yield from _freed(layers, "after forward")
+        yield from _freed(storages, "after forward")
         yield Comparison("messages in forward", _kinds(log), ["all_gather"] * 2)
         expected.square().mean().backward()
         with log.listening():
             output.square().mean().backward()
         yield Comparison("messages in backward", _kinds(log), _IN_BACKWARD, _KNOWN_MESSAGES)
         yield Comparison("the gradient of the inputs", inputs.grad, plain_inputs.grad)
-        yield from _freed(layers, "after backward")
+        yield from _freed(storages, "after backward")
         for own, layer, whole in zip(owned, layers, reference, strict=True):
             yield Comparison("layer.weight.grad after backward", layer.weight.grad, None)
             gradient = None if own.grad is None else own.grad.flatten()
@@ -293,15 +297,10 @@ def _part(tensor: Any) -> Tensor:
     return tensor.to_local().detach().flatten()
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
-
-
-def _freed(layers: list[nn.Linear], when: str) -> Iterator[Comparison]:
+def _freed(storages: list[torch.UntypedStorage], when: str) -> Iterator[Comparison]:
     """Compare the memory of the whole weights with none."""
-    for number, layer in enumerate(layers, 1):
-        what = f"bytes of layer {number}'s weight {when}"
-        yield at_most(what, _bytes(layer.weight), 0, _RESIZE)
+    for number, storage in enumerate(storages, 1):
+        yield at_most(f"bytes of layer {number}'s weight {when}", storage.nbytes(), 0, _RESIZE)
 
 
 def _kinds(log: CallLog) -> list[str]:

@@ -105,6 +105,8 @@ _MOST_ARE_SLOWER = _done({1: 100, 2: 52, 4: 30, 8: 40})
 _TWO_SIZES = _done({1: 183.18, 4: 112.59})
 _PUBLISHED = _done({4: 2.66, 8: 1.43, 16: 0.82, 32: 0.5})
 
+_TOO_LARGE_FOR_ONE = [(1, "failed", 2), *_done({2: 50, 4: 30})]
+
 _ASK_TRAPS = {
     "Count finished runs only: one that failed early looks fast.": (
         lambda runs, least: gpus_to_ask_for([(gpus, "done", run) for gpus, _, run in runs], least)
@@ -129,6 +131,7 @@ _STUDIES = [
     (_LUCKY_REPEAT, 0.6),
     (_MOST_ARE_SLOWER, 0.2),
     (_TWO_SIZES, 0.5),
+    (_TOO_LARGE_FOR_ONE, 0.8),
 ]
 
 EXERCISES = [

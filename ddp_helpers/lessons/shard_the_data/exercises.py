@@ -60,7 +60,10 @@ def batches_seen(answer: Answer, _: CallLog) -> Iterator[Comparison]:
     """Compare what the ranks saw together: each sample once, in another order each epoch."""
     size = dist.get_world_size()
     for samples, global_batch, epochs in ((24, 12, 2), (36, 6, 3)):
-        mine: Any = answer(samples, global_batch, epochs)
+        seen_here: Any = answer(samples, global_batch, epochs)
+        yield Comparison("what it returns", type(seen_here).__name__, "list")
+        mine = [[list(map(int, batch)) for batch in epoch] for epoch in seen_here]
+        yield Comparison("epochs that it returns", len(mine), epochs)
         everybody: list[Any] = [None] * size
         dist.all_gather_object(everybody, mine)
         largest = max(len(batch) for epoch in mine for batch in epoch)
@@ -86,7 +89,7 @@ _TERMS = [  # losses, and which of them count: of three ranks, and with one that
 ]
 
 
-def token_loss(answer: Answer, log: CallLog) -> Iterator[Comparison]:
+def token_loss(answer: Answer, _: CallLog) -> Iterator[Comparison]:
     """Compare the gradient that DDP would average with the mean over the terms of all ranks.
 
     Each loss is a weight of 1 times a number, so the right gradient is the mean of these numbers.
@@ -95,7 +98,8 @@ def token_loss(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     for losses, counted in _TERMS:
         weight = torch.ones((), requires_grad=True)
         loss: Any = answer(weight * torch.tensor(losses[rank]), torch.tensor(counted[rank]) > 0)
-        yield Comparison("whether the loss has a gradient", loss.requires_grad, True)
+        has_gradient = isinstance(loss, torch.Tensor) and loss.requires_grad
+        yield Comparison("whether the loss has a gradient", has_gradient, True)
         loss.backward()
         gradient = torch.zeros(()) if weight.grad is None else weight.grad
         averaged = sum_of_all(gradient).item() / size

@@ -42,8 +42,10 @@ def save(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             if rank == 0:
                 path.write_bytes(_OLD)
             resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM if is_full else most, most))
-            told = answer(str(path), _NEW)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            try:
+                told = answer(str(path), _NEW)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
             where = f"with {'room' if goes_well else 'no room'} on rank 0's disk"
             yield Comparison(f"{where}, what save returns", told, goes_well, {hint: not is_full})
             content = {_OLD: "old", _NEW: "new"}.get(path.read_bytes(), "damaged")
@@ -51,7 +53,7 @@ def save(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             yield Comparison(f"{where}, the checkpoint", content, right, {_LOST: "damaged"})
 
 
-_ALL_WRITE = "Every rank writes: one is enough, and they may write over each other."
+_ALL_WRITE = "A rank tells how it went itself: rank 0 alone writes, and tells the others."
 _UNTOLD = "Only rank 0 knows how it went: let it tell the others, with a collective."
 _LOST = "The one before is lost: write to another name, and rename at the end."
 _SAVE_ERRORS = {
@@ -82,6 +84,7 @@ def rest(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             "That is what is done already; asked is what is left.": samples[: done // size],
         }
         left: Any = answer(DistributedSampler(dataset), epoch, done)
+        yield Comparison("what it returns", type(left).__name__, "list")
         what = f"the rest of epoch {epoch}, after {done} samples of all ranks"
         yield Comparison(what, list(left), samples[done // size :], known)
 
@@ -128,7 +131,13 @@ def steps_between_saves(cost: float, between: float, step: float) -> int:
     return max(1, round(math.sqrt(2 * cost * between) / step))
 
 
-_BETWEEN_CASES = [(2.0, 86_400.0, 0.5), (30.0, 3600.0, 1.5), (0.1, 3600.0, 60.0)]
+_BETWEEN_CASES = [
+    (2.0, 86_400.0, 0.5),
+    (30.0, 3600.0, 1.5),
+    (0.1, 3600.0, 60.0),
+    (2.0, 3600.0, 1.0),
+    (5.0, 3600.0, 1.0),
+]
 _BETWEEN_TRAPS = {
     "That is the interval in seconds; divide it by the seconds of a step.": (
         lambda cost, between, step: steps_between_saves(cost, between, 1)

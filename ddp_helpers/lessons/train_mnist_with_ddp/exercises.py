@@ -81,6 +81,7 @@ _PER_RANK = {"world_size": 2, "batch_size_per_rank": 64, "epochs": 2, "lr": 1.0,
 _SAME_CASES = [
     (_ONE_RANK, _ONE_RANK | {"world_size": 2}),
     (_ONE_RANK, _PER_RANK),
+    (_PER_RANK, _ONE_RANK),
     (_ONE_RANK, _PER_RANK | {"batch_size_per_rank": 128}),
     (_ONE_RANK, _ONE_RANK | {"world_size": 4, "seed": 2}),
     (_ONE_RANK, _ONE_RANK | {"world_size": 4, "lr": 0.5}),
@@ -121,41 +122,41 @@ def my_ddp_script(path_of_script: Answer) -> list[str]:
     for ranks, run in runs.items():
         if complaint := run.complaint():
             return [f"on {ranks} rank{'s' * (ranks > 1)}: {complaint}"]
-        differing = [each for each in _compared(run, runs[RANKS[0]]) if difference(each)]
-        mistakes += [line for each in differing for line in (*each.known, difference(each))]
+        for hint, comparison in _compared(run, runs[RANKS[0]]):
+            if told := difference(comparison):
+                mistakes += [hint, told]
     return list(dict.fromkeys(mistakes))[:_MOST]
 
 
-def _compared(run: LearnerRun, reference: LearnerRun) -> Iterator[Comparison]:
-    """Compare what the ranks of a run did with what the run on one rank did."""
+def _compared(run: LearnerRun, reference: LearnerRun) -> Iterator[tuple[str, Comparison]]:
+    """Compare what the ranks of a run did with what the run on one rank did, with what to do."""
     notes = run.notes()
     orders = [[order for size, order in rank.passes if size == _TRAIN_SAMPLES] for rank in notes]
-    known: dict[str, object]
     first = sorted(chain(*(order[0] for order in orders if order)))
-    samples = "the samples of epoch 1, of all ranks"
-    known = {"The ranks share the training set out: give its loader a DistributedSampler.": first}
-    yield Comparison(samples, first, [*range(_TRAIN_SAMPLES)], known)
-    if first == [*range(_TRAIN_SAMPLES)]:
+    samples = Comparison("the samples of epoch 1, of all ranks", first, [*range(_TRAIN_SAMPLES)])
+    yield "The ranks share the training set out: give its loader a DistributedSampler.", samples
+    if not difference(samples):
         repeats = all(order[:1] == order[1:2] for order in orders)
-        known = {"Tell the sampler which epoch it is.": repeats}
-        yield Comparison("whether epoch 2 has the order of epoch 1", repeats, False, known)
+        what = "whether epoch 2 has the order of epoch 1"
+        yield "Tell the sampler which epoch it is.", Comparison(what, repeats, False)
     saved = [rank.saved[-1] for rank in notes if rank.saved]
     right = [rank.saved[-1] for rank in reference.notes() if rank.saved]
-    known = {"One file, so one rank: let rank 0 do it at the end.": len(saved)}
-    yield Comparison("ranks that save", len(saved), 1, known)
-    wrapped = [name for name in chain(*saved) if name.startswith("module.")]
-    yield Comparison("names of the wrapper", wrapped[:1], [], {_INSIDE: wrapped[:1]})
+    hint = "One file, so one rank: let rank 0 save." if saved else "Let rank 0 save at the end."
+    yield hint, Comparison("ranks that save", len(saved), 1)
+    wrapped = [name for name in chain(*saved) if name.startswith("module.")][:1]
+    yield "Save the model inside the wrapper.", Comparison("the wrapper's names", wrapped, [])
     if saved and right and not wrapped:
         equal = weight_distance(saved[0], right[0]) <= WEIGHT_TOLERANCE
-        yield Comparison("whether the weights are those of one rank", equal, True, {_WHY: equal})
+        what = "whether the weights are those of one rank"
+        yield _WHY, Comparison(what, equal, True)
     lines, right_lines = _epoch_lines(run), _epoch_lines(reference)
-    yield Comparison("lines about epochs", len(lines), _EPOCHS, {"Let one rank print.": lines})
+    hint = "Let one rank print." if lines else "Let rank 0 print a line for each epoch."
+    yield hint, Comparison("lines about epochs", len(lines), _EPOCHS)
     if len(lines) == len(right_lines):
-        known = {"Count each test point once, then sum.": lines}
-        yield Comparison("the epochs' lines", lines, right_lines, known)
+        epochs = Comparison("the epochs' lines", lines, right_lines)
+        yield "Count each test point once, then sum.", epochs
 
 
-_INSIDE = "Save the model inside the wrapper."
 _WHY = "Do the ranks share --batch-size? Who calls the wrapper?"
 
 
