@@ -95,8 +95,8 @@ class CallLog:
         return sum(call.numbers for call in self.calls if call.name in wanted)
 
     def never_waited(self) -> list[str]:
-        """List the calls for which nobody waited, though they return before they are done."""
-        return [str(call) for call in self.calls if not call.done]
+        """List all calls so far that return before they are done, and that nobody waited for."""
+        return [str(call) for call in self.begun if not call.done]
 
     def _logged(self, name: str, function: Callable) -> Callable:
         """Wrap a function of torch.distributed so that its calls stand in the log."""

@@ -70,7 +70,6 @@ def _in_cell(
     except NotImplementedError:
         raise
     except Exception as error:
-        error.add_note(f"rank {rank}{_place(error, answer)}")
         return _failure(error, [read_log(logs / f"rank{rank}")], hints)
 
 
@@ -87,12 +86,7 @@ def _try_on(
     def work() -> list[str]:
         # Newer torch has other names for two collectives; the older ones do the same.
         warnings.simplefilter("ignore", FutureWarning)
-        rank = dist.get_rank()
-        try:
-            return _first_mistake(trial, answer, logs)
-        except Exception as error:
-            error.add_note(f"rank {rank}{_place(error, answer)}")
-            raise
+        return _first_mistake(trial, answer, logs)
 
     try:
         return on_ranks(size, work)[0]
@@ -107,26 +101,31 @@ def _try_on(
 def _first_mistake(trial: Trial, answer: Answer, logs: Path) -> list[str]:
     """Return the first difference, of the lowest rank that has it; all ranks call it.
 
-    After each comparison the ranks tell each other, so that all stop at the same one.
+    After each comparison the ranks tell each other, so that all stop at the same one. An error
+    gets a note: on which rank it came, and where.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     # A group of its own: in the answer's this could meet a collective that a rank has left out.
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup), "this rank is in it"
     log = CallLog(logs / f"rank{rank}")
-    for comparison in chain(trial(log.listened(answer), log), _all_waited(log)):
-        everyone: list[tuple[str, list[str]]] = [("", [])] * size
-        told = difference(comparison), explanations(comparison)
-        dist.all_gather_object(everyone, told, group)
-        for other, (text, _) in enumerate(everyone):
-            if text:
-                return [*_explanation(everyone), f"on {size} ranks, rank {other}: {text}"]
+    try:
+        for comparison in chain(trial(log.listened(answer), log), _all_waited(log)):
+            everyone: list[tuple[str, list[str]]] = [("", [])] * size
+            told = difference(comparison), explanations(comparison)
+            dist.all_gather_object(everyone, told, group)
+            for other, (text, _) in enumerate(everyone):
+                if text:
+                    return [*_explanation(everyone), f"on {size} ranks, rank {other}: {text}"]
+    except Exception as error:
+        error.add_note(f"rank {rank}{_place(error, answer)}")
+        raise
     return []
 
 
 def _all_waited(log: CallLog) -> Iterator[Comparison]:
     """Compare, at the end of a trial, what began and was never waited for with nothing."""
-    waits = [str(call) for call in log.begun if not call.done]
+    waits = log.never_waited()
     yield Comparison("calls that nobody waits for", waits, [], {_NOT_DONE: waits})
 
 
@@ -168,12 +167,9 @@ def _failure(
 
 
 def _place(error: Exception, answer: Answer) -> str:
-    """Say in which function of a learner's an error came, and at which line of its cell.
-
-    The first frame is left out: the judge's own, which has the same file name when it was sent.
-    """
+    """Say in which function of a learner's an error came, and at which line of its cell."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+    frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code and frame.filename == code.co_filename]
     return "".join(f", line {frame.lineno}, in {frame.name}" for frame in own[-1:])
 
