@@ -46,7 +46,15 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
 # first, so that no process is left alone with one at the end.
-LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_site", "test_gpus_cells", "test_browser")
+LONG = (
+    "test_faults",
+    "test_audit",
+    "test_spirals",
+    "test_typed",
+    "test_reading_edition",
+    "test_gpus_cells",
+    "test_browser",
+)
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
 
 
@@ -130,14 +138,3 @@ def browser():
         fail_in_ci("Chromium has no sandbox here: install chromium-sandbox")
     with chromium() as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    """One kernel for all tests: each leaves ranks with which the next can begin."""
-    from kernels import Kernel  # here: no other test needs a kernel
-
-    made = Kernel(tmp_path_factory.mktemp("kernel"))
-    yield made
-    made.client.stop_channels()
-    made.manager.shutdown_kernel()

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from doctors import red, seen_by
+from doctor_table import red, seen_by
 from faults.ranks import Ranks
 from real import python
 from torch._C import _distributed_c10d as c10d

@@ -153,7 +153,7 @@ def test_a_container_has_the_folders_of_an_arrays_tasks(tmp_path):
 
 
 def test_an_option_of_the_job_stands_behind_the_sites_and_what_the_job_says_behind_both():
-    """Of equal options Slurm takes the last: test_slurm_queue asks it."""
+    """Of equal options Slurm takes the last: test_queue asks it."""
     site = Site("a", sbatch=("--nodes=7", "--mem=1G"))
     text = render(Job("a", ("x.py",), nodes=2, sbatch=("--mem=2G", "--time=1")), site, "run")
     assert re.findall(r"--(mem|nodes|time)=(\S+)", text.partition("\nset -")[0]) == [

@@ -75,7 +75,7 @@ JOB_RIGHT = {
 
 # ---- a site file
 
-# By the command that makes a job; each wrong value of a file is in test_sites.
+# By the command that makes a job; each wrong value of a file is in test_site.
 SITE = {
     "a slip": ('sbach = ["a"]', ["mine.toml", "'sbach'", "sbatch"]),
     "an option of sbatch": ('account = "a"', ["mine.toml", "'account'", "--account"]),

@@ -7,8 +7,8 @@ import re
 import signal
 from unittest.mock import Mock
 
-import coloured
 import nbformat
+import own_parts
 import pytest
 import torch
 from faults.matrix import Matrix, bits, events, steps
@@ -224,10 +224,10 @@ def final(matrix, name, script, fault):
 
 
 def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_own_parts(matrix):
-    script = scripts.write_script("mnist_ddp_resumable", matrix.folder / "coloured.py", replace=coloured.PARTS)
+    script = scripts.write_script("mnist_ddp_resumable", matrix.folder / "own_parts.py", replace=own_parts.PARTS)
     told = (1, "SIGUSR2", "step", 13)
     golden, resumed = (final(matrix, name, script, fault) for name, fault in (("golden", None), ("resumed", told)))
-    assert golden.keys() == coloured.Net().state_dict().keys() and golden["norm.num_batches_tracked"] == 32
+    assert golden.keys() == own_parts.Net().state_dict().keys() and golden["norm.num_batches_tracked"] == 32
     assert bits(golden) == bits(resumed)
     left_out = "part.load_state_dict({k: v for k, v in newest[name].items() if 'running' not in k}, strict=False)"
     text, whole = script.read_text(), "part.load_state_dict(newest[name])"

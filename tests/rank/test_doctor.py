@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctors import red, rows_of, seen_by
+from doctor_table import red, rows_of, seen_by
 from faults.ranks import Ranks
 from real import LIMIT, THOROUGH, python, weekly
 from refusals import ended
@@ -80,7 +80,7 @@ def test_it_is_green_under_torchrun_started_from_a_notebook(script, tmp_path, di
     assert [path.name for path in tmp_path.iterdir()] == ["doctor.py"]
 
 
-@weekly  # under srun it is green in test_docs, in a job
+@weekly  # under srun it is green in test_pages, in a job
 @pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 2), ("srun", (1, 1))])
 def test_it_is_green_under(launcher, ranks, request, tmp_path, digits):
     request.getfixturevalue("mpirun" if launcher == "mpirun" else "cluster")

@@ -62,21 +62,24 @@ TYPED = [
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
-    ("asked", "nohup torchrun"): "tests/test_asked.py runs it, and closes its terminal",
+    ("asked", "nohup torchrun"): "tests/docs/test_asked.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("elsewhere", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("own", "rsync"): "LOGIN is another machine",
-    ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/test_going_on.py",
+    ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/jobs/test_monitor.py",
     ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
     ("trainers", "ddp-course data /shared"): "the shared folder again",
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
-    ("trainers", "ddp-course grade"): "needs people's notebooks; tests/test_grade.py makes some, and grades them",
+    (
+        "trainers",
+        "ddp-course grade",
+    ): "needs people's notebooks; tests/lessons/test_grade.py makes some, and grades them",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
-# Run by tests/test_own_record.py, which pastes them into a script, and tests/test_asked.py.
+# Run by tests/docs/test_own.py, which pastes them into a script, and tests/docs/test_asked.py.
 PYTHON = {"own": ("python",), "asked": ("python",)}
 MINE = {  # files that the pages take for the reader's own
     "my.py": "from torch.nn import *\ndef Net(): return Sequential(Conv2d(1, 8, 3), Flatten(), Linear(5408, 9))\n",

@@ -7,8 +7,8 @@ import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from diagram_checks import must_be_legible
 from IPython.core.error import UsageError
-from legible import must_be_legible
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers import ROOT

@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from asked import asked, cells
+from notebook_texts import asked, cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import check, exercises
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT, Exercise, same
 
 EVERY = exercises()
-# Those with a judge are run for real in test_planted_mistakes, test_projects and test_own_script.
+# Those with a judge are run for real in test_planted_mistakes, test_do_it_yourself and test_train_mnist_with_ddp.
 EXERCISES = {name: one for name, one in EVERY.items() if not hasattr(one, "judge")}
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -67,7 +67,7 @@ def test_each_exercise_is_asked_once() -> None:
     assert len(names) == len(set(names)), "asked twice, in one notebook or in two"
 
 
-# Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_planted_mistakes, test_submit_to_slurm, test_projects.
+# Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_planted_mistakes, test_submit_to_slurm, test_do_it_yourself.
 @pytest.mark.parametrize(
     "path", [path for path in PATHS if path.stem[:2] not in ("05", "07", "17")], ids=lambda path: path.stem
 )

@@ -6,8 +6,8 @@ import shutil
 
 import nbformat
 import pytest
-from asked import asked
 from nbclient import NotebookClient
+from notebook_texts import asked
 
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.launch.scripts import script_text

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from asked import cells
+from notebook_texts import cells
 from planted_mistakes import ALSO_RIGHT, PLANTED, PLANTED_HERE, Planted
 from real import LIMIT, THOROUGH
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import coloured
+import own_parts
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -50,8 +50,8 @@ def test_a_script_is_written_where_nothing_is_installed(tmp_path):
 
 
 def test_own_parts_stand_where_those_of_their_names_stood():
-    before, after = parsed(script_text("mnist_ddp")), parsed(script_text("mnist_ddp", coloured.PARTS))
-    own = parsed(Path(coloured.__file__).read_text())
+    before, after = parsed(script_text("mnist_ddp")), parsed(script_text("mnist_ddp", own_parts.PARTS))
+    own = parsed(Path(own_parts.__file__).read_text())
     assert after == before | {name: own[name] for name in ("Net", "Block", "datasets", "loss_and_metrics")}
     names = list(after)
     assert names.index("Block") < names.index("Net") and names.index("train") < names.index("datasets")
@@ -139,7 +139,7 @@ def test_what_cannot_stand_in_the_script_is_refused_by_name(case, notebook, tmp_
 
 def test_a_part_that_the_script_does_not_have_is_refused():
     with pytest.raises(ValueError, match="simple_ddp has no part called Net"):
-        script_text("simple_ddp", [coloured.Net])
+        script_text("simple_ddp", [own_parts.Net])
 
 
 # ---- the file
@@ -150,7 +150,7 @@ def test_another_text_is_kept_and_the_same_is_not(tmp_path):
     write_script("mnist_ddp", path)
     assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]
     path.write_text("edited by hand")
-    write_script("mnist_ddp", path, replace=coloured.PARTS)
+    write_script("mnist_ddp", path, replace=own_parts.PARTS)
     assert (tmp_path / "mine.py.old").read_text() == "edited by hand" and "Block" in path.read_text()
 
 
@@ -172,7 +172,7 @@ def test_a_path_that_cannot_be_written_is_named_and_nothing_changes(path, tmp_pa
 
 
 def test_a_learners_net_trains_on_two_ranks(digits, tmp_path):
-    """From cells to the record: what test_mnist_scripts and test_letters do from files."""
+    """From cells to the record: what test_mnist_ddp and test_letters do from files."""
 
     class Net(nn.Module):
         def __init__(self):

@@ -1,7 +1,7 @@
 """What a site asks for, done by a real Slurm: its modules, its container, and where torchrun's ranks meet.
 
 `module` is Lmod's or Environment Modules' own, and containers are Charliecloud's (ch-run), which needs no root. Two
-things are not real here: Singularity, which Debian lacks, so that only its words are compared (test_sites); and conda,
+things are not real here: Singularity, which Debian lacks, so that only its words are compared (test_site); and conda,
 which no registry of pip's or Debian's has: a function stands in for it, unless CONDA_EXE names a real one.
 """
 

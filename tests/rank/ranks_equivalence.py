@@ -1,4 +1,4 @@
-"""What every rank does for tests/test_equivalence.py; started with torchrun, it prints one line of JSON per rank.
+"""What every rank does for tests/rank/test_equivalence.py; started with torchrun, it prints one line of JSON per rank.
 
 All is small and on the CPU, with a fixed seed: 24 samples of 6 numbers, two layers without dropout, and plain SGD.
 """

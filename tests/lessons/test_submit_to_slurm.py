@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from asked import cells
 from IPython.core.error import UsageError
+from notebook_texts import cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launchers import free_port

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from asked import asked, cells
+from notebook_texts import asked, cells
 from real import python
 from refusals import one_line
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 from argparse import Namespace
 
-import coloured
+import own_parts
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,10 +121,10 @@ BUFFERS = "dist.broadcast(buffer, 0)"  # what makes the ranks test with the aver
 
 def counted_and_recounted(folder):
     """How many test pictures were right and their loss: what the record says, and the saved model in one process."""
-    model, (_, test_set) = coloured.Net().eval(), coloured.datasets(folder)
+    model, (_, test_set) = own_parts.Net().eval(), own_parts.datasets(folder)
     model.load_state_dict(torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True))
     with torch.no_grad():
-        loss, metrics = coloured.loss_and_metrics(model, test_set.tensors, torch.device("cpu"))
+        loss, metrics = own_parts.loss_and_metrics(model, test_set.tensors, torch.device("cpu"))
     [epoch] = runs.read_run(folder / "run").epochs
     assert (epoch["test_samples"], epoch["train_samples"]) == (201, 512), "an uneven set: each sample once"
     recorded = [201 * epoch["test_accuracy"], 201 * epoch["test_top2"], epoch["test_loss"]]
@@ -133,13 +133,13 @@ def counted_and_recounted(folder):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_was_counted_is_what_the_saved_model_counts(ranks, tmp_path):
-    own = write_script("mnist_ddp", tmp_path / "own.py", replace=coloured.PARTS)
+    own = write_script("mnist_ddp", tmp_path / "own.py", replace=own_parts.PARTS)
     ran = trained(own, tmp_path, ranks, "--batch-size=32")
     assert ran.statuses == [0] * ranks, ran.said
     recorded, expected = counted_and_recounted(tmp_path)
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
     if ranks > 1:  # the control
-        own = changed(tmp_path, BUFFERS, "pass", coloured.PARTS)
+        own = changed(tmp_path, BUFFERS, "pass", own_parts.PARTS)
         assert trained(own, tmp_path / "own", ranks, "--batch-size=32").statuses == [0] * ranks
         (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
         assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"

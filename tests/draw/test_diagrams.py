@@ -4,8 +4,8 @@ import base64
 import re
 
 import pytest
+from diagram_checks import must_be_legible
 from IPython.core.formatters import DisplayFormatter
-from legible import must_be_legible
 
 from ddp_helpers.draw.drawing import DPI, Picture
 from ddp_helpers.draw.stepped import stepped

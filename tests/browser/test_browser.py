@@ -12,11 +12,11 @@ import urllib.request
 import nbformat
 import psutil
 import pytest
-from browser.notebook import Notebook
-from browser.server import copy_of_the_course, jupyter
 from nbformat.v4 import new_code_cell, new_notebook
 from real import LIMIT, weekly
 
+from browser.notebook import Notebook
+from browser.server import copy_of_the_course, jupyter
 from ddp_helpers import ROOT
 
 PICTURES = ROOT / "build" / "browser"
