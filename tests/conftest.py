@@ -46,15 +46,8 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
 # first, so that no process is left alone with one at the end.
-LONG = (
-    "test_faults",
-    "test_audit",
-    "test_spirals",
-    "test_typed",
-    "test_reading_edition",
-    "test_gpus_cells",
-    "test_browser",
-)
+LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_gpus_cells", "test_browser")
+LONG += ("test_reading_edition", "test_first_run")
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
 
 

@@ -76,7 +76,7 @@ NOT_TYPED = {
     (
         "trainers",
         "ddp-course grade",
-    ): "needs people's notebooks; tests/lessons/test_grade.py makes some, and grades them",
+    ): "needs people's notebooks; tests/lessons/test_grade.py makes some",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
 # Run by tests/docs/test_own.py, which pastes them into a script, and tests/docs/test_asked.py.

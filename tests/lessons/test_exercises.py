@@ -67,7 +67,7 @@ def test_each_exercise_is_asked_once() -> None:
     assert len(names) == len(set(names)), "asked twice, in one notebook or in two"
 
 
-# Those of 05 need ranks that stay, of 07 and 17 a Slurm: test_planted_mistakes, test_submit_to_slurm, test_do_it_yourself.
+# Those of 05 need ranks that stay, of 07 and 17 a Slurm: they are in files of their own.
 @pytest.mark.parametrize(
     "path", [path for path in PATHS if path.stem[:2] not in ("05", "07", "17")], ids=lambda path: path.stem
 )
