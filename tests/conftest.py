@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,8 +29,9 @@ from solved import ClientWithSolutions
 
 from ddp_helpers.jobs import available
 from ddp_helpers.jobs.queue import run_slurm
-from ddp_helpers.launch.kernels import KernelOnFiles
+from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
 from ddp_helpers.launch.launchers import INHERITED
+from ddp_helpers.launch.shared import VARIABLE, shared_server
 from ddp_helpers.rank.digits import write_digits
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
@@ -41,7 +43,9 @@ settings.load_profile("course")
 torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
 os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
 
-jupyter_client.AsyncKernelManager = KernelOnFiles  # which nbclient takes, and so nbmake: it can be told of no other
+# Which nbclient takes, and so nbmake: it can be told of no other. A forked kernel hides an import that a cell forgot:
+# `make notebooks` and the weekly run, which start a Python for each, show it.
+jupyter_client.AsyncKernelManager = KernelOnFiles if THOROUGH else WarmKernel
 nbmake.nb_run.NotebookClient = ClientWithSolutions
 
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
@@ -49,6 +53,21 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_gpus_cells", "test_browser")
 LONG += ("test_reading_edition", "test_first_run")
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
+
+
+SHARED = ExitStack()  # the server that has torch, of all workers
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts the workers
+def pytest_configure(config):
+    """Start the server from which ranks and kernels are forked."""
+    if not hasattr(config, "workerinput") and not THOROUGH:
+        SHARED.enter_context(shared_server())
+
+
+def pytest_unconfigure():
+    """End it."""
+    SHARED.close()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -93,7 +112,7 @@ def pytest_sessionfinish():
 @pytest.fixture(autouse=True)
 def nobody_launched_us(monkeypatch):
     """A test may itself run inside a Slurm job or under torchrun: its ranks must not inherit that."""
-    for name in os.environ.keys() - {"SLURM_CONF", "DDP_RUNS"}:
+    for name in os.environ.keys() - {"SLURM_CONF", "DDP_RUNS", VARIABLE}:
         if INHERITED.match(name) or OF_A_JOB.match(name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where a test before has changed it

@@ -22,13 +22,27 @@ import cloudpickle
 
 from ddp_helpers.launch.processes import MARK, SURE, end_all, no_interrupt
 from ddp_helpers.launch.server import Request
+from ddp_helpers.launch.shared import connect
 
 
 class _Server:
     """The server of this process, and what it has told."""
 
     def __init__(self) -> None:
-        """Start it: it imports torch when a rank is first asked for."""
+        """Start it, where `shared_server` has not: it imports torch when a rank is asked for."""
+        self._socket = connect() or self._start_one()
+        self._connection = Connection(os.dup(self._socket.fileno()))
+        self._sending, self.changed = threading.Lock(), threading.Condition()
+        self._numbers = count(1)
+        # By the number of the request: process ids, and exit statuses, the first end first.
+        self._started: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+        self._abandoned: set[int] = set()  # requests whose answer nobody waits for any more
+        self.is_gone = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _start_one(self) -> socket.socket:
+        """Start a server for this process alone, and return the socket to it."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "ddp_helpers.launch.server", str(theirs.fileno())]
         with theirs:
@@ -38,16 +52,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._socket = ours
-        self._connection = Connection(os.dup(ours.fileno()))
-        self._sending, self.changed = threading.Lock(), threading.Condition()
-        self._numbers = count(1)
-        # By the number of the request: process ids, and exit statuses, the first end first.
-        self._started: dict[int, int] = {}
-        self.ended: dict[int, int] = {}
-        self._abandoned: set[int] = set()  # requests whose answer nobody waits for any more
-        self.is_gone = False
-        threading.Thread(target=self._listen, daemon=True).start()
+        return ours
 
     def _listen(self) -> None:
         """Note what the server tells, until it is gone; a thread."""
@@ -153,14 +158,17 @@ class Ranks:
         environment: Mapping[str, str],
         folder: str | os.PathLike | None = None,
         files: Sequence[int | None] = (),
+        modules: list[str] | None = None,
     ) -> None:
         """Start one more rank, which calls a function, also one of a cell.
 
         files: descriptors that become its 0, 1, 2 and on; None, or missing, for no input and for
-        this process's own output.
+        this process's own output. modules: what the server imports first; if None, what this
+        process has of the course.
         """
         call = cloudpickle.dumps((function, arguments))
-        modules = [name for name in sys.modules if name.startswith("ddp_helpers.")]
+        if modules is None:
+            modules = [name for name in sys.modules if name.startswith("ddp_helpers.")]
         self._start(environment, folder, files, call=call, modules=modules)
 
     def run(
@@ -235,6 +243,12 @@ class Ranks:
             for rank in range(len(self.process_ids)):
                 self.send_signal(rank, signal.SIGKILL)  # it may lead no session yet
             self.wait(SURE)
+
+
+def end_launches() -> None:
+    """End all that this process has started."""
+    for launch in list(_launches):
+        launch.end()
 
 
 def wait_for_an_end(*launches: Ranks, seconds: float) -> None:

@@ -1,12 +1,26 @@
 """Start kernels that listen on files: a rank may take a port before a kernel listens on it.
 
-Whoever executes a notebook calls it: upkeep, jobs and tests.
+Whoever executes a notebook calls it: upkeep, jobs and tests. A warm kernel is forked from the warm
+server, which has imported what notebooks import: it is there seconds earlier.
 """
 
+import os
+import signal
+import sys
 import tempfile
+from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
-from jupyter_client import AsyncKernelManager
+from jupyter_client import AsyncKernelManager, KernelConnectionInfo
+from jupyter_client.provisioning import LocalProvisioner
+
+from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.processes import SURE
+
+# What the server of warm kernels imports beside torch: a kernel, and what most notebooks do.
+_OF_NOTEBOOKS = ["ipykernel.kernelapp", "pandas", "matplotlib.pyplot", "torchvision"]
+_INLINE = "module://matplotlib_inline.backend_inline"
 
 
 def file_transport() -> dict[str, str]:
@@ -24,3 +38,80 @@ class KernelOnFiles(AsyncKernelManager):
     def __init__(self, **options: object) -> None:
         """Take the options of AsyncKernelManager."""
         super().__init__(**file_transport(), **options)
+
+
+class WarmKernel(KernelOnFiles):
+    """The same, of a kernel that is forked.
+
+    It does not show an import that a cell has forgotten: outputs that are committed come from
+    kernels that are not.
+    """
+
+    async def _async_pre_start_kernel(self, **options: Any) -> tuple:
+        """Choose who starts the kernel, and return its command and the options for that."""
+        if self.provisioner is None:
+            self.provisioner = _Forks(
+                parent=self, kernel_id=str(uuid4()), kernel_spec=self.kernel_spec
+            )
+        return await super()._async_pre_start_kernel(**options)
+
+
+class _Forked:
+    """A forked kernel, with what LocalProvisioner asks of a process of subprocess."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, launch: Ranks) -> None:
+        self.launch, self.pid = launch, launch.process_ids[0]
+
+    def poll(self) -> int | None:
+        return self.launch.statuses()[0]
+
+    def wait(self) -> int | None:
+        self.launch.wait(SURE)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        self.launch.send_signal(0, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Forks(LocalProvisioner):
+    """Has the warm server fork a kernel, where jupyter_client would start a Python."""
+
+    async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
+        """Fork the kernel; the command is `python -m ipykernel_launcher -f FILE`."""
+        launch = Ranks()
+        launch.call(
+            _serve_cells,
+            cmd[cmd.index("-f") :],
+            environment=options["env"],
+            folder=options.get("cwd"),
+            modules=_OF_NOTEBOOKS,
+        )
+        self.process = _Forked(launch)  # type: ignore[assignment]
+        self.pid = self.pgid = launch.process_ids[0]  # it leads a session
+        return self.connection_info
+
+
+def _serve_cells(argv: Sequence[str]) -> None:
+    """Be a kernel as a new Python would; the forked process calls it.
+
+    argv: the arguments of ipykernel.
+    """
+    import matplotlib
+    from ipykernel.kernelapp import IPKernelApp
+
+    # What a new Python takes from its command, its installation and its environment; `server` has
+    # done the rest.
+    sys.argv = ["ipykernel_launcher", *argv]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path[:] = [*filter(None, given), *installed]
+    matplotlib.rcParams["backend"] = os.environ.setdefault("MPLBACKEND", _INLINE)
+    IPKernelApp.launch_instance([*argv, f"--IPKernelApp.parent_handle={os.getppid()}"])

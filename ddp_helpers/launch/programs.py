@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.launchers import TORCHRUN
 
 
 def _queue_lines(file: int, lines: queue.Queue[str | None]) -> None:
@@ -19,6 +20,16 @@ def _queue_lines(file: int, lines: queue.Queue[str | None]) -> None:
     for line in io.TextIOWrapper(os.fdopen(file, "rb"), errors="replace"):
         lines.put(line.rstrip("\n"))
     lines.put(None)
+
+
+def _torchrun(arguments: Sequence[str]) -> None:
+    """Be torchrun; the forked process calls it."""
+    from torch.distributed.run import main
+
+    from ddp_helpers.rank.meeting import listen_narrowly
+
+    listen_narrowly()
+    main(list(arguments))
 
 
 def lines_of(
@@ -29,8 +40,10 @@ def lines_of(
 ) -> Generator[str | list[int], None, None]:
     """Start the commands together and yield their lines; at last, the list of their exit statuses.
 
-    timeout: seconds. idle: called while no line comes. Raises TimeoutError. Closed early, by an
-    interrupt or an error in the caller, it ends all their processes.
+    The course's torchrun is forked from the warm server, whose torch it has; the ranks that it
+    starts are new processes, as everywhere. timeout: seconds. idle: called while no line comes.
+    Raises TimeoutError. Closed early, by an interrupt or an error in the caller, it ends all their
+    processes.
     """
     limit = time.monotonic() + timeout
     lines: queue.Queue[str | None] = queue.Queue()
@@ -40,7 +53,12 @@ def lines_of(
             output, given = os.pipe()
             threading.Thread(target=_queue_lines, args=[output, lines], daemon=True).start()
             try:
-                started.run(command, env, files=[None, given, given])
+                files = [None, given, given]
+                if command[: len(TORCHRUN)] == TORCHRUN:  # the server has imported its torch
+                    arguments = command[len(TORCHRUN) :]
+                    started.call(_torchrun, arguments, environment=env, files=files)
+                else:
+                    started.run(command, env, files=files)
             finally:
                 os.close(given)
         open_pipes = len(commands)

@@ -28,8 +28,8 @@ from ddp_helpers.launch.processes import end_found
 
 # What ranks need sooner or later: DDP, an optimizer's first step and the first backward(gradient)
 # import the last two.
-_PRELOADED = ["torch", "torch.distributed", "torchvision.datasets"]
-_PRELOADED += ["torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
+PRELOADED = ["torch", "torch.distributed", "torchvision.datasets"]
+PRELOADED += ["torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _MOST_FILES = 8  # descriptors that a process is given
 
@@ -97,7 +97,7 @@ def _fork(request: Request, given: list[int], ours: list[int]) -> int:
     given: descriptors that become 0, 1, 2 and on; ours: the server's own.
     """
     if request.call:
-        for name in (*_PRELOADED, *request.modules):
+        for name in (*PRELOADED, *request.modules):
             with suppress(Exception):  # the call says so, if it needs it
                 importlib.import_module(name)
         gc.freeze()  # or each rank would copy the pages of all that is there
@@ -148,7 +148,11 @@ def _call(request: Request) -> int:
         stream = os.fdopen(number, "w", buffering=1, errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
     atexit._clear()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    torch.default_generator.seed()  # or ranks that forget to seed would draw the same numbers
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
     if dist.is_available():
         dist.set_debug_level_from_env()
     status = 0
@@ -171,14 +175,19 @@ def _call(request: Request) -> int:
     return status & 0xFF
 
 
-def main() -> None:
-    """Serve whoever holds the other end of the socket whose descriptor is the argument."""
+def serve_to_the_end(connection: Connection) -> None:
+    """Serve until the other end closes, and end all that was started."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(connection)
     finally:  # all that this process, and what it has forked, have started
         end_found(lambda: psutil.Process().children(recursive=True))
+
+
+def main() -> None:
+    """Serve whoever holds the other end of the socket whose descriptor is the argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve_to_the_end(Connection(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ each under the sentence that helps who made it. For an answer that runs on ranks
 (ranks_judge.py), for a script or a run a `Project`. The name belongs to one exercise of the whole
 course. A mistake is told where its results equal the answer's in *all* cases, so the cases together
 tell each from the right answer and from the others. (3) In notebooks/solutions the right function,
-with a line on why. Then `pytest tests/lessons/test_exercises.py tests/lessons/test_planted_mistakes.py -k NAME`, and
-execute the notebook. A notebook has three exercises: put a better one into the place of another.
+with a line on why. Then `pytest tests/lessons -k NAME`, and execute the notebook. A notebook has
+three exercises: put a better one into the place of another.
 """
 
 import copy

@@ -13,6 +13,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.kernels import KernelOnFiles
+from ddp_helpers.launch.engine import end_launches
+from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
+from ddp_helpers.launch.shared import shared_server
 from ddp_helpers.rank.launchers import stop
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -73,10 +76,10 @@ class _Progress:
         print(f"\r{self.name:<28} [{bar:.<20}] {count}", end=end, flush=True)
 
 
-def execute(path: Path, target: Path) -> Outcome:
+def execute(path: Path, target: Path, is_warm: bool) -> Outcome:
     """Run every cell of the notebook at `path` in a new kernel, and write it to `target`.
 
-    An error ends the run, and stands in the outcome.
+    is_warm: whether the kernel is forked. An error ends the run, and stands in the outcome.
     """
     notebook = nbformat.read(path, as_version=4)
     progress = _Progress(path.stem, sum(cell.cell_type == "code" for cell in notebook.cells))
@@ -84,7 +87,7 @@ def execute(path: Path, target: Path) -> Outcome:
         notebook,
         on_cell_executed=progress.step,
         kernel_name="python3",
-        kernel_manager_class=KernelOnFiles,
+        kernel_manager_class=WarmKernel if is_warm else KernelOnFiles,
         timeout=_CELL_SECONDS,
         record_timing=False,
     )
@@ -178,19 +181,19 @@ class _Queue:
             self._changed.notify_all()
 
 
-def _execute_all(paths: Sequence[Path], folder: Path, takers: int) -> list[Outcome]:
-    """Execute notebooks into a folder, so many at a time. Ctrl-C ends all kernels."""
+def _execute_all(paths: Sequence[Path], folder: Path, in_place: bool) -> list[Outcome]:
+    """Execute notebooks into a folder, in place one after the other. Ctrl-C ends all kernels."""
     outcomes: list[Outcome] = []
     waiting = _Queue(paths)
 
     def drive() -> None:
         while path := waiting.take():
             try:
-                outcomes.append(execute(path, folder / path.name))
+                outcomes.append(execute(path, folder / path.name, is_warm=not in_place))
             finally:
                 waiting.give_back(path)
 
-    threads = [threading.Thread(target=drive) for _ in range(takers)]
+    threads = [threading.Thread(target=drive) for _ in range(1 if in_place else 2)]
     for thread in threads:
         thread.start()
     try:
@@ -198,6 +201,7 @@ def _execute_all(paths: Sequence[Path], folder: Path, takers: int) -> list[Outco
             thread.join()
     except KeyboardInterrupt:
         waiting.close()
+        end_launches()
         for kernel in psutil.Process().children():
             kernel.terminate()
         raise
@@ -208,8 +212,9 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
     """Execute the core of the course, 01 to 09, and return the exit status: 1 if one fails.
 
     only: instead, those whose names begin so; every: instead, all. in_place: one after the other,
-    since beside committed outputs nothing ran; else two at a time, into build/notebooks. Stops if
-    there is no such notebook.
+    since beside committed outputs nothing ran, each in a Python of its own, which shows a forgotten
+    import; else two at a time, in forked kernels, into build/notebooks. Stops if there is no such
+    notebook.
     """
     paths = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
     if not every:
@@ -218,7 +223,8 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
         stop(f"no notebook begins with {' or '.join(only or CORE)}: give numbers, such as 03")
     folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
     try:
-        outcomes = _execute_all(paths, folder, takers=1 if in_place else 2)
+        with nullcontext() if in_place else shared_server():
+            outcomes = _execute_all(paths, folder, in_place)
     except KeyboardInterrupt:
         sys.exit(f"stopped by Ctrl-C: what was executed until then is in {folder}")
     _print_table(outcomes)

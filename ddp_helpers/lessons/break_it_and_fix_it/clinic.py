@@ -6,8 +6,8 @@ To add a fault to 10b: a row of the table at its beginning, with words of the tr
 section with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
 `%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and cure, told apart by CURED,
 between what FRAME below puts around it (only the imports after the word `bare`). Its number stands
-in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy the words in
-backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
+in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy the words
+in backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
 """
 
 import re

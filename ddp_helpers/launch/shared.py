@@ -1,0 +1,123 @@
+"""One server that has torch already, from which many processes get their warm servers as forks.
+
+Whoever executes many notebooks or tests starts it with `shared_server`; `engine` connects to it, in
+each process below. It runs as a program: `python -m ddp_helpers.launch.shared ADDRESS`.
+"""
+
+import gc
+import importlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ddp_helpers.launch.server import PRELOADED, serve_to_the_end
+
+# The folder in which the server listens: an environment variable that all processes below inherit.
+VARIABLE = "DDP_SERVER"
+
+
+@contextmanager
+def shared_server() -> Iterator[None]:
+    """Let this process, and all below it, have servers that are forked from one with torch.
+
+    Elsewhere than on Linux it does nothing.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="ddp") as folder:  # of mode 0700
+        command = [sys.executable, "-m", "ddp_helpers.launch.shared", f"{folder}/{_inherited()}"]
+        pipe = subprocess.PIPE
+        server = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        with server:
+            assert server.stdin and server.stdout
+            server.stdout.readline()  # it listens
+            os.environ[VARIABLE] = folder
+            try:
+                yield
+            finally:
+                os.environ.pop(VARIABLE, None)
+                server.stdin.close()  # which ends it
+
+
+def connect() -> socket.socket | None:
+    """Return a socket to a server of one's own, forked from the shared one.
+
+    None where there is no shared one, or it is not like this process.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.connect(f"{folder}/{_inherited()}")
+    except OSError:
+        connected.close()
+        return None
+    told = Connection(os.dup(connected.fileno()))
+    told.send((dict(os.environ), str(Path.cwd())))
+    told.close()
+    return connected
+
+
+def _inherited() -> str:
+    """Return a checksum of what a process has from the one that forks it, beside its environment.
+
+    A process in another installation or namespace, of another user, on other CPUs or in a job finds
+    no server by it, and starts its own.
+    """
+    spaces = [Path("/proc/self/ns", name).stat().st_ino for name in ("net", "mnt", "pid", "user")]
+    limits = [resource.getrlimit(number) for number in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]
+    at_import = [os.environ.get(name) for name in ("PYTHONPATH", "LD_PRELOAD", "SLURM_JOB_ID")]
+    facts = [sys.prefix, __file__, os.geteuid(), os.sched_getaffinity(0), spaces, limits, at_import]
+    return f"{zlib.crc32(repr(facts).encode()):08x}"
+
+
+def listen(address: str) -> None:
+    """Import torch, and fork a server for each who connects at this address, until stdin closes."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a server has ended
+    with socket.socket(socket.AF_UNIX) as listener, selectors.PollSelector() as selector:
+        listener.bind(address)
+        listener.listen(64)
+        print("listening", flush=True)
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while all(key.fileobj is listener for key, _ in selector.select()):
+            connected = listener.accept()[0]
+            if os.fork() == 0:
+                listener.close()
+                _serve(Connection(connected.detach()))
+                os._exit(0)
+            connected.close()
+
+
+def _serve(connection: Connection) -> None:
+    """Be a server as if whoever has connected had started it, in that environment and folder."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    environment, folder = connection.recv()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    serve_to_the_end(connection)
+
+
+if __name__ == "__main__":
+    # By the module's own name, as in `server`.
+    from ddp_helpers.launch import shared
+
+    shared.listen(sys.argv[1])

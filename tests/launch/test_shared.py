@@ -1,0 +1,72 @@
+"""The shared server: each process has a fork of it as a server of its own, and a forked kernel is as a new one."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+from real import until
+
+from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
+from ddp_helpers.launch.shared import VARIABLE, shared_server
+
+# What a process may have from the one that forked it, where a new Python has it from its start.
+STATE = """import json, os, resource, signal, sys
+import matplotlib.pyplot, numpy, torch
+numbers = [number for number in signal.Signals if number.name != "SIGCHLD"]
+print(json.dumps({
+    "argv": sys.argv[1:2], "path": sys.path, "folder": os.getcwd(), "executable": sys.executable,
+    "environment": {name: text for name, text in os.environ.items() if name not in LEFT_OUT},
+    "threads": torch.get_num_threads(), "backend": matplotlib.get_backend(),
+    "random": [torch.rand(1).item(), numpy.random.rand()],
+    "signals": {number.name: str(signal.getsignal(number)).split(" at ")[0] for number in numbers},
+    "limits": [resource.getrlimit(number) for number in range(16)], "leads a group": os.getpgid(0) == os.getpid(),
+}))""".replace("LEFT_OUT", repr(["JPY_PARENT_PID", "DDP_COURSE_LAUNCH"]))
+
+# Says who has forked its rank, and what that finds; then waits with a rank that waits.
+PROGRAM = """import os, time
+from ddp_helpers.launch.engine import Ranks
+launch = Ranks()
+says = "echo $OWN; pwd; tr '\\\\0' ' ' </proc/$(ps -o ppid= $PPID | tr -d ' ')/cmdline; echo"
+launch.call(os.system, says, environment=dict(os.environ))
+launch.wait(600)
+launch.call(time.sleep, 600, environment=dict(os.environ))
+print(launch.process_ids[1], flush=True)
+time.sleep(600)
+"""
+
+
+def executed(manager, folder):
+    """What the cell says in a kernel that this manager starts."""
+    notebook = new_notebook(cells=[new_code_cell(STATE)])
+    resources = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, kernel_name="python3", kernel_manager_class=manager, resources=resources)
+    asyncio.run(client.async_execute())
+    return json.loads(notebook.cells[0].outputs[0].text)
+
+
+def test_a_forked_kernel_is_as_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    forked, again, new = (executed(manager, tmp_path) for manager in (WarmKernel, WarmKernel, KernelOnFiles))
+    assert forked.pop("random") != again.pop("random") != new.pop("random")
+    assert forked == again == new
+
+
+@pytest.mark.parametrize(("is_like", "module"), [(True, "shared"), (False, "server")])
+def test_each_process_has_a_server_of_its_own_from_the_shared_one_if_it_is_like_that(
+    tmp_path, monkeypatch, is_like, module
+):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with shared_server():
+        env = {**os.environ, "OWN": "its own", **({} if is_like else {"PYTHONPATH": str(tmp_path)})}
+        command = [sys.executable, "-c", PROGRAM]
+        with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as started:
+            own, folder, server, rank = (started.stdout.readline().rstrip("\n") for _ in range(4))
+            started.kill()
+        assert (own, folder) == ("its own", str(tmp_path)) and f"ddp_helpers.launch.{module} " in server
+        until(lambda: not psutil.pid_exists(int(rank)), "the end of the rank of a process that was killed")
