@@ -24,7 +24,7 @@ import nbmake.nb_run
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from real import THOROUGH, fail_in_ci
+from real import LIMIT, THOROUGH, fail_in_ci
 from solved import ClientWithSolutions
 
 from ddp_helpers.jobs import available
@@ -50,8 +50,15 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 
 # Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
 # first, so that no process is left alone with one at the end.
-LONG = ("test_faults", "test_audit", "test_spirals", "test_typed", "test_gpus_cells", "test_browser")
-LONG += ("test_reading_edition", "test_first_run")
+LONG = (
+    "test_faults",
+    "test_audit",
+    "test_first_run",
+    "test_typed",
+    "test_browser",
+    "test_reading_edition",
+    "test_wheel",
+)
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
 
 
@@ -105,7 +112,7 @@ def pytest_sessionfinish():
     """End the Slurm of this process."""
     for started in SLURM:
         started.stdin.close()
-        started.wait(timeout=60)
+        started.wait(timeout=LIMIT)
         shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 

@@ -88,47 +88,10 @@ def deep(levels):
 
 
 LETTERS = "a0-.:=,+@ \n\r\t\0\x1b\x7f'\"\\$`;#&|<>(){}[]*?~!%/é٣\u2028\x85\udcff"
-TEXT = [
-    "$(touch x)",
-    "`touch x`",
-    "a\nb",
-    "a b",
-    "$HOME",
-    "-rf",
-    "",
-    "0",
-    "1",
-    "-1",
-    "1e3",
-    "nan",
-    "9" * 30,
-    "9" * 5000,
-]
-TEXT += [
-    "END",
-    "32G",
-    "--gres=gpu:{n}",
-    "module load a",
-    "{user}",
-    "{array}",
-    "{run_dir}",
-    "srun",
-    "%j",
-    "\N{DIGIT FIVE}",
-]
+TEXT = ["$(touch x)", "`touch x`", "a\nb", "a b", "$HOME", "-rf", "", "0", "1", "-1", "1e3", "nan"]
+TEXT += ["9" * 30, "9" * 5000, "END", "32G", "--gres=gpu:{n}", "module load a", "{user}", "{array}", "{run_dir}"]
+TEXT += ["srun", "%j", "\N{DIGIT FIVE}"]
 # Values of every type that JSON and TOML know, and some that only a hostile file would hold.
 VALUES = [None, True, False, 0, 1, -1, 3, 2**63, 10**400, 0.5, -0.0, float("nan"), float("inf"), 1e300]
-VALUES += [
-    [],
-    [1],
-    ["a"],
-    [None],
-    [[]],
-    {},
-    {"a": 1},
-    [{}],
-    [{"chip": 1}],
-    [{"local_rank": []}],
-    {"array": 3},
-    deep(400),
-]
+VALUES += [[], [1], ["a"], [None], [[]], {}, {"a": 1}, [{}], [{"chip": 1}], [{"local_rank": []}], {"array": 3}]
+VALUES += [deep(400)]

@@ -22,7 +22,10 @@ def answers_to(notebook):
 
 
 class ClientWithSolutions(NotebookClient):
-    """Executes a notebook, then the answers to its exercises; raises AssertionError at one that is not right."""
+    """Executes a notebook, whose stubs must be told to be such, then the answers to its exercises, each of them right.
+
+    Raises AssertionError where that is not so.
+    """
 
     def __init__(self, nb, **options):
         self.answers = [*answers_to(nb)]
@@ -31,14 +34,19 @@ class ClientWithSolutions(NotebookClient):
 
     async def async_execute_cell(self, cell, *args, **options):
         """Execute a cell."""
-        if not any(cell is answer for answer in self.answers):
-            return await super().async_execute_cell(cell, *args, **options)
+        is_answer = any(cell is answer for answer in self.answers)
         try:
-            await super().async_execute_cell(cell, *args, **options)
+            executed = await super().async_execute_cell(cell, *args, **options)
         except CellExecutionError as error:
+            if not is_answer:
+                raise
             raise AssertionError(f"a worked solution, pasted below the notebook's cells, ends with {error}") from None
-        said = "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
-        # The word in its colour, since a hint may have it, too; and on all ranks.
-        is_right = f"m{RIGHT}\x1b[0m" in said and NOT_YET not in said and NOT_ATTEMPTED not in said
-        assert is_right or "check(" not in cell.source, f"a worked solution is not right here: {said}"
-        return cell
+        if cell.cell_type == "code" and "lessons.check(" in cell.source:
+            said = "".join(
+                output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
+            )
+            # The word in its colour, since a hint may have it, too; and on all ranks.
+            is_right = f"m{RIGHT}\x1b[0m" in said and NOT_YET not in said and NOT_ATTEMPTED not in said
+            as_meant = is_right if is_answer else NOT_ATTEMPTED in said
+            assert as_meant, f"a worked solution is not right here, or a stub is judged: {said}"
+        return executed

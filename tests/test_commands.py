@@ -1,4 +1,4 @@
-"""Wrong inputs, as one table for each command: each is told in one line, or in a red row, and nothing is left behind.
+"""Wrong inputs, as one table for each command: each is told in one line, and nothing is left behind.
 
 A row has what is given, and what the line must name: the value or the flag, and the cure. Words in capitals stand for
 the files of `desk`. What is accepted with a word on it stands apart, and so does what is rightly accepted.
@@ -6,6 +6,7 @@ the files of `desk`. What is accepted with a word on it stands apart, and so doe
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from real import LIMIT
-from refusals import ended, refused
+from refusals import ended, one_line, refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.cli import main
-from ddp_helpers.rank.scripts import doctor
 
 ALL = ("--data", "DATA", "--run-dir", "{run_dir}")  # what a training script needs
 
@@ -77,12 +77,15 @@ JOB_RIGHT = {
 
 # By the command that makes a job; each wrong value of a file is in test_site.
 SITE = {
-    "a slip": ('sbach = ["a"]', ["mine.toml", "'sbach'", "sbatch"]),
-    "an option of sbatch": ('account = "a"', ["mine.toml", "'account'", "--account"]),
-    "no list": ('setup = "module purge"', ["mine.toml", "setup = 'module purge'", "list"]),
-    "no quotes": ("python = mine", ["mine.toml", "TOML"]),
+    "a slip": (["SLIP"], ["slip.toml", "'sbach'", "sbatch"]),
+    "an option of sbatch": (["OPTION"], ["option.toml", "'account'", "--account"]),
+    "no list": (["NO_LIST"], ["no_list.toml", "setup = 'module purge'", "list"]),
+    "no quotes": (["NO_QUOTES"], ["no_quotes.toml", "TOML"]),
 }
-NO_SITE = ["nowhere", "../sites/x", "a\nb", "FOLDER.toml", "FIFO.toml", "/nowhere/x.toml", "a b.toml"]
+SITE |= {
+    f"no site {name!r}": ([name], [repr(name), "local", ".toml"])
+    for name in ("nowhere", "../sites/x", "a\nb", "FOLDER.toml", "FIFO.toml", "/nowhere/x.toml", "a b.toml")
+}
 
 COMMAND = {
     "no command": ([], ["--help"]),
@@ -98,6 +101,10 @@ COMMAND = {
     "words of an audit": (["audit", "MINE", "--lr", "1"], ["--lr 1", "behind --"]),
     "no model": (["fits", "MINE:Nothing"], ["'Nothing'", "mine.py"]),
 }
+
+# Whatever is given on a command line.
+WRONG = {f"job, {case}": (["job", "local", *words], named) for case, (words, named) in JOB.items()}
+WRONG |= {f"site, {case}": (["job", *words, "simple_ddp"], named) for case, (words, named) in SITE.items()} | COMMAND
 
 # ---- slurm/job.ipynb: its cells, with these values for its parameters
 
@@ -142,6 +149,14 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     }
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
+    sites = {
+        "slip": 'sbach = ["a"]',
+        "option": 'account = "a"',
+        "no_list": 'setup = "module purge"',
+        "no_quotes": "python = mine",
+    }
+    for name, text in sites.items():
+        (tmp_path / f"{name}.toml").write_text(text)
     (tmp_path / "binary.py").write_bytes(b"\x7fELF\xff\x00")
     for name in ("folder.py", "FOLDER.toml", "runs/taken"):
         (tmp_path / name).mkdir(parents=True)
@@ -150,27 +165,23 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     taken = [f"runs/taken/{name}" for name in ("job.json", "spec.json", "metrics.jsonl")]
     for name in ("file", "runs/file", *taken):
         (tmp_path / name).write_text("precious\n")
-    for name in ("half", "empty"):
-        shutil.copytree(digits, tmp_path / name)
-    raw = Path("MNIST", "raw")
-    with (tmp_path / "half" / raw / "t10k-images-idx3-ubyte").open("r+b") as file:
+    shutil.copytree(digits, tmp_path / "half")
+    with (tmp_path / "half" / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
         file.truncate(1000)
-    (tmp_path / "empty" / raw / "train-images-idx3-ubyte").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
+    for place in ("jobs", "jobs.script_jobs"):  # whatever Slurm this machine has, it is not asked
+        monkeypatch.setattr(f"ddp_helpers.{place}.available", lambda: False)
     run_folder = jobs.run_folder
     monkeypatch.setattr(jobs, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
     named = {"MINE": "mine.py", "BAD": "bad.py", "DEEP": "deep.py", "SPACED": "my script.py", "BINARY": "binary.py"}
-    named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "EMPTY": "empty", "FILE": "file"}
+    named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "FILE": "file"}
+    named |= {name.upper(): f"{name}.toml" for name in sites}
     return {word: str(tmp_path / name) for word, name in named.items()} | {"DATA": str(digits)}
 
 
 def filled(words: list[str], desk: dict[str, str]) -> list[str]:
     """The words, with paths for those in capitals, also where one is the beginning of a path."""
-    cut = [word.partition("/") if not word.startswith("/") else (word, "", "") for word in words]
-    cut = [
-        word.partition(":") if word.partition(":")[0] in desk else parts for word, parts in zip(words, cut, strict=True)
-    ]
-    return [f"{desk.get(first, first)}{mark}{rest}" for first, mark, rest in cut]
+    return [re.sub(rf"({'|'.join(desk)})(?=$|[/:])", lambda found: desk[found[0]], word) for word in words]
 
 
 def tree(folder: Path) -> dict[Path, bytes | None]:
@@ -179,37 +190,20 @@ def tree(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def told(capfd: pytest.CaptureFixture, call, *args: object) -> str:
-    """The line with which a call ends, with exit status 2, all that is printed, and everything as it was."""
+@rows(WRONG)
+def test_what_is_wrong_is_told_in_a_line_and_leaves_nothing(row, desk, capfd) -> None:
     before = tree(Path.cwd())
-    capfd.readouterr()
     with pytest.raises(SystemExit) as end:
-        call(*args)
-    line = ended(end.value.code, *capfd.readouterr())
-    assert tree(Path.cwd()) == before, "something is left behind"
-    return line
-
-
-def names(line: str, pieces: list[str]) -> None:
-    """The line names all of these."""
-    assert [piece for piece in pieces if piece not in line] == [], line
-
-
-@rows(JOB)
-def test_a_wrong_job(row, desk, capfd) -> None:
-    names(told(capfd, main, ["job", "local", *filled(row[0], desk)]), row[1])
+        main(filled(row[0], desk))
+    ended(end.value.code, *capfd.readouterr(), *row[1])
+    assert tree(Path.cwd()) == before
 
 
 @rows(JOB_TOLD)
 def test_a_job_that_lacks_something_is_written_with_a_line_on_it(row, desk, capfd) -> None:
     assert main(["job", "local", *filled(row[0], desk), *([] if "--" in row[0] else ["--"])]) == 0
-    lines = [
-        line
-        for line in capfd.readouterr().err.splitlines()
-        if not line.startswith(("# it is not", "# the Slurm", "# no Slurm"))
-    ]
-    assert len(lines) == 1, lines
-    names(lines[0], row[1])
+    told = [line for line in capfd.readouterr().err.splitlines() if not re.match("# (it is not|no Slurm)", line)]
+    one_line("\n".join(told), *row[1])
 
 
 @rows(JOB_RIGHT)
@@ -217,32 +211,6 @@ def test_a_right_job_is_written_without_a_word(row, desk, capfd) -> None:
     assert main(["job", "local", *filled(row, desk)]) == 0
     out, err = capfd.readouterr()
     assert err.count("\n") == 2 and "sbatch " in err and "#SBATCH" in out
-
-
-@rows(SITE)
-def test_a_wrong_site_file(row, desk, capfd) -> None:
-    Path("mine.toml").write_text(row[0])
-    names(told(capfd, main, ["job", "mine.toml", "simple_ddp"]), row[1])
-
-
-@pytest.mark.parametrize("name", NO_SITE)
-def test_no_site_file(name, desk, capfd) -> None:
-    names(told(capfd, main, ["job", name, "simple_ddp"]), [repr(name), "local", ".toml"])
-
-
-@rows(COMMAND)
-def test_a_wrong_command(row, desk, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("ddp_helpers.jobs.script_jobs.available", lambda: False)
-    names(told(capfd, main, filled(row[0], desk)), row[1])
-
-
-@pytest.mark.parametrize("place", ["/nowhere", "HALF", "EMPTY"])
-def test_the_doctor_has_a_red_row_for_data_that_is_not_whole(place, desk, capfd) -> None:
-    with pytest.raises(SystemExit) as end:
-        doctor.main(["--data", desk.get(place, place), "--run-dir", str(Path.cwd()), "--no-cuda"])
-    rows = capfd.readouterr().out
-    assert end.value.code == 1 and " RED " in rows
-    names(rows, ["data", desk.get(place, place), "get it"])
 
 
 def cells(parameters: dict[str, object], until: str) -> dict[str, object]:
@@ -259,7 +227,7 @@ def cells(parameters: dict[str, object], until: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def job_notebook(desk, monkeypatch):
+def job_notebook(desk):
     """The cells up to the submission, with the runs on the desk."""
 
     def execute(parameters: dict[str, object]) -> dict[str, object]:
@@ -271,7 +239,7 @@ def job_notebook(desk, monkeypatch):
 @rows(NOTEBOOK)
 def test_a_wrong_value_in_the_job_notebook(row, job_notebook) -> None:
     before = tree(Path.cwd())
-    names(refused(job_notebook, row[0]), row[1])
+    refused(job_notebook, row[0], named=row[1])
     assert tree(Path.cwd()) == before
 
 

@@ -7,6 +7,7 @@ place it makes the outputs that are committed.
 import asyncio
 import base64
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -137,7 +138,7 @@ def _sends_jobs(notebook: NotebookNode) -> bool:
     job of its own may wait behind theirs.
     """
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    return bool(re.search(r"%%slurm|jobs\.(submit|watch|cancel)", code))
+    return bool(re.search(r"%%slurm|papermill|jobs\.(submit|watch|cancel)", code))
 
 
 class _Queue:
@@ -223,6 +224,8 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
         stop(f"no notebook begins with {' or '.join(only or CORE)}: give numbers, such as 03")
     folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
     try:
+        if not in_place:  # on two CPUs, threads of two notebooks that wait actively would spin
+            os.environ["GOMP_SPINCOUNT"] = "0"
         with nullcontext() if in_place else shared_server():
             outcomes = _execute_all(paths, folder, in_place)
     except KeyboardInterrupt:

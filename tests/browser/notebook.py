@@ -84,8 +84,8 @@ class Notebook:
             dialog.locator("select").select_option('{"name":"python3"}')
             dialog.locator(".jp-mod-accept").click()
 
-    def run(self, number: int) -> None:
-        """Click into a cell, and press Shift-Enter; again where nothing came of it, as a person would.
+    def start(self, number: int, command: Callable[[], None]) -> None:
+        """Have a command run this cell; again where nothing came of it, as a person would.
 
         On a busy machine the circle says idle a moment before JupyterLab has its session, and it drops what is run
         then, or asks for a kernel.
@@ -93,27 +93,25 @@ class Notebook:
         before = self.cells()[number].prompt
         for _ in range(3):
             self.choose_kernel()
-            self.code(number).locator(".cm-content").click()
-            self.page.keyboard.press("Shift+Enter")
+            command()
             with suppress(AssertionError):
                 return self.wait(lambda: self.cells()[number].prompt not in ("", before), "the cell runs", 30)
         raise AssertionError(f"cell {number} does not run")
 
-    def start_all(self, command: Callable[[], None]) -> None:
-        """Have a command of a menu run all cells; again where nothing came of it, as in run()."""
-        before = self.cells()[0].prompt
-        for _ in range(3):
-            self.choose_kernel()
-            command()
-            with suppress(AssertionError):
-                return self.wait(lambda: self.cells()[0].prompt not in ("", before), "the first cell runs", 30)
-        raise AssertionError("no cell runs")
+    def run(self, number: int) -> None:
+        """Click into a cell, and press Shift-Enter."""
+
+        def press() -> None:
+            self.code(number).locator(".cm-content").click()
+            self.page.keyboard.press("Shift+Enter")
+
+        self.start(number, press)
 
     def run_all(self) -> list[str]:
         """Restart, clear, run all cells; what went wrong, a line each."""
         self.restart()
         self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared")
-        self.start_all(lambda: self.menu("Run", "Run All Cells"))
+        self.start(0, lambda: self.menu("Run", "Run All Cells"))
         return self.finish()
 
     def finish(self) -> list[str]:

@@ -88,42 +88,6 @@ def test_the_course_opens_at_its_page_whose_links_work_and_its_animations_do_so_
     page.screenshot(path=PICTURES / "link.png")
 
 
-ANSWERS = """from ddp_helpers import lessons
-def batch_plan(samples, world_size, global_batch):
-    {returns}
-lessons.check(batch_plan)"""
-RIGHT = """if global_batch % world_size:
-        return None
-    per_rank, shard = global_batch // world_size, -(-samples // world_size)
-    steps = -(-shard // per_rank)
-    last = shard - (steps - 1) * per_rank
-    return {"per_rank": per_rank, "shard": shard, "steps": steps, "last_batch": last}"""
-
-
-def test_a_verdict_is_read_at_a_glance(written):
-    notebook = written("verdict.ipynb", *(ANSWERS.replace("{returns}", answer) for answer in ("return {}", RIGHT)))
-    for number, (word, colour) in enumerate((("not yet", "rgb(215, 0, 95)"), ("right", "rgb(0, 135, 0)"))):
-        notebook.run(number)
-        said = notebook.code(number).locator(".jp-OutputArea-output .ansi-bold", has_text=word)
-        said.wait_for()
-        assert said.evaluate("said => getComputedStyle(said).color") == colour
-    notebook.picture(PICTURES / "verdict.png")
-
-
-@weekly
-def test_a_notebook_opens_as_it_is_committed_and_a_cell_alone_says_what_is_missing(page, lab):
-    path = next(path for path in PATHS if path.name.startswith("09"))
-    notebook = Notebook(page, lab, path.name)
-    assert notebook.figures() == figures_in(path) > 5 and notebook.bad() == []
-    notebook.picture(PICTURES / "opened.png", notebook.panel.locator(".jp-OutputArea-output img").first)
-    number = next(i for i, source in enumerate(notebook.sources) if "table.groupby" in source)
-    notebook.restart()
-    notebook.wait(lambda: not any(cell.prompt for cell in notebook.cells()), "all outputs are cleared")
-    notebook.run(number)
-    notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended")
-    assert "NameError: name '" in notebook.cells()[number].text
-
-
 LOAD = "%load_ext ddp_helpers.launch.launch\n%load_ext ddp_helpers.launch.ranks"
 DRAWS = """from ddp_helpers.draw.drawing import canvas, described
 described(canvas(1, "A figure").figure, "A title, and nothing else")"""
@@ -132,14 +96,14 @@ described(canvas(1, "A figure").figure, "A title, and nothing else")"""
 @weekly
 def test_all_cells_run_twice_and_a_restart_leaves_no_rank(written, lab):
     notebook = written("runs.ipynb", LOAD, "%%ranks 2\nprint('here')", DRAWS)
-    notebook.start_all(lambda: notebook.restart("Restart Kernel and Run All Cells…"))
+    notebook.start(0, lambda: notebook.restart("Restart Kernel and Run All Cells…"))
     for time_around in (1, 2):
         last = str(3 * time_around)
         notebook.wait(lambda last=last: notebook.cells()[-1].prompt == last, f"prompt {last}")
         assert notebook.finish() == [] and notebook.figures() == 1
         assert all(f"[rank {rank}] here" in notebook.cells()[1].text for rank in range(2))
         if time_around == 1:
-            notebook.start_all(lambda: notebook.menu("Run", "Run All Cells"))
+            notebook.start(0, lambda: notebook.menu("Run", "Run All Cells"))
     assert len(lab.ranks()) == 2
     notebook.restart()
     notebook.wait(lambda: not lab.ranks() and notebook.idle(), "no rank is left")
@@ -152,11 +116,22 @@ for tick in range(1000):
     print(f"tick {tick}")
     time.sleep(0.5)
 """
+ANSWER = """from ddp_helpers import lessons
+def batch_plan(samples, world_size, global_batch):
+    {returns}
+lessons.check(batch_plan)"""
+RIGHT = """if global_batch % world_size:
+        return None
+    per_rank, shard = global_batch // world_size, -(-samples // world_size)
+    steps = -(-shard // per_rank)
+    last = shard - (steps - 1) * per_rank
+    return {"per_rank": per_rank, "shard": shard, "steps": steps, "last_batch": last}"""
 
 
-def test_the_lines_of_ranks_stream_and_can_be_stopped(written, page, lab):
+def test_the_lines_of_ranks_stream_and_can_be_stopped_and_the_next_cells_are_judged_in_colour(written, lab):
     streams = [STREAMS.replace("{how}", how) for how in ("ranks", "launch")]
-    notebook = written("streams.ipynb", LOAD, *streams, "print('the ' + 'next')")
+    answers = [ANSWER.replace("{returns}", answer) for answer in ("return {}", RIGHT)]
+    notebook = written("streams.ipynb", LOAD, *streams, *answers)
     notebook.run(1)
     notebook.wait(lambda: "Cell magic `%%ranks` not found" in notebook.cells()[1].text, "what is missing is said")
     notebook.run(0)
@@ -176,8 +151,12 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped(written, page, lab):
         notebook.wait(lambda: notebook.cells()[number].prompt.isdigit(), "the cell has ended")  # noqa: B023
         said = notebook.cells()[number].red[0]
         assert stopped in said and "Traceback" not in said
-    notebook.run(3)
-    notebook.wait(lambda: "the next" in notebook.cells()[3].text, "the next cell runs")
+    for number, word, colour in ((3, "not yet", "rgb(215, 0, 95)"), (4, "right", "rgb(0, 135, 0)")):
+        notebook.run(number)
+        said = notebook.code(number).locator(".jp-OutputArea-output .ansi-bold", has_text=word)
+        said.wait_for()
+        assert said.evaluate("said => getComputedStyle(said).color") == colour
+    notebook.picture(PICTURES / "verdict.png")
 
 
 TRAINS = """from ddp_helpers import ROOT
@@ -219,16 +198,3 @@ def test_every_notebook_opens_and_runs(path, page, lab):
     assert notebook.figures() == committed
     figures = notebook.panel.locator(".jp-OutputArea-output img")
     notebook.picture(PICTURES / f"{path.stem[:2]}.png", figures.last if figures.count() else None)
-
-
-@weekly
-@pytest.mark.parametrize("name", ["03_find_your_local_rank", "09_plot_the_scaling"])
-def test_a_whole_notebook_runs_after_a_restart_and_once_more(name, page, lab):
-    notebook = Notebook(page, lab, f"{name}.ipynb")
-    notebook.restart("Restart Kernel and Run All Cells…")
-    notebook.wait(lambda: any(cell.prompt == "*" for cell in notebook.cells()), "it has begun")
-    assert notebook.finish() == []
-    last = int(notebook.cells()[-1].prompt)
-    notebook.menu("Run", "Run All Cells")
-    notebook.wait(lambda: notebook.cells()[-1].prompt == str(2 * last), "every cell has run twice")
-    assert notebook.finish() == []

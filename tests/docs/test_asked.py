@@ -6,16 +6,15 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
-import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from real import LIMIT
+from real import LIMIT, python, until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
@@ -42,6 +41,10 @@ USED = {
 }
 
 
+def test_every_block_of_the_page_is_run() -> None:
+    assert {title for title, blocks in BLOCKS.items() if blocks} == USED
+
+
 def block(title: str) -> str:
     """The block of Python below this heading."""
     [text] = BLOCKS[title]
@@ -55,27 +58,10 @@ def name_from(title: str, name: str) -> Any:
     return names[name]
 
 
-def explained_as(tmp_path: Path, text: str) -> str:
+def explained_as(folder: Path, text: str) -> str:
     """The rule by which `explain` explains this output."""
-    (tmp_path / "output.log").write_text(text)
-    verdict = judge(read_logs([tmp_path / "output.log"]))
-    return verdict.root.rule.id
-
-
-TORCHRUN = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"]
-
-
-def environment() -> dict[str, str]:
-    """The environment of a terminal that knows this Python's programs."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return clean_environment() | {"OMP_NUM_THREADS": "1", "PATH": path, "PYTHONUNBUFFERED": "1"}
-
-
-def launch(folder: Path, script: str, *command: str, said: str = "") -> subprocess.CompletedProcess:
-    """Start a script by this command, with something typed, to its end."""
-    (folder / "train.py").write_text(script)
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": LIMIT}
-    return subprocess.run([*command, "train.py"], cwd=folder, env=environment(), input=said, **out)
+    (folder / "output.log").write_text(text)
+    return judge(read_logs([folder / "output.log"])).root.rule.id
 
 
 def on_two_ranks(work: Callable[[], Any]) -> list:
@@ -83,59 +69,43 @@ def on_two_ranks(work: Callable[[], Any]) -> list:
     return on_ranks(2, work, patience=LIMIT)
 
 
-def test_every_block_of_the_page_is_run() -> None:
-    assert {title for title, blocks in BLOCKS.items() if blocks} == USED
-
-
 # ---- on two ranks
 
 
 class Net(nn.Module):
-    """A network with as many classes as it is told."""
+    """A network with as many layers as it is told."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(*(nn.Linear(4, 4) for _ in range(classes)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x)
-
-
-ANOTHER_MODEL = """import torch.distributed as dist
-from torch import nn
-dist.init_process_group("gloo")
-layers = [nn.Linear(4, 4) for _ in range(2 + dist.get_rank())]
-nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
-"""
+        self.body = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
 
 
 def test_ranks_with_another_model_are_named_before_ddp_refuses(tmp_path: Path) -> None:
     ranks_that_differ = name_from("The same model on all ranks", "ranks_that_differ")
-    assert on_two_ranks(lambda: ranks_that_differ(Net(2))) == [[], []]
-    assert on_two_ranks(lambda: ranks_that_differ(Net(2 + dist.get_rank()))) == [[1], [1]]
-    done = launch(tmp_path, ANOTHER_MODEL, "torchrun", *TORCHRUN)
-    assert done.returncode == 1 and explained_as(tmp_path, done.stdout) == "same-model"
+    named = on_two_ranks(lambda: [ranks_that_differ(Net(2)), ranks_that_differ(Net(2 + dist.get_rank()))])
+    assert named == 2 * [[[], [1]]]
+    with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as refused:  # the control
+        on_two_ranks(lambda: DDP(Net(2 + dist.get_rank())))
+    assert explained_as(tmp_path, f"RuntimeError: {refused.value}\n") == "same-model"
 
 
 def test_weighted_draws_are_dealt_out_and_not_drawn_twice() -> None:
     share = name_from("A weighted sampler over ranks", "WeightedShare")
     weights = torch.arange(1.0, 41.0)
 
-    def drawn(epoch: int) -> list[int]:
+    def drawn() -> list[list[int]]:
         sampler = share(weights, draws=100)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    first, second = on_two_ranks(lambda: drawn(0))
-    whole = torch.multinomial(weights, 100, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
-    assert (first, second) == (whole[::2], whole[1::2]) and first != second
-    assert on_two_ranks(lambda: drawn(1))[0] != first
-
-    def as_often_written() -> list[int]:
+        epochs = []
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            epochs.append(list(sampler))
         torch.manual_seed(0)
-        return list(WeightedRandomSampler(weights.tolist(), 50))
+        return [*epochs, list(WeightedRandomSampler(weights.tolist(), 50))]
 
-    assert len(set(map(tuple, on_two_ranks(as_often_written)))) == 1  # the control: the same on both
+    (first, next_epoch, as_often_written), (second, _, the_same) = on_two_ranks(drawn)
+    whole = torch.multinomial(weights, 100, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
+    assert (first, second) == (whole[::2], whole[1::2]) and first != second and first != next_epoch
+    assert as_often_written == the_same  # the control
 
 
 def test_predictions_come_in_order_and_once() -> None:
@@ -170,89 +140,90 @@ def test_all_ranks_stop_in_the_same_epoch() -> None:
 def test_what_is_unfrozen_later_learns_alike_once_it_is_wrapped_again() -> None:
     wrap_again = name_from("Freeze, and unfreeze later", "wrap_again")
 
-    def gradient(again: bool) -> float:
+    def gradient(wrap: Callable[[DDP], DDP]) -> float:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
         model[0].requires_grad_(False)
         ddp_model = DDP(model)
         model[0].requires_grad_(True)
-        if again:
-            ddp_model = wrap_again(ddp_model)
+        ddp_model = wrap(ddp_model)
         ddp_model(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
         return model[0].weight.grad.item()
 
-    first, second = on_two_ranks(lambda: gradient(again=True))
-    assert first == second
-    first, second = on_two_ranks(lambda: gradient(again=False))
-    assert first != second  # the control
+    first, second = on_two_ranks(lambda: [gradient(wrap_again), gradient(lambda as_it_is: as_it_is)])
+    assert first[0] == second[0] and first[1] != second[1]  # the control: without it
+
+
+CONTRASTIVE = "A contrastive loss over the batches of all ranks"
+
+
+class Features(nn.Module):
+    """A layer, and a parameter in the loss, such as CLIP's temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 2, dtype=torch.float64)
+        self.temperature = nn.Parameter(torch.tensor(1.3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), self.temperature
 
 
 def test_a_loss_over_all_batches_has_the_gradient_of_one_process() -> None:
-    gather = name_from("A contrastive loss over the batches of all ranks", "gather_with_gradient")
+    """Of a parameter in the loss it is whole already: the page's hook leaves it, the loss's factor doubles it."""
+    gather = name_from(CONTRASTIVE, "gather_with_gradient")
+    [hook] = re.findall(r"`(features\.register_hook\(.*\))`", SECTIONS[CONTRASTIVE])
+    [factor] = re.findall(r"`loss = contrastive\(gather_with_gradient\(features\)\) \* (.*)`", SECTIONS[CONTRASTIVE])
     data = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 
-    def layer() -> nn.Linear:
-        torch.manual_seed(0)
-        return nn.Linear(2, 2, dtype=torch.float64)
+    def gradients(model: nn.Module, x: torch.Tensor, gathered: Callable, hook: str = "", factor: str = "1") -> list:
+        features, temperature = model(x)
+        exec(hook, {"features": features, "dist": dist})
+        rows = gathered(features)
+        ((temperature * rows @ rows.T).pow(2).mean() * eval(factor)).backward()
+        return [weight.grad.flatten().tolist() for weight in model.parameters()]
 
-    def gradient(gather_rows: Any) -> list[list[float]]:
-        ddp_model = DDP(layer())
-        features = gather_rows(ddp_model(data[2 * dist.get_rank() :][:2]))
-        loss = (features @ features.T).pow(2).mean() * dist.get_world_size()
-        loss.backward()
-        return ddp_model.module.weight.grad.tolist()
+    def of_a_rank(*given: Any) -> list:
+        return gradients(DDP(Features()), data[2 * dist.get_rank() :][:2], *given)
 
-    model = layer()
-    features = model(data)
-    (features @ features.T).pow(2).mean().backward()
-    for answer in on_two_ranks(lambda: gradient(gather)):
-        torch.testing.assert_close(torch.tensor(answer, dtype=torch.float64), model.weight.grad)
-
-    def without(mine: torch.Tensor) -> torch.Tensor:
+    def carries_a_gradient() -> bool:
+        mine = Features()(data[:2])[0]
         rows = [torch.empty_like(mine) for _ in range(2)]
-        dist.all_gather(rows, mine.detach())
-        return torch.cat(rows)
+        dist.all_gather(rows, mine)
+        return torch.cat(rows).requires_grad
 
-    with pytest.raises(RuntimeError, match="does not require grad"):  # the control
-        on_two_ranks(lambda: gradient(without))
+    temperature, *layer = gradients(Features(), data, lambda rows: rows)
+    whole = [temperature, *layer]
+    halves = [[number / 2 for number in numbers] for numbers in layer]
+    doubled = [2 * number for number in temperature]
+
+    def all_ways() -> list:
+        return [of_a_rank(gather, hook), of_a_rank(gather, "", factor), of_a_rank(gather), carries_a_gradient()]
+
+    for hooked, multiplied, neither, carries in on_two_ranks(all_ways):
+        assert hooked == approx(whole) and multiplied == approx([doubled, *layer])
+        assert neither == approx([temperature, *halves]) and not carries  # the controls
 
 
-def test_a_parameter_of_that_loss_has_its_whole_gradient_already() -> None:
-    """Such as CLIP's temperature: the hook of the page leaves it as it is, the factor of the loss doubles it."""
-    title = "A contrastive loss over the batches of all ranks"
-    gather = name_from(title, "gather_with_gradient")
-    [hook] = re.findall(r"`(features\.register_hook\(.*\))`", SECTIONS[title])
-    data = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
+def approx(rows: list[list[float]]) -> list:
+    """These rows of numbers, but for rounding."""
+    return [pytest.approx(row) for row in rows]
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer = nn.Linear(2, 2, dtype=torch.float64)
-            self.temperature = nn.Parameter(torch.tensor(1.3, dtype=torch.float64))
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.layer(x), self.temperature
+def test_the_debugger_opens_on_one_rank_and_the_others_wait() -> None:
+    def answer(typed: bytes) -> str:
+        keys, terminal = os.pipe()
+        os.write(terminal, typed)
+        os.close(terminal)
+        os.dup2(keys, 0)
+        with redirect_stdout(io.StringIO()) as screen:
+            exec(block("A breakpoint on one rank"), {"dist": dist})
+        return screen.getvalue()
 
-    def loss_of(features: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-        return (temperature * features @ features.T).pow(2).mean()
-
-    def gradients(line: str) -> list[list[float]]:
-        ddp_model = DDP(Model())
-        features, temperature = ddp_model(data[2 * dist.get_rank() :][:2])
-        exec(line, {"features": features, "dist": dist})
-        factor = 1 if line else dist.get_world_size()
-        (factor * loss_of(gather(features), temperature)).backward()
-        return [weight.grad.flatten().tolist() for weight in ddp_model.parameters()]
-
-    model = Model()
-    loss_of(*model(data)).backward()
-    whole = [weight.grad.flatten().tolist() for weight in model.parameters()]
-    for answer in on_two_ranks(lambda: gradients(hook)):
-        assert answer == [pytest.approx(expected) for expected in whole]
-    temperature = [name for name, _ in model.named_parameters()].index("temperature")
-    for answer in on_two_ranks(lambda: gradients("")):  # the control
-        assert answer[temperature] == pytest.approx([2 * whole[temperature][0]])
+    first, second = on_two_ranks(lambda: answer(b"up\np value\nvalue = 5\nc\n"))
+    assert "(Pdb) 41\n" in first and "rank 0 goes on with 5\n" in first, first
+    assert second == "rank 1 goes on with 42\n"
 
 
 # ---- files and forks
@@ -278,20 +249,28 @@ def test_a_file_that_is_opened_before_the_fork_has_one_place_for_all(tmp_path: P
 
 # ---- launchers
 
+TORCHRUN = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", "2"]
 OLD = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank')\nparser.parse_args()\n"
-LAUNCH = (sys.executable, "-m", "torch.distributed.launch", *TORCHRUN)
 
 
-@pytest.mark.parametrize("launcher", [LAUNCH, (sys.executable, "-m", "torch.distributed.run", *TORCHRUN)])
-def test_a_parser_that_knows_both_spellings_runs_under_both_launchers(tmp_path: Path, launcher: tuple) -> None:
-    done = launch(tmp_path, block("The old local rank"), *launcher)
-    assert done.returncode == 0, done.stdout
-    assert sorted(re.findall(r"local rank \d", done.stdout)) == ["local rank 0", "local rank 1"]
+def environment() -> dict[str, str]:
+    """The environment of a terminal that knows this Python's programs."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return clean_environment() | {"OMP_NUM_THREADS": "1", "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def test_a_parser_of_the_old_spelling_is_refused_by_the_old_launcher_and_that_is_explained(tmp_path: Path) -> None:
-    done = launch(tmp_path, OLD, *LAUNCH)
-    assert done.returncode != 0 and explained_as(tmp_path, done.stdout) == "local-rank-argument"
+def test_a_parser_that_knows_both_spellings_runs_under_both_launchers(tmp_path: Path) -> None:
+    """The old one gives an argument, which a parser of the old spelling refuses; torchrun sets a variable."""
+    (tmp_path / "train.py").write_text(block("The old local rank") + "import sys; print(sys.argv[1:])\n")
+    (tmp_path / "old.py").write_text(OLD)
+    old = python("-m", "torch.distributed.launch", *TORCHRUN, "train.py", cwd=tmp_path, env=environment())
+    assert old.returncode == 0, old.stderr
+    words = re.findall(r"local rank \d|\['--local-rank=\d'\]", old.stdout)
+    assert sorted(words) == ["['--local-rank=0']", "['--local-rank=1']", "local rank 0", "local rank 1"]
+    new = python("train.py", cwd=tmp_path, env=environment() | {"LOCAL_RANK": "1"})
+    assert new.stdout == "local rank 1\n[]\n"
+    refused = python("old.py", "--local-rank=0", cwd=tmp_path)  # the control
+    assert refused.returncode == 2 and explained_as(tmp_path, refused.stderr) == "local-rank-argument"
 
 
 WAITS = """import pathlib, os, time
@@ -301,32 +280,29 @@ while not pathlib.Path("go").exists():
 """
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_under_nohup_a_job_outlives_its_terminal_only_if_torchrun_leaves_that_signal_alone(
-    tmp_path: Path, lives: bool
-) -> None:
+def test_under_nohup_a_job_outlives_its_terminal_only_if_torchrun_leaves_that_signal_alone(tmp_path: Path) -> None:
     [line] = re.findall(r"```bash\n(nohup .*) > train.log &\n", SECTIONS["nohup, and yet it ends with signal 1"])
-    words = [word for word in line.split() if lives or not word.startswith("--signals-to-handle")]
-    words[words.index("--standalone") + 1 : 0] = []
-    words[words.index("--standalone") : words.index("--standalone") + 1] = ["--standalone", "--local-addr", "localhost"]
-    (tmp_path / "train.py").write_text(WAITS)
-    with (tmp_path / "train.log").open("w") as log:
-        job = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + LIMIT
-        while not all((tmp_path / f"here{rank}").exists() for rank in (0, 1)) and time.monotonic() < end:
-            time.sleep(0.05)
-        job.send_signal(signal.SIGHUP)  # as the kernel does when the terminal is closed
-        if lives:
-            time.sleep(1)
-            (tmp_path / "go").touch()
-        assert job.wait(LIMIT) == (0 if lives else 1)
-    if not lives:
-        assert explained_as(tmp_path, (tmp_path / "train.log").read_text()) == "elastic-signal-hup"
-
-
-def test_the_debugger_opens_on_one_rank_and_the_others_wait(tmp_path: Path) -> None:
-    script = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    script += block("A breakpoint on one rank") + "dist.destroy_process_group()\n"
-    done = launch(tmp_path, textwrap.dedent(script), "torchrun", *TORCHRUN, said="up\np value\nc\n")
-    assert done.returncode == 0 and done.stdout.count("(Pdb)") >= 1, done.stdout
-    assert "41\n" in done.stdout and "rank 0 goes on with 41" in done.stdout and "rank 1 goes on with 42" in done.stdout
+    words = line.replace("--standalone", "--standalone --local-addr localhost").split()
+    ways = {"lives": words, "ends": [word for word in words if not word.startswith("--signals-to-handle")]}
+    assert ways["lives"] != ways["ends"]
+    jobs = {}
+    try:
+        for name, command in ways.items():
+            (folder := tmp_path / name).mkdir()
+            (folder / "train.py").write_text(WAITS)
+            with (folder / "train.log").open("w") as log:
+                out = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                jobs[name] = subprocess.Popen(command, cwd=folder, env=environment(), **out)
+        until(lambda: len([*tmp_path.glob("*/here*")]) == 4, "all ranks are there")
+        for job in jobs.values():
+            job.send_signal(signal.SIGHUP)  # as the kernel does when the terminal is closed
+        assert jobs["ends"].wait(LIMIT) == 1
+        (tmp_path / "lives" / "go").touch()
+        assert jobs["lives"].wait(LIMIT) == 0
+    finally:
+        for folder in tmp_path.iterdir():
+            (folder / "go").touch()
+        for job in jobs.values():
+            job.terminate()
+            job.wait(LIMIT)
+    assert explained_as(tmp_path, (tmp_path / "ends" / "train.log").read_text()) == "elastic-signal-hup"

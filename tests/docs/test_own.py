@@ -4,21 +4,20 @@ import os
 import re
 import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
-from real import LIMIT, python, weekly, without_helpers
+from real import python, without_helpers
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
 from ddp_helpers.records import runs, scaling
-from ddp_tools.audit.command import audit
-from ddp_tools.audit.notes import OK, RED
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 TASK, *FENCES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 FENCES = [textwrap.indent(text, "    ") for text in FENCES]
 [COPIED] = re.findall(r"from ddp_helpers.rank.record import ([^`]+)`", PAGE)
-RECORD = ROOT / "ddp_helpers" / "rank" / "record.py"
 # A regression on two or more ranks. The last points to test are hard: ranks that look at their own share disagree.
 SCRIPT = """
 import argparse, os, time
@@ -36,7 +35,6 @@ parser.add_argument("--run-dir", type=Path, default=Path("record"))
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--patience", type=int, default=99)
 parser.add_argument("--batch-size", type=int, default=16)
-parser.add_argument("--per-rank", action="store_true")
 parser.add_argument("--turn", type=int, default=99)
 
 
@@ -76,7 +74,7 @@ def record(args, epoch, trained, tested, seconds):
 def train(args, device):
     inputs, target = points(30, 2)
     sampler = DistributedSampler(train_set)
-    batch_size = args.batch_size if args.per_rank else args.batch_size // world_size
+    batch_size = args.batch_size // world_size
     train_batches = DataLoader(train_set, batch_size, sampler=sampler)
     test_batches = DataLoader(TensorDataset(inputs[rank::world_size], target[rank::world_size]), 8)
     torch.manual_seed(1)
@@ -98,97 +96,91 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def own(tmp_path):
-    """Write the script that has what the page says, with these changes, and give its path."""
-
-    def write(*changes):
-        around, line, loop = FENCES
-        text = (
-            SCRIPT.replace("{copied}", COPIED)
-            .replace("{line}", line)
-            .replace("{loop}", loop)
-            .replace("{around}", around)
-        )
-        for old, new in changes:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (tmp_path / "own.py").write_text(text)
-        shutil.copy(RECORD, tmp_path)
-        return tmp_path / "own.py"
-
-    return write
+def own(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Write the script that has what the page says, with these changes, into a new folder, and give its path."""
+    around, line, loop = FENCES
+    text = SCRIPT.replace("{copied}", COPIED).replace("{line}", line).replace("{loop}", loop)
+    text = text.replace("{around}", around)
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    folder.mkdir()
+    (folder / "own.py").write_text(text)
+    shutil.copy(ROOT / "ddp_helpers" / "rank" / "record.py", folder)
+    return folder / "own.py"
 
 
-def start(script, *words, ranks=2):
-    """Start the script under torchrun, where it cannot import the helpers."""
-    env = os.environ | without_helpers(script.parent)
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script.name, *words]
-    return python(*command, cwd=script.parent, env=env)
+def train(*scripts: Path, words: tuple = (), ranks: int = 2) -> list[ForkedScript]:
+    """Run scripts at once, each beside itself, to their end."""
+    started = [ForkedScript(script, *words, ranks=ranks, folder=script.parent) for script in scripts]
+    wait_for_runs(*started)
+    return started
 
 
-def rates(done):
-    """The learning rate at the end of each epoch, of the first rank to say it."""
-    return [float(rate) for rate in re.findall(r"rate (\S+)", done.stdout)]
+def said(run: ForkedScript) -> list[str]:
+    """What each rank printed."""
+    return ["\n".join(run.lines_of_rank(rank)) for rank in range(len(run.exit_statuses))]
 
 
-def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(own):
-    script = own(('"loss": sums[0].item(),', '"loss": sums[0].item(), "hardest": 2 * sums[0].item(),'))
-    done = start(script)
-    assert done.returncode == 0, done.stderr[-3000:]
+def rates(text: str) -> list[float]:
+    """The learning rate at the end of each epoch of a rank."""
+    return [float(rate) for rate in re.findall(r"rate (\S+)", text)]
+
+
+def test_what_the_page_names_writes_a_record_of_any_script_and_its_metrics(tmp_path):
+    """Its schedule comes down; one with the steps of one device, which are twice as many, does not."""
+    loss, steps = '"loss": sums[0].item(),', "steps = args.epochs * len(train_batches)"
+    script = own(tmp_path / "right", (loss, f'{loss} "hardest": 2 * sums[0].item(),'))
+    right, wrong = train(script, own(tmp_path / "wrong", (steps, steps.replace("args", "2 * args", 1))))
+    assert right.exit_statuses == wrong.exit_statuses == [0, 0], said(right) + said(wrong)
     run, table = runs.read_run(script.parent / "record"), runs.table(script.parent / "record")
     row = table.iloc[-1]
     assert not run.problems and row["state"] == "done" and len(table) == 6
     assert (row["world_size"], row["nodes"], row["batch_per_rank"], row["global_batch"]) == (2, 1, 8, 16)
     assert scaling.metrics(table) == ["test_loss", "test_hardest"] and row["test_loss"] < table.iloc[0]["test_loss"]
-    assert rates(done)[-1] < 1e-4, "the schedule has come down"
+    assert rates(said(right)[0])[-1] < 1e-4 < 1e-2 < rates(said(wrong)[0])[-1]
 
 
-def test_a_run_that_fails_is_recorded_as_such(own):
-    script = own(("    train(args, device)", "    raise ValueError(5)"))
-    assert start(script, ranks=1).returncode
+def test_a_run_that_fails_is_recorded_as_such_where_the_helpers_are_not_installed(tmp_path):
+    call = "    train(args, device)"
+    script = own(tmp_path / "own", (call, f"{call}\n        raise ValueError(5)"))
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = python(script, cwd=script.parent, env=os.environ | without_helpers(script.parent) | alone)
+    assert done.returncode and done.stderr.endswith("ValueError: 5\n"), done.stderr
     run = runs.read_run(script.parent / "record")
-    assert (run.state, run.status["why"]) == ("failed", "ValueError(5)")
+    assert (run.state, run.status["why"], len(run.epochs)) == ("failed", "ValueError(5)", 6)
 
 
-def test_all_ranks_stop_early_together_and_the_best_weights_are_kept(own):
-    script = own()
-    done = start(script, "--epochs", "9", "--patience", "2", "--turn", "3", ranks=3)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_all_ranks_stop_early_together_and_the_best_weights_are_kept(tmp_path):
+    script, words = own(tmp_path / "together"), ("--epochs", "9", "--patience", "2", "--turn", "3")
+    [together] = train(script, words=words, ranks=3)
+    assert together.exit_statuses == [0, 0, 0], said(together)
     losses = [epoch["test_loss"] for epoch in runs.read_run(script.parent / "record").epochs]
     assert len(losses) == 5 and min(losses) == losses[2], "two epochs without progress after the third"
-    assert len(rates(done)) == 5 * 3, "each rank has trained for as many epochs"
-    saved, shorter = torch.load(script.parent / "best.pt", weights_only=True), losses[2]
+    assert [len(rates(text)) for text in said(together)] == [5, 5, 5], "each rank has trained for as many epochs"
+    saved = torch.load(script.parent / "best.pt", weights_only=True)
     inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
     loss = ((inputs @ saved["weight"].T + saved["bias"] - inputs.sum(1, keepdim=True)) ** 2).mean().item()
-    assert loss == pytest.approx(shorter, rel=1e-4), "the file holds the weights of the best epoch"
+    assert loss == pytest.approx(losses[2], rel=1e-4), "the file holds the weights of the best epoch"
 
 
-@weekly
-def test_control_a_schedule_with_one_device_s_total_does_not_come_down(own):
-    right = start(own(), "--per-rank")
-    wrong = start(own(("args.epochs * len(train_batches)", "args.epochs * 64 // args.batch_size")), "--per-rank")
-    assert right.returncode == wrong.returncode == 0
-    assert rates(right)[-1] < 1e-4 < 1e-2 < rates(wrong)[-1]
-
-
-@pytest.mark.parametrize("who", ["all ranks", "each rank alone"])
-def test_the_audit_sees_a_rank_that_decides_alone(who, own, tmp_path):
-    alone = [("if without_progress == args.patience:", "if rank == 0 and without_progress == args.patience:")]
-    script = own(*alone * (who != "all ranks"))
-    words = ["--epochs", "9", "--patience", "2", "--turn", "3"]
-    rows = {
-        row.name: row.verdict
-        for row in audit(script, words, tmp_path / "audit", limit=LIMIT if who == "all ranks" else 60)
-    }
-    expected = OK if who == "all ranks" else RED
-    assert rows["end"] == rows["collectives"] == expected, rows
+def test_where_rank_0_decides_alone_the_others_wait_for_it_in_the_next_backward(tmp_path):
+    """The control of the one above. It leaves when another has begun, so that the wait has an end."""
+    begins = "sampler.set_epoch(epoch)"
+    changes = [("if without_progress ==", "if rank == 0 and without_progress =="), (begins, f"{begins}; begun(epoch)")]
+    changes += [("def main():", "def begun(epoch):\n    Path(f'begun{epoch}').write_text(str(rank))\n\ndef main():")]
+    leaves = "while not Path('begun6').exists():\n    time.sleep(0.05)\nos._exit(0)"
+    script = own(tmp_path / "own", *changes, ("dist.barrier()\ndist.destroy_process_group()", leaves))
+    [run] = train(script, words=("--epochs", "9", "--patience", "2", "--turn", "3"), ranks=3)
+    assert run.exit_statuses[0] == 0 and not {*run.exit_statuses[1:]} & {0, None}, said(run)
+    assert ".backward()" in "".join(said(run)[1:]) and [len(rates(text)) for text in said(run)] == [5, 5, 5], said(run)
 
 
 def test_the_pages_task_trains_in_the_script_on_two_ranks(tmp_path):
     (tmp_path / "task.py").write_text(TASK)
-    assert python("task.py", cwd=tmp_path).returncode == 0
-    done = start(tmp_path / "my_ddp.py", "--epochs", "5", "--lr", "0.01", "--run-dir", "record")
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(tmp_path / "task.py", ranks=1)
+    words = ("--epochs", "5", "--lr", "0.01", "--run-dir", "record")
+    [run] = train(tmp_path / "my_ddp.py", words=words)
+    assert run.exit_statuses == [0, 0], said(run)
     table = runs.table(tmp_path / "record")
     assert scaling.metrics(table) == ["test_loss", "test_off"] and table.iloc[-1]["test_loss"] < 0.1

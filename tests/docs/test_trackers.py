@@ -1,12 +1,10 @@
 """Trackers on many ranks, as docs/trackers.md has them, with a real TensorBoard on two real ranks."""
 
-import subprocess
-import sys
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
-from real import LIMIT
-from refusals import one_line
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
@@ -14,100 +12,80 @@ from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 pytest.importorskip("tensorboard")  # of the extra `test`
 
 SCRIPT = (ROOT / "notebooks" / "tracked_ddp.py").read_text()
-SHOW = ROOT / "notebooks" / "track_runs.py"
 RESULTS = ROOT / "notebooks" / "results" / "two_cpu_cores"
 
 
-def train(folder: Path, text: str, epochs: int) -> None:
-    """Run the script on two ranks, each a process, up to an epoch."""
-    script = folder / "tracked_ddp.py"
-    script.write_text(text)
-    run = LearnerRun(script, "--epochs", epochs, ranks=2, folder=folder)
-    wait_for_runs(run)
-    assert run.exit_statuses == [0, 0], [run.lines_of_rank(rank) for rank in range(2)]
+def changed(*changes: tuple[str, str]) -> str:
+    """The script with other words in the place of these."""
+    text = SCRIPT
+    for right, wrong in changes:
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    return text
 
 
-def killed_and_resumed(folder: Path, text: str) -> dict[str, list[int]]:
-    """Train, lose what was saved after epoch 2 but not what was noted of epoch 3, and go on to 4.
-
-    Returns the steps that TensorBoard shows of each run.
-    """
-    checkpoint = folder / "last.pt"
-    train(folder, text, 2)
-    saved = checkpoint.read_bytes()
-    train(folder, text, 3)
-    checkpoint.write_bytes(saved)
-    train(folder, text, 4)
-    return {run.name: steps(run, "loss") for run in (folder / "logs").iterdir()}
+def train(epochs: int, scripts: dict[Path, str]) -> None:
+    """Run scripts at once, each in its folder on two ranks, up to an epoch."""
+    runs = []
+    for folder, text in scripts.items():
+        (folder / "tracked_ddp.py").write_text(text)
+        runs.append(LearnerRun(folder / "tracked_ddp.py", "--epochs", epochs, ranks=2, folder=folder))
+    wait_for_runs(*runs)
+    for run in runs:
+        assert run.exit_statuses == [0, 0], run.complaint()
 
 
-def steps(run: Path, name: str) -> list[int]:
-    """The steps at which TensorBoard has a number of a run."""
-    return [event.step for event in events(run, name)]
-
-
-def events(run: Path, name: str) -> list:
-    """What TensorBoard's own reader has of a number."""
+def noted(run: Path, name: str) -> list[tuple[int, float]]:
+    """The steps and values that TensorBoard's own reader has of a number of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(run))
     reader.Reload()
-    return reader.Scalars(name)
+    return [(event.step, event.value) for event in reader.Scalars(name)]
 
 
-def test_a_resumed_run_goes_on_as_the_same_run_and_each_epoch_is_there_once(tmp_path: Path) -> None:
-    shown = killed_and_resumed(tmp_path, SCRIPT)
-    assert [*shown.values()] == [[1, 2, 3, 4]]
+def curves(folder: Path) -> list[list[int]]:
+    """The steps of each curve that TensorBoard shows of a folder's runs, the shortest first."""
+    runs = (folder / "logs").iterdir()
+    return sorted(([step for step, _ in noted(run, "loss")] for run in runs), key=len)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "runs", "noted"),
-    [
-        (", purge_step=first)", ")", 1, [1, 2, 3, 3, 4]),  # epoch 3 twice
-        ('state["run_id"]), p', "uuid.uuid4().hex), p", 3, None),  # a new curve at each start
-    ],
-)
-def test_without_one_of_its_rules_the_curve_is_another(right, wrong, runs, noted, tmp_path: Path) -> None:
-    assert SCRIPT.count(right) == 1
-    shown = killed_and_resumed(tmp_path, SCRIPT.replace(right, wrong))
-    assert len(shown) == runs and (noted is None or [*shown.values()] == [noted])
-
-
-def test_where_all_ranks_write_each_number_is_there_twice(tmp_path: Path) -> None:
-    text = SCRIPT.replace("    if rank == 0:", "    if True:").replace("uuid.uuid4().hex[:8]", "1")
-    assert text.count("if True") == 1
-    text = text.replace('with_suffix(".part")', 'with_suffix(f".part{rank}")')
-    train(tmp_path, text.replace(", purge_step=first)", ")"), 2)  # with it, one rank hides the other's
-    assert sorted(steps(tmp_path / "logs" / "run-1", "loss")) == [1, 1, 2, 2]
-
-
-def test_the_number_is_the_mean_of_all_ranks(tmp_path: Path) -> None:
-    """Without the all-reduce it is half of rank 0's: another one."""
-    values = []
-    for name, text in (("right", SCRIPT), ("wrong", SCRIPT.replace("dist.all_reduce(mean)", "mean"))):
-        (folder := tmp_path / name).mkdir()
-        train(folder, text, 1)
-        [run] = (folder / "logs").iterdir()
-        values.append(events(run, "loss")[0].value)
-    assert values[0] != pytest.approx(values[1], rel=1e-3) and values[0] > values[1]
-
-
-def show(*words: object) -> subprocess.CompletedProcess:
-    """Run the file that shows records."""
-    command = [sys.executable, str(SHOW), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+def test_a_run_that_goes_on_is_one_curve_of_the_mean_of_all_ranks(tmp_path: Path) -> None:
+    """It is killed when epoch 3 is noted, and not saved. Each rule of the page is left out once, beside it."""
+    killed, everybody = tmp_path / "killed", tmp_path / "everybody"
+    purge, write = ", purge_step=first)", "            part.replace(args.checkpoint)"
+    alone = [("    if rank == 0:", "    if True:"), ("uuid.uuid4().hex[:8]", "1"), (purge, ")")]
+    alone += [('with_suffix(".part")', 'with_suffix(f".part{rank}")'), ("dist.all_reduce(mean)", "mean")]
+    for folder in (killed, everybody):
+        folder.mkdir()
+    train(3, {killed: changed((write, f"            epoch == 3 or{write[11:]}")), everybody: changed(*alone)})
+    rules = {"all": (), "purge": ((purge, ")"),), "one run": (('state["run_id"]), p', "uuid.uuid4().hex), p"),)}
+    for name in rules:
+        shutil.copytree(killed, tmp_path / name)
+    train(4, {tmp_path / name: changed(*changes) for name, changes in rules.items()})
+    assert curves(killed) == [[1, 2, 3]] and curves(tmp_path / "all") == [[1, 2, 3, 4]]
+    assert curves(tmp_path / "purge") == [[1, 2, 3, 3, 4]], "epoch 3 is there twice"
+    assert curves(tmp_path / "one run") == [[3, 4], [1, 2, 3]], "a second curve"
+    [run] = (tmp_path / "all" / "logs").iterdir()
+    shares = noted(everybody / "logs" / "run-1", "loss")
+    assert sorted(step for step, _ in shares) == [1, 1, 2, 2, 3, 3], "where all ranks write, each is there twice"
+    one, other = (value for step, value in shares if step == 1)
+    assert one != pytest.approx(other, rel=1e-3)
+    assert noted(run, "loss")[0] == (1, pytest.approx(one + other, rel=1e-5)), "half the loss of each rank: their mean"
 
 
 def test_records_are_shown_as_they_are_up_to_half_a_line(tmp_path: Path) -> None:
-    whole = RESULTS / "strong-1x1-cpus1-seed2"
-    (cut := tmp_path / "cut").mkdir()
+    show = runpy.run_path(str(ROOT / "notebooks" / "track_runs.py"))["main"]
+    logs, whole, cut = tmp_path / "logs", RESULTS / "strong-1x1-cpus1-seed2", tmp_path / "cut"
+    cut.mkdir()
     text = (whole / "metrics.jsonl").read_text()
     (cut / "metrics.jsonl").write_text(text[: len(text) - 9])
-    assert show(tmp_path / "logs", whole, cut).returncode == 0
+    show([str(logs), str(whole), str(cut)])
     epochs = text.count("\n")
-    assert steps(tmp_path / "logs" / whole.name, "train_loss") == [*range(1, epochs + 1)]
-    assert steps(tmp_path / "logs" / "cut", "train_loss") == [*range(1, epochs)]
-    for words in ([tmp_path / "logs"], [tmp_path / "logs", tmp_path], [tmp_path / "logs", whole]):
-        refused = show(*words)
-        assert refused.returncode == 1 and refused.stdout == ""
-        one_line(refused.stderr)
+    for run, last in ((whole, epochs), (cut, epochs - 1)):
+        assert [step for step, _ in noted(logs / run.name, "train_loss")] == [*range(1, last + 1)]
+    before = sorted(tmp_path.rglob("*"))
+    for words, told in (([logs], "give"), ([logs, tmp_path], "has no metrics.jsonl"), ([logs, whole], "is there")):
+        with pytest.raises(SystemExit, match=rf"^.*{told}.*$"):
+            show([str(word) for word in words])
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,12 +1,11 @@
 """The curves of run records: a panel for each metric that they hold, and a command that draws them."""
 
-import json
 import re
 
 import matplotlib.pyplot as plt
 import pytest
-from real import python
-from refusals import ended
+from refusals import refused
+from run_folders import write_run
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import main
@@ -28,15 +27,13 @@ PANELS = {
 }
 
 
-def record(folder, state="done", **more):
+def record(folder, state="done", epochs=2, per_rank=None, ranks=None, **more):
     """A record of two epochs on two ranks, as a script of one's own may write it."""
-    folder.mkdir(parents=True)
-    files = {"spec": {"batch_size": 64}, "env": {"world_size": 2, "dataset": "sines"}, "status": {"state": state}}
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    lines = [{"epoch": epoch, "train_loss": 0.5, "test_loss": 0.125, "seconds": 1.0} | more for epoch in (1, 2)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    env = {"world_size": 2, "dataset": "sines", "ranks": ranks}
+    line = {"train_loss": 0.5, "test_loss": 0.125, "seconds": 1.0} | more
+    lines = [{"epoch": epoch + 1} | line for epoch in range(epochs)]
+    spec = {"batch_size": 64, "batch_size_per_rank": per_rank}
+    return write_run(folder, lines, spec=spec, env=env, status={"state": state})
 
 
 @pytest.mark.parametrize("case", PANELS)
@@ -50,23 +47,32 @@ def test_each_metric_of_a_record_has_a_panel_and_no_panel_is_empty(case, tmp_pat
     texts = [[text.get_text() for text in ax.texts] for ax in picture.figure.axes]
     assert all(here == (["not recorded"] if case == "nothing" else ["2 ranks"]) for here in texts)
     assert picture.save(tmp_path / "curve.png").stat().st_size > 10_000
-    plt.close("all")
+    assert all(text.get_fontsize() >= 10 for text in picture.figure.findobj(plt.Text) if text.get_text())
 
 
-def test_runs_of_two_kinds_with_a_loss_alone_are_told_apart_in_the_title(tmp_path):
-    record(tmp_path / "strong")
-    record(tmp_path / "weak", test_loss=0.25)
-    (tmp_path / "weak" / "spec.json").write_text('{"batch_size": 64, "batch_size_per_rank": 32}')
-    title = curves(runs.table(tmp_path)).figure.get_suptitle().replace("\n", " ")
-    assert re.findall(r"0\.\d+", title)[-2:] == ["0.125", "0.25"], title  # with one global batch; one for each rank
-    plt.close("all")
+def test_the_title_tells_two_kinds_of_runs_apart(tmp_path):
+    for metric, scale, ends in (("test_loss", 1, (0.125, 0.25, 0.5)), ("test_accuracy", 100, (0.97, 0.91, 0.93))):
+        for number, value in enumerate(ends):
+            record(tmp_path / metric / str(number), per_rank=32 if number else None, **{metric: value})
+        title = curves(runs.table(tmp_path / metric)).figure.get_suptitle()
+        said = [float(number) for number in re.findall(r"\d+\.\d+", title)]
+        assert said == pytest.approx([scale * end for end in ends]), title  # one global batch; from, to with one a rank
 
 
-def test_a_run_that_is_not_done_is_drawn_as_far_as_it_came_and_its_state_is_said(tmp_path, capsys):
+def test_ranks_are_called_after_their_machine(tmp_path):
+    for device, chip, of_two, machine in (
+        ("cuda:0", "NVIDIA A100", "2 GPUs", "sines on NVIDIA A100"),
+        ("cpu", "Intel Xeon", "2 ranks", "sines on CPU (Intel Xeon)"),
+    ):
+        ranks = [{"local_rank": rank, "device": device, "chip": chip} for rank in (0, 1)]
+        picture = curves(runs.table(record(tmp_path / chip, ranks=ranks)))
+        assert [text.get_text() for text in picture.figure.axes[0].texts] == [of_two] and machine in picture.alt
+
+
+def test_a_run_that_is_not_done_is_drawn_with_its_state(tmp_path, capsys):
     for state in ("done", "running", "failed", "preempted"):
         record(tmp_path / state, state)
-    record(tmp_path / "begun", "running")
-    (tmp_path / "begun" / "metrics.jsonl").write_text("")
+    record(tmp_path / "begun", "running", epochs=0)
     picture = curves(runs.table(tmp_path))
     labels = {text.get_text() for ax in picture.figure.axes for text in ax.texts}
     assert labels == {"2 ranks", "2 ranks, running", "2 ranks, failed", "2 ranks, preempted"}
@@ -75,39 +81,32 @@ def test_a_run_that_is_not_done_is_drawn_as_far_as_it_came_and_its_state_is_said
     for state in ("running", "failed", "preempted"):  # each alone, by the command
         assert main(["curve", str(tmp_path / state), "--out", str(tmp_path / f"{state}.png")]) == 0
         assert f"1 run not done: 1 {state}" in capsys.readouterr().out
-    plt.close("all")
 
 
-def curve(*words, cwd):
-    """Type the command."""
-    return python("-m", "ddp_helpers", "curve", *words, cwd=cwd)
-
-
-def test_the_command_draws_a_record_and_says_what_it_shows(tmp_path):
+def test_the_command_draws_records_and_says_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     record(tmp_path / "mine", test_error=0.5)
-    done = curve("mine", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "test loss 0.125" in done.stdout and "test error" in done.stdout and "curve.png" in done.stdout
+    assert main(["curve", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert "test loss 0.125" in said and "test error" in said and "curve.png" in said
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    done = curve(RESULTS / "two_cpu_cores", "mine", "--out", "both.pdf", cwd=tmp_path)
-    assert done.returncode == 0 and (tmp_path / "both.pdf").read_bytes()[:4] == b"%PDF"
+    assert main(["curve", str(RESULTS / "two_cpu_cores"), "mine", "--out", "both.pdf"]) == 0
+    assert (tmp_path / "both.pdf").read_bytes()[:4] == b"%PDF"
 
 
 REFUSED = {
-    "no folder": (["nowhere"], ["nowhere", "spec.json"]),
-    "no record": (["."], ["holds no record"]),
-    "no epoch yet": (["begun"], ["1 running or killed", "wait for"]),
-    "no picture": (["mine", "--out", "mine.py"], ["mine.py", ".png"]),
-    "no place": (["mine", "--out", "none/c.png"], ["none/c.png", "another folder"]),
+    "nowhere": ["nowhere", "spec.json"],
+    "empty": ["empty", "holds no record"],
+    "begun": ["1 running or killed", "wait for"],
+    "mine --out mine.py": ["mine.py", ".png"],
+    "mine --out none/c.png": ["none/c.png", "another folder"],
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_drawn_is_one_line(case, tmp_path):
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_drawn_is_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    record(tmp_path / "runs" / "mine")
-    record(tmp_path / "runs" / "begun", "running")
-    (tmp_path / "runs" / "begun" / "metrics.jsonl").write_text("")
-    words, told = REFUSED[case]
-    done = curve(*words, cwd=tmp_path / ("empty" if case == "no record" else "runs"))
-    ended(done.returncode, done.stdout, done.stderr, *told)
+    record(tmp_path / "mine")
+    record(tmp_path / "begun", "running", epochs=0)
+    refused(main, ["curve", *words.split()], named=REFUSED[words])

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ddp_tools.memory import movable
+from ddp_tools.movable import movable
 
 
 class Wrapped(nn.Module):
@@ -83,22 +83,15 @@ def one_rank(rank: int, size: int) -> Iterator[None]:
     dist.init_process_group("cuda:fake", rank=rank, world_size=size, store=FakeStore())
     cuda = {
         "_lazy_init": lambda: None,
-        "is_initialized": lambda: True,
-        "set_device": lambda _: None,
         "current_device": lambda: rank,
-        "device_count": lambda: 4,
         "get_device_capability": lambda *_: (9, 0),
         "Event": MagicMock,
         "synchronize": lambda *_: None,
-        "memory_allocated": lambda *_: 0,
-        "max_memory_allocated": lambda *_: 0,
-        "reset_peak_memory_stats": lambda *_: None,
     }
     read = {"backward": backward, "item": number, "tolist": lambda tensor: nested(number(tensor), tensor.shape)}
     read |= {"__bool__": lambda _: True, "__float__": lambda _: 1.0} | dict.fromkeys(
         ("__int__", "__index__"), lambda _: 1
     )
-    read["equal"] = lambda one, other: one.shape == other.shape
     read["__format__"] = lambda tensor, form: format(number(tensor), form) if tensor.dim() == 0 else repr(tensor)
     group = {
         "get_backend": lambda *_: "nccl",
@@ -110,7 +103,6 @@ def one_rank(rank: int, size: int) -> Iterator[None]:
         "torch.autograd.grad": gradients,
         "torch.equal": lambda one, other: one.shape == other.shape,
         "torch.nn.parallel.DistributedDataParallel": Wrapped,
-        "torch.profiler.profile": MagicMock,  # its end waits for a GPU
         "torch.utils.data.DataLoader": AtHome,
     }
     with ExitStack() as stack:
@@ -137,8 +129,6 @@ def backward(loss: Tensor, *_: object, **__: object) -> None:
         nodes += [before for before, _ in node.next_functions]
         if (weight := getattr(node, "variable", None)) is not None:
             weight.grad = torch.zeros_like(weight)
-            for hook in (weight._post_accumulate_grad_hooks or {}).values():
-                hook(weight)
 
 
 def gradients(_: Tensor, inputs: Tensor | list[Tensor], **__: object) -> list[Tensor]:

@@ -1,19 +1,21 @@
 """What scripts and launchers do on GPUs, as far as a machine without one can tell."""
 
 import ctypes
-import importlib.util
+import mmap
 import re
-import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from real import python
+from faults.ranks import run
 
 from ddp_helpers.launch import launchers
+from ddp_helpers.rank.doctor.case import capture
 from ddp_helpers.rank.scripts import mnist_ddp
 
+TORCH = Path(torch.__file__).parent
 # What both classes make of NCCL's error 5; the reason is in the last line.
 FORMATS = {
     "ProcessGroupNCCL": "NCCL error in: /torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {error}, NCCL version 2.30.7\n"
@@ -21,32 +23,41 @@ FORMATS = {
     "Exception raised from create at NCCLUtils.cpp:94 (most recent call first):\nframe #0: c10::Error::Error()",
     "ProcessGroupNCCL2": "Failed to initialize NCCL communicator: {error} \nNCCL Last Error: {last}",
 }
+IN_TORCH = b"NCCL error in: ", b"\nLast error:", b"Failed to initialize NCCL communicator: ", b"NCCL Last Error: "
 
 
 @pytest.fixture(scope="module")
 def nccl():
-    """The installed library's words for an invalid usage, and for the last error, of a machine without a GPU."""
-    folders = importlib.util.find_spec("nvidia").submodule_search_locations
-    library = ctypes.CDLL(str(next(path for folder in folders for path in Path(folder).glob("nccl/lib/libnccl.so.2"))))
+    """What the installed NCCL says: of an invalid usage, why it failed without a GPU, and of two ranks on one GPU."""
+    path = TORCH.parent / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    if not path.exists():
+        pytest.skip("this torch has no NCCL beside it")
+    library = ctypes.CDLL(str(path))
     library.ncclGetErrorString.restype = library.ncclGetLastError.restype = ctypes.c_char_p
     library.ncclGetLastError.argtypes = [ctypes.c_void_p]
-    number = (ctypes.c_byte * 128)()
-    library.ncclGetUniqueId(ctypes.byref(number))
-    return library.ncclGetErrorString(5).decode(), library.ncclGetLastError(None).decode()
+    library.ncclGetUniqueId(ctypes.byref((ctypes.c_byte * 128)()))
+    last = library.ncclGetLastError(None).decode() or "Cuda failure"
+    twice = re.search(rb"Multiple Ranks are using the same GPU/Partition[^\0]*", path.read_bytes())
+    return library.ncclGetErrorString(5).decode(), last, twice[0].decode()
 
 
-@pytest.mark.parametrize("text", FORMATS.values(), ids=FORMATS)
-def test_an_error_of_nccl_keeps_its_reason(text, nccl, monkeypatch):
-    error, last = nccl[0], nccl[1] or "Multiple Ranks are using the same GPU/Partition"
+def test_an_error_of_nccl_keeps_its_reason_in_a_line_of_the_script_and_in_the_doctors_row(nccl, monkeypatch):
+    error, *reasons = nccl
+    assert "NCCL_DEBUG=WARN" in error and "NCCL_MULTI_RANK_GPU_ENABLE=1" in reasons[1]
+    with (TORCH / "lib" / "libtorch_cuda.so").open("rb") as file:
+        words = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        assert all(words.find(one) >= 0 for one in IN_TORCH)
+    for form, reason in product(FORMATS.values(), reasons):
 
-    def refused(*_, **__):
-        raise dist.DistBackendError(text.format(error=error, last=last))
+        def refused(*_, form=form, reason=reason, **__):
+            raise dist.DistBackendError(form.format(error=error, last=reason))
 
-    monkeypatch.setattr(dist, "init_process_group", refused)
-    with pytest.raises(SystemExit) as ended:
-        mnist_ddp.join(0, 1, torch.device("cpu"), 5)
-    line = ended.value.code
-    assert "\n" not in line and error in line and last in line and "frame #0" not in line, line
+        monkeypatch.setattr(dist, "init_process_group", refused)
+        with pytest.raises(SystemExit) as ended:
+            mnist_ddp.join(0, 1, torch.device("cpu"), 5)
+        for line in (ended.value.code, capture(refused)[1]):
+            assert error in line and reason in line, line
+            assert not any(noise in line for noise in ("\n", "c10::Error", "raised from", "frame #0")), line
 
 
 ASKS_FOR_NCCL = """
@@ -64,20 +75,14 @@ print(type(group._get_backend(torch.device("cuda"))).__name__)  # torch 2.14's n
 """
 
 
-@pytest.mark.parametrize(
-    ("env", "answer"),
-    [
-        ({}, "ProcessGroupNCCL is only supported with GPUs"),
-        ({"TORCH_DIST_USE_NCCL2": "1"}, "nccl2 requires|^ProcessGroupNCCL2$"),
-    ],
-    ids=["as it comes", "by request"],
-)
-def test_ranks_take_the_older_class_unless_another_is_asked_for(env, answer):
-    if env and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
-        pytest.skip(f"torch {torch.__version__} has one class only")
-    path = {"PYTHONPATH": ":".join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-    done = python("-c", ASKS_FOR_NCCL, env=path | env)
-    assert re.search(answer, done.stdout + done.stderr, re.MULTILINE)
+def test_ranks_take_the_older_class_unless_another_is_asked_for(tmp_path):
+    (tmp_path / "asks.py").write_text(ASKS_FOR_NCCL)
+    answers = {"": "ProcessGroupNCCL is only supported with GPUs"}
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+        answers["1"] = "nccl2 requires|^ProcessGroupNCCL2$"
+    for asked, answer in answers.items():
+        ended = run(tmp_path / "asks.py", size=1, folder=tmp_path, env={"TORCH_DIST_USE_NCCL2": asked})
+        assert re.search(answer, ended.said[0], re.M), ended.said
 
 
 @pytest.mark.parametrize(

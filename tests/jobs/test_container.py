@@ -110,7 +110,7 @@ def test_the_image_has_an_environment_of_its_own(container):
 
 
 def test_the_notebooks_run_in_the_container_beside_its_own_slurm(container):
-    said = must([*container, "make", "run"])
+    said = must([*container, "make", "run-all"])
     expected = {path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {*re.findall(r"^(\d\db?_\w+) +ok ", said, re.M)} == expected
     assert "Slurm is up: partition course" in said and "Installing into .venv" not in said

@@ -7,7 +7,6 @@ import subprocess
 from dataclasses import fields
 from functools import cache
 
-import pytest
 from fuzzing import INPUTS, TEXT, fuzz, put
 from real import LIMIT
 from refusals import outcome, refused
@@ -145,9 +144,9 @@ def test_a_site_file_is_read_or_refused_in_one_line(tmp_path):
     assert taken > INPUTS / 20
 
 
-@pytest.mark.parametrize(
-    "name", [*TEXT, "x" * 300, "x" * 300 + ".toml", "a\0.toml", "\udcff.toml", "/", "..", "/.toml"]
-)
-def test_any_name_of_a_site_is_known_or_refused(name):
-    line = refused(Site.load, name)
-    assert repr(name) in line
+ODD_NAMES = ["x" * 300, "x" * 300 + ".toml", "a\0.toml", "\udcff.toml", "/", "..", "/.toml"]
+
+
+def test_any_name_of_a_site_is_known_or_refused():
+    for name in [*TEXT, *ODD_NAMES]:
+        refused(Site.load, name, named=[repr(name)])

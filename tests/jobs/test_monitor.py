@@ -1,9 +1,6 @@
 """What becomes of a run that is submitted twice, killed, requeued, or sent to a cluster that does not answer."""
 
-import json
 import os
-import shlex
-import sys
 import time
 from functools import partial
 from multiprocessing import get_context
@@ -11,57 +8,54 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from clusters import our_python, program
 from real import LIMIT, THOROUGH, until
 from refusals import one_line, refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.cli import main
 from ddp_helpers.jobs import queue
+from ddp_helpers.launch.processes import marked_processes
 from ddp_helpers.rank.record import claim
 
 LOCAL = partial(jobs.Site.load, "local")
 
-# A script as the pages describe it: it notes the signal, votes, saves, writes REQUEUE_FILE, and leaves with 75.
+# A script as the pages describe it, but for the training: told to stop it saves, writes REQUEUE_FILE, leaves with 75.
 SAVES = """
 import os, pathlib, signal, sys, time
-import torch, torch.distributed as dist
 
 heard = []
 signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
-names = ("RANK", "WORLD_SIZE") if "RANK" in os.environ else ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-rank, world_size = (int(os.environ[name]) for name in names)
-dist.init_process_group("gloo", rank=rank, world_size=world_size)
+rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
 folder = pathlib.Path(sys.argv[1])
-begin = int((folder / "saved").read_text()) if (folder / "saved").exists() else 0
+(folder / f"hears-{rank}").touch()
+saved = folder / "saved"
+begin = int(saved.read_text()) if saved.exists() else 0
 for step in range(begin, begin + 3 if begin else 10**9):
-    ballot = torch.tensor(len(heard))
-    dist.all_reduce(ballot, dist.ReduceOp.MAX)
-    if ballot.item():
-        if rank == 0:
-            (folder / "saved").write_text(str(step))
+    if heard:
+        if rank == "0":
+            (folder / "part").write_text(str(step + 1))
             MARK
-        dist.barrier()
+            (folder / "part").rename(saved)
+        while not saved.exists():  # nobody leaves before
+            time.sleep(0.05)
         sys.exit(75)
-    if rank == 0:
-        (folder / "trains").touch()
     time.sleep(0.05)
 print("to the end, from step", begin)
-dist.barrier()
-dist.destroy_process_group()
-signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 """
 MARK = 'pathlib.Path(os.environ["REQUEUE_FILE"]).touch()'
 
-# Fails in its first attempt, and goes on from what that has left.
-FAILS_ONCE = """
+# Is done in its third attempt, and fails before.
+GOES_ON = """
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
-first = not (folder / "metrics.jsonl").exists()
 (folder / "spec.json").write_text("{}")
-with (folder / "metrics.jsonl").open("a") as file:
-    file.write(json.dumps({"epoch": 1 if first else 2}) + chr(10))
-(folder / "status.json").write_text(json.dumps({"state": "failed" if first else "done"}))
-sys.exit(first)
+with (folder / "metrics.jsonl").open("a+") as file:
+    file.seek(0)
+    epoch = len(file.readlines()) + 1
+    file.write(json.dumps({"epoch": epoch}) + chr(10))
+(folder / "status.json").write_text(json.dumps({"state": "done" if epoch == 3 else "failed"}))
+sys.exit(epoch < 3)
 """
 
 
@@ -98,106 +92,87 @@ def end_of(number):
     return jobs.states_of_job(number)[0].state
 
 
-def warned_and_freed(folder, number):
-    """Warn a job that trains, wait until it is in the queue again, free it from there, and give its log at its end."""
-    until((folder / "trains").exists, "a step")
+def restarts(number):
+    """How often Slurm has started this job again."""
+    fields = queue.run_slurm("scontrol", "show", "job", number).stdout.split()
+    return [field for field in fields if field.startswith("Restarts=")]
+
+
+def two_hear(folder):
+    """Wait until both ranks listen for the signal."""
+    until(lambda: len(list(folder.glob("hears-*"))) == 2, "two ranks that hear")
+
+
+def warn(folder, number):
+    """Warn both ranks."""
+    two_hear(folder)
     assert queue.run_slurm("scancel", "--signal=USR2", number).returncode == 0
-    until(lambda: jobs.states_of_job(number)[0].state == "PENDING", "the job in the queue again")
-    assert "Restarts=1" in queue.run_slurm("scontrol", "show", "job", number).stdout
-    time.sleep(2)  # a node refuses a job that it has ended within the same second
-    jobs.start_now(number)
-    assert end_of(number) == "COMPLETED"
-    log = (folder / f"slurm-{number}.log").read_text()
-    assert log.count(f"to the end, from step {(folder / 'saved').read_text()}") == 2
 
 
 @pytest.mark.parametrize("launcher", ["srun"] + ["torchrun"] * THOROUGH)
 def test_a_script_that_saves_when_it_is_warned_and_says_so_is_requeued_and_goes_on(launcher, cluster, job):
     folder = job(SAVES.replace("MARK", MARK), nodes=2, requeue=True, launcher=launcher)
-    warned_and_freed(folder, jobs.submit(folder))
+    number = jobs.submit(folder)
+    warn(folder, number)
+    until(lambda: jobs.states_of_job(number)[0].state == "PENDING", "the job in the queue again")
+    time.sleep(2)  # a node refuses a job that it has ended within the same second
+    jobs.start_now(number)
+    assert end_of(number) == "COMPLETED" and restarts(number) == ["Restarts=1"]
+    log = (folder / f"slurm-{number}.log").read_text()
+    assert log.count(f"to the end, from step {(folder / 'saved').read_text()}\n") == 2
     assert not list(folder.glob("requeue-*"))
-
-
-@pytest.fixture
-def printed(tmp_path, monkeypatch):
-    """Submit the job file that a cell of notebook 11 writes, with a script behind it; it is cancelled at the end."""
-    monkeypatch.chdir(tmp_path)
-    cells = nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells
-    [text] = [cell.source for cell in cells if cell.source.startswith("%%writefile job.sbatch\n")]
-    [other] = [cell.source for cell in cells if 'Path("job_torchrun.sbatch")' in cell.source]
-    Path("job.sbatch").write_text(text.partition("\n")[2])
-    exec(other, {"Path": Path})
-    Path("mine.py").write_text(SAVES.replace("MARK", MARK))
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
-    numbers = []
-
-    def submit(file):
-        done = queue.run_slurm("sbatch", "--parsable", "--output=slurm-%j.log", file, "mine.py", ".")
-        numbers.append(done.stdout.strip())
-        return numbers[-1]
-
-    yield submit
-    for number in numbers:
-        jobs.cancel(number)
-
-
-@pytest.mark.parametrize("file", ["job_torchrun.sbatch"] + ["job.sbatch"] * THOROUGH)
-def test_the_job_files_that_notebook_11_writes_do_the_same(file, cluster, printed, tmp_path):
-    warned_and_freed(tmp_path, printed(file))
-
-
-def test_a_job_of_notebook_11_that_is_cancelled_stays_ended(cluster, printed, tmp_path):
-    """Even if its ranks have asked for a requeue just before: the control of the test above."""
-    number = printed("job.sbatch")
-    until((tmp_path / "trains").exists, "a step")
-    (tmp_path / f"requeue-{number}-0").touch()  # as by ranks that were told just before
-    jobs.cancel(number)
-    assert end_of(number) == "CANCELLED"
-    time.sleep(3)  # in which it would be requeued
-    assert jobs.states_of_job(number)[0].state == "CANCELLED"
 
 
 def test_a_script_that_does_not_say_so_is_not_requeued(cluster, job):
     folder = job(SAVES.replace("MARK", "pass"), nodes=2, requeue=True)
     number = jobs.submit(folder)
-    until((folder / "trains").exists, "a step")
-    assert queue.run_slurm("scancel", "--signal=USR2", number).returncode == 0
-    assert end_of(number) == "FAILED"
+    warn(folder, number)
+    assert (end_of(number), restarts(number)) == ("FAILED", ["Restarts=0"])
     log = (folder / f"slurm-{number}.log").read_text()
     assert "is requeued" not in log and f"sbatch '{folder}/job.sbatch'" in log.splitlines()[-1]
 
 
-def test_a_script_that_hears_no_signal_is_not_warned(job, capsys):
-    folder = job(FAILS_ONCE, requeue=True)
-    text = (folder / "job.sbatch").read_text()
+def test_a_job_of_notebook_11_that_is_cancelled_stays_ended(cluster, tmp_path, monkeypatch):
+    """Even if its ranks have asked for a requeue just before: the control of what the notebook shows."""
+    cells = nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells
+    [text] = [cell.source for cell in cells if cell.source.startswith("%%writefile job.sbatch\n")]
+    (tmp_path / "job.sbatch").write_text(text.partition("\n")[2])
+    (tmp_path / "mine.py").write_text(SAVES)
+    our_python(tmp_path / "bin" / "python")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    done = queue.run_slurm("sbatch", "--parsable", "job.sbatch", "mine.py", ".", cwd=tmp_path)
+    number = done.stdout.strip()
+    try:
+        two_hear(tmp_path)
+        (tmp_path / f"requeue-{number}-0").touch()  # as by ranks that were told just before
+        assert marked_processes(number, "SLURM_JOB_ID"), "the control: they are found"
+    finally:
+        jobs.cancel(number)
+    until(lambda: not marked_processes(number, "SLURM_JOB_ID"), "nobody who could requeue it")
+    assert (end_of(number), restarts(number)) == ("CANCELLED", ["Restarts=0"])
+
+
+def test_what_can_go_on_and_what_cannot_is_said_before_the_queue(job, digits, tmp_path, capsys):
+    text = (job(GOES_ON, requeue=True) / "job.sbatch").read_text()
     assert "--signal" not in text and "#SBATCH --requeue" in text
-    assert "handles no SIGUSR2" in capsys.readouterr().err
+    one_line(capsys.readouterr().err, "mine.py handles no SIGUSR2")
+    words = ["--data", str(digits), "--run-dir", "{run_dir}"]
+    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "other", requeue=True)
+    assert not capsys.readouterr().err, "the control"
 
 
-def test_a_run_that_is_resumed_by_hand_to_its_end_is_done(cluster, job, capsys):
-    folder = job(FAILS_ONCE, requeue=True)
+def test_a_run_goes_on_by_a_command_and_by_hand_until_it_is_done(cluster, job, capsys):
+    folder = job(GOES_ON, requeue=True)
     assert end_of(jobs.submit(folder)) == "FAILED"
-    [run] = jobs.collect(folder)
-    assert run.state == "failed"
-    assert end_of(by_hand(folder)) == "COMPLETED"
-    [run] = jobs.collect(folder)
-    assert (run.state, len(run.epochs), len(submitted(folder))) == ("done", 2, 2)
-    assert run.job["job_id"] == submitted(folder)[-1]
-
-
-def test_a_run_goes_on_by_a_command_and_by_no_other_folder(cluster, job, capsys):
-    folder = job(FAILS_ONCE, requeue=True)
-    assert end_of(jobs.submit(folder)) == "FAILED"
-    with pytest.raises(jobs.JobError, match="submitted already"):
-        jobs.submit(folder)
+    refused(jobs.submit, folder, named=["submitted already", "--again"])
     assert main(["job", "--again", str(folder)]) == 0
-    assert end_of(submitted(folder)[-1]) == "COMPLETED"
+    assert end_of(submitted(folder)[-1]) == "FAILED"
+    assert [run.state for run in jobs.collect(folder)] == ["failed"]
+    assert end_of(by_hand(folder)) == "COMPLETED"
     assert main(["collect", str(folder)]) == 0
-    assert "done, 2 epochs" in capsys.readouterr().out
+    assert "done, 3 epochs" in capsys.readouterr().out
+    [run] = jobs.collect(folder)
+    assert len(submitted(folder)) == 3 and run.job["job_id"] == submitted(folder)[-1]
 
 
 def test_what_runs_does_not_go_on_a_second_time_and_what_cannot_go_on_never(cluster, job, tmp_path):
@@ -210,20 +185,15 @@ def test_what_runs_does_not_go_on_a_second_time_and_what_cannot_go_on_never(clus
     refused(jobs.resubmit, other, named=[str(other)])
 
 
-def test_a_job_that_was_submitted_by_hand_is_collected(cluster, job):
-    folder = job("pass")
-    assert end_of(by_hand(folder)) == "COMPLETED"
-    [run] = jobs.collect(folder)
-    assert (run.state, run.job["job_id"]) == ("done, no record", submitted(folder)[0])
-
-
-def test_two_submissions_of_one_file_write_two_records(cluster, job):
-    folder = job("import sys, pathlib, time\ntime.sleep(2)\nopen(sys.argv[1] + '/lines', 'a').write('x')\n")
+def test_two_submissions_of_one_file_by_hand_write_two_records_and_the_first_is_collected(cluster, job):
+    folder = job("import sys\nopen(sys.argv[1] + '/lines', 'a').write('x')\n")
     numbers = [by_hand(folder), by_hand(folder)]
     assert [end_of(number) for number in numbers] == ["COMPLETED"] * 2
     [first] = submitted(folder)
     [second] = {*numbers} - {first}
     assert [(path / "lines").read_text() for path in (folder, Path(f"{folder}-{second}"))] == ["x", "x"]
+    [run] = jobs.collect(folder)
+    assert (run.state, run.job["job_id"]) == ("done, no record", first)
 
 
 def _claims(folder, barrier, won):
@@ -245,33 +215,12 @@ def test_of_many_runs_that_start_together_one_has_the_folder(tmp_path):
         assert won.value == 1 and sorted(run.exitcode for run in runs) == [0, 1, 1, 1]
 
 
-@pytest.fixture
-def no_slurm(monkeypatch, tmp_path):
-    """Slurm's commands are here, and its controller does not answer."""
-    (tmp_path / "bin").mkdir()
-    for name in ("sinfo", "sbatch"):
-        path = tmp_path / "bin" / name
-        path.write_text("#!/bin/sh\nexit 1\n")
-        path.chmod(0o755)
+def test_a_job_for_a_cluster_that_does_not_answer_does_not_run_here(tmp_path, monkeypatch):
+    """Where one answers it is submitted, and at the site local it runs here: see test_run."""
+    for name in ("sinfo", "sbatch"):  # they are here, and the controller does not answer
+        program(tmp_path / "bin" / name, "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-
-
-def test_a_job_for_a_cluster_that_does_not_answer_does_not_run_here(no_slurm, tmp_path):
-    path, folder = tmp_path / "mine.py", tmp_path / "run"
-    path.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'ran').touch()\n")
-    jobs.prepare(path, ["{run_dir}"], jobs.Site.load("della"), folder)
-    refused(jobs.submit, folder, named=["della", "login node", "job local"])
-    assert not list(tmp_path.rglob("ran")) and not folder.exists()
-    jobs.prepare(path, ["{run_dir}"], LOCAL(), folder)
-    jobs.submit(folder)
-    assert (folder / "ran").exists() and json.loads((folder / "job.json").read_text())["source"] == "torchrun"
-
-
-def test_what_can_go_on_and_what_cannot_is_said_before_the_queue(digits, tmp_path, capsys):
-    words = ["--data", str(digits), "--run-dir", "{run_dir}"]
-    jobs.prepare("mnist_ddp", words, LOCAL(), tmp_path / "a", requeue=True)
-    one_line(capsys.readouterr().err, "mnist_ddp.py handles no SIGUSR2")
-    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "b")
-    one_line(capsys.readouterr().err, "mnist_ddp_resumable.py can save", "--requeue")
-    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "c", requeue=True)
-    assert not capsys.readouterr().err
+    (tmp_path / "mine.py").write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'ran').touch()\n")
+    jobs.prepare(tmp_path / "mine.py", ["{run_dir}"], jobs.Site.load("della"), tmp_path / "run")
+    refused(jobs.submit, tmp_path / "run", named=["della", "login node", "job local"])
+    assert not list(tmp_path.rglob("ran")) and not (tmp_path / "run").exists()

@@ -1,6 +1,4 @@
-"""Stopped by Slurm for a job of higher priority, or at its time limit, a job goes on; cancelled, it stays ended."""
-
-import time
+"""A job that Slurm stops for one of higher priority goes on; one that is cancelled, or told to end, stays ended."""
 
 import pytest
 from clusters import make_cluster, need_slurm, our_python, remove
@@ -47,7 +45,7 @@ def there(preempting, monkeypatch):
 def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matrix):
     with Submitted(matrix, f"preempted-{launcher}", launcher=launcher) as job:
         job.reaches(5)
-        urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=sleep 3")
+        urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=true")
         until(lambda: job.state().state == "PENDING", "requeued")
         assert "stopped by SIGTERM" in job.log() and "is requeued" in job.log()
         until(lambda: not jobs.states_of_job(str(urgent))[0].active, "the urgent job's end")
@@ -58,15 +56,16 @@ def test_a_preempted_job_goes_on_to_the_same_weights(launcher, preempting, matri
 def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
     with Submitted(matrix, "cancelled") as cancelled, Submitted(matrix, "told-to-end") as told:
         cancelled.reaches(5)
+        assert cancelled.processes(), "the control: they are found"
         jobs.cancel(cancelled.number)
         told.reaches(5)
         assert run_slurm("scancel", "--signal=TERM", told.number).returncode == 0
         until(lambda: not told.state().active, "the end")
         assert "stopped by SIGTERM" in told.log() and "is requeued" not in told.log()
-        until(lambda: not cancelled.processes(), "no process of the job left")
-        until(lambda: cancelled.state().state != "COMPLETING", "the end")
-        time.sleep(3)  # in which it would be requeued
+        until(lambda: not cancelled.processes(), "no process of the job left, which could requeue it")
+        until(lambda: not cancelled.state().active, "the end")
         assert cancelled.state().state == "CANCELLED" and "is requeued" not in cancelled.log()
+        assert "Restarts=0" in run_slurm("scontrol", "show", "job", cancelled.number).stdout
         assert [event["event"] for event in events(cancelled.folder)].count("started") == 1
 
 

@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from _thread import interrupt_main
 from contextlib import redirect_stdout
 
 import pytest
-from real import LIMIT, until
+from real import until
 from refusals import refused
 
 from ddp_helpers.jobs import (
@@ -28,6 +27,7 @@ from ddp_helpers.jobs import (
 )
 from ddp_helpers.records import runs
 
+LOCAL = Site.load("local")
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
@@ -44,9 +44,9 @@ def job(tmp_path):
     """Write a job that runs this program into a folder; it is cancelled at the end."""
     folders = []
 
-    def make(code, *args, folder="run", **options):
+    def make(code, *args, folder="run", site=LOCAL, **options):
         folders.append(tmp_path / folder)
-        write_job(Job("test", ("program.py", *args, "{run_dir}"), **options), Site.load("local"), folders[-1])
+        write_job(Job(tmp_path.name, ("program.py", *args, "{run_dir}"), **options), site, folders[-1])
         (folders[-1] / "program.py").write_text(code)
         return folders[-1]
 
@@ -61,22 +61,22 @@ def number_of(folder):
     return json.loads((folder / "job.json").read_text())["job_id"]
 
 
+def queued(folder):
+    """Whether a job of this folder waits or runs."""
+    return bool(queue.run_slurm("squeue", "--noheader", f"--name={folder.parent.name}").stdout)
+
+
 def ended(folder):
     """Wait for the end of the job in this folder, and collect it."""
     until(lambda: not any(state.active for state in states_of_job(number_of(folder))), f"{folder.name} ends")
     return collect(folder)
 
 
-def here():
-    """The jobs that are in the queue now."""
-    return queue.run_slurm("squeue", "--noheader", "--format=%A").stdout.split()
-
-
 @pytest.fixture(scope="module")
 def late(cluster, tmp_path_factory):
     """A job whose time is up, as Slurm notices within half a minute: it is collected by the last test here."""
     folder = tmp_path_factory.mktemp("late") / "run"
-    write_job(Job("late", ("program.py", "{run_dir}"), time="1"), Site.load("local"), folder)
+    write_job(Job("late", ("program.py", "{run_dir}"), time="1"), LOCAL, folder)
     (folder / "program.py").write_text("import time\nprint('its last word', flush=True)\ntime.sleep(300)")
     number = submit(folder)
     until(lambda: "its last word" in "".join(path.read_text() for path in folder.glob("*.log")), "it runs")
@@ -87,7 +87,7 @@ def late(cluster, tmp_path_factory):
 
 # ---- submitting
 
-ODD = "a run (1), 100% $(touch canary); `x` & #1 # é JobState=FAILED"
+ODD = "a run (1), 100% %j $(touch canary); `x` & #1  # é JobState=FAILED *?[a]{a,b}!x|b>c<d ~ -rf"
 SAYS = """
 import json, os, pathlib, sys
 mine = {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "SBATCH", "PM", "OMPI", "RANK"))}
@@ -103,29 +103,22 @@ def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_ow
     folder = job(SAYS, "$(touch canary) 'x'", folder=ODD, cpus_per_task=2)
     for name, value in LEAKS.items():
         monkeypatch.setenv(name, value)
-    direct = subprocess.run(
-        ["sbatch", folder / "job.sbatch"], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert direct.returncode and "unrecognized --mem-bind" in direct.stderr  # without clean() it is refused
+    direct = subprocess.run(["sbatch", folder / "job.sbatch"], capture_output=True, text=True, check=False)
+    assert direct.returncode and "unrecognized --mem-bind" in direct.stderr, "the control: these variables count"
     number = submit(folder)
-    assert capsys.readouterr().out == f"submitted: job {number}\n"
     watch(folder)
     [run] = collect(folder)
-    out = capsys.readouterr().out
+    assert "said by rank 0" in capsys.readouterr().out  # a last line without an end, too
     assert run.state == "done" and (run.job["state"], run.job["exit_code"]) == ("COMPLETED", "0:0")
-    assert "said by rank 0" in out  # a last line without an end, too
     assert run.status["argv"] == ["$(touch canary) 'x'", str(folder)]
     env = run.status["env"]
     assert (env["SLURM_JOB_ID"], env["SLURM_NTASKS"], env["SLURM_CPUS_PER_TASK"]) == (number, "1", "2")
     assert not {"SBATCH_MEM_BIND", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK"} & {*env}
-    assert sorted(path.name for path in folder.parent.iterdir()) == [ODD]
     files = {"job.json", "job.sbatch", "program.py", f"slurm-{number}.log", "status.json", "claim", "submitted"}
-    assert {path.name for path in folder.iterdir()} == files
-    assert (run.job["queue_seconds"], run.job["seconds"]) >= (0, 0) and run.job["job_id"] == number
+    assert {path.name for path in folder.iterdir()} == files and [*folder.parent.iterdir()] == [folder]
     before = (folder / "job.json").read_text()
     assert collect(folder) == [run] and (folder / "job.json").read_text() == before
     refused(submit, folder, named=[number])
-    refused(job, "", folder=ODD, named=["job.json"])
 
 
 REFUSED = [
@@ -134,23 +127,25 @@ REFUSED = [
     ({"tasks_per_node": 9, "gpus_per_node": 9}, "Requested node configuration is not available", "fewer nodes, GPUs"),
     ({"nodes": 99}, "More processors requested than permitted", "fewer nodes, GPUs"),
     ({"time": "5-0"}, "Requested time limit is invalid", "less `time`"),
-    ({"sbatch": ("--mem=900T",)}, "Memory specification can not be satisfied", "`--mem`|less memory"),
+    ({"sbatch": ("--mem=900T",)}, "Memory specification can not be satisfied", "less"),
 ]
 
 
 @pytest.mark.parametrize(("options", "words", "cure"), REFUSED)
 def test_what_the_cluster_refuses_gets_slurms_own_words_and_a_cure(options, words, cure, job):
-    folder, before = job("", **options), here()
-    line = refused(submit, folder, named=[words])  # Slurm's own
-    assert re.search(cure, line.rpartition(": ")[2] + line)
-    assert number_of(folder) is None and runs.read_run(folder).job["state"] == "WRITTEN" and set(here()) <= set(before)
+    folder = job("", **options)
+    refused(submit, folder, named=[words, cure])
+    assert number_of(folder) is None and runs.read_run(folder).job["state"] == "WRITTEN" and not queued(folder)
     refused(collect, folder, named=["submitted"])
 
 
-def test_of_equal_options_the_last_counts_so_the_learners_is_stronger_than_the_sites(job):
-    folder = job("", sbatch=("--partition=nope", "--comment=one", "--comment=a b #2", "--partition=course"))
+def test_of_equal_options_the_job_counts_more_than_its_site_and_its_shape_more_than_both(job):
+    site = Site("here", sbatch=("--partition=nope", "--nodes=7", "--comment=site"))
+    folder = job(WAITS, site=site, sbatch=("--comment=one", "--comment=a b #2", "--partition=course", "--time=1"))
     fields = queue.run_slurm("scontrol", "show", "job", submit(folder)).stdout
-    assert "Partition=course" in fields and "Comment=a b #2" in fields
+    for field in ("Partition=course", "Comment=a b #2", "NumNodes=1", "TimeLimit=00:10:00"):
+        assert field in fields
+    assert queued(folder), "the control: a job is found"
 
 
 # ---- in the queue
@@ -191,22 +186,23 @@ def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsy
         watch(second)
     lines = shown.getvalue().splitlines()
     queued = [line for line in lines if line.startswith(f"job {number}: ")]
-    kinds = [re.match(r"job \d+: (\w+)", line)[1] for line in queued]
-    assert list(dict.fromkeys(kinds))[::2] and kinds == sorted(
-        kinds, key=["pending", "running", "completing", "COMPLETED"].index
-    )
-    assert kinds[0] == "pending" and "running" in kinds and kinds[-1] == "COMPLETED"
+    kinds = list(dict.fromkeys(re.match(r"job \d+: (\w+)", line)[1] for line in queued))
+    assert [kind for kind in kinds if kind != "completing"] == ["pending", "running", "COMPLETED"]
     assert re.search(rf"job {number}: pending \((Resources|Priority)\)", "\n".join(queued))
     assert re.fullmatch(rf"job {number}: COMPLETED after \d+ s, exit code 0:0, on node\[1-2\]", queued[-1])
     said = [line for line in lines if "it is there" in line]
     assert sorted(re.search(r"\[rank (\d)\]", line)[1] for line in said) == list("0123")
-    assert states_of_job(number_of(first))[0].nodes == "node[1-2]"
+
+
+def interrupt():
+    """What Ctrl-C does; a signal would do nothing where the tests run in the background."""
+    raise KeyboardInterrupt
 
 
 def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job):
     folder = job(WAITS)
     number = submit(folder)
-    shown = Shown(**{"it is there": interrupt_main})
+    shown = Shown(**{"it is there": interrupt})
     with redirect_stdout(shown), pytest.raises(KeyboardInterrupt):
         watch(folder)
     assert f"cancel('{number}')" in shown.getvalue(), "how to end it"
@@ -220,28 +216,6 @@ def test_a_watch_that_is_interrupted_leaves_the_job_which_can_be_cancelled(job):
     refused(states_of_job, "999999999", named=["999999999"])
 
 
-FAILS = """
-import os, sys, time
-if os.environ["SLURM_PROCID"] == "1":
-    print("the last word of rank 1", flush=True)
-    sys.exit(7)
-time.sleep(3000)
-"""
-
-
-def test_one_failing_rank_ends_the_job_and_its_last_words_are_shown(job, capsys):
-    folder = job(FAILS, nodes=2, tasks_per_node=1)
-    submit(folder)
-    capsys.readouterr()
-    [run] = ended(folder)
-    out = capsys.readouterr().out
-    # The highest status counts, which is that of the rank that srun had to end: 128 + SIGTERM.
-    assert run.state == "failed" and (run.job["state"], run.job["exit_code"]) == ("FAILED", "143:0")
-    assert (
-        "FAILED after" in out and "task 1: Exited with exit code 7" in out and "\n1: the last word of rank 1\n" in out
-    )
-
-
 # ---- arrays
 
 MEETS = """
@@ -252,19 +226,18 @@ with socket.create_server((os.environ["MASTER_ADDR"], port)):
     (folder / "here").touch()
     while len(list(folder.parent.glob("run-[0-2]/here"))) < 3:  # all at the same time, or never
         time.sleep(0.05)
-    time.sleep(0.5)
 (folder / "status.json").write_text(json.dumps(said))
 (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1}) + "\\n")
 """
 
 
 def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_port_and_its_record(job, tmp_path):
-    folder = job(MEETS, "{array}", array=("0.1", "0.2", "0.4"))
+    folder = job(MEETS, "{array}", array=("0.1", "-2", "1e-3"), sbatch=("--nodelist=node1",))
     number = submit(folder)
     records = ended(folder)
     assert [run.folder.name for run in records] == ["run-0", "run-1", "run-2"]
     assert [run.state for run in records] == ["done"] * 3
-    assert [run.status["value"] for run in records] == ["0.1", "0.2", "0.4"]
+    assert [run.status["value"] for run in records] == ["0.1", "-2", "1e-3"]
     assert len({run.status["port"] for run in records}) == 3 and len({run.status["node"] for run in records}) == 1
     assert len({run.job["job_id"] for run in records}) == 3 and [run.job["task"] for run in records] == list("012")
     before = sorted(tmp_path.iterdir())
@@ -277,7 +250,8 @@ def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_
 def test_an_array_that_is_cancelled_before_it_starts_is_cancelled_task_by_task(job):
     keeps = job(WAITS, folder="keeps", nodes=2, tasks_per_node=2, gpus_per_node=2)
     folder = job("", "{array}", array=("a", "b", "c"), tasks_per_node=1, gpus_per_node=1)
-    submit(keeps)
+    keeper = submit(keeps)
+    until(lambda: states_of_job(keeper)[0].state == "RUNNING", "a job that has both nodes")
     number = submit(folder)
     states = states_of_job(number)
     assert [state.task for state in states] == list("012") and {state.state for state in states} == {"PENDING"}

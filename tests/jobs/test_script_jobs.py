@@ -1,16 +1,16 @@
 """Anybody's own script as a job: it runs as it is, what is wrong is said before it waits, and its sweep is drawn."""
 
-import json
 import resource
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import pytest
 from refusals import ended, one_line, refused
+from run_folders import write_run
 
 from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.cli import main
@@ -22,8 +22,6 @@ from ddp_helpers.records import runs
 SCRIPT = """
 import argparse, os, pathlib
 import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
@@ -31,17 +29,10 @@ parser.add_argument("--out", type=pathlib.Path)
 args = parser.parse_args()
 rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
 dist.init_process_group("gloo", rank=rank, world_size=size)
-torch.manual_seed(0)
-model = DDP(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-inputs = torch.randn(64, 8)[rank::size]
-for _ in range(5):
-    loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
 if rank == 0:
-    args.out.write_text(f"{size} ranks, lr {args.lr}")
+    args.out.write_text(f"{ranks.item():.0f} ranks, lr {args.lr}")
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -58,8 +49,8 @@ def mine(tmp_path):
 @pytest.fixture
 def name():
     """The name of a run folder that is gone after the test."""
-    yield "test_own"
-    for folder in RUNS.glob("test_own*"):
+    yield (own := f"test_own_{time.time_ns()}")
+    for folder in RUNS.glob(f"{own}*"):
         shutil.rmtree(folder)
 
 
@@ -79,32 +70,18 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert said == ["2 ranks, lr 0.1", "2 ranks, lr 0.01"]
 
 
-def test_a_right_job_of_a_script_of_the_course_is_written(digits, tmp_path):
-    words = ("--data", digits, "--batch-size", "64", "--lr", "{array}", "--run-dir", "{run_dir}")
-    site, shape = jobs.Site.load("local"), {"nodes": 2, "array": ("0.1", "1e-2")}
-    jobs.prepare("mnist_ddp", words, site, tmp_path / "run", **shape)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["job.json", "job.sbatch", "mnist_ddp.py"]
-    refused(
-        jobs.prepare, "mnist_ddp", "--lr 1", site, tmp_path / "another", **shape, named=["arguments='--lr 1'", "list"]
-    )
-    elsewhere = jobs.Site.load("pyxis")  # in an image there are other folders
-    jobs.prepare("mnist_ddp", ("--data", "/in/the/image"), elsewhere, tmp_path / "image")
-
-
-def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path):
+def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path, monkeypatch):
     site = jobs.Site.load("pyxis")
-    job = jobs.prepare("mnist_ddp", ("--data", "/mine"), site, tmp_path / "mine")
-    assert site.has_data and read_flags_of(job).data == Path("/mine")
-    assert read_flags_of(jobs.prepare("mnist_ddp", (), site, tmp_path / "theirs")).data == Path("/data")
+    assert site.has_data
+    for words, data in (("--data", "/mine"), "/mine"), ((), "/data"):
+        job = jobs.prepare("mnist_ddp", words, site, tmp_path / data[1:])
+        monkeypatch.setattr(sys, "argv", list(job.program))
+        assert mnist_ddp.read_flags(1).data == Path(data), "what the script makes of its words"
 
 
 SITES = {"gpus": 'cpus_per_rank = 7\ntime = "00:20:00"\n', "cpus": 'gpus = ""\n'}
 SHAPES = {
-    "the site's usual ones": (
-        "gpus",
-        "",
-        ["--cpus-per-task=7", "--time=00:20:00", "--gres=gpu:1", "--ntasks-per-node=1"],
-    ),
+    "the site's usual ones": ("gpus", "", ["--cpus-per-task=7", "--time=00:20:00", "--gres=gpu:1"]),
     "one's own": ("gpus", "--cpus 3 --time 5 --gpus 2", ["--cpus-per-task=3", "--time=5", "--gres=gpu:2"]),
     "four ranks on CPUs": ("cpus", "--gpus 0 --ranks 4", ["--ntasks-per-node=4", "--cpus-per-task=1"]),
     "a rank on a CPU": ("cpus", "", ["--ntasks-per-node=1", "--time=00:10:00"]),
@@ -116,16 +93,14 @@ def test_what_a_job_does_not_say_its_site_says(case, mine, name, tmp_path, capsy
     site, words, asked = SHAPES[case]
     (tmp_path / "site.toml").write_text(SITES[site])
     assert main(["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()]) == 0
-    said = [line.split("  #")[0] for line in capsys.readouterr().out.splitlines()]
-    assert {f"#SBATCH {word}" for word in asked} <= {line.split(" # ")[0].rstrip() for line in said}
+    said = {line.partition("  #")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {f"#SBATCH {word}" for word in asked} <= said
     assert site == "gpus" or not any("gpu" in line for line in said if line.startswith("#SBATCH"))
 
 
 NO_SHAPE = {
     "GPUs that are not there": ("cpus", "--gpus 2", ["--gpus 2", "site site", "--gpus 0 --ranks 2"]),
-    "no rank": ("gpus", "--gpus 0", ["--gpus 0 --ranks 1"]),
     "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", ["--gpus 2"]),
-    "no CPU": ("gpus", "--cpus 0", ["cpus_per_task=0"]),
 }
 
 
@@ -133,15 +108,8 @@ NO_SHAPE = {
 def test_what_a_site_does_not_have_is_refused(case, mine, name, tmp_path):
     site, words, named = NO_SHAPE[case]
     (tmp_path / "site.toml").write_text(SITES[site])
-    words = ["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()]
-    refused(main, words, named=named)
+    refused(main, ["job", str(tmp_path / "site.toml"), str(mine), "--run", name, *words.split()], named=named)
     assert not (RUNS / name).exists()
-
-
-def read_flags_of(job):
-    """What the job's script makes of its words."""
-    with patch.object(sys, "argv", list(job.program)):
-        return mnist_ddp.read_flags(1)
 
 
 @pytest.fixture
@@ -171,28 +139,15 @@ STARTED_BY = {
 }
 
 
-@pytest.mark.parametrize("line", STARTED_BY)
-def test_a_script_that_knows_only_torchruns_names_is_started_by_torchrun(line, tmp_path, capsys):
-    script, launcher = tmp_path / "theirs.py", STARTED_BY[line]
-    script.write_text(f"import os\nimport torch.distributed as dist\n{line}\n")
-    job = jobs.prepare(script, (), jobs.Site.load("local"), tmp_path / "run", tasks_per_node=2)
-    assert job.launcher == launcher and ("torchrun starts" in capsys.readouterr().err) == (launcher == "torchrun")
-    other = jobs.prepare(script, (), jobs.Site.load("local"), tmp_path / "other", launcher="srun")
-    assert other.launcher == "srun", "who says it has it"
-
-
-def test_what_slurm_refuses_leaves_nothing(mine, name, nowhere, cluster, capsys):
-    words = ["job", str(nowhere), str(mine), "--run", name, "--submit"]
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and out.startswith("#!"), "the job file was shown before it was submitted"
-    one_line(err.splitlines()[-1], "partition")
-    assert not (RUNS / name).exists()
-    before = sorted(RUNS.glob("*"))
-    with pytest.raises(jobs.JobError):
-        ready(nowhere, RUNS / name, None)
-    assert sorted(RUNS.glob("*")) == before
+def test_a_script_that_knows_only_torchruns_names_is_started_by_torchrun(tmp_path, capsys):
+    script, site = tmp_path / "theirs.py", jobs.Site.load("local")
+    for number, (line, launcher) in enumerate(STARTED_BY.items()):
+        script.write_text(f"import os\nimport torch.distributed as dist\n{line}\n")
+        job = jobs.prepare(script, (), site, tmp_path / f"run-{number}", tasks_per_node=2)
+        said = "torchrun starts" in capsys.readouterr().err
+        assert (job.launcher, said) == (launcher, launcher == "torchrun"), line
+        other = jobs.prepare(script, (), site, tmp_path / f"other-{number}", launcher="srun")
+        assert other.launcher == "srun", "who says it has it"
 
 
 def tree(folder):
@@ -200,25 +155,34 @@ def tree(folder):
     return {path: path.read_text() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("place", ["empty", "noted", "a/b/run"])
-def test_after_a_refusal_the_tree_is_as_before(place, mine, nowhere, cluster, tmp_path):
+def test_after_a_refusal_of_slurms_the_tree_is_as_before(mine, name, nowhere, cluster, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "noted").mkdir()
     for file in ("notes.txt", mine.name):  # the script may lie in the folder of its run
         (tmp_path / "noted" / file).write_text(SCRIPT)
     before = tree(tmp_path)
-    jobs.prepare(mine, (), jobs.Site.load(nowhere), tmp_path / place)
-    assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in (tmp_path / place).iterdir()}
-    refused(jobs.submit, tmp_path / place, named=["partition"])
-    assert tree(tmp_path) == before
+    for folder in (tmp_path / "empty", tmp_path / "noted", tmp_path / "a" / "b" / "run"):
+        jobs.prepare(mine, (), jobs.Site.load(nowhere), folder)
+        assert {"job.json", "job.sbatch", mine.name} <= {path.name for path in folder.iterdir()}
+        refused(jobs.submit, folder, named=["partition"])
+        assert tree(tmp_path) == before, folder
+    with pytest.raises(SystemExit, match="2"):
+        main(["job", str(nowhere), str(mine), "--run", name, "--submit"])
+    out, err = capsys.readouterr()
+    assert out.startswith("#!"), "the job file was shown before it was submitted"
+    one_line(err.splitlines()[-1], "partition")
+    refused(ready, nowhere, RUNS / name, None, named=["partition"])
+    assert not (RUNS / name).exists()
 
 
-def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed(mine, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / mine.name).write_text("theirs")
+def test_a_script_of_the_same_name_is_neither_overwritten_nor_removed_and_no_job_is_left(mine, tmp_path):
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / mine.name).write_text("theirs")
+    (tmp_path / "folder" / mine.name).mkdir(parents=True)
     before = tree(tmp_path)
-    refused(jobs.prepare, mine, (), jobs.Site.load("local"), tmp_path / "run", named=["File exists", "folder"])
-    assert tree(tmp_path) == before
+    for folder in (tmp_path / "file", tmp_path / "folder"):
+        refused(jobs.prepare, mine, (), jobs.Site.load("local"), folder, named=["File exists", "folder"])
+        assert tree(tmp_path) == before
 
 
 def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
@@ -229,12 +193,6 @@ def test_where_the_job_file_does_not_fit_nothing_half_made_stays(mine, name):
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=small_files, check=False)
     ended(done.returncode, "", done.stderr, "File too large")
     assert not (RUNS / name).exists()
-
-
-def test_where_the_script_cannot_be_written_no_job_is_left(mine, tmp_path):
-    (tmp_path / "run" / mine.name).mkdir(parents=True)  # in its place
-    refused(jobs.prepare, mine, (), jobs.Site.load("local"), tmp_path / "run", named=["File exists"])
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [mine.name]
 
 
 def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp_path, cluster, capsys):
@@ -256,13 +214,10 @@ def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp
 
 def record(folder, **spec):
     """A finished run of two epochs."""
-    folder.mkdir(parents=True)
+    line = {"images_per_second": 100.0, "seconds": 1.0, "test_loss": 0.5, "test_accuracy": 0.9}
     spec = {"batch_size": 64, "seed": 1, "data": str(folder), "num_workers": len(folder.name)} | spec
-    files = {"spec": spec, "env": {"world_size": 2, "dataset": "digits", "device": "cpu"}, "status": {"state": "done"}}
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    speed = {"images_per_second": 100.0, "seconds": 1.0, "test_loss": 0.5, "test_accuracy": 0.9}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"epoch": epoch} | speed) + "\n" for epoch in (1, 2)))
+    env = {"world_size": 2, "dataset": "digits", "device": "cpu"}
+    write_run(folder, [line | {"epoch": epoch} for epoch in (1, 2)], spec=spec, env=env, status={"state": "done"})
 
 
 def test_a_value_that_differs_is_a_column_and_no_repeat(tmp_path):

@@ -21,7 +21,7 @@ from clusters import our_python, program
 from real import LIMIT, fail_in_ci
 
 from ddp_helpers import ROOT, RUNS
-from ddp_helpers.jobs import Job, JobError, Site, collect, submit, watch, write_job
+from ddp_helpers.jobs import Job, Site, collect, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.records import runs
@@ -94,13 +94,7 @@ def conda(tmp_path, environment, monkeypatch):
         hook = [real, "shell.posix", "hook"]
         path.write_text(subprocess.run(hook, capture_output=True, text=True, check=True, timeout=LIMIT).stdout)
     else:
-        path.write_text(
-            """conda() {
-    case $2 in /*) folder=$2 ;; *) folder=$CONDA_ENVS_PATH/$2 ;; esac
-    [ "$1" = activate ] && [ -d "$folder/bin" ] && PATH="$folder/bin:$PATH"
-}
-"""
-        )
+        path.write_text('conda() { [ "$1" = activate ] && PATH="$CONDA_ENVS_PATH/$2/bin:$PATH"; }\n')
     return path
 
 
@@ -145,42 +139,30 @@ def image(started_in, tmp_path):
     return started_in(*{f"/{Path(path).parts[1]}" for path in paths})
 
 
-def test_a_line_of_set_up_that_fails_ends_the_job_with_its_name(log, module):
-    state, lines = log(Site("broken", sbatch=OURS, setup=("module load nosuchmodule/1",)))
-    assert state == "FAILED" and lines[-1].endswith("module load nosuchmodule/1")
-    assert any("nosuchmodule/1" in line for line in lines[:-1]), "the module command did not say so itself"
-    assert not any("meets at" in line for line in lines)
-
-
-def test_a_file_that_set_up_sources_is_read_as_at_a_prompt(log, tmp_path, monkeypatch):
+def test_a_file_that_set_up_sources_is_read_as_at_a_prompt_and_handed_to_the_ranks(log, tmp_path, monkeypatch):
+    """Also where sbatch was told to export nothing."""
     file = tmp_path / "env.sh"
-    file.write_text('declare -x CUDA_HOME="$#:$*"\nexport TORCH_HOME="$OLD"\n')
-    monkeypatch.setenv("LONG", "a b; $(touch x)")
-    words = {"": "CUDA_HOME=0: TORCH_HOME=a b; $(touch x)/x: ", ' gpu "$OLD"': "CUDA_HOME=2:gpu a b; $(touch x)/x: "}
-    for given, read in words.items():
-        setup = ('export OLD="${LONG:?}/x:$OLD"', f"source {file}{given}")
-        state, lines = log(Site(f"given-{len(given)}", sbatch=OURS, setup=setup))
-        assert state == "COMPLETED" and sum(read in line for line in lines) == 4, lines
-    monkeypatch.delenv("LONG")
-    state, lines = log(Site("unset", sbatch=OURS, setup=setup))
+    file.write_text('declare -x CUDA_HOME="$CUDA_HOME[$#:$*]"\nexport TORCH_HOME="$OLD"\n')
+    setup = ("export LONG='a b; $(touch x)'", 'export OLD="${LONG:?}/x:$NONE"', f"source {file}")
+    setup += (f'source {file} gpu "$OLD"',)
+    read = "CUDA_HOME=[0:][2:gpu a b; $(touch x)/x:] TORCH_HOME=a b; $(touch x)/x: OLD=a b; $(touch x)/x:"
+    state, lines = log(Site("all", sbatch=(*OURS, "--export=NONE"), setup=setup))
+    assert state == "COMPLETED" and sum(read in line for line in lines) == 4, lines
+    state, lines = log(Site("unset", sbatch=OURS, setup=setup[1:]))
     assert state == "FAILED" and "LONG: parameter null or not set" in lines[-1]
+    assert not any("meets at" in line for line in lines), "a rank ran with half of a set-up"
 
 
-def test_ranks_are_handed_the_set_up_also_where_sbatch_was_told_to_export_nothing(log):
-    site = Site("none", sbatch=(*OURS, "--export=NONE"), setup=("export OLD=handed-on",))
-    state, lines = log(site)
-    assert state == "COMPLETED" and sum("OLD=handed-on" in line for line in lines) == 4, lines
-
-
-def test_dellas_lines_do_their_work(log, module, conda, environment):
+def test_dellas_lines_do_their_work_and_one_that_fails_ends_the_job_with_its_name(log, module, conda, environment):
     module("anaconda3/2024.6", f'puts stdout "source {conda};"')
     site = replace(Site.load("della"), sbatch=OURS)
     state, lines = log(site)
-    assert state == "COMPLETED", lines
-    assert sum("in environment" in line for line in lines) == 4
-    shutil.rmtree(environment.parent)
-    state, lines = log(replace(site, name="without-the-environment"))
-    assert state == "FAILED" and lines[-1].endswith("conda activate torch-env")
+    assert state == "COMPLETED" and sum("in environment" in line for line in lines) == 4, lines
+    setup = tuple(line.replace("anaconda3/2024.6", "nosuchmodule/1") for line in site.setup)
+    state, lines = log(replace(site, name="without-the-module", setup=setup))
+    assert state == "FAILED" and lines[-1].endswith("module load nosuchmodule/1")
+    assert any("nosuchmodule/1" in line for line in lines[:-1]), "the module command did not say so itself"
+    assert not any("meets at" in line for line in lines)
 
 
 def test_the_classrooms_lines_do_their_work(log, module, environment, monkeypatch):
@@ -197,13 +179,15 @@ def test_the_classrooms_lines_do_their_work(log, module, environment, monkeypatc
     assert state == "COMPLETED" and sum("OLD=yes" in line for line in lines) == 4, lines
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_prints(launcher, log, module, image):
-    site = replace(Site.load("greene"), container=image, sbatch=OURS)
-    state, lines = log(site, launcher=launcher)
-    printed = next(line.rpartition(" ")[2] for line in lines if line.startswith("job "))
-    assert state == "COMPLETED" and sum(f"meets at {printed}, in image" in line for line in lines) == 4, lines
-    state, lines = log(replace(site, name="without-the-image", container=""), launcher=launcher)
+def test_greenes_ranks_run_in_the_image_and_meet_at_the_address_that_the_log_prints(log, module, image):
+    greene = Site.load("greene")
+    greene = replace(greene, container=image, sbatch=OURS, setup=(*greene.setup, "export OLD=handed-on"))
+    for launcher in ("srun", "torchrun"):
+        state, lines = log(replace(greene, name=launcher), launcher=launcher)
+        printed = next(line.rpartition(" ")[2] for line in lines if line.startswith("job "))
+        assert state == "COMPLETED" and sum(f"meets at {printed}, in image" in line for line in lines) == 4, lines
+        assert sum("OLD=handed-on" in line for line in lines) == 4, lines
+    state, lines = log(replace(greene, name="without-the-image", container=""))
     assert state == "FAILED" and any("/ext3/env.sh: No such file" in line for line in lines), lines
     assert not any("in image" in line for line in lines)
 
@@ -212,53 +196,21 @@ def test_07s_job_trains_in_a_container_on_data_that_only_the_image_has_and_its_r
     cluster, image, digits, tmp_path
 ):
     container = image.replace("ch-run", f"ch-run --bind={digits}:/digits")
+    assert not Path("/digits").exists(), "this machine has what only the image should have"
     site, folder = tmp_path / "container.toml", RUNS / f"container-{time.time_ns()}"
-    outside = folder.with_name(f"{folder.name}-outside")
-    values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site)}
-    site.write_text('sbatch = ["--partition=course"]\nscript_args = ["--no-cuda"]\n')
+    values = {"nodes": 2, "gpus_per_node": 1, "data": "/digits", "site": str(site), "run": folder.name}
+    site.write_text(
+        'sbatch = ["--partition=course"]\nscript_args = ["--no-cuda"]\n'
+        f"container = {json.dumps(container)}\npython = {json.dumps(IN_IMAGE)}\n"
+    )
     try:
-        with pytest.raises(JobError, match="the run is failed"):  # without the image
-            execute(ROOT / "slurm" / "job.ipynb", tmp_path / "failed.ipynb", **values, run=outside.name)
-        failed = runs.read_run(outside)
-        assert failed.state == "failed" and not failed.spec, "no record was begun"
-        log = log_of(outside, failed.job["job_id"])
-        assert any("--data /digits holds no whole MNIST" in line for line in log), log
-        with site.open("a") as file:
-            file.write(f"container = {json.dumps(container)}\npython = {json.dumps(IN_IMAGE)}\n")
-        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values, run=folder.name)
+        execute(ROOT / "slurm" / "job.ipynb", tmp_path / "job.ipynb", **values)
         run = runs.read_run(folder)
         assert (run.state, run.job["state"], run.problems) == ("done", "COMPLETED", [])
         assert (run.env["launcher"], run.env["world_size"], run.nodes) == ("slurm", 2, 2)
         assert run.env["train_set"] == 512 and [epoch["epoch"] for epoch in run.epochs] == [1]
     finally:
-        for made in (folder, outside):
-            shutil.rmtree(made, ignore_errors=True)
-
-
-def test_alpinas_set_up_does_its_work_where_its_account_network_and_apptainer_are_left_out(
-    log, module, conda, environment, image, tmp_path, monkeypatch
-):
-    alpina = Site.load(ROOT / "tests" / "alpina.toml")
-    home = tmp_path / "home dir"
-    monkeypatch.setenv("HOME", str(home))
-    for name, text in {
-        "modulefiles/nccl-hsn": "#%Module1.0\nsetenv CUDA_HOME /cuda",
-        "miniforge3/etc/profile.d/conda.sh": conda.read_text(),
-        "ddp/env.sh": 'export TORCH_HOME="$1 from $HF_HOME"',
-    }.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(f"{text}\n")
-    module("apptainer/1.3", "setenv OLD apptainer")
-    monkeypatch.setenv("SCRATCH", "/scratch")
-    monkeypatch.setenv("HF_HOME", "elsewhere")
-    # Lmod, with its -q and its lmod.sh, is not everywhere; and `module reset` would find this machine's modules alone.
-    setup = [line.replace("-q ", "") for line in alpina.setup[2:]]
-    ours = {"gpus": "--gres=gpu:{n}", "sbatch": (*OURS, "--hint=nomultithread"), "srun": ""}
-    site = replace(alpina, **ours, setup=tuple(setup), container=image)
-    state, lines = log(site, cpus_per_task=2, gpus_per_node=2)
-    assert state == "COMPLETED" and sum("in image" in line for line in lines) == 4, lines
-    assert sum("CUDA_HOME=/cuda TORCH_HOME=gpu from elsewhere OLD=apptainer" in line for line in lines) == 4, lines
-    assert any("nccl-hsn" in line for line in lines), "module list"
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 RECORD = """

@@ -1,5 +1,6 @@
 """A real kernel, and what its cells show."""
 
+import os
 import re
 
 import psutil
@@ -7,6 +8,7 @@ from jupyter_client.manager import KernelManager
 from real import LIMIT
 
 from ddp_helpers.launch.kernels import file_transport
+from ddp_helpers.launch.shared import VARIABLE
 
 LOAD = "%load_ext ddp_helpers.launch.ranks\nfrom ddp_helpers.launch.ranks import pull, start"
 
@@ -17,7 +19,8 @@ class Kernel:
     def __init__(self, folder):
         self.folder = folder
         self.manager = KernelManager(kernel_name="python3", **file_transport())
-        self.manager.start_kernel(cwd=str(folder))
+        # As in a learner's JupyterLab, its server of ranks is its own child, and not forked from the one of all tests.
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, VARIABLE: ""})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT)

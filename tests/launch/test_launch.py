@@ -6,11 +6,9 @@ import threading
 import uuid
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-from nbclient import NotebookClient
-from real import LIMIT
+from real import LIMIT, need_launcher
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch import launch, screen
@@ -99,19 +97,21 @@ def test_ranks_meet_on_a_machine_whose_own_name_has_no_address(script):
 FAILS = """
 import os, sys, time
 if os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
     print("the last word of rank 1", flush=True)
     raise ValueError("meant to fail")
 print("the last word of rank 0", flush=True)
-time.sleep(300)
+os.mkdir(sys.argv[1])
+time.sleep(9999)
 """
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-def test_the_failing_rank_is_named_with_its_last_lines(launcher, script, tag, request, capsys):
-    if launcher == "mpirun":
-        request.getfixturevalue("mpirun")
+def test_the_failing_rank_is_named_with_its_last_lines(launcher, script, tag, request, tmp_path, capsys):
+    need_launcher(request, launcher)
     with pytest.raises(launch.LaunchError) as error:
-        launch.run(script(FAILS), ranks=2, launcher=launcher, timeout=LIMIT, env=tag)
+        launch.run(script(FAILS), tmp_path / "said", ranks=2, launcher=launcher, timeout=LIMIT, env=tag)
     first, *last = str(error.value).splitlines()
     assert all(word in first for word in (launcher, "exit status 1", "rank 1"))
     assert "the last word of rank 1" in last and any("ValueError: meant to fail" in line for line in last)
@@ -139,11 +139,6 @@ def test_the_failing_rank_is_read_in_the_words_of_each_open_mpi(gap, last):
     assert first.startswith("it failed; ") and "rank 1" in first and rest == ["why"]
 
 
-def test_a_script_that_fails_alone_says_why(script):
-    with pytest.raises(launch.LaunchError, match=r"python\b.*\bexit status 3\b.*\nwhy"):
-        launch.run(script("import sys\nprint('why')\nsys.exit(3)"), launcher="python", timeout=LIMIT)
-
-
 SPAWNS = """
 import os, sys
 import torch.multiprocessing as mp
@@ -153,15 +148,15 @@ def start(rank):
         print("the last word of rank 1", flush=True)
         os.abort()
 
-if __name__ == "__main__":
-    mp.spawn(start, nprocs=2)
+mp.start_processes(start, nprocs=2, start_method="fork")  # mp.spawn's, without a new Python for each
 """
 
 
 def test_what_a_rank_said_stands_before_the_traceback_of_who_spawned_it(script):
     with pytest.raises(launch.LaunchError) as error:
         launch.run(script(SPAWNS), launcher="python", timeout=LIMIT)
-    _, *last = str(error.value).splitlines()
+    first, *last = str(error.value).splitlines()
+    assert first.startswith("python ended with exit status 1;")
     assert "the last word of rank 1" in last and "SIGABRT" in last[-1]
     assert "the last word of rank 1" not in last[-launch.LAST_LINES :], "the control: spawn's own lines are many"
 
@@ -174,69 +169,49 @@ def test_a_launcher_that_is_not_there_is_named(script, monkeypatch, tmp_path):
 
 # ---- time limits
 
-STUBBORN = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("I stay", flush=True)
-time.sleep(300)
-"""
-NOISY = """
-while True:
-    print("x")  # faster than anyone can read
-"""
-SILENT = """
-import os, time
-print("from here on, nothing", flush=True)
-os.close(1)
-os.close(2)
-time.sleep(300)
-"""
+ENDLESS = {
+    "stubborn": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(9999)",
+    "noisy": "while True:\n    print('x')  # faster than anyone can read",
+    "silent": "import os, time\nprint('the last word', flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(9999)",
+}
 
 
-@pytest.mark.parametrize("text", [STUBBORN, NOISY, SILENT], ids=["stubborn", "noisy", "silent"])
-def test_the_time_limit_ends_a_script_whatever_it_does(text, script, tag):
-    errors = []
+def test_the_time_limit_ends_a_script_whatever_it_does(script, tag):
+    errors = {}
 
-    def call():
+    def call(name):
         try:
-            launch.run(script(text), launcher="python", timeout=3, env=tag)
+            launch.run(script(ENDLESS[name], f"{name}.py"), launcher="python", timeout=3, env=tag)
         except launch.LaunchError as error:
-            errors.append(str(error))
+            errors[name] = str(error)
 
-    caller = threading.Thread(target=call, daemon=True)  # or a time limit that fails would hold this test too
-    caller.start()
-    caller.join(LIMIT)
-    assert errors and "after 3 s" in errors[0] and ("I stay" in errors[0]) == (text == STUBBORN)
+    callers = [threading.Thread(target=call, args=[name], daemon=True) for name in ENDLESS]
+    for caller in callers:  # threads: a time limit that fails would hold this test too
+        caller.start()
+    for caller in callers:
+        caller.join(LIMIT)
+    assert errors.keys() == ENDLESS.keys() and all("after 3 s" in error for error in errors.values()), errors
     assert not left(tag)
 
 
 # ---- in a notebook
 
-MAGIC = """import os
+MAGIC = """%%launch 2
+import os
 for step in range(1, 5):
     print(f"epoch 1 [{'#' * 5 * step:.<20}] {step}/4 loss 0.5")
-print("rank", os.environ["RANK"], "is done")
-"""
+print("rank", os.environ["RANK"], "is done")"""
 
 
-def test_the_magic_shows_one_output_in_a_notebook(tmp_path):
-    cells = [
-        "%load_ext ddp_helpers.launch.launch",
-        f"try:\n    get_ipython().run_cell_magic('launch', '2 fails', {MAGIC!r})\nexcept Exception as e:\n    print(e)",
-        "%%launch 1 fails\nraise ValueError('as intended')",
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    _, shown, failing = notebook.cells
-    output, said = shown.outputs
+def test_the_magic_shows_one_output_in_a_notebook(kernel):
+    assert kernel.run("%load_ext ddp_helpers.launch.launch") == ""
+    said = kernel.run(MAGIC)
     for rank in range(2):
-        lines = [line for line in output.data["text/plain"].splitlines() if f"[rank {rank}]" in line]
-        assert [line.partition("\x1b[0m ")[2] for line in lines] == [
-            "epoch 1 [####################] 4/4 loss 0.5",
-            f"rank {rank} is done",
-        ]
-    assert "ValueError: as intended" in str(failing.outputs)
-    assert "meant to fail" in said.text
+        lines = [line.partition("] ")[2] for line in said.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert lines == ["epoch 1 [####################] 4/4 loss 0.5", f"rank {rank} is done"]
+    assert kernel.run("%%launch 1 fails\npass") == "this cell was meant to fail, and did not"
+    said = kernel.run("%%launch 1 fails\nraise ValueError('as intended')")
+    assert "ValueError: as intended" in said and said.endswith(" are above\n")
 
 
 def test_a_progress_bar_takes_the_place_of_its_ranks_last_one():

@@ -1,4 +1,4 @@
-"""The ranks of one machine listen on it alone: those that stay, of a launch, an audit, a script, an answer."""
+"""The ranks of one machine listen on it alone: those that stay, of a launch, a script, an answer."""
 
 import inspect
 import json
@@ -12,7 +12,6 @@ from ddp_helpers.launch import launch
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.meeting import TCPStore
-from ddp_tools.audit.command import audit
 
 
 def listeners(*processes):
@@ -72,12 +71,6 @@ def test_torch_listens_at_all_addresses_and_this_store_at_its_own():
 def test_a_launch_listens_on_this_machine_alone(ranks, script):
     path, note = script
     launch.run(path, note, ranks=ranks, timeout=LIMIT)
-    assert json.loads(note.read_text()) == HERE
-
-
-def test_an_audit_listens_on_this_machine_alone(script, tmp_path):
-    path, note = script
-    audit(path, [str(note)], folder=tmp_path / "audit")
     assert json.loads(note.read_text()) == HERE
 
 

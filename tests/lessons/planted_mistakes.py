@@ -29,26 +29,14 @@ _ADD_OR_REPLACE = "own + arrived if step < size - 1 else arrived"
 _RING = _planted(
     "ring_sum",
     # send blocks until the other receives
-    (
-        ("sending = dist.isend(", "        sending.wait()\n"),
-        ("dist.send(", ""),
-        "Nobody comes to recv: send returns only when the receiver has taken the",
-    ),
-    ("tensor_split(size)", "chunk(size)", "torch.chunk(tensor, n) may give fewer than n chunks; torch.tensor_split"),
-    ("2 * (size - 1)", "size - 1", "After the first n - 1 steps each rank has one whole sum. In the n - 1"),
-    (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the whole sum and this rank's numbers once more. In the"),
+    (("sending = dist.isend(", "        sending.wait()\n"), ("dist.send(", ""), "Nobody comes to recv"),
+    ("(rank + 1) % size", "rank + 1", "ValueError: isend names rank 2"),
+    ("tensor_split(size)", "chunk(size)", "may give fewer than n chunks"),
+    ("2 * (size - 1)", "size - 1", "After the first n - 1 steps"),
+    (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the whole sum"),
     ("(rank - step - 1)", "(rank - step)", "the tensor of 12 numbers:"),
-    ("(rank + 1) % size", "rank + 1", "ValueError: isend names rank 2: there are ranks 0 to 1"),
-    (
-        "= tensor.tensor_split",
-        "= tensor.clone().tensor_split",
-        "The tensor is as it was. Work on chunks of the tensor itself: they are",
-    ),
-    (
-        f"{_ADD_OR_REPLACE})",
-        f"{_ADD_OR_REPLACE})\n    tensor /= size",
-        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
-    ),
+    ("= tensor.tensor_split", "= tensor.clone().tensor_split", "Work on chunks of the tensor itself"),
+    (f"{_ADD_OR_REPLACE})", f"{_ADD_OR_REPLACE})\n    tensor /= size", "is 0.5 times what it should be: a mean over"),
     ("    rank, size", "    return dist.all_reduce(tensor)\n    rank, size", "collectives called:"),
     # whole tensors go round
     (
@@ -60,21 +48,13 @@ _RING = _planted(
             f"copy_({_ADD_OR_REPLACE})",
         ),
         ("    mine = tensor.clone()\n    chunks =", "mine", "tensor", "size - 1", "add_(arrived); mine = arrived"),
-        "In a ring each message holds one chunk, and there are 2 (n - 1) messages",
+        "In a ring each message holds one chunk",
     ),
     # all receive first
-    (
-        (_RECEIVE, "        sending = dist"),
-        ("", f"{_RECEIVE}        sending = dist"),
-        "All wait for a message that nobody has begun to send: isend comes before",
-    ),
-    ("        sending.wait()\n", "", "Keep what isend and irecv return, and call its wait()"),
-    ("dist.recv(", "dist.irecv(", "Keep what isend and irecv return, and call its wait()"),
-    (
-        "    rank, size",
-        "    while True:\n        pass\n    rank, size",
-        "No rank is in a call of torch.distributed: does a loop end?",
-    ),
+    ((_RECEIVE, "        sending = dist"), ("", f"{_RECEIVE}        sending = dist"), "All wait for a message"),
+    ("    rank, size", "    while True:\n        pass\n    rank, size", "does a loop end?"),
+    ("        sending.wait()\n", "", "Keep what isend and irecv return"),
+    ("dist.recv(", "dist.irecv(", "Keep what isend and irecv return"),
 )
 _STATE = "[*model.parameters(), *model.buffers()]"
 _TRAINED = "[*[p for p in model.parameters() if p.requires_grad], *model.buffers()]"
@@ -82,34 +62,26 @@ _DIVIDE = "parameter.grad /= dist.get_world_size()"
 _REDUCE = "dist.all_reduce(parameter.grad)"
 _DDP = _planted(
     "ddp_by_hand",
-    (_STATE, "model.parameters()", "The tensor is as this rank has made it. Rank 0 sends"),
-    (_STATE, "model.buffers()", "The tensor is as this rank has made it. Rank 0 sends"),
-    (_STATE, _TRAINED, "The tensor is as this rank has made it. Rank 0 sends"),
-    (_DIVIDE, "pass", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
-    (_DIVIDE, f"{_DIVIDE} ** 2", "Every number is 0.5 times what it should be: a mean over the 2 ranks, or"),
+    (
+        "if parameter.grad is not None",
+        "if parameter.grad is not None and (dist.get_rank() == 0 or parameter.dim() > 1)",
+        "disagree at collective 2: rank 0 calls all_reduce of 5",
+    ),
+    (_STATE, "model.parameters()", "The tensor is as this rank has made it"),
+    (_STATE, "model.buffers()", "The tensor is as this rank has made it"),
+    (_STATE, _TRAINED, "The tensor is as this rank has made it"),
+    (_DIVIDE, "pass", "is 2 times what it should be: a sum over"),
+    (_DIVIDE, f"{_DIVIDE} ** 2", "is 0.5 times what it should be: a mean over"),
     (_REDUCE, "pass", "the gradient of first.weight:"),
     (
         (_REDUCE, "parameter.grad /="),
         ("dist.all_reduce(parameter.data)", "parameter.data /="),
-        "The gradient is as backward left it: the mean over the ranks is not in",
+        "The gradient is as backward left it",
     ),
-    (
-        "if parameter.grad is not None",
-        "if True",
-        "A frozen layer has no gradient: its p.grad is None. Leave such parameters",
-    ),
-    ("return average", "average()", "A function is to be returned, and not called."),
+    ("if parameter.grad is not None", "if True", "A frozen layer has no gradient"),
+    ("return average", "average()", "A function is to be returned"),
     (_REDUCE, f"{_REDUCE}; dist.barrier()", "messages after backward:"),
-    (
-        "src=0",
-        "src=dist.get_rank()",
-        "The ranks disagree at collective 1: rank 0 calls broadcast of 30 numbers from rank 0",
-    ),
-    (
-        "if parameter.grad is not None",
-        "if parameter.grad is not None and (dist.get_rank() == 0 or parameter.dim() > 1)",
-        "The ranks disagree at collective 2: rank 0 calls all_reduce of 5 numbers, and rank 1 all_r",
-    ),
+    ("src=0", "src=dist.get_rank()", "disagree at collective 1: rank 0 calls broadcast of 30"),
 )
 
 _LAST = "        if ready:\n            leave()\n"
@@ -124,35 +96,15 @@ _ALL_AT_THE_END = """        gradients = ready[:]
 _BUCKETS = _planted(
     "overlap",
     (_LAST, "", "what left when, with buckets of 40:"),
-    (_LAST, "        leave()\n", "There may be nothing left for finish() to send."),
-    (
-        (_FULL, _LAST),
-        ("", _ALL_AT_THE_END + _LAST),
-        "A full bucket has not left when the next gradient is ready, so nothing",
-    ),
-    (
-        ("async_op=True", "            work.wait()\n"),
-        ("async_op=False", ""),
-        "Something waits while backward has layers left to compute: start the",
-    ),
-    (
-        "        sent.append(",
-        "        work.wait()\n        sent.append(",
-        "Something waits while backward has layers left to compute: start the",
-    ),
-    ("            work.wait()\n", "", "Before wait() has returned, the sums of a bucket are not there: wait in"),
-    (
-        "            bucket /= dist.get_world_size()\n",
-        "",
-        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
-    ),
-    (
-        "        if parameter.requires_grad:",
-        "        if True:",
-        "A frozen parameter takes no hook: it never has a gradient.",
-    ),
+    (_LAST, "        leave()\n", "nothing left for finish() to send"),
+    ((_FULL, _LAST), ("", _ALL_AT_THE_END + _LAST), "A full bucket has not left"),
+    (("async_op=True", "            work.wait()\n"), ("async_op=False", ""), "Something waits while backward"),
+    ("        sent.append(", "        work.wait()\n        sent.append(", "Something waits while backward"),
+    ("            work.wait()\n", "", "the sums of a bucket are not there"),
+    ("            bucket /= dist.get_world_size()\n", "", "is 2 times what it should be: a sum over"),
+    ("        if parameter.requires_grad:", "        if True:", "A frozen parameter takes no hook"),
     ("        ready.clear()\n", "", "what left when, with buckets of 25:"),
-    ("        sent.clear()\n", "", "Empty the list of what has left when finish() is done."),
+    ("        sent.clear()\n", "", "Empty the list of what has left"),
     (">= bucket_size", ">= 0", "what left when, with buckets of 25:"),
     (">= bucket_size", "> bucket_size", "what left when, with buckets of 28:"),
     ("list(ready)", "ready", "Keep a copy of the list of parameters"),
@@ -172,7 +124,7 @@ _BUCKETS = _planted(
     (
         ">= bucket_size",
         ">= bucket_size * (1 + dist.get_rank())",
-        "The ranks disagree at collective 1: rank 0 calls all_reduce of 28 numbers, and rank 1 all_",
+        "disagree at collective 1: rank 0 calls all_reduce of 28",
     ),
 )
 
@@ -180,42 +132,22 @@ _BROADCAST = "dist.broadcast(parameter.data, src=number % size)"
 _STEP = "        if optimizer:\n            optimizer.step()\n"
 _ZERO = _planted(
     "zero_1",
-    (
-        f"            {_BROADCAST}\n",
-        "            pass\n",
-        "The parameter is as it was before. Its owner steps it, and all others need",
-    ),
-    ("src=number % size", "src=0", "The parameter is as it was before. Its owner steps it, and all others need"),
-    (
-        (_STEP, f"{_BROADCAST}\n"),
-        ("", f"{_BROADCAST}\n{_STEP}"),
-        "The parameter is as it was before. Its owner steps it, and all others need",
-    ),
-    (
-        "parameters[rank::size]",
-        "parameters",
-        "Give the optimizer this rank's parameters only. That is what ZeRO saves.",
-    ),
-    (" if own else None", "", "With more ranks than parameters some rank owns none: it makes no"),
+    (f"            {_BROADCAST}\n", "            pass\n", "The parameter is as it was before"),
+    ("src=number % size", "src=0", "The parameter is as it was before"),
+    ((_STEP, f"{_BROADCAST}\n"), ("", f"{_BROADCAST}\n{_STEP}"), "The parameter is as it was before"),
+    ("parameters[rank::size]", "parameters", "Give the optimizer this rank's parameters only"),
+    (" if own else None", "", "some rank owns none"),
     (_BROADCAST, "dist.all_reduce(parameter.data); parameter.data /= size", "after step 1, parameter 0 (of rank 0):"),
     (_BROADCAST, f"{_BROADCAST}; {_BROADCAST}", "numbers sent:"),
     (
         "        if optimizer:\n",
         "        optimizer = make_optimizer(own)\n        if True:\n",
-        "Make one, before the first step: a new one has forgotten Adam's running",
+        "a new one has forgotten",
     ),
-    (
-        "if optimizer:",
-        "if optimizer and rank:",
-        "The parameter is as it was before. Its owner steps it, and all others need",
-    ),
-    ("return step", "return step()", "A function is to be returned, and not called."),
+    ("if optimizer:", "if optimizer and rank:", "The parameter is as it was before"),
+    ("return step", "return step()", "A function is to be returned"),
     ("src=number % size)", "src=number % size, async_op=True)", "on 2 ranks, rank"),  # late, or in time by chance
-    (
-        _BROADCAST,
-        f"rank == number % size and {_BROADCAST}",
-        "The ranks disagree at collective 1: rank 0 calls broadcast of 12 numbers from rank 0",
-    ),
+    (_BROADCAST, f"rank == number % size and {_BROADCAST}", "disagree at collective 1: rank 0 calls broadcast of 12"),
 )
 
 _GATHER = "        dist.all_gather(list(weight.data.view(-1).chunk(size)), own.data)\n"
@@ -228,41 +160,25 @@ _COPIED = """        whole = torch.empty_like(weight.detach()).flatten()
 _OWN_ROWS = "own.grad = weight.grad.flatten().chunk(size)[rank].clone()\n"
 _LAYER = _planted(
     "shard_layer",
-    (
-        "    layer.register_forward_pre_hook(gather)\n",
-        "",
-        "A weight was used while it had no memory: gather it before forward, and",
-    ),
-    (
-        "    layer.register_full_backward_pre_hook(gather)\n",
-        "",
-        "A weight was used while it had no memory: gather it before forward, and",
-    ),
-    (
-        "    layer.register_forward_hook(free)\n",
-        "",
-        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
-    ),
+    ("    layer.register_forward_pre_hook(gather)\n", "", "A weight was used while it had no memory"),
+    ("    layer.register_full_backward_pre_hook(gather)\n", "", "A weight was used while it had no memory"),
+    ("    layer.register_forward_hook(free)\n", "", "Free it with weight.untyped_storage()"),
     (
         "        weight.grad = None\n        free()\n",
         "        weight.grad = None\n",
-        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
+        "Free it with weight.untyped_storage()",
     ),
     ("        weight.grad = None\n", "", "layer.weight.grad after backward:"),
-    (
-        "    free()\n    return own",
-        "    return own",
-        "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's",
-    ),
-    ("        own.grad /= size\n", "", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
-    (_SCATTER, f"        {_OWN_ROWS}", "Each rank's gradient is of its own rows of the batch: reduce_scatter adds"),
+    ("    free()\n    return own", "    return own", "Free it with weight.untyped_storage()"),
+    ("        own.grad /= size\n", "", "is 2 times what it should be: a sum over"),
+    (_SCATTER, f"        {_OWN_ROWS}", "Each rank's gradient is of its own rows"),
     (
         _SCATTER,
         f"        dist.all_reduce(weight.grad); {_OWN_ROWS}",
-        "An all-reduce gives each rank the whole gradient: reduce_scatter gives",
+        "An all-reduce gives each rank the whole gradient",
     ),
-    (_GATHER, _COPIED, "Autograd counts the writes into a tensor that it has saved: gather into"),
-    ("[rank].clone()", "[rank]", "This rank's part is a view of the whole weight, and stays or goes"),
+    (_GATHER, _COPIED, "Autograd counts the writes"),
+    ("[rank].clone()", "[rank]", "This rank's part is a view"),
     ("[rank].clone()", "[0].clone()", "this rank's part:"),
     (
         ("def reduce(_)", "weight.register_post_accumulate_grad_hook(reduce)"),
@@ -328,21 +244,17 @@ _WITHOUT_FUNCTION = """    sums = torch.cat([x.sum(0), x.square().sum(0), x.new_
     return (x - mean) / (square - mean**2 + eps).sqrt()"""
 _NORM = _planted(
     "sync_batch_norm",
-    (_SUM_FORWARD, "        count", "The rows are normalised by this rank's mean and variance, not by those of"),
+    (_SUM_FORWARD, "        count", "normalised by this rank's mean"),
     (
         ("x.sum(0)", "x.square().sum(0)", "[len(x)]"),
         ("x.mean(0)", "x.square().mean(0)", "[1.0]"),
-        "The ranks' means are averaged, though the ranks have unequal numbers of",
+        "The ranks' means are averaged",
     ),
     ("square - mean**2", "(square - mean**2) * count / (count - 1)", "the output:"),
     ("(square - mean**2 + eps).sqrt()", "(square - mean**2).sqrt() + eps", "the output:"),
     # right output, wrong input gradient
-    (
-        "    return SyncNorm.apply(x, eps)",
-        _WITHOUT_FUNCTION,
-        "It is as if only this rank's output depended on x. Autograd does not know",
-    ),
-    (_SUM_BACKWARD, "        mean", "It is as if only this rank's output depended on x. Autograd does not know"),
+    ("    return SyncNorm.apply(x, eps)", _WITHOUT_FUNCTION, "as if only this rank's output depended on x"),
+    (_SUM_BACKWARD, "        mean", "as if only this rank's output depended on x"),
     ("sums / count\n        return", "sums / len(y)\n        return", "the output is right; the gradient of x:"),
     (
         (_SUM_BACKWARD, "sums / count\n        return"),
@@ -352,62 +264,54 @@ _NORM = _planted(
     ("sums / count\n        return", "sums\n        return", "the output is right; the gradient of x:"),
     ("- mean - y * slope", "- mean", "the output is right; the gradient of x:"),
     ("- mean - y * slope", "- y * slope", "the output is right; the gradient of x:"),
-    ("(grad - mean - y * slope)", "grad", "Backward treats mean and variance as constants: x moves both."),
+    ("(grad - mean - y * slope)", "grad", "mean and variance as constants"),
     ("slope) / std, None", "slope), None", "the output is right; the gradient of x:"),
-    (" / std, None", " / std", "backward returns one value for each argument of forward, None for those"),
-    (
-        "SyncNorm.apply(x, eps)",
-        "SyncNorm.apply(x.detach(), eps)",
-        "The output must come from x by operations that autograd follows.",
-    ),
+    (" / std, None", " / std", "one value for each argument of forward"),
+    ("SyncNorm.apply(x, eps)", "SyncNorm.apply(x.detach(), eps)", "operations that autograd follows"),
     (
         _SUM_FORWARD,
         "        dist.all_reduce(sums[:4]); dist.all_reduce(sums[4:])\n        count",
-        "One message in forward and one in backward are enough.",
+        "One message in forward",
     ),
 )
 
 _ADDED_UP = "AddUp.apply(hidden @ down.T)"
 _PARALLEL = _planted(
     "parallel_mlp",
-    (_ADDED_UP, "hidden @ down.T", "The output is this rank's product only: the whole one is the sum over the"),
-    (
-        _ADDED_UP,
-        f"{_ADDED_UP} / dist.get_world_size()",
-        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
-    ),
+    (_ADDED_UP, "hidden @ down.T", "The output is this rank's product only"),
+    (_ADDED_UP, f"{_ADDED_UP} / dist.get_world_size()", "is 0.5 times what it should be: a mean over"),
     # right output, wrong input gradient
-    ("Enter.apply(x)", "x", "The gradient of x is only the part that comes through this rank's rows of"),
+    ("Enter.apply(x)", "x", "only the part that comes through"),
     (
         ("Enter.apply(x)", f"    return {_ADDED_UP}"),
         ("x", "    y = hidden @ down.T\n    dist.all_reduce(y)\n    return y"),
-        "The gradient of x is only the part that comes through this rank's rows of",
+        "only the part that comes through",
     ),
     (
         "        return grad\n",
         "        dist.all_reduce(grad := grad.clone())\n        return grad\n",
-        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
+        "is 2 times what it should be: a sum over",
     ),
     (
         "        return grad\n",
         "        return grad / dist.get_world_size()\n",
-        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+        "is 0.5 times what it should be: a mean over",
     ),
     (
         "return total\n\n\nclass",
         "return total / dist.get_world_size()\n\n\nclass",
-        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
+        "is 0.5 times what it should be: a mean over",
     ),
     (
         "return x.view_as(x)",
         "dist.all_reduce(y := x.clone())\n        return y / dist.get_world_size()",
-        "One message in forward and one in backward are enough.",
+        "One message in forward",
     ),
     ("Enter.apply(x)", "Enter.apply(x.detach())", "the output is right; the gradient of x:"),
     (
         f"return {_ADDED_UP}",
         "dist.all_reduce(y := (hidden @ down.T).detach())\n    return y",
-        "The output must come from x by operations that autograd follows.",
+        "operations that autograd follows",
     ),
 )
 
@@ -415,77 +319,41 @@ _SEND_FORWARD, _SEND_BACK = "isend(y.detach(), rank + 1)", "isend(x.grad, rank -
 _FIRST = "min(size - 1 - rank, count) if one_by_one else count"
 _PIPELINE = _planted(
     "pipeline_step",
-    (
-        _FIRST,
-        "min(size - 1 - rank, count)",
-        "The gradients are right, but the order is another: all go forward first.",
-    ),
-    (_FIRST, "count", "The gradients are right, but the order is another: a stage goes forward n"),
-    (
-        "size - 1 - rank, count",
-        "size - rank, count",
-        "The gradients are right, but the order is another: a stage goes forward n",
-    ),
+    (_FIRST, "min(size - 1 - rank, count)", "all go forward first"),
+    (_FIRST, "count", "a stage goes forward"),
+    ("size - 1 - rank, count", "size - rank, count", "a stage goes forward"),
     # one by one with blocking sends
     (
         (f"sends.append(dist.{_SEND_FORWARD})", f"sends.append(dist.{_SEND_BACK})"),
         (f"dist.{_SEND_FORWARD[1:]}", f"dist.{_SEND_BACK[1:]}"),
-        "Nobody comes to recv: send returns only when the receiver has taken the",
+        "Nobody comes to recv",
     ),
-    (" / count", "", "The loss is the mean over the micro-batches, so the last stage divides"),
-    (
-        "            x.requires_grad_()\n",
-        "",
-        "What arrives from the stage before needs requires_grad_(): else backward",
-    ),
-    ("held.pop(0)", "held.pop(0 if rank else -1)", "one_by_one=False, 4 micro-batches: the gradient of 0.weight:"),
-    (
-        "y.backward(gradient)",
-        "y.backward()",
-        "Only the last stage has a loss. The others give backward the gradient that",
-    ),
-    (
-        "y.backward(gradient)",
-        "y.detach().backward(gradient)",
-        "The graph is cut: send y.detach(), and call backward on y itself.",
-    ),
-    (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "ValueError: isend names rank 2: there are ranks 0 to 1"),
-    (
-        "size - 1 - rank, count",
-        "rank, count",
-        "Sends have begun: does each rank receive from the rank that sends to it?",
-    ),
-    ("    for sending in sends:\n        sending.wait()", "", "Keep what isend and irecv return, and call its wait()"),
-    (
-        f"            sends.append(dist.{_SEND_BACK})",
-        "            pass",
-        "Keep what isend and irecv return, and call its wait()",
-    ),
-    (
-        "            dist.recv(gradient, rank + 1)\n",
-        "            pass\n",
-        "Keep what isend and irecv return, and call its wait()",
-    ),
+    (" / count", "", "The loss is the mean over the micro-batches"),
+    ("            x.requires_grad_()\n", "", "needs requires_grad_()"),
+    ("held.pop(0)", "held.pop(0 if rank else -1)", "4 micro-batches: the gradient of 0.weight"),
+    ("y.backward(gradient)", "y.backward()", "Only the last stage has a loss"),
+    ("y.backward(gradient)", "y.detach().backward(gradient)", "The graph is cut"),
+    (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "ValueError: isend names rank 2"),
+    ("size - 1 - rank, count", "rank, count", "does each rank receive"),
+    ("    for sending in sends:\n        sending.wait()", "", "Keep what isend and irecv return"),
+    (f"            sends.append(dist.{_SEND_BACK})", "            pass", "Keep what isend and irecv return"),
+    ("            dist.recv(gradient, rank + 1)\n", "            pass\n", "Keep what isend and irecv return"),
 )
 
 _MEAN = _planted(
     "mean_over_ranks",
-    (" / dist.get_world_size()", "", "The default of all_reduce is the sum: divide it by the world size."),
-    ("dist.get_world_size()", "2", "The group may have any size: ask for it with dist.get_world_size()."),
+    (" / dist.get_world_size()", "", "The default of all_reduce is the sum"),
+    ("dist.get_world_size()", "2", "The group may have any size"),
     (
         "    dist.all_reduce(total)\n",
         "    dist.broadcast(total, 0); total *= dist.get_world_size()\n",
-        "That is rank 0's number on every rank: all ranks' numbers count.",
+        "That is rank 0's number",
     ),
-    (
-        "    return total.item()",
-        "    return mine; total.item()",
-        "That is this rank's own number: all_reduce leaves the sum in the tensor.",
-    ),
+    ("    return total.item()", "    return mine; total.item()", "That is this rank's own number"),
     (
         "    dist.all_reduce(total)\n",
         "    dist.get_rank() and dist.all_reduce(total)\n",
-        "The ranks disagree at collective 1: rank 0 calls nothing more, and rank 1 all_reduce of 1 number",
+        "disagree at collective 1: rank 0 calls nothing more",
     ),
 )
 _PAIRED = "dict(zip(names, totals.tolist(), strict=True))"
@@ -508,89 +376,61 @@ _GATHERED = """    everyone = [None] * dist.get_world_size()
 """
 _TOTALS = _planted(
     "total_by_name",
-    ("sorted(sums)", "list(sums)", "Another rank may have the names in another order: sort them, so that"),
-    (
-        _PAIRED,
-        _PAIRED.replace("names", "sums"),
-        "You sort the names for the tensor; take the totals out of it in the sorted",
-    ),
-    ("    names = sorted(sums)\n", _EACH, "One collective for each name: put all values into one tensor."),
-    ("    names = sorted(sums)\n", _GATHERED, "A collective of objects makes two, for the sizes and for the pickled"),
-    (
-        "totals.tolist()",
-        "(totals / dist.get_world_size()).tolist()",
-        "Those are means: totals are not divided by the number of ranks.",
-    ),
-    (f"return {_PAIRED}", "return sums", "Each rank gives its own sums back: take the totals out of the tensor."),
+    ("sorted(sums)", "list(sums)", "Another rank may have the names in another order"),
+    (_PAIRED, _PAIRED.replace("names", "sums"), "You sort the names for the tensor"),
+    ("    names = sorted(sums)\n", _EACH, "One collective for each name"),
+    ("    names = sorted(sums)\n", _GATHERED, "A collective of objects makes two"),
+    ("totals.tolist()", "(totals / dist.get_world_size()).tolist()", "totals are not divided"),
+    (f"return {_PAIRED}", "return sums", "Each rank gives its own sums back"),
 )
 _HOSTS = "return hosts[: dist.get_rank()].count(host)"
 _LOCAL = _planted(
     "local_rank_on",
-    (_HOSTS, "return dist.get_rank()", "The local rank starts again at 0 on every host."),
-    (
-        _HOSTS,
-        "return dist.get_rank() % hosts.count(host)",
-        "Hosts may differ, and take turns: count those before this rank that are on",
-    ),
+    (_HOSTS, "return dist.get_rank()", "The local rank starts again at 0"),
+    (_HOSTS, "return dist.get_rank() % hosts.count(host)", "Hosts may differ, and take turns"),
     (_HOSTS, "return hosts.count(host) - 1", "Only the ranks before this one count."),
-    (_HOSTS, "return dist.get_rank() - hosts.index(host)", "The local rank starts again at 0 on every host."),
-    (_HOSTS, "return hosts.index(host)", "The local rank starts again at 0 on every host."),
+    (_HOSTS, "return dist.get_rank() - hosts.index(host)", "The local rank starts again at 0"),
+    (_HOSTS, "return hosts.index(host)", "The local rank starts again at 0"),
 )
 _PER_RANK = "per_rank = global_batch // dist.get_world_size()"
 _BATCHES = _planted(
     "batches_seen",
-    (
-        "batch_size=per_rank, sampler=sampler",
-        "batch_size=per_rank, shuffle=True",
-        "Each rank goes through all samples: the loader needs a DistributedSampler.",
-    ),
-    ("        sampler.set_epoch(epoch)\n", "", "Every epoch has the same order: call set_epoch before each pass."),
+    ("batch_size=per_rank, sampler=sampler", "batch_size=per_rank, shuffle=True", "Each rank goes through all samples"),
+    ("        sampler.set_epoch(epoch)\n", "", "call set_epoch before each pass"),
     (
         ("        sampler.set_epoch(epoch)\n", "[batch.tolist() for batch in loader]"),
         ("", "list(loader)"),
         "Every epoch has the same order",
     ),
     ("    return seen", "    pass", "what it returns:"),
-    (_PER_RANK, "per_rank = global_batch", "A rank takes its part of the global batch, not all of it."),
+    (_PER_RANK, "per_rank = global_batch", "A rank takes its part of the global batch"),
 )
 _LOSS_CELL = "return losses[counted].sum() * dist.get_world_size() / words"
 _TOKENS = _planted(
     "token_loss",
-    (_LOSS_CELL, "return losses[counted].mean()", "A mean of means: divide by the number of terms of all ranks."),
-    (" * dist.get_world_size()", "", "DDP divides by the number of ranks: multiply by it."),
-    ("    dist.all_reduce(words)\n", "", "These are the terms of one rank: add up their number over all ranks."),
-    (
-        ("counted.sum()", "losses[counted]"),
-        ("torch.tensor(len(losses))", "losses"),
-        "The padding counts: leave out the terms where counted is False.",
-    ),
-    (
-        _LOSS_CELL,
-        "return (losses * counted).sum() / counted.sum()",
-        "A mean of means: divide by the number of terms of all ranks.",
-    ),
+    (_LOSS_CELL, "return losses[counted].mean()", "A mean of means"),
+    (" * dist.get_world_size()", "", "DDP divides by the number of ranks"),
+    ("    dist.all_reduce(words)\n", "", "These are the terms of one rank"),
+    (("counted.sum()", "losses[counted]"), ("torch.tensor(len(losses))", "losses"), "The padding counts"),
+    (_LOSS_CELL, "return (losses * counted).sum() / counted.sum()", "A mean of means"),
     (
         "    dist.all_reduce(words)\n",
         "    if words:\n        dist.all_reduce(words)\n",
-        "The ranks disagree at collective 1: rank 0 calls all_reduce of 1 number, and rank 1 nothing more",
+        "disagree at collective 1: rank 0 calls all_reduce of 1 number",
     ),
 )
 _DRIFTED = _planted(
     "drifted",
-    (
-        "    return differing",
-        "    return differing[: 9 * dist.get_rank()]",
-        "Numbers were swapped on the last rank: their sum is the same. And every",
-    ),
+    ("    return differing", "    return differing[: 9 * dist.get_rank()]", "Numbers were swapped on the last rank"),
     (
         ("torch.empty_like(parameter)", "parameter.data)\n"),
         ("torch.zeros(1).double()", "parameter.data.sum().float().double().view(1))\n"),
-        "Numbers were swapped on the last rank: their sum is the same. And every",
+        "Numbers were swapped on the last rank",
     ),
     (
         "    return differing",
         "    [dist.broadcast(p.data, 0) for p in model.parameters()]\n    return differing",
-        "the parameters, at which it should only look:",
+        "at which it should only look",
     ),
 )
 _ONE_BUCKET = _planted(
@@ -600,75 +440,47 @@ _ONE_BUCKET = _planted(
         "    [dist.all_reduce(part) for part in bucket.split(10)]\n",
         "collectives called:",
     ),
-    (
-        "    bucket /= dist.get_world_size()\n",
-        "",
-        "Every number is 2 times what it should be: a sum over the 2 ranks, or the",
-    ),
-    (
-        "        gradient.copy_(piece",
-        "        gradient.clone().copy_(piece",
-        "The gradient is as it was: the mean is not in p.grad.",
-    ),
-    (" if p.grad is not None", "", "A frozen layer has no gradient: its p.grad is None."),
+    ("    bucket /= dist.get_world_size()\n", "", "is 2 times what it should be: a sum over"),
+    ("        gradient.copy_(piece", "        gradient.clone().copy_(piece", "The gradient is as it was"),
+    (" if p.grad is not None", "", "A frozen layer has no gradient"),
     ("pieces = bucket", "pieces = bucket.flip(0)", "the gradient of 0.weight:"),
 )
 _SHARE = " * len(y) / total"
 _ACCUMULATE = _planted(
     "accumulate",
-    (
-        (_SHARE, " * len(labels) / total"),
-        (" / len(pieces)", " / len(pieces)"),
-        "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
-    ),
-    (
-        (_SHARE, " * len(labels) / total"),
-        ("", ""),
-        "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
-    ),
-    (
-        "with ddp_model.no_sync():",
-        "if True:",
-        "Forward and backward of every piece but the last belong inside no_sync().",
-    ),
+    ((_SHARE, " * len(labels) / total"), (" / len(pieces)", " / len(pieces)"), "The pieces have 8, 8 and 4 images"),
+    ((_SHARE, " * len(labels) / total"), ("", ""), "The pieces have 8, 8 and 4 images"),
+    ("with ddp_model.no_sync():", "if True:", "every piece but the last belong inside no_sync()"),
     (
         "    (F.cross_entropy(ddp_model(images)",
         "    with ddp_model.no_sync(): (F.cross_entropy(ddp_model(images)",
-        "The last piece, forward and backward, belongs outside no_sync(): it sends",
+        "belongs outside no_sync()",
     ),
-    ("    optimizer.zero_grad()\n", "", "The first step was right: are its gradients still there?"),
+    ("    optimizer.zero_grad()\n", "", "are its gradients still there?"),
 )
 _FORWARD = _planted(
     "sharded_forward",
-    ("torch.cat(parts)", "shard", "Each rank has some rows only: all must come together before you multiply."),
-    ("torch.cat(parts)", "torch.cat(parts[::-1])", "The parts belong one below the other, in the order of the ranks."),
+    ("torch.cat(parts)", "shard", "Each rank has some rows only"),
+    ("torch.cat(parts)", "torch.cat(parts[::-1])", "in the order of the ranks"),
 )
 _OWN_GRADIENT = _planted(
     "own_gradient",
-    (" / dist.get_world_size()", "", "Every number is 2 times what it should be: a sum over the 2 ranks, or the"),
+    (" / dist.get_world_size()", "", "is 2 times what it should be: a sum over"),
     (
         "    return rows / dist.get_world_size()",
         "    return parts[dist.get_rank()]",
-        "The other ranks' gradients belong in it, too: these are rows of your own.",
+        "The other ranks' gradients belong in it, too",
     ),
 )
 _PRODUCT = _planted(
     "parallel_product",
     ("    dist.all_reduce(output)\n", "    output = dist.all_reduce(output) / 1\n", "A collective returns None"),
-    ("    dist.all_reduce(output)\n", "", "Each rank's product is a part of the sum only: add them up over the ranks."),
-    (
-        "return output",
-        "return output / dist.get_world_size()",
-        "Every number is 0.5 times what it should be: a mean over the 2 ranks, or",
-    ),
+    ("    dist.all_reduce(output)\n", "", "Each rank's product is a part of the sum only"),
+    ("return output", "return output / dist.get_world_size()", "is 0.5 times what it should be: a mean over"),
 )
 _SAME_WEIGHTS = _planted(
     "same_weights",
-    (
-        "    dist.all_reduce(same, dist.ReduceOp.MIN)\n",
-        "",
-        "A rank that is like rank 0 must hear of those that are not",
-    ),
+    ("    dist.all_reduce(same, dist.ReduceOp.MIN)\n", "", "must hear of those that are not"),
     ("torch.equal(vector, first)", "vector.sum() == first.sum()", "Different weights can have the same sum"),
     ("torch.equal(vector, first)", "torch.allclose(vector, first)", "[1.0, 2.0, 3.0000002]] are the same:"),
     ("dist.ReduceOp.MIN", "dist.ReduceOp.MAX", "whether [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]] are the same:"),
@@ -688,11 +500,7 @@ _RATE = _planted(
         "That is this rank's own speed",
     ),
     (", op=dist.ReduceOp.MAX", "", "MAX, not a sum"),
-    (
-        ("(float(images))", "(total / longest)"),
-        ("(images / seconds)", "total"),
-        "A rank that is done early waits",
-    ),
+    (("(float(images))", "(total / longest)"), ("(images / seconds)", "total"), "A rank that is done early waits"),
 )
 _LATE = _planted(
     "late_rank",

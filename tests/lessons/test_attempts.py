@@ -2,11 +2,9 @@
 
 import json
 import re
-import time
 
 import pytest
 
-from ddp_helpers.launch import forked_call
 from ddp_helpers.lessons.survive_preemption import attempts, figures
 
 
@@ -76,14 +74,3 @@ def test_a_figure_says_its_finding():
     assert re.search(r"\b64 GPUs\b.*\b81%.*\b1,024\b.*\b3%", survives), survives
     curve = figures.u_curve(0.05, {"day": 86_400}, "here").alt
     assert re.search(r"\bday\b.*\b93 s\b.*\b0\.11%", curve), curve
-
-
-def test_ranks_that_wait_for_each_other_are_ended_and_named():
-    with pytest.raises(TimeoutError, match=r"rank 0\b.*\b3 s"):
-        forked_call.on_ranks(2, lambda: forked_call.dist.get_rank() == 0 and time.sleep(10_000), patience=3)
-
-
-def test_a_slow_start_is_no_hang(monkeypatch):
-    joins = forked_call.dist.init_process_group
-    monkeypatch.setattr(forked_call.dist, "init_process_group", lambda *a, **b: (time.sleep(2), joins(*a, **b)))
-    assert forked_call.on_ranks(2, lambda: forked_call.dist.get_rank(), patience=1) == [0, 1]

@@ -26,8 +26,9 @@ ELSEWHERE = {"21": "without the optimizer               wrong: the weights"}  # 
 
 # ---- the magic
 
-DIES = """
+DIES = """# a fault
 print("rank", rank, "begins with", os.environ["COLOUR"])
+faulthandler.dump_traceback(all_threads=False)  # line 4 of the cell, whose first has the magic
 dist.barrier()
 if rank == 1 and not CURED:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -45,6 +46,7 @@ def test_the_fault_and_its_cure_are_shown_with_each_ranks_lines_and_end(capsys):
     for text in (broken, cured):
         assert "[rank 0]\x1b[0m rank 0 begins with blue\n" in text
         assert "[rank 1]\x1b[0m rank 1 begins with blue\n" in text
+        assert text.count(" in line 4 of the cell\n") == 2
     assert "caused by a remote worker" in broken, "the survivor's own complaint"
 
 
@@ -59,41 +61,24 @@ def test_who_is_left_when_another_has_failed_is_ended(capsys, monkeypatch):
     assert "broken: rank 0 exit status 1, rank 1 ended by SIGTERM; " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("line", "cell"), [("1 fails", EXITS), ("1 lies", "print(1)"), ("1 fails bare", EXITS)])
-def test_what_goes_as_said_passes(line, cell):
-    clinic.clinic_magic(line, cell)
-
-
-@pytest.mark.parametrize(
-    ("line", "cell", "message"),
-    [
+def test_what_goes_as_said_passes_and_what_does_not_raises():
+    for line, cell in (("1 fails", EXITS), ("1 lies", "print(1)"), ("1 fails bare", EXITS)):
+        clinic.clinic_magic(line, cell)
+    for line, cell, message in (
         ("1 fails", "print('sound')", "was to be one that fails, but: rank 0 exit status 0"),
         ("1 aborts", EXITS, "was to be one that aborts, but: rank 0 exit status 3"),
         ("1 lies", EXITS, "was to be one that lies, but: rank 0 exit status 3"),
         ("1 hangs", "print('sound')", "was to be one that hangs, but: rank 0 exit status 0"),
         ("1 fails", "raise SystemExit(4)", "the cured run is not cured: rank 0 exit status 4"),
-    ],
-)
-def test_what_does_not_go_as_said_raises(line, cell, message):
-    with pytest.raises(LaunchError, match=re.escape(message)):
-        clinic.clinic_magic(line, cell)
+    ):
+        with pytest.raises(LaunchError, match=re.escape(message)):
+            clinic.clinic_magic(line, cell)
 
 
-@pytest.mark.parametrize("line", ["", "2", "fails", "0 fails", "2 breaks", "2 fails twice", "-1 lies", "2 fails x=1"])
-def test_a_line_that_cannot_be_read_says_what_to_give(line):
-    with pytest.raises(UsageError, match="give the ranks, then fails, aborts, lies or hangs"):
-        clinic.clinic_magic(line, "")
-
-
-def test_a_script_keeps_the_line_numbers_of_its_cell_and_runs_bare_where_that_is_said():
-    framed, bare = (
-        clinic.write_cell_script("one = 1\ntwo = 2", frame, True).read_text().splitlines() for frame in (1, 0)
-    )
-    assert bare == ["; ".join(["CURED = True", *clinic.IMPORTS]), "one = 1", "two = 2"]
-    first = "; ".join(["CURED = True", *clinic.IMPORTS, *clinic.JOIN])
-    assert framed == [first, "one = 1", "two = 2", *clinic.LEAVE]
-    shown = [line for line in clinic.FRAME.splitlines() if line and not line.startswith("#")]
-    assert shown == [*clinic.IMPORTS, *clinic.JOIN, *clinic.LEAVE], "what the notebook shows is what is run"
+def test_a_line_that_cannot_be_read_says_what_to_give():
+    for line in ("", "2", "fails", "0 fails", "2 breaks", "2 fails twice", "-1 lies", "2 fails x=1"):
+        with pytest.raises(UsageError, match="give the ranks, then fails, aborts, lies or hangs"):
+            clinic.clinic_magic(line, "")
 
 
 def test_frames_are_left_out_and_messages_are_kept():
@@ -183,22 +168,16 @@ def test_each_failure_has_a_row_a_section_and_its_true_message():
     assert len(quoted) >= 15, "failures that say something are found by their message"
     assert problems(table.replace("](#fault-1)", f"]({TEN.name}#fault-1)")) == ["1: its row leads to no section"]
     assert problems(table.replace("`invalid device ordinal`", "`lost device`")) == ["4: no cell says lost device"]
-
-
-def test_a_failure_has_one_section():
-    assert sorted(SECTION.findall(markdown(TEN) + markdown(REFERENCE)), key=int) == NUMBERS
+    assert sorted(SECTION.findall(markdown(TEN) + markdown(REFERENCE)), key=int) == NUMBERS, "one section each"
 
 
 # ---- its figures
 
 
-def test_the_figure_leads_to_every_failure():
+def test_the_figures_can_be_read_and_the_first_leads_to_every_failure():
+    for figure in (find_the_fault, where_they_stand):
+        must_be_legible(figure, {}, [])
     assert set(re.findall(r"\d+", find_the_fault().alt)) == set(NUMBERS)
-
-
-@pytest.mark.parametrize("figure", [find_the_fault, where_they_stand])
-def test_a_figure_can_be_read(figure):
-    must_be_legible(figure, {}, [])
 
 
 def test_when_rank_0_evaluates_alone_it_shows_after_the_first_step_and_not_after_a_later_one():

@@ -1,4 +1,4 @@
-"""What notebooks 14 and 15 count with, in one process, and what they draw of it; they do so on two ranks."""
+"""The memory and bytes that notebooks 14 and 15 count, in one process and on two ranks, and what they draw of it."""
 
 import re
 
@@ -24,34 +24,9 @@ def stack():
     return nn.Sequential(nn.Linear(20, WIDE), nn.ReLU(), nn.Linear(WIDE, 10))
 
 
-def step(model, optimizer, images, labels):
-    optimizer.zero_grad()
-    F.cross_entropy(model(images), labels).backward()
-    optimizer.step()
-
-
 @pytest.fixture
 def batch():
     return torch.randn(BATCH, 20), torch.randint(10, (BATCH,))
-
-
-def test_shared_memory_counts_once():
-    one = torch.zeros(100)
-    assert measure.nbytes([one, one[10:], one.view(10, 10)]) == 400
-    assert measure.nbytes([one, one.clone()]) == 800
-    assert measure.nbytes([]) == 0
-
-
-@pytest.mark.parametrize(("make", "slots"), [(torch.optim.SGD, 0), (torch.optim.Adam, 2), (torch.optim.Adadelta, 2)])
-def test_what_stays_is_counted_by_kind(make, slots, batch):
-    model = stack()
-    optimizer = make(model.parameters())
-    step(model, optimizer, *batch)
-    size, held = 4 * (20 * WIDE + WIDE + WIDE * 10 + 10), measure.held_bytes(model, optimizer)
-    assert held["parameters"] == held["gradients"] == size
-    assert 0 <= held["optimizer state"] - slots * size <= 16  # and a counter for each of the four
-    optimizer.zero_grad()
-    assert measure.held_bytes(model, optimizer)["gradients"] == 0
 
 
 def test_activations_are_those_of_one_batch_at_a_time(batch):
@@ -115,63 +90,50 @@ def test_the_figure_tells_memory_and_bytes_and_what_nobody_counted(results):
 DEPTH, TEXTS = 3, 6
 
 
-def fsdp_is_counted():
-    """Bytes by kind of a step of DDP and of FSDP2, blocks first; every rank calls it."""
+def counted():
+    """Bytes by kind of a step of DDP, of FSDP2 blocks first, and of FSDP2 as one unit; every rank calls it."""
     from letters import Net, sentences
-
-    def fsdp():
-        model = fully_shard_blocks(Net(256, DEPTH))
-        return model, torch.optim.AdamW(model.parameters())
 
     def take_step(model, optimizer, text, following):
         F.cross_entropy(model(text).flatten(0, 1), following.flatten()).backward()
         optimizer.step()
 
     def ddp():
-        model = DistributedDataParallel(Net(256, DEPTH), gradient_as_bucket_view=True)
-        return model, torch.optim.AdamW(model.parameters())
+        return DistributedDataParallel(Net(256, DEPTH), gradient_as_bucket_view=True)
+
+    def fsdp():
+        model = Net(256, DEPTH)
+        for block in model.blocks:  # so a block is gathered at a time
+            fully_shard(block)
+        return fully_shard(model)
+
+    def all_at_once():
+        return fully_shard(Net(256, DEPTH))
 
     batches = [sentences(TEXTS, seed=dist.get_rank())[:]] * 2
-    ways = measure.measure_methods({"DDP": (ddp, take_step), "FSDP2": (fsdp, take_step)}, batches)
-    return {way: result["memory"] for way, result in ways.items()}
+    memory = {}
+    for make in (ddp, fsdp, all_at_once):
 
+        def make_both(make=make):
+            model = make()
+            return model, torch.optim.AdamW(model.parameters())
 
-def fully_shard_blocks(model):
-    """FSDP2 with a block gathered at a time; every rank calls it."""
-    for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        memory[make.__name__] = measure.measure_methods({"one": (make_both, take_step)}, batches)["one"]["memory"]
+    return memory
 
 
 def test_what_is_counted_of_ddp_and_fsdp2_is_what_a_count_by_hand_gives(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "notebooks")
-    counted, _ = forked_call.on_ranks(2, fsdp_is_counted, patience=LIMIT)
+    memory, _ = forked_call.on_ranks(2, counted, patience=LIMIT)
     outermost = (64 + 2 * 128) * 256  # weights, without biases
     weights = DEPTH * 12 * 256**2 + outermost
-    stays = {"parameters": 4 * weights, "gradients": 4 * weights, "optimizer state": 8 * weights}
     activations = 4 * TEXTS * 64 * (DEPTH * 16 * 256 + 128)  # which no way cuts
-    by_hand = {kind: size // 2 for kind, size in stays.items()} | {"activations": activations}
-    by_hand["copies"] = 4 * (12 * 256**2 + outermost)  # one block is gathered, and the outermost
-    assert counted["FSDP2"] == pytest.approx(by_hand, rel=0.07)
-    assert counted["DDP"] == pytest.approx(stays | {"activations": activations, "copies": 0}, rel=0.07)
-
-
-def gathered(text):
-    """Bytes of the copies that a step of one whole FSDP2 unit holds, and of its parameters; every rank calls it."""
-    from letters import Net
-
-    model = Net(256, depth=2)
-    size = measure.nbytes(model.parameters())
-    saved = measure.SavedTensors(fully_shard(model))
-    with saved:
-        F.cross_entropy(saved.model(text).flatten(0, 1), text.flatten()).backward()
-    return saved.most["copies"], size
-
-
-def test_weights_that_are_gathered_all_at_once_are_copies(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "notebooks")
-    from letters import sentences
-
-    [text, _] = sentences(1, seed=1)[:]
-    copies, size = forked_call.on_ranks(2, lambda: gathered(text), patience=LIMIT)[0]
-    assert size <= copies < 1.1 * size
+    stays = {"parameters": 4 * weights, "gradients": 4 * weights, "optimizer state": 8 * weights}
+    half = {kind: size // 2 for kind, size in stays.items()}
+    by_hand = {
+        "ddp": stays | {"activations": activations, "copies": 0},
+        "fsdp": half | {"activations": activations, "copies": 4 * (12 * 256**2 + outermost)},
+        "all_at_once": half | {"activations": activations, "copies": 4 * weights},
+    }
+    for way, kinds in by_hand.items():
+        assert memory[way] == pytest.approx(kinds, rel=0.07), way

@@ -2,25 +2,25 @@
 
 import csv
 import json
-import os
 import re
+from itertools import compress
 from pathlib import Path
 from uuid import uuid4
 
 import psutil
 import pytest
 from notebook_texts import asked, cells
-from real import python
-from refusals import one_line
+from real import LIMIT, python
+from refusals import refused
 
 from ddp_helpers import ROOT
+from ddp_helpers.cli import main
 from ddp_helpers.lessons import grade, handed_in
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 
 NOTEBOOKS = ROOT / "notebooks"
 NUMBERED = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 STUB = "raise NotImplementedError"
-SECONDS = 20  # for each exercise, with the imports: of these only the endless one needs them
 FORGED = f"print('\\x1b[1;38;5;28m{RIGHT}\\x1b[0m', flush=True)"
 
 
@@ -37,18 +37,20 @@ def hand_in(path: Path, number: str, answers: dict[str, str]) -> None:
     path.write_text(json.dumps(notebook))
 
 
-def worked(path: Path, number: str, most: int | None = None) -> None:
-    """Write the worked solutions of a notebook, or so many of its cells."""
+def worked(path: Path, number: str, name: str) -> None:
+    """Write the worked solutions of a notebook with one of its answers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     [original] = NOTEBOOKS.glob(f"solutions/{number}_*.ipynb")
     notebook = json.loads(original.read_text())
-    path.write_text(json.dumps(notebook | {"cells": notebook["cells"][:most]}))
+    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+    kept = ["lessons.check(" not in source or f"lessons.check({name})" in source for source in sources]
+    path.write_text(json.dumps(notebook | {"cells": [*compress(notebook["cells"], kept)]}))
 
 
-def table(folder: Path, *words: object, status: int) -> dict[tuple[str, str], str]:
+def table(folder: Path, status: int, limit: int = LIMIT) -> dict[tuple[str, str], str]:
     """Grade a folder by the command; give the results of each person by exercise, as the file has them."""
     out = folder.parent / "results.csv"
-    run = python("-m", "ddp_helpers", "grade", folder, "--csv", out, *words, cwd=ROOT)
+    run = python("-m", "ddp_helpers", "grade", folder, "--csv", out, "--limit", limit, cwd=ROOT)
     assert run.returncode == status, run.stdout + run.stderr
     with out.open(newline="") as file:
         rows = [*csv.DictReader(file)]
@@ -58,12 +60,9 @@ def table(folder: Path, *words: object, status: int) -> dict[tuple[str, str], st
 
 
 def test_one_table_says_what_each_of_three_people_did(tmp_path):
-    folder, token = tmp_path / "handed_in", uuid4().hex
-    worked(folder / "ann" / "12_find_the_lost_time.ipynb", "12")
-    mistake = "return [(end - begin, 0) for begin in joined]"
-    endless = f"import subprocess, sys\n    code = 'while True: pass  # {token}'\n    subprocess.Popen("
-    endless += "[sys.executable, '-c', code], start_new_session=True)\n    while True:\n        pass"
-    hand_in(folder / "bob_12.ipynb", "12", {"late_and_exchange": mistake, "not_hidden": endless})
+    folder = tmp_path / "handed_in"
+    worked(folder / "ann" / "12_find_the_lost_time.ipynb", "12", "pays_below")
+    hand_in(folder / "bob_12b.ipynb", "12b", {"most_ranks": "return samples"})
     far = "import socket\n    socket.create_connection(('192.0.2.1', 80), timeout=5)"
     leaves = (
         "from ddp_helpers import ROOT\n    assert not [*ROOT.glob('left')], 'mixed'\n    (ROOT / 'left').touch()\n    "
@@ -74,54 +73,52 @@ def test_one_table_says_what_each_of_three_people_did(tmp_path):
     forges = f"{FORGED}\n    raise ValueError('\\nann 12 right\\x1b[2K')"
     again = {"not_hidden": quits, "late_and_exchange": forges, "pays_below": f"{FORGED}\n    return 0"}
     hand_in(folder / "cleo" / "12_find_the_lost_time.ipynb", "12", again)
-    results = table(folder, "--limit", SECONDS, status=0)
-    assert {results.pop(("ann", name)) for name in ("not_hidden", "pays_below", "late_and_exchange")} == {RIGHT}
-    assert results.pop(("bob", "not_hidden")) == f"ended by the time limit of {SECONDS} s"
-    assert results.pop(("bob", "pays_below")) == NOT_ATTEMPTED
-    assert results.pop(("bob", "late_and_exchange")).startswith("not yet: ")
+    results = table(folder, status=0)
+    assert results.pop(("ann", "pays_below")) == RIGHT
+    assert results.pop(("ann", "not_hidden")) == results.pop(("ann", "late_and_exchange")) == "no cell defines it"
+    assert results.pop(("bob", "most_ranks")).startswith("not yet: ")
     assert re.match("not yet: .* ends with .*[nN]etwork", results.pop(("cleo", "sweep_gpu_hours")))
     assert results.pop(("cleo", "epoch_steps")) == results.pop(("cleo", "soonest")) == NOT_ATTEMPTED
     assert results.pop(("cleo", "not_hidden")) == "its process ends without a verdict: exit status 0"
     assert results.pop(("cleo", "late_and_exchange")).endswith("ValueError: ann 12 right?[2K")
     assert results.pop(("cleo", "pays_below")).startswith("not yet: ")
     assert not results
+
+
+def test_an_answer_that_never_ends_is_ended_with_all_that_it_has_started(tmp_path):
+    token = uuid4().hex
+    endless = f"import subprocess, sys\n    code = 'while True: pass  # {token}'\n    subprocess.Popen("
+    endless += "[sys.executable, '-c', code], start_new_session=True)\n    while True:\n        pass"
+    hand_in(tmp_path / "bob" / "12b.ipynb", "12b", {"most_ranks": endless})
+    results = table(tmp_path / "bob", status=0, limit=10)
+    assert results == {("bob", "most_ranks"): "ended by the time limit of 10 s"}
     assert not [each for each in psutil.process_iter(["cmdline"]) if token in str(each.info["cmdline"])]
 
 
 def test_what_cannot_be_graded_is_named_and_is_no_result(tmp_path):
     folder = tmp_path / "handed_in"
-    worked(folder / "ann" / "05_wrap_the_model.ipynb", "05", 5)  # the first answer, on live ranks
-    worked(folder / "bob" / "06_train_mnist_with_ddp.ipynb", "06")  # without the script that it names
-    worked(folder / "cleo" / "07_submit_to_slurm.ipynb", "07")
+    worked(folder / "ann" / "05_wrap_the_model.ipynb", "05", "average_in_one")  # on live ranks
+    worked(folder / "bob" / "06_train_mnist_with_ddp.ipynb", "06", "my_ddp_script")  # without the script that it names
+    worked(folder / "cleo" / "07_submit_to_slurm.ipynb", "07", "job_file")  # without a Slurm
     (folder / "dan.ipynb").write_text("[" * 100_000)
     (folder / "eve.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "print(1)"}]}')
     results = table(folder, status=1)
     failed = {key for key, result in results.items() if result.startswith(grade.NOT_GRADED)}
-    jobs = {("cleo", "job_file"), ("cleo", "array_job")}
-    assert failed == jobs | {("bob", "my_ddp_script"), ("dan", "-"), ("eve", "-")}
-    for name in ("average_in_one", "accumulate"):
-        assert results.pop(("ann", name)) == "no cell defines it"
-    assert {results[key] for key in results.keys() - failed} == {RIGHT}
+    assert failed == {("bob", "my_ddp_script"), ("cleo", "job_file"), ("dan", "-"), ("eve", "-")}
+    assert results[("ann", "average_in_one")] == RIGHT
 
 
-def run_cell(source: str, name: str = "pays_below") -> str:
-    """The result of a notebook of one cell."""
-    return grade._run(name, 0, handed_in.program([source], name, on_ranks=False), None, SECONDS, True)
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("def pays_below(:", "the cell fails with SyntaxError: "),
+def test_a_cell_that_fails_is_told_as_that():
+    for source, told in (
         ("import none_such\ndef pays_below(*_): ...", "the cell fails with ModuleNotFoundError: "),
         ("def pays_below(*_): raise SystemExit", "not yet: pays_below ends with SystemExit"),
         ("pays_below = 3", "not yet: "),
         ("lessons.check = lessons.exercise_called = print\ndef pays_below(*_): return 'right'", "not yet: "),
         ("%matplotlib inline\n!ls\ndef pays_below(*_):\n    raise NotImplementedError", NOT_ATTEMPTED),
-    ],
-)
-def test_a_cell_that_fails_is_told_as_that(source, told):
-    assert run_cell(source).startswith(told)
+    ):
+        program = handed_in.program([source], "pays_below", on_ranks=False)
+        result = grade._run("pays_below", 0, program, None, LIMIT, True)
+        assert result.startswith(told), source
 
 
 def test_each_notebook_of_the_course_is_recognised_whatever_its_copy_is_called():
@@ -153,10 +150,10 @@ def test_of_the_cells_above_only_what_an_exercise_needs_runs():
     assert not handed_in.program(["print(1)"], "f", on_ranks=False)
 
 
-@pytest.mark.parametrize("words", [("none",), (".",), (".", "--limit", "0"), (".", "--csv", "none/out.csv")])
-def test_wrong_use_is_one_line(words, tmp_path):
-    if len(words) > 1:
-        (tmp_path / "02.ipynb").touch()
-    run = python("-m", "ddp_helpers", "grade", *words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert (run.returncode, run.stdout) == (2, "")
-    one_line(run.stderr)
+def test_wrong_use_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(main, ["grade", "none"])
+    refused(main, ["grade", "."])
+    (tmp_path / "02.ipynb").touch()
+    for words in (["--limit", "0"], ["--csv", "none/out.csv"]):
+        refused(main, ["grade", ".", *words])

@@ -1,26 +1,23 @@
-"""Notebook 07's exercises that submit a job file, and its `%%slurm` cells, on the course's own Slurm."""
+"""Notebook 07's exercises that submit a job file tell what is wrong with it; and its `%%slurm` cells do as they say."""
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
 from notebook_texts import cells
+from real import LIMIT
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.lessons import exercise_called
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
+from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
 from ddp_helpers.lessons.submit_to_slurm import start, terminal
 
 pytestmark = pytest.mark.xdist_group("07_submit_to_slurm")  # they number the same folders
 
-JOB_FILES = {name: exercise_called(name) for name in ("job_file", "array_job")}
 SOLUTIONS: dict[str, Callable] = {}
 exec(
     "\n".join(
@@ -40,38 +37,33 @@ MISTAKES = {  # by the beginning of what is told of it
 }
 
 
-class Shell:
-    """What the magic needs of IPython."""
-
-    def __init__(self, **variables: object) -> None:
-        self.user_ns = variables
+def verdict(name: str, text: str) -> str:
+    """What is said of a job file."""
+    return exercise_called(name).verdict(lambda *_: text)
 
 
-@pytest.mark.parametrize("name", JOB_FILES)
-def test_a_right_job_file_is_right_and_a_stub_not_attempted(cluster, name: str) -> None:
-    def stub(*_: object) -> str:
-        raise NotImplementedError
-
-    assert JOB_FILES[name].verdict(SOLUTIONS[name]) == RIGHT
-    assert JOB_FILES[name].verdict(stub) == NOT_ATTEMPTED
-
-
-@pytest.mark.parametrize("told", MISTAKES)
-def test_a_plausible_mistake_is_seen_in_what_the_ranks_did(cluster, told: str) -> None:
-    name, text = MISTAKES[told]
-    assert JOB_FILES[name].verdict(lambda *_: text).startswith(f"not yet: {told}")
+def test_a_plausible_mistake_is_seen_in_what_the_ranks_did(cluster) -> None:
+    verdicts = {told: verdict(*mistake) for told, mistake in MISTAKES.items()}
+    assert not {told: said for told, said in verdicts.items() if not said.startswith(f"not yet: {told}")}
 
 
 def test_a_job_file_that_slurm_refuses_is_told_so(cluster) -> None:
-    verdict = JOB_FILES["job_file"].verdict(lambda *_: "#!/bin/bash\n#SBATCH --nodes=999\nsrun python who.py\n")
-    assert verdict.startswith("not yet: ") and "JobError" in verdict
-    assert "sbatch: error: " in verdict, "Slurm's own words"
+    told = verdict("job_file", "#!/bin/bash\n#SBATCH --nodes=999\nsrun python who.py\n")
+    assert told.startswith("not yet: ") and "JobError" in told
+    assert "sbatch: error: " in told, "Slurm's own words"
 
 
 def test_without_slurm_nothing_is_said_of_a_job_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lesson, "available", lambda: False)
     monkeypatch.setattr(lesson.subprocess, "run", None)  # it would wait a minute for a Slurm that is gone
-    assert JOB_FILES["job_file"].verdict(lambda *_: "").startswith("not checked")
+    assert verdict("job_file", "").startswith("not checked")
+
+
+class Shell:
+    """What the magic needs of IPython."""
+
+    def __init__(self, **variables: object) -> None:
+        self.user_ns = variables
 
 
 def test_a_cell_is_run_in_bash_with_the_notebooks_values(cluster, capsys: pytest.CaptureFixture) -> None:
@@ -138,34 +130,21 @@ def written(name: str) -> str:
     return text.partition("\n")[2]
 
 
-def test_ranks_meet_in_every_file_where_they_meet_in_the_job_file() -> None:
-    *lines, export = written("meet.sh").splitlines()
-    assert "\n".join(lines) + "\n" + export in written("job.sbatch"), "the same lines, side by side"
-    assert export == "export MASTER_ADDR MASTER_PORT" and "source meet.sh" in written("torchrun.sbatch")
+HELLO = written("hello.py").replace("SLURM_PROCID", "RANK").replace("SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+MISTAKE = "import os\nos.environ['MASTER_PORT'] = str(int(os.environ['MASTER_PORT']) + int(os.environ['RANK']))\n"
 
 
-@pytest.mark.parametrize(("apart", "met"), [(0, 2), (1, 0)])
-def test_the_two_prints_tell_one_port_from_two(tmp_path: Path, apart: int, met: int) -> None:
-    patience = 60 if met else 2
-    (tmp_path / "hello.py").write_text(written("hello.py").replace("seconds=5", f"seconds={patience}"))
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "hello.py"],
-            cwd=tmp_path,
-            env=os.environ
-            | {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "MASTER_ADDR": "127.0.0.1"}
-            | {"MASTER_PORT": str(port + rank * apart)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    for rank, lines in enumerate(said):
-        assert lines.startswith(f"rank {rank} of 2 calls 127.0.0.1:{port + rank * apart}\n")
-    assert sum("has met the others" in lines for lines in said) == met
+def test_the_two_prints_tell_one_port_from_two(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(HELLO.replace("seconds=5", f"seconds={LIMIT}"))
+    wrong.write_text(MISTAKE + HELLO.replace("seconds=5", "seconds=2"))
+    runs = [LearnerRun(script, ranks=2) for script in (right, wrong)]
+    wait_for_runs(*runs)
+    met, apart = ([run.lines_of_rank(rank) for rank in (0, 1)] for run in runs)
+    calls = [re.fullmatch(r"rank \d of 2 calls 127.0.0.1:(\d+)", lines[0])[1] for lines in met + apart]
+    assert calls[0] == calls[1] and calls[2] != calls[3]
+    assert [lines[1:] for lines in met] == [[f"rank {n} has met the others"] for n in (0, 1)]
+    assert not [line for lines in apart for line in lines if "has met" in line]
 
 
 def test_the_folder_to_bring_holds_the_scripts_and_nothing_of_an_earlier_time(tmp_path: Path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""A sweep is killed and started again: each configuration runs once. And many records become one table."""
+"""A sweep is killed and started again: each configuration runs once."""
 
 import json
 import os
@@ -12,7 +12,8 @@ import time
 import psutil
 import pytest
 from real import LIMIT, until
-from refusals import one_line, refused
+from refusals import refused
+from run_folders import write_run
 
 from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.jobs import queue
@@ -45,12 +46,6 @@ def start(configurations):
     return subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes)
 
 
-def running(folder):
-    """The id of the job in this folder, if it runs now."""
-    number = runs.read_run(folder).job.get("job_id")
-    return number if number and jobs.states_of_job(number)[0].state == "RUNNING" else None
-
-
 def log_of_completed(run):
     """What Slurm knows of the jobs of this name, whatever came behind it, a line each."""
     lines = queue.run_slurm("scontrol", "show", "job", "--oneliner").stdout.splitlines()
@@ -59,14 +54,13 @@ def log_of_completed(run):
 
 def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(cluster, configurations):
     first, second = (RUNS / each["run"] for each in configurations)
-    second.mkdir(parents=True)  # an attempt that failed: it stays, and the configuration runs again
-    (second / "job.json").write_text(json.dumps({"job": {}, "job_id": None, "state": "FAILED", "site": "local"}))
-    (second / "status.json").write_text(json.dumps({"state": "failed", "why": "meant to"}))
+    # An attempt that failed: it stays, and the configuration runs again.
+    job = {"job": {}, "job_id": None, "state": "FAILED", "site": "local"}
+    write_run(second, (), job=job, status={"state": "failed", "why": "meant to"})
     failed = {path.name: path.read_bytes() for path in second.iterdir()}
     child, kernels = start(configurations), []
     try:
-        number = until(lambda: running(first), "the first job runs")
-        assert child.poll() is None and runs.read_run(first).state != "done"
+        number = until(lambda: runs.read_run(first).job.get("job_id"), "the first job is submitted")
         kernels = psutil.Process(child.pid).children(recursive=True)
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -92,22 +86,25 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     assert {folder: (folder / "job.json").read_text() for folder in mine} == before
 
 
-@pytest.mark.parametrize("wrong", [{"node": 2}, {"run": ""}, {"run": "a"}])
-def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(wrong, monkeypatch):
+def test_a_sweep_with_a_wrong_configuration_is_refused_before_anything_runs(monkeypatch):
     ran = []
     monkeypatch.setattr(sweep_the_cluster, "_run", ran.append)
     good = {"run": "a", "nodes": 1}
-    line = refused(sweep_the_cluster.sweep, [good, good | {"run": "b"} | wrong])
-    assert not ran and re.search(r" nodes\?|`run`", line)
+    for wrong, named in (({"node": 2}, " nodes?"), ({"run": ""}, "`run`"), ({"run": "a"}, "`run`")):
+        refused(sweep_the_cluster.sweep, [good, good | {"run": "b"} | wrong], named=[named])
     refused(sweep_the_cluster.sweep, [{"nodes": 1}], named=["`run`"])
+    assert not ran
     sweep_the_cluster.sweep([good, good | {"run": "b"}])
     assert [configuration["run"] for configuration in ran] == ["a", "b"]
 
 
 def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, monkeypatch):
-    record(tmp_path / "a", {"state": "PENDING", "job_id": "5"}, "done")
-    record(tmp_path / "b", {"state": "PENDING", "job_id": "6"}, "running")
-    record(tmp_path / "a-7", None, "failed")  # submitted by hand, or another's: no attempt of a
+    def forget(number):
+        raise jobs.JobError(f"job {number} is not known to Slurm")
+
+    write_run(tmp_path / "a", job={"state": "PENDING", "job_id": "5"}, status={"state": "done"})
+    write_run(tmp_path / "b", job={"state": "PENDING", "job_id": "6"}, status={"state": "running"})
+    write_run(tmp_path / "a-7", status={"state": "failed"})  # submitted by hand, or another's: no attempt of a
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
     monkeypatch.setattr(jobs, "states_of_job", forget)
@@ -130,82 +127,3 @@ def test_a_run_folder_of_other_values_is_refused_and_a_half_written_notebook_is_
         (tmp_path / "a" / "job.ipynb").write_text(half)
         sweep_the_cluster.sweep([{"run": "a", "nodes": 2}])
     assert len(ran) == 4
-
-
-def forget(number):
-    """What look does when nobody knows the job."""
-    raise jobs.JobError(f"job {number} is not known to Slurm")
-
-
-# ---- many records as one table
-
-
-def record(folder, job, status, lines=('{"epoch": 1}',), ranks=2):
-    """A small run record."""
-    folder.mkdir(parents=True)
-    where = [{"rank": rank, "local_rank": rank, "host": "h", "device": "cpu", "chip": "chip"} for rank in range(ranks)]
-    parts = {"spec": {"batch_size": 64, "seed": 1}, "env": {"world_size": ranks, "ranks": where}, "job": job}
-    for name, content in (parts | {"status": {"state": status}}).items():
-        if content is not None:
-            (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / "metrics.jsonl").write_text("\n".join(lines))
-    return folder
-
-
-def test_a_table_has_the_tasks_of_an_array_and_not_their_parent(tmp_path):
-    asked = {"array": ["1", "2"], "cpus_per_task": 3}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "job.json").write_text(json.dumps({"job": asked, "job_id": "10", "state": "PENDING"}))
-    for task in ("0", "1"):
-        ended = {
-            "job": asked,
-            "job_id": f"1{task}",
-            "task": task,
-            "state": "COMPLETED",
-            "seconds": 4.0,
-            "site": "local",
-        }
-        record(tmp_path / f"a-{task}", ended, "done")
-    table = runs.table(tmp_path)
-    assert list(table["run"]) == ["a-0", "a-1"] and list(table["state"]) == ["done"] * 2
-    assert list(table["cpus_per_task"]) == [3, 3] and list(table["job_seconds"]) == [4.0, 4.0]
-
-
-HALF = '{"epoch": 2, "train_lo'
-
-
-@pytest.mark.parametrize("bad", [HALF, '{"epoch": "2"}', "[1]", "{}", "null", "\ufffd", '"epoch"'])
-def test_a_line_that_is_half_written_is_named_and_left_out(bad, tmp_path, capsys):
-    record(tmp_path / "a", None, "failed", ['{"epoch": 1, "test_accuracy": 0.5}', bad, '{"epoch": 3}'])
-    table = runs.table(tmp_path)
-    assert list(table["epoch"]) == [1, 3] and list(table["state"]) == ["failed"] * 2
-    one_line(capsys.readouterr().err, "a: metrics.jsonl line 2: ")
-
-
-ENDS = {"FAILED": "failed", "CANCELLED": "cancelled", "TIMEOUT": "timed out", "NODE_FAIL": "failed"}
-ENDS |= {"OUT_OF_MEMORY": "out of memory", "COMPLETED": "running", "PENDING": "running"}
-
-
-@pytest.mark.parametrize(("word", "state"), ENDS.items())
-def test_what_slurm_says_of_the_end_is_the_state_and_a_run_without_an_epoch_is_seen(word, state, tmp_path, capsys):
-    record(tmp_path / "a", {"state": word, "job_id": "1"}, "running", lines=())
-    table = runs.table(tmp_path)
-    assert list(table["state"]) == [state] and list(table["world_size"]) == [2] and "epoch" not in table
-    assert not capsys.readouterr().err
-
-
-def test_a_record_whose_files_are_broken_is_named_and_the_others_are_read(tmp_path, capsys):
-    record(tmp_path / "a", {"state": "COMPLETED"}, "done")
-    record(tmp_path / "b", {"state": "COMPLETED"}, "done")
-    (tmp_path / "b" / "env.json").write_text('{"world')
-    (tmp_path / "b" / "job.json").write_text("[]")
-    (tmp_path / "b" / "metrics.jsonl").write_bytes(b'\xff\xfe{"epoch": 1}\n')
-    table = runs.table(tmp_path)
-    assert list(table["run"]) == ["a", "b"] and list(table["state"]) == ["done", "done"]
-    problems = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in problems] == ["b"] * 3
-    assert [word for line in problems for word in ("env", "job", "metrics") if f" {word}." in line] == [
-        "env",
-        "job",
-        "metrics",
-    ]

@@ -97,11 +97,10 @@ def test_only_a_whole_dataset_has_a_name(tiny):
     assert check_data(root) == "digits" and {None, "digits"} == set(named), "an MD5SUMS with one line more is no damage"
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "loop/a", "a\0b", "\udcff", "a\nb"])
-def test_a_data_folder_that_cannot_be_is_named_in_one_line(name, tmp_path):
+def test_a_data_folder_that_cannot_be_is_named_in_one_line(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    line = refused(check_data, tmp_path / name)
-    assert "--data" in line
+    for name in ("x" * 300, "loop/a", "a\0b", "\udcff", "a\nb"):
+        refused(check_data, tmp_path / name, named=["--data"])
 
 
 # ---- checkpoints

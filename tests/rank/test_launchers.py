@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from environments import BATCH, RECORDED, SETS, STEP
+from faults.ranks import run
 from real import LIMIT, until
 
 from ddp_helpers import ROOT, jobs
@@ -17,16 +18,12 @@ from ddp_helpers.launch import launchers
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.rank.launchers import LAUNCHERS, cpus_of_rank, who_am_i
 
-
-def without(env, name):
-    """The environment without this variable."""
-    return {key: value for key, value in env.items() if key != name}
-
-
 # One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
-SAY = """import sys
-from ddp_helpers.rank.launchers import who_am_i
-sys.stdout.write("I am {} {} {} {}\\n".format(*who_am_i()))
+SAY = """import os, sys
+from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
+launcher, *numbers = who_am_i()
+start = "-".join(os.environ[name] for name in LAUNCHERS.get(launcher, ())[:-3])
+sys.stdout.write("I am {} {} {} {} of start {}.\\n".format(launcher, *numbers, start))
 sys.stdout.flush()"""
 
 
@@ -36,25 +33,21 @@ def ask(env):
         return who_am_i()
 
 
-def test_each_launcher_has_a_recorded_environment():
-    assert [*LAUNCHERS] == [*SETS]
-    assert {launcher for _, (launcher, *_) in RECORDED.values()} == {*LAUNCHERS, "single"}
+def test_a_recorded_environment_is_read():
+    read = {name: ask(env) for name, (env, _) in RECORDED.items()}
+    assert read == {name: expected for name, (_, expected) in RECORDED.items()}
+    assert [*LAUNCHERS] == [*SETS] and {launcher for launcher, *_ in read.values()} == {*LAUNCHERS, "single"}
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_environment_is_read(name):
-    env, expected = RECORDED[name]
-    assert ask(env) == expected
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_a_job_that_a_rank_starts_is_not_taken_for_that_rank(name, monkeypatch):
+def test_a_job_that_a_rank_starts_is_not_taken_for_that_rank():
     """A kernel may itself be a rank: nothing by which it is known is handed on."""
     kept = {"SLURM_ACCOUNT": "physics", "I_MPI_FABRICS": "shm", "MPI_HOME": "/opt/mpi"}
-    for variable, value in (RECORDED[name][0] | kept).items():
-        monkeypatch.setenv(variable, value)
-    assert ask(clean_environment()) == ("single", 0, 0, 1)
-    assert kept.items() <= clean_environment().items(), "the control: what people set stays"
+    taken = {}
+    for name, (env, _) in RECORDED.items():
+        with patch.dict(os.environ, env | kept):
+            taken[name] = ask(clean := clean_environment())
+            assert kept.items() <= clean.items(), "the control: what people set stays"
+    assert taken == dict.fromkeys(RECORDED, ("single", 0, 0, 1))
 
 
 ALONE = {  # no launcher started this process, and somebody expected one
@@ -77,28 +70,34 @@ def test_a_row_counts_as_a_whole_whatever_is_exported_above_it():
     assert ask(STEP | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}) == ("slurm", 3, 1, 4)
 
 
+MAY_BE_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def who_said(text):
+    """What each rank said that it is, sorted; and the names of their starts. Open MPI may join the lines of two."""
+    said = re.findall(r"I am (\w+ \d+ \d+ \d+) of start (.*?)\.", text)
+    return sorted(who for who, _ in said), {start for _, start in said}
+
+
 def say(*command):
-    """What the ranks that a command starts say, sorted; each runs SAY."""
-    env = clean_environment() | {
-        "PYTHONPATH": str(ROOT),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    """What the ranks that a command starts say; each runs SAY."""
+    env = clean_environment() | {"PYTHONPATH": str(ROOT)} | MAY_BE_ROOT
     words = [*command, sys.executable, "-c", SAY]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
-    return sorted(re.findall(r"I am (\w+ \d+ \d+ \d+)", done.stdout))  # mpirun may join the lines of two ranks
+    return who_said(done.stdout)
 
 
-def test_a_real_mpirun(mpirun):
-    assert say("mpirun", "--oversubscribe", "-n", "2") == ["openmpi 0 0 2", "openmpi 1 1 2"]
+def test_the_ranks_of_a_real_mpirun_know_who_they_are_and_its_start_from_another(mpirun):
+    (first, (one,)), (second, (other,)) = (say("mpirun", "--oversubscribe", "-n", "2") for _ in range(2))
+    assert first == second == ["openmpi 0 0 2", "openmpi 1 1 2"] and one != other
 
 
 def test_real_steps_and_the_shell_of_a_real_allocation(cluster):
-    assert say("srun", "--nodes=2", "--ntasks-per-node=1") == ["slurm 0 0 2", "slurm 1 0 2"]
+    assert say("srun", "--nodes=2", "--ntasks-per-node=1")[0] == ["slurm 0 0 2", "slurm 1 0 2"]
     shell = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1"]  # what use_interactive_step runs
-    assert say("salloc", "--ntasks=4", *shell) == ["slurm 0 0 1"]
-    assert say("salloc", "--ntasks=1") == ["single 0 0 1"]  # a shell on the login node
+    assert say("salloc", "--ntasks=4", *shell)[0] == ["slurm 0 0 1"]
+    assert say("salloc", "--ntasks=1")[0] == ["single 0 0 1"]  # a shell on the login node
 
 
 def test_mpirun_and_torchrun_inside_a_real_batch_script(cluster, mpirun, tmp_path):
@@ -109,24 +108,20 @@ def test_mpirun_and_torchrun_inside_a_real_batch_script(cluster, mpirun, tmp_pat
     job.write_text(f"""#!/bin/bash
 #SBATCH --ntasks=2
 #SBATCH --output={tmp_path}/log
-export PYTHONPATH={shlex.quote(str(ROOT))} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PYTHONPATH={shlex.quote(str(ROOT))}
 {python} {tmp_path}/say.py 2>&1
 mpirun --oversubscribe --mca ras ^slurm --mca plm isolated -n 2 {python} {tmp_path}/say.py
 srun --ntasks=1 {torchrun} {python} {tmp_path}/say.py
 echo end
 """)
-    done = subprocess.run(
-        ["sbatch", "--parsable", job], env=clean_environment(), capture_output=True, text=True, check=True
-    )
-    log = tmp_path / "log"
-    number = done.stdout.strip()
-    until(
-        lambda: log.exists() and "end\n" in log.read_text() and not jobs.states_of_job(number)[0].active,
-        f"{number} ends",
-    )
-    lines = sorted(line[5:] for line in log.read_text().splitlines() if line.startswith("I am"))
-    ranks = [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in range(2)]
-    assert lines == ranks and "SLURM_NTASKS=2, but no launcher" in log.read_text(), log.read_text()
+    command = ["sbatch", "--parsable", job]
+    env = clean_environment() | MAY_BE_ROOT
+    number = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    until(lambda: not jobs.states_of_job(number)[0].active, f"{number} ends")
+    log = (tmp_path / "log").read_text()
+    assert log.endswith("end\n") and "SLURM_NTASKS=2, but no launcher" in log, log
+    ranks, _ = who_said(log)
+    assert ranks == [f"{launcher} {rank} {rank} 2" for launcher in ("openmpi", "torchrun") for rank in (0, 1)], log
 
 
 CPUS = {  # CPUs that the process may use, variables, CPUs of the rank
@@ -140,41 +135,43 @@ CPUS = {  # CPUs that the process may use, variables, CPUs of the rank
 }
 
 
-@pytest.mark.parametrize("name", CPUS)
-def test_the_cpus_of_a_rank(name, monkeypatch):
-    usable, env, expected = CPUS[name]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
-    for variable, value in env.items():
-        monkeypatch.setenv(variable, value)
-    assert cpus_of_rank() == expected
-
-
-def test_a_free_port_is_free_and_none_that_linux_gives_away():
-    ports = {launchers.free_port() for _ in range(200)}
-    assert len(ports) > 100 and max(ports) < 32768
-    launchers.HELD.clear()
-    taken, free = ports.pop(), ports.pop()
-    with socket.create_server(("127.0.0.1", taken)), pytest.MonkeyPatch.context() as patch:
-        drawn = iter([taken - 20_000, free - 20_000])
-        patch.setattr(launchers.secrets, "randbelow", lambda _: next(drawn))
-        assert launchers.free_port() == free
+def test_the_cpus_of_a_rank():
+    found = {}
+    for name, (usable, env, _) in CPUS.items():
+        with patch.dict(os.environ, env), patch("os.sched_getaffinity", lambda _, cpus=usable: {*range(cpus)}):
+            found[name] = cpus_of_rank()
+    assert found == {name: expected for name, (*_, expected) in CPUS.items()}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a held port could not be listened at")
-def test_a_port_that_waits_for_its_rank_is_given_to_nobody_else_and_the_rank_can_listen_there():
+def test_a_port_that_waits_for_its_rank_is_given_to_nobody_else_and_the_rank_can_listen_there(monkeypatch):
     port = launchers.free_port()
+    assert 1024 < port < 32_768, "from there on Linux gives them to whoever asks for any"
     with socket.socket() as other, pytest.raises(OSError):
         other.bind(("127.0.0.1", port))
+    drawn = iter([port - launchers.PORTS.start, 7, 8, 9])
+    with monkeypatch.context() as patched:
+        patched.setattr(launchers.secrets, "randbelow", lambda _: next(drawn))
+        assert launchers.free_port() != port
     socket.create_server(("127.0.0.1", port)).close()
     launchers.HELD.clear()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))  # the control
 
 
+MEET = """import os, sys, torch
+import torch.distributed as dist
+from ddp_helpers.rank.scripts.mnist_ddp import join
+
+join(int(os.environ["RANK"]), 2, torch.device("cpu"), float(sys.argv[1]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
 def test_ranks_meet_at_an_ipv6_address(tmp_path):
-    code = "import sys, torch; from ddp_helpers.rank.scripts.mnist_ddp import join\n"
-    code += f"join(int(sys.argv[1]), 2, torch.device('cpu'), {LIMIT})\n"
-    code += "import torch.distributed as dist; dist.barrier(); dist.destroy_process_group()"
-    env = os.environ | {"MASTER_ADDR": "::1", "MASTER_PORT": "29733", "PYTHONPATH": str(ROOT)}
-    ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)], env=env) for rank in range(2)]
-    assert [rank.wait(LIMIT) for rank in ranks] == [0, 0]
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+        port = probe.getsockname()[1]
+    (tmp_path / "meet.py").write_text(MEET)
+    ended = run(tmp_path / "meet.py", LIMIT, folder=tmp_path, env={"MASTER_ADDR": "::1", "MASTER_PORT": port})
+    assert ended.statuses == [0, 0], ended.said

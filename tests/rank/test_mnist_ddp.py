@@ -1,8 +1,6 @@
-"""What a run of mnist_ddp leaves, what it counts, and how it ends where something is wrong."""
+"""mnist_ddp: one training on any number of ranks, what it leaves and counts, and how it ends where all is not well."""
 
-import json
 import os
-import re
 import shutil
 import sys
 from argparse import Namespace
@@ -12,17 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from faults.ranks import run as forked
-from real import LIMIT, without_helpers
+from real import THOROUGH, need_launcher, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.scripts import write_script
+from ddp_helpers.lessons.run_script import weight_distance
 from ddp_helpers.rank.scripts import mnist_ddp
 from ddp_helpers.records import runs
 
 SMALL = ("--epochs=1", "--batch-size=64", "--no-cuda", "--save-model")
-RECORD = ["env.json", "metrics.jsonl", "mnist_cnn.pt", "spec.json", "status.json"]
 
 
 @pytest.fixture(scope="module")
@@ -37,40 +35,77 @@ def trained(script, folder, ranks, *flags, **options):
     return forked(script, *args, size=ranks, folder=folder, **options)
 
 
-def changed(folder, old, new, replace=()):
-    """The script with one of its lines changed, in a folder."""
+def changed(folder, *changes, replace=()):
+    """The script with some of its lines changed, in a folder."""
     path = write_script("mnist_ddp", folder / "changed.py", replace)
-    assert path.read_text().count(old) == 1
-    path.write_text(path.read_text().replace(old, new))
+    text = path.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
     return path
 
 
-def check_record(folder, launcher, world_size):
-    """The record of a run that went well."""
-    run = runs.read_run(folder)
-    assert (run.state, run.problems, sorted(path.name for path in folder.iterdir())) == ("done", [], RECORD)
+# ---- one training, and its record
+
+# Without the dropout, which each rank draws by itself; in double precision, where a sum that is rounded otherwise moves
+# no ReLU's zero.
+SAME_EVERYWHERE = [
+    ("nn.Dropout(0.25), nn.Dropout(0.5)", "nn.Identity(), nn.Identity()"),
+    ("(0.3081,))])", "(0.3081,)), torch.Tensor.double])"),
+    ("Net().to(device)", "Net().to(device).double()"),
+]
+
+
+def test_any_number_of_ranks_ends_with_the_weights_of_one(digits, tmp_path):
+    script = changed(tmp_path, *SAME_EVERYWHERE)
+    weights = {}
+    for name, ranks, flags in [("1", 1, []), ("2", 2, []), ("4", 4, []), ("control", 2, ["--batch-size=128"])]:
+        assert trained(script, tmp_path / name, ranks, "--data", digits, *flags).statuses == [0] * ranks
+        weights[name] = torch.load(tmp_path / name / "run" / "mnist_cnn.pt", weights_only=True)
+    apart = {name: weight_distance(weights["1"], each) for name, each in weights.items()}
+    assert apart["2"] < 1e-9 and apart["4"] < 1e-9 and apart["control"] > 1e-3, apart
+
+
+def test_ranks_leave_a_complete_record_and_each_says_where_it_is(script, digits, tmp_path):
+    ran = trained(script, tmp_path, 2, "--data", digits, "--test-batch-size=30", "--log-interval=2")
+    assert ran.statuses == [0, 0], ran.said
+    here = f"on {os.uname().nodename}, cpu"
+    first, *steps, last = ran.said[0].splitlines()
+    assert first == f"rank 0 of 2 {here}" and ran.said[1].splitlines() == [f"rank 1 of 2 {here}"]
+    assert [f" {step}/8 " in line for step, line in zip((2, 4, 6, 8), steps, strict=True)] == [True] * 4
+    assert last.startswith("epoch 1: ") and "accuracy 0." in last
+    run = runs.read_run(tmp_path / "run")
+    files = ["env.json", "metrics.jsonl", "mnist_cnn.pt", "spec.json", "status.json"]
+    assert (run.state, run.problems, sorted(path.name for path in run.folder.iterdir())) == ("done", [], files)
     row, [epoch] = run.row(), run.epochs
-    assert (row["launcher"], row["world_size"], row["dataset"], row["nodes"]) == (launcher, world_size, "digits", 1)
-    assert (row["global_batch"], row["batch_per_rank"], row["train_set"]) == (64, 64 // world_size, 512)
-    assert [rank["local_rank"] for rank in run.env["ranks"]] == [*range(world_size)]
+    assert (row["launcher"], row["world_size"], row["dataset"], row["nodes"]) == ("env", 2, "digits", 1)
+    assert (row["global_batch"], row["batch_per_rank"], row["train_set"]) == (64, 32, 512)
+    assert [rank["local_rank"] for rank in run.env["ranks"]] == [0, 1]
     assert all((rank["host"], rank["device"]) == (os.uname().nodename, "cpu") for rank in run.env["ranks"])
     assert (epoch["epoch"], epoch["train_samples"], epoch["test_samples"]) == (1, 512, 200)
     assert 0 < epoch["test_accuracy"] <= 1 and 0 < epoch["train_loss"] < 10
     assert epoch["images_per_second"] == pytest.approx(512 / epoch["seconds"])
     assert 0 <= epoch["data_seconds"] <= epoch["seconds"] and epoch["test_seconds"] > 0
-    weights = torch.load(folder / "mnist_cnn.pt", weights_only=True)
+    weights = torch.load(run.folder / "mnist_cnn.pt", weights_only=True)
     mnist_ddp.Net().load_state_dict(weights)  # without DDP's `module.` before their names
 
 
-def test_torchrun_leaves_a_complete_record_and_each_rank_says_where_it_is(script, digits, tmp_path):
-    args = (*SMALL, "--data", digits, "--run-dir", tmp_path / "run", "--test-batch-size=30", "--log-interval=2")
-    done = launch.run(script, *args, ranks=2, timeout=LIMIT, env=without_helpers(tmp_path))
-    assert re.fullmatch(r"epoch 1: test .*accuracy 0\.\d{4}.*; [\d,]+ images/s", done.of(0)[-1])
-    steps = [line.partition(" loss")[0] for line in done.of(0) if line.startswith("[")]  # 512 images, 64 in a step
-    assert steps == [f"[{'#' * (5 * n):.<20}] {2 * n}/8" for n in (1, 2, 3, 4)]
-    assert done.of(0)[0] == f"rank 0 of 2 on {os.uname().nodename}, cpu"
-    assert done.of(1) == [f"rank 1 of 2 on {os.uname().nodename}, cpu"]
-    check_record(tmp_path / "run", "torchrun", 2)
+MNIST_ROOT = os.environ.get("DDP_MNIST_ROOT")
+
+
+@pytest.mark.skipif(not (THOROUGH and MNIST_ROOT), reason="minutes; or DDP_MNIST_ROOT names no real MNIST")
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+def test_on_real_mnist_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_imported(
+    launcher, script, tmp_path, request
+):
+    need_launcher(request, launcher)
+    flags = ["--data", MNIST_ROOT, "--epochs", 1, "--no-cuda", "--run-dir", tmp_path / "run"]
+    result = launch.run(script, *flags, ranks=2, launcher=launcher, env=without_helpers(tmp_path))
+    run = runs.read_run(tmp_path / "run")
+    assert (run.state, run.problems, run.env["dataset"]) == ("done", [], "MNIST")
+    assert run.epochs[0]["test_samples"] == 10_000 and run.epochs[0]["test_accuracy"] >= 0.98
+    assert {rank for rank, line in result.lines if line.startswith("epoch")} == {"0"}
 
 
 @pytest.fixture
@@ -94,12 +129,6 @@ def alone(tmp_path, monkeypatch, capfd, digits):
         return status, *capfd.readouterr()
 
     return run
-
-
-def test_one_process_needs_no_launcher(alone, tmp_path):
-    status, _, err = alone(*SMALL, "--run-dir=runs/one")
-    assert (status, err) == (0, "")
-    check_record(tmp_path / "here" / "runs" / "one", "single", 1)
 
 
 def test_dry_run_takes_one_batch_and_without_a_record_the_weights_lie_here(alone, tmp_path):
@@ -131,23 +160,21 @@ def counted_and_recounted(folder):
     return recorded, [metrics["accuracy"].item(), metrics["top2"].item(), loss.item()]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_was_counted_is_what_the_saved_model_counts(ranks, tmp_path):
+def test_what_was_counted_is_what_the_saved_model_counts(tmp_path):
     own = write_script("mnist_ddp", tmp_path / "own.py", replace=own_parts.PARTS)
-    ran = trained(own, tmp_path, ranks, "--batch-size=32")
-    assert ran.statuses == [0] * ranks, ran.said
+    ran = trained(own, tmp_path, 2, "--batch-size=32")
+    assert ran.statuses == [0, 0], ran.said
     recorded, expected = counted_and_recounted(tmp_path)
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
-    if ranks > 1:  # the control
-        own = changed(tmp_path, BUFFERS, "pass", own_parts.PARTS)
-        assert trained(own, tmp_path / "own", ranks, "--batch-size=32").statuses == [0] * ranks
-        (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
-        assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"
+    own = changed(tmp_path, (BUFFERS, "pass"), replace=own_parts.PARTS)  # the control
+    assert trained(own, tmp_path / "own", 2, "--batch-size=32").statuses == [0, 0]
+    (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
+    assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"
 
 
 def test_more_ranks_than_test_samples_count_each_once(digits, tmp_path):
     line = "    return train_set, test_set\n"
-    few = changed(tmp_path, line, "    return train_set, Subset(test_set, range(2))\n")
+    few = changed(tmp_path, (line, "    return train_set, Subset(test_set, range(2))\n"))
     ran = trained(few, tmp_path, 3, "--data", digits, "--batch-size=66")
     assert ran.statuses == [0] * 3, ran.said
     assert runs.read_run(tmp_path / "run").epochs[0]["test_samples"] == 2
@@ -244,18 +271,11 @@ SCORES = "    scores = model(inputs)\n"
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_the_record_says_so(digits, tmp_path):
     spoilt = '    scores = scores * float("nan" if dist.get_rank() else 1)\n'
-    path = changed(tmp_path, SCORES, SCORES + spoilt)
+    path = changed(tmp_path, (SCORES, SCORES + spoilt))
     ran = trained(path, tmp_path, 2, "--data", digits)
     assert ran.statuses == [1, 1] and all("the loss is nan" in said for said in ran.said), ran.said
     run = runs.read_run(tmp_path / "run")
     assert run.state == "failed" and "nan" in run.status["why"] and run.epochs == []
-
-
-def test_a_run_that_raises_says_why_in_its_record(digits, tmp_path):
-    path = changed(tmp_path, SCORES, f'    open("7.png")\n{SCORES}')
-    ran = trained(path, tmp_path, 1, "--data", digits)
-    run = runs.read_run(tmp_path / "run")
-    assert ran.statuses == [1] and run.state == "failed" and "7.png" in run.status["why"], ran.said
 
 
 def test_a_disk_without_room_for_the_weights_fails_and_keeps_what_was_measured(script, digits, tmp_path):
@@ -273,39 +293,16 @@ def test_of_two_runs_that_start_together_one_gets_the_folder(script, digits, tmp
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["spec.json"]
 
 
-# ---- reading records
+LINES = ["{", '{"epo', '{"epoch": 1, "loss": 0.', "12", "null", '"epoch"', "[1]", "{}", '{"epoch": "1"}']
 
 
-def test_a_half_written_line_is_skipped_and_named(alone, tmp_path):
-    status, *_ = alone("--epochs=2", "--no-cuda", "--run-dir=killed", "--dry-run")
-    metrics = tmp_path / "here" / "killed" / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text(lines[0] + lines[1][: len(lines[1]) // 2])
-    metrics.with_name("status.json").write_text(json.dumps({"state": "running"}))
-    run = runs.read_run(metrics.parent)
-    assert (status, run.state, [epoch["epoch"] for epoch in run.epochs]) == (0, "running", [1])
-    [problem] = run.problems
-    assert problem.startswith("metrics.jsonl line 2: ")
-
-
-@pytest.mark.parametrize(
-    "line", ["{", '{"epo', '{"epoch": 1, "loss": 0.', "12", "null", '"epoch"', "[1]", "{}", '{"epoch": "1"}']
-)
-def test_a_line_that_is_no_epoch_is_skipped_and_named(line, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
-    run = runs.read_run(tmp_path)
-    assert [epoch["epoch"] for epoch in run.epochs] == [1, 3]
-    assert any(problem.startswith("metrics.jsonl line 2: ") for problem in run.problems)
-
-
-def test_what_is_missing_or_unreadable_is_named(tmp_path, capsys):
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "runs" / "a" / "spec.json").write_text('{"batch_size": 64}')
-    (tmp_path / "runs" / "a" / "env.json").write_text('{"world_')
-    (tmp_path / "runs" / "a" / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n\xff\xfe')
-    run = runs.read_run(tmp_path / "runs" / "a")
-    assert run.state == "unknown" and run.spec == {"batch_size": 64} and run.env == {}
-    assert [problem.split(":")[0] for problem in run.problems] == ["env.json", "status.json", "metrics.jsonl line 2"]
-    rows = runs.table(tmp_path / "runs")
-    assert len(rows) == 1 and rows["state"][0] == "unknown"
-    assert capsys.readouterr().err.count("a: ") == 3
+def test_a_line_that_is_no_epoch_is_skipped_and_named(tmp_path):
+    """As one that was half written when the run was killed."""
+    failures = []
+    for line in LINES:
+        (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
+        run = runs.read_run(tmp_path)
+        named = any(problem.startswith("metrics.jsonl line 2: ") for problem in run.problems)
+        if not named or [epoch["epoch"] for epoch in run.epochs] != [1, 3]:
+            failures.append(f"{line}: {run.epochs}, {run.problems}")
+    assert not failures, "\n".join(failures)

@@ -1,4 +1,4 @@
-"""The resumable script, started again: to the bit what an uninterrupted run gives; and what it refuses, unchanged."""
+"""mnist_ddp_resumable, started again: to the bit what an uninterrupted run gives; what it refuses stays unchanged."""
 
 import errno
 import json
@@ -14,11 +14,10 @@ import torch
 from faults.matrix import Matrix, bits, events, steps
 from faults.ranks import Ranks, run
 from faults.rows import says
-from real import LIMIT, python, until
+from real import python, until
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import launch, scripts
-from ddp_helpers.launch.launchers import rank_environments
+from ddp_helpers.launch import scripts
 from ddp_helpers.launch.processes import marked_processes
 from ddp_helpers.rank.scripts import mnist_ddp_resumable as resumable
 from ddp_helpers.records import runs
@@ -33,22 +32,6 @@ class Late:
         send(me, warning)
 
 late = Late()
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-# Kills rank 1 in its 18th step, before torchrun starts it anew.
-KILLED_ONCE = """
-import os, runpy, signal, sys
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-steps = []
-
-@register_optimizer_step_pre_hook
-def harm(*_):
-    steps.append(1)
-    if len(steps) == 18 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -141,16 +124,6 @@ def test_a_run_that_is_done_stays_done_and_more_epochs_go_on_from_it(matrix):
     assert [epoch["epoch"] for epoch in runs.read_run(folder / "run").epochs] == [1, 2, 3]
 
 
-def test_torchrun_starts_it_again_and_it_ends_with_the_same_weights(matrix, monkeypatch):
-    folder = matrix.fresh("torchrun")
-    folder.mkdir()
-    (folder / "harm.py").write_text(KILLED_ONCE)
-    env = {"OMP_NUM_THREADS": "1", "PET_MAX_RESTARTS": "2"}
-    launch.run(folder / "harm.py", matrix.script, *matrix.flags(folder), ranks=2, env=env, timeout=LIMIT)
-    assert [event["event"] for event in events(folder)].count("started") == 2
-    matrix.must_resume_equal(folder)
-
-
 # A dataset that is another one each time it is asked, from the dice of whoever loads it.
 NOISE = ("(0.3081,))])", "(0.3081,)), lambda x: x + 0.1 * torch.randn_like(x)])")
 
@@ -175,10 +148,9 @@ def test_the_workers_of_two_ranks_change_the_same_sample_otherwise(matrix):
     assert seen[0] != seen[1], said
 
 
-@pytest.mark.parametrize("fault", [(1, "SIGKILL", "step", 9), (0, "SIGTERM", "step", 9)], ids=["killed", "told"])
-def test_with_workers_it_ends_and_leaves_no_process(fault, matrix):
-    folder, flags = matrix.fresh(f"workers_{fault[1]}"), ("--num-workers", 1)
-    with Ranks(matrix.script, (*matrix.flags(folder), *flags), 2, folder, fault) as ranks:
+def test_with_workers_a_kill_leaves_no_process(matrix):
+    folder, flags = matrix.fresh("workers"), ("--num-workers", 1)
+    with Ranks(matrix.script, (*matrix.flags(folder), *flags), 2, folder, (1, "SIGKILL", "step", 9)) as ranks:
         assert all(ranks.wait().statuses)
         # A worker of a rank that was killed looks every 5 s whether it is still there.
         until(lambda: not marked_processes(ranks.forked.mark), "no process is left")
@@ -202,40 +174,30 @@ def test_a_warning_that_comes_while_python_ends_does_not_kill_a_run_that_is_done
     assert warned_at_the_end(tmp_path, "handler.py") == -signal.SIGUSR2, "the control"
 
 
-def test_nor_does_it_kill_the_run_of_notebook_11(tmp_path, monkeypatch):
+def test_nor_does_it_kill_the_run_of_notebook_11(tmp_path):
     for cell in nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells:
         if file := re.match(r"%%writefile (?:--append )?(\w+\.py)\n", cell.source):
             with (tmp_path / file[1]).open("a") as script:
                 script.write(cell.source[file.end() :] + "\n")
-    for name, value in rank_environments(1, {})[0].items():
-        monkeypatch.setenv(name, value)
-    assert warned_at_the_end(tmp_path, "resumable.py", "end.pt") == 0
-
-
-def final(matrix, name, script, fault):
-    """Two epochs with the learner's own parts, told to stop on the way if there is a fault: what is saved."""
-    folder = matrix.fresh(name)
-    if fault:
-        ended = matrix.train(folder, script=script, fault=fault)
-        assert ended.statuses == [75, 75], ended.said
-    ended = matrix.train(folder, "--save-model", script=script)
-    assert ended.statuses == [0, 0], ended.said
-    return torch.load(folder / "run" / "mnist_cnn.pt", weights_only=True)
+    with (tmp_path / "resumable.py").open("a") as script:
+        script.write('import signal\nprint("at the end", *map(signal.getsignal, (signal.SIGUSR2, signal.SIGTERM)))\n')
+    ended = run(tmp_path / "resumable.py", tmp_path / "end.pt", size=1, folder=tmp_path / "logs")
+    assert ended.statuses == [0] and "\nat the end 1 1\n" in ended.said[0], "it ignores both, as the one above"
 
 
 def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_own_parts(matrix):
-    script = scripts.write_script("mnist_ddp_resumable", matrix.folder / "own_parts.py", replace=own_parts.PARTS)
-    told = (1, "SIGUSR2", "step", 13)
-    golden, resumed = (final(matrix, name, script, fault) for name, fault in (("golden", None), ("resumed", told)))
-    assert golden.keys() == own_parts.Net().state_dict().keys() and golden["norm.num_batches_tracked"] == 32
-    assert bits(golden) == bits(resumed)
-    left_out = "part.load_state_dict({k: v for k, v in newest[name].items() if 'running' not in k}, strict=False)"
+    script, told = matrix.folder / "own_parts.py", (1, "SIGUSR2", "step", 13)
+    scripts.write_script("mnist_ddp_resumable", script, replace=own_parts.PARTS)
+    folder, lost = matrix.fresh("averages"), matrix.fresh("without_averages")
+    assert matrix.train(folder, script=script, fault=told).statuses == [75, 75]
+    matrix.must_resume_equal(folder, script=script)
     text, whole = script.read_text(), "part.load_state_dict(newest[name])"
     assert text.count(whole) == 1
+    left_out = "part.load_state_dict({k: v for k, v in newest[name].items() if 'running' not in k}, strict=False)"
     without = script.with_name("without.py")
     without.write_text(text.replace(whole, f"{whole} if name != 'model' else {left_out}"))
-    lost = final(matrix, "without", without, told)
-    assert any(not torch.equal(golden[name], lost[name]) for name in golden if "running" in name), "the control"
+    assert matrix.train(lost, script=without, fault=told).statuses == [75, 75]
+    assert matrix.resumes(lost, script=without) != matrix.golden(script=script), "the control"
 
 
 def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):

@@ -1,8 +1,9 @@
 """Two jobs at one address and port: no rank trains with a stranger that a launcher or a flag tells apart."""
 
-import subprocess
-import sys
+import os
+import re
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from clusters import make_cluster, need_slurm, remove
@@ -10,7 +11,7 @@ from environments import SETS
 from faults.ranks import Ranks
 from real import LIMIT, THOROUGH
 
-from ddp_helpers.launch.launchers import clean_environment, free_port
+from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.rank.launchers import LAUNCHERS
 from ddp_helpers.records import runs
@@ -55,6 +56,7 @@ def refused(statuses, said, state):
     assert all("epoch 1" not in text and "is of another job" in text for text in said), said
 
 
+# That two real starts of mpirun have two names is in test_launchers.
 @pytest.mark.parametrize("launcher", [name for name, words in LAUNCHERS.items() if len(words) > 3])
 def test_a_rank_of_another_start_does_not_train(launcher, script, digits, tmp_path):
     name, flags = LAUNCHERS[launcher][0], ("--data", digits)
@@ -87,39 +89,13 @@ def test_ranks_of_one_start_with_one_setting_train(launcher, script, digits, tmp
     assert (statuses, state) == ([0, 0], "done"), said
 
 
-# The rank of this number never comes; the other one runs a script.
-LATE = f"""import os, runpy, sys, time
-if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv.pop(1):
-    time.sleep({LIMIT})
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_two_real_mpiruns_at_one_port_do_not_train_together(mpirun, script, digits, tmp_path):
-    (tmp_path / "late.py").write_text(LATE)
-    env = clean_environment() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    place = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", *place, "-n", "2", sys.executable]
-    jobs = []
-    for late in (1, 0):  # of each job the other one
-        words = [tmp_path / "late.py", late, script, *FLAGS[:-1], "--timeout=10", "--data", digits]
-        words = [*command, *words, "--run-dir", tmp_path / "run"]
-        (tmp_path / str(late)).mkdir()  # for mpirun's own files
-        own = env | {"TMPDIR": str(tmp_path / str(late))}
-        jobs.append(subprocess.Popen([*map(str, words)], env=own, stderr=subprocess.PIPE, text=True))
-    errors = [job.communicate(timeout=LIMIT)[1] for job in jobs]
-    assert all(job.returncode for job in jobs) and not (tmp_path / "run").exists(), "\n".join(errors)
-
-
-def test_two_clusters_number_their_jobs_apart():
+def test_the_jobs_of_two_clusters_have_other_numbers(cluster):
+    """And so other meeting ports, also where no launcher tells them apart."""
     need_slurm()
-    clusters = [make_cluster(), make_cluster()]
+    other = make_cluster()
     try:
-        first, second = (cluster.up().submit("--wrap=true") for cluster in clusters)
-        assert first != second and first % 20_000 != second % 20_000
-        clusters[0]("down")
-        assert clusters[0].up().submit("--wrap=true") == first + 1, "they go on where they were"
+        settings = Path(os.environ["SLURM_CONF"]), other.up().state / "slurm.conf"
+        first, second = (re.search(r"^FirstJobId=(\d+)$", path.read_text(), re.M)[1] for path in settings)
     finally:
-        for cluster in clusters:
-            remove(cluster)
+        remove(other)
+    assert first != second

@@ -1,7 +1,7 @@
 """Ten thousand odd run records: each is read, what is wrong is named, and nothing is invented."""
 
 import json
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, suppress
 from io import StringIO
 
 import pytest
@@ -9,15 +9,13 @@ from fuzzing import INPUTS, fuzz, put
 from refusals import outcome
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs.files import RANK, job_from_record, read_job_record
+from ddp_helpers.jobs.files import job_from_record, read_job_record
 from ddp_helpers.jobs.job import Job
-from ddp_helpers.launch.launch import Launch, add_line
-from ddp_helpers.launch.launchers import LINE_PATTERNS
-from ddp_helpers.launch.screen import Screen
 from ddp_helpers.records import runs, scaling
 
 REAL = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-seed1"
 WHOLE = {path.name: path.read_bytes() for path in REAL.iterdir()}
+NAMES = {name.partition(".")[0] for name in WHOLE}
 NESTED = b'{"a":' * 20_000
 SCALAR = (str, int, float, type(None))
 
@@ -50,7 +48,7 @@ def spoiled(choices, content):
 
 def record(choices):
     """One or two of a real record's files, spoiled; None stands for one that is missing."""
-    names = {choices.one(sorted(WHOLE)) for _ in range(1 + choices.below(2))}
+    names = [choices.one(sorted(WHOLE)) for _ in range(1 + choices.below(2))]
     return {name: spoiled(choices, WHOLE[name]) if choices.below(12) else None for name in names}
 
 
@@ -69,6 +67,15 @@ def folder_with(tmp_path):
         return tmp_path
 
     return write
+
+
+def readable(content):
+    """Whether the whole, or each line, is a JSON object."""
+    text = content.decode(errors="replace")
+    for parts in ([text], text.splitlines()):
+        with suppress(ValueError, RecursionError):
+            return all(isinstance(json.loads(part), dict) for part in parts)
+    return not text.strip()
 
 
 def test_every_record_is_read_and_gives_a_row(folder_with):
@@ -90,21 +97,6 @@ def test_every_record_is_read_and_gives_a_row(folder_with):
     fuzz(record, check)
     assert set(named) == set(silent) == set(WHOLE), "each file is found wrong, and is not where it can be used"
     assert runs.read_run(REAL).problems == []
-
-
-NAMES = {name.partition(".")[0] for name in WHOLE}
-
-
-def readable(content):
-    """Whether each line, or the whole, is a JSON object."""
-    text = content.decode(errors="replace")
-    try:
-        return all(isinstance(json.loads(part), dict) for part in text.splitlines()) or not text.strip()
-    except (ValueError, RecursionError):
-        try:
-            return isinstance(json.loads(content), dict)
-        except (ValueError, RecursionError):
-            return False
 
 
 def test_every_record_goes_into_the_table_and_the_study(folder_with):
@@ -135,30 +127,3 @@ def test_job_json_is_a_job_or_is_refused(folder_with):
     waiting = json.dumps(json.loads(WHOLE["job.json"]) | {"job_id": None}).encode()
     fuzz(lambda choices: spoiled(choices, choices.one([waiting, WHOLE["job.json"]])), check)
     assert min(len(taken), len(left)) > INPUTS / 10
-
-
-WORDS = ["[rank0]:", "[rank", "]:", "[1,0]<stdout>:", "0: ", "rank", "[rank1]: ", "9" * 5000, "[##..] 3/9", str(ROOT)]
-WORDS += ["\x1b[31m", "\\1", "\\g<0>", "Traceback (most recent call last):"]
-
-
-def test_any_line_of_a_rank_is_kept_and_shown():
-    marks = [*LINE_PATTERNS, "log"]
-
-    def line(choices):
-        words = [choices.one(WORDS) if choices.below(2) else choices.text() for _ in range(choices.below(6))]
-        return choices.one(marks), "".join(words)
-
-    def check(case):
-        launcher, text = case
-        launch, screen = Launch([], 0.0), Screen()
-        with redirect_stdout(StringIO()) as shown:
-            if launcher == "log":
-                match = RANK.match(text)
-                screen.add(f"rank {match[1]}" if match else "", text)
-                return
-            add_line(text, launcher, launch, screen)
-        [(rank, said)] = launch.lines
-        assert rank == "" or rank.isdecimal()
-        assert said in shown.getvalue() or not screen.shown
-
-    fuzz(line, check)

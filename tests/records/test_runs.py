@@ -1,69 +1,50 @@
-"""Run records, those of the course and those of a script of one's own, as rows of one table."""
-
-import json
+"""Records, of the course's scripts and of others, become rows of one table; what is damaged is named and left out."""
 
 import pytest
+from run_folders import write_run
 
 from ddp_helpers import ROOT
 from ddp_helpers.records import runs, scaling
 
-RANKS = [{"rank": rank, "local_rank": rank % 2, "host": f"node{rank // 2}", "device": "cpu"} for rank in range(4)]
-JOB = {"nodes": 2, "tasks_per_node": 1, "cpus_per_task": 3}
-# What the files of a record hold; and what its row says: ranks, nodes, the batch of a rank, of all, and the kind.
+FOUR = {"world_size": 4, "ranks": [{"local_rank": rank % 2, "device": "cpu"} for rank in range(4)]}
+TWO = {"world_size": 2}
+B64 = {"batch_size": 64}
+JOB = {"job": {"nodes": 2, "tasks_per_node": 1, "cpus_per_task": 3}}
+# What spec.json, env.json and job.json hold; and what the row says: ranks, nodes, batch of a rank, of all, the kind.
 ROWS = {
-    "of all": (
-        {"batch_size": 64},
-        {"world_size": 4, "ranks": RANKS},
-        {},
-        (4, 2, 16, 64, "strong"),
-    ),
+    "of all": (B64, FOUR, None, (4, 2, 16, 64, "strong")),
     "of each, as the job computed": (
-        {"batch_size": 64},
-        {"world_size": 4, "ranks": RANKS, "global_batch_size": 64},
-        {"job": JOB, "batch_size_per_rank": 16},
+        B64,
+        FOUR | {"global_batch_size": 64},
+        JOB | {"batch_size_per_rank": 16},
         (4, 2, 16, 64, "weak"),
     ),
-    "of each, by a flag of its own": (
-        {"batch_size": 64, "batch_size_per_rank": 16},
-        {"world_size": 4, "ranks": RANKS},
-        {},
-        (4, 2, 16, 64, "weak"),
-    ),
+    "of each, by a flag of its own": (B64 | {"batch_size_per_rank": 16}, FOUR, None, (4, 2, 16, 64, "weak")),
     "of all, by scripts with that flag": (
-        {"batch_size": 64, "batch_size_per_rank": None},
+        B64 | {"batch_size_per_rank": None},
         {"world_size": 4},
-        {},
+        None,
         (4, None, 16, 64, "strong"),
     ),
-    "one rank": ({"batch_size": 64}, {"device": "cpu"}, {}, (1, 1, 64, 64, "strong")),
-    "own, in a job": ({"batch_size": 64}, {"world_size": 2}, {"job": JOB}, (2, 2, 32, 64, "strong")),
-    "own, its job says how many": ({"batch_size": 64}, {"device": "cpu"}, {"job": JOB}, (2, 2, 32, 64, "strong")),
-    "own, without a job": ({"batch_size": 64}, {"world_size": 2}, {}, (2, None, 32, 64, "strong")),
-    "own, said where it ran": ({"bs": 16}, {"world_size": 2, "global_batch_size": 32}, {}, (2, None, 16, 32, "strong")),
-    "own, nothing said": ({"bs": 16}, {"world_size": 2}, {}, (2, None, None, None, "strong")),
-    "shared unevenly": ({"batch_size": 63}, {"world_size": 2}, {}, (2, None, None, 63, "strong")),
-    "unreadable": ({"batch_size": "64"}, {"world_size": 4}, {}, (4, None, None, None, "strong")),
+    "one rank": (B64, {"device": "cpu"}, None, (1, 1, 64, 64, "strong")),
+    "own, in a job": (B64, TWO, JOB, (2, 2, 32, 64, "strong")),
+    "own, its job says how many": (B64, {"device": "cpu"}, JOB, (2, 2, 32, 64, "strong")),
+    "own, without a job": (B64, TWO, None, (2, None, 32, 64, "strong")),
+    "own, said where it ran": ({"bs": 16}, TWO | {"global_batch_size": 32}, None, (2, None, 16, 32, "strong")),
+    "own, nothing said": ({"bs": 16}, TWO, None, (2, None, None, None, "strong")),
+    "shared unevenly": ({"batch_size": 63}, TWO, None, (2, None, None, 63, "strong")),
+    "unreadable": ({"batch_size": "64"}, {"world_size": 4}, None, (4, None, None, None, "strong")),
 }
-
-
-def record(folder, spec, env, job=None, lines=({"epoch": 1},)):
-    """Write a record of these files."""
-    folder.mkdir(parents=True)
-    for name, content in {"spec": spec, "env": env, "status": {"state": "done"}, "job": job}.items():
-        if content:
-            (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 @pytest.mark.parametrize("case", ROWS)
 def test_nodes_and_batch_are_right_or_empty(case, tmp_path):
-    *files, expected = ROWS[case]
-    row = runs.read_run(record(tmp_path / "a", *files)).row()
+    spec, env, job, expected = ROWS[case]
+    row = runs.read_run(write_run(tmp_path / "a", spec=spec, env=env, job=job)).row()
     assert tuple(row[name] for name in ("world_size", "nodes", "batch_per_rank", "global_batch", "scaling")) == expected
 
 
-def test_the_committed_records_keep_their_meaning():
+def test_the_records_of_the_course_keep_their_meaning():
     table = runs.table(ROOT / "notebooks" / "results" / "two_cpu_cores").drop_duplicates("run")
     for row in table.to_dict("records"):
         kind, shape, *_ = row["run"].split("-")
@@ -77,7 +58,67 @@ def test_any_name_of_an_epoch_is_a_column_and_a_metric_but_counts_seconds_and_fl
     line |= {"perplexity": 3.0, "note": "warm", "train_samples": 10, "seconds": 1.0, "data_seconds": 0.1, "number": 7}
     for lr in (0.1, 0.3):
         epochs = [line | {"epoch": epoch, "lr": lr} for epoch in (1, 2)]
-        record(tmp_path / f"lr{lr}", {"batch_size": 64, "lr": lr, "train_share": lr}, {"world_size": 2}, None, epochs)
+        write_run(tmp_path / f"lr{lr}", epochs, spec=B64 | {"lr": lr, "train_share": lr}, env=TWO)
     table = runs.table(tmp_path)
     assert set(line) <= set(table.columns)
     assert scaling.metrics(table) == ["test_loss", "perplexity", "test_top2", "train_max_error"]
+
+
+def test_a_table_has_the_tasks_of_an_array_and_not_their_parent(tmp_path):
+    job = {"job": {"array": ["1", "2"], "cpus_per_task": 3}, "state": "COMPLETED", "seconds": 4.0}
+    write_run(tmp_path / "a", (), job=job)
+    for task in ("0", "1"):
+        write_run(tmp_path / f"a-{task}", spec=B64, env=TWO, status={"state": "done"}, job=job | {"task": task})
+    table = runs.table(tmp_path)
+    rows = table[["run", "state", "cpus_per_task", "job_seconds"]].to_dict("split")["data"]
+    assert rows == [["a-0", "done", 3, 4.0], ["a-1", "done", 3, 4.0]]
+
+
+# By the word of Slurm on its job, and the state that it recorded itself: the state of a run.
+ENDS = {
+    ("FAILED", "running"): "failed",
+    ("NODE_FAIL", "running"): "failed",
+    ("TIMEOUT", "running"): "timed out",
+    ("OUT_OF_MEMORY", "running"): "out of memory",
+    ("CANCELLED", "running"): "cancelled",
+    ("FAILED", "preempted"): "preempted",  # it left with an error so that it is started again
+    ("COMPLETED", "running"): "running",
+    ("COMPLETED", None): "done, no record",
+    ("PENDING", None): "pending",
+    (None, "done"): "done",
+    (None, None): "unknown",
+}
+
+
+def test_the_state_is_slurms_where_it_ended_the_job(tmp_path, capsys):
+    for number, (word, said) in enumerate(ENDS):
+        status, job = said and {"state": said}, word and {"state": word}
+        write_run(tmp_path / f"{number:02}", (), spec=B64, env=TWO, status=status or {}, job=job)
+    table = runs.table(tmp_path)
+    assert dict(zip(ENDS, table["state"], strict=True)) == ENDS and "epoch" not in table
+    assert not capsys.readouterr().err
+
+
+NO_EPOCH = ['{"epoch": 2, "train_lo', "{", '{"epoch": "2"}', "[1]", "{}", "null", "12", '"epoch"', "\ufffd"]
+
+
+def test_what_is_damaged_is_named_in_one_line_and_the_rest_is_read(tmp_path, capsys):
+    write_run(tmp_path / "a", spec=B64, env=TWO, status={"state": "done"})
+    damaged = write_run(tmp_path / "b", spec=B64, env=TWO, status={"state": "done"})
+    (damaged / "env.json").write_text('{"world')
+    (damaged / "job.json").write_text("[]")
+    lines = ['{"epoch": 1}', *NO_EPOCH, '{"epoch": 20}']
+    (damaged / "metrics.jsonl").write_bytes("\n".join([*lines, ""]).encode() + b'\xff\xfe{"epoch": 1}')
+    table = runs.table(tmp_path)
+    rows = table[["run", "state", "epoch"]].to_dict("split")["data"]
+    assert rows == [["a", "done", 1], ["b", "done", 1], ["b", "done", 20]]
+    wrong = ["b: env.json", "b: job.json", *(f"b: metrics.jsonl line {number}" for number in (*range(2, 11), 12))]
+    assert [": ".join(line.split(": ")[:2]) for line in capsys.readouterr().err.splitlines()] == wrong
+
+
+def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
+    for ranks in (1, 2):
+        lines = [{"epoch": 1, "images_per_second": 1.0, "seconds": 1.0}]
+        write_run(tmp_path / str(ranks) / "n", lines, spec=B64, env={"world_size": ranks}, status={"state": "done"})
+    table = runs.table(tmp_path / "1", tmp_path / "2")
+    assert scaling.per_run(table)["world_size"].tolist() == [1, 2]

@@ -5,48 +5,23 @@ import re
 import shutil
 
 import pytest
-import torch
-import torch.nn.functional as F
-from real import LIMIT, THOROUGH, weekly
+from audited import ON_CPU, Script, audit_all, launch, replaced, table
+from real import LIMIT, THOROUGH
 from refusals import refused
 
 from ddp_helpers import ROOT, PlainError
 from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import script_text
-from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.rank.digits import write_digits
-from ddp_tools.audit.command import RANKS, WITNESS, check_started, report, show_table
+from ddp_tools.audit import command
 from ddp_tools.audit.judge import CHECKS, judge
-from ddp_tools.audit.loss_terms import divisor_of
-from ddp_tools.audit.notes import (
-    NONE,
-    NOT_ASKED,
-    OK,
-    RED,
-    UNSEEN,
-    Collective,
-    End,
-    Join,
-    Loss,
-    Pass,
-    PointToPoint,
-    RandomUse,
-    Row,
-    Save,
-    Step,
-    Stopped,
-    Weights,
-    Wrap,
-    read_notes,
-    select,
-)
+from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select
 from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
 from ddp_tools.audit.restart import compare_restarted
-from ddp_tools.audit.sarif import to_sarif
 
 PAGE = (ROOT / "docs" / "tools.md").read_text()
-SCRIPT = ROOT / "notebooks" / "spirals_ddp.py"
+SPIRALS = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
 FLAGS = ["--epochs=2", "--save=spirals.pt"]
 SOUND, WITH_DROPOUT = "none: the script as it is", "none: dropout, each rank its own"
 TIME = ("import os\n", "import os\nimport time\n")
@@ -126,56 +101,49 @@ WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the w
 WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
 WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}
 NAMES = [name for name in PLANTED if THOROUGH or name not in WEEKLY]
-ENV = {name: {"DDP_AUDIT_TWO_NODES": "1"} for name in (ON_TWO_NODES, TAKES_LOCAL_RANK)}
-HANGS, AT_ONCE = 30.0, 3  # seconds after which a run hangs that is to hang: by then it has come there; runs
+HANG = [name for name in NAMES if f"| {name} | end, collectives |" in PAGE]
+HANGS = 60.0  # seconds after which a run that is to hang is ended: it comes there in one or two, and then waits
 
 
-def planted(changes, folder):
-    text = SCRIPT.read_text()
-    for right, wrong in changes:
-        assert text.count(right) == 1, right
-        text = text.replace(right, wrong)
-    folder.mkdir()
-    script = folder / SCRIPT.name
-    script.write_text(text)
-    return script
-
-
-def start(script, *words, limit=LIMIT, ranks=RANKS, **env):
-    """Start the witnesses as the command does, but on forked ranks: torch is imported once for all of them."""
-    for name in ("notes", "work"):
-        (script.parent / name).mkdir(exist_ok=True)
-    words = (script.parent / "notes", limit, script, *words)
-    return LearnerRun(WITNESS, *words, ranks=ranks, folder=script.parent / "work", limit=limit + 30, env=env)
+def planted(name):
+    env = {"DDP_AUDIT_TWO_NODES": "1"} if name in (ON_TWO_NODES, TAKES_LOCAL_RANK) else {}
+    limit = HANGS if name in HANG else LIMIT
+    return Script(replaced(SPIRALS, PLANTED[name]), FLAGS, limit=limit, env=env)
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    """The rows of each planted fault; several runs at a time."""
-    limits = {name: HANGS if f"| {name} | end" in PAGE else LIMIT for name in NAMES}
-    names = sorted(NAMES, key=limits.get)  # those that hang wait side by side
-    scripts = {name: planted(PLANTED[name], tmp_path_factory.mktemp("planted") / "it") for name in names}
-    for first in range(0, len(names), AT_ONCE):
-        some = names[first : first + AT_ONCE]
-        runs = [start(scripts[name], *FLAGS, limit=limits[name], **ENV.get(name, {})) for name in some]
-        wait_for_runs(*runs)
-    return {name: judge(read_notes(script.parent / "notes", RANKS)) for name, script in scripts.items()}
+def waiting(tmp_path_factory):
+    """The runs that hang: they wait for their limit while the others train, and the last tests read what they left."""
+    scripts = {name: planted(name) for name in HANG}
+    for script in scripts.values():
+        script.start(tmp_path_factory.mktemp("hangs"))
+    yield scripts
+    for script in scripts.values():
+        script.run.end()
 
 
-def line(name, table):
-    """The line of docs/tools.md for a fault: the red rows, and what the first of them saw."""
-    reds = [row for row in table if row.verdict == RED]
-    return f"| {name} | {', '.join(row.name for row in reds) or '-'} |"
+@pytest.fixture(scope="module")
+def tables(waiting, tmp_path_factory):
+    """The rows of each planted fault that does not hang."""
+    scripts = {name: planted(name) for name in NAMES if name not in HANG}
+    return {name: table(notes) for name, notes in audit_all(scripts, tmp_path_factory.mktemp("planted")).items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+def check(name, rows):
+    """The red rows of a fault are those that docs/tools.md says."""
+    reds = [row.name for row in rows.values() if row.verdict == RED]
+    line = f"| {name} | {', '.join(reds) or '-'} |"
+    assert line in PAGE, f"{line}\n{command.show_table([*rows.values()])}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HANG])
 def test_the_page_says_what_is_found_of_each_planted_fault(name, tables):
-    assert line(name, tables[name]) in PAGE, f"{line(name, tables[name])}\n{show_table(tables[name])}"
+    check(name, tables[name])
 
 
 @pytest.mark.parametrize(("name", "rest"), [(SOUND, {"dice": NONE}), (WITH_DROPOUT, {})])
 def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
-    assert {row.name: row.verdict for row in tables[name] if row.verdict != OK} == rest
+    assert {row.name: row.verdict for row in tables[name].values() if row.verdict != OK} == rest
 
 
 def test_each_check_finds_a_planted_fault():
@@ -183,16 +151,13 @@ def test_each_check_finds_a_planted_fault():
     assert {*CHECKS} == {name for row in table_rows if row and row[1] != "-" for name in row[1].split(", ")}
 
 
-def test_a_run_that_did_not_end_has_no_green_row(tables):
-    for name in ("a rank fails", "a rank waits for a file"):
-        assert not any(row.verdict == OK for row in tables[name])
-    hung = {row.name: row.seen for row in tables["a rank waits for a file"]}
-    [line] = [line for line, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "model.eval()" in text]
-    waits = line + 2  # behind an import, in the loop
-    assert f"rank 1 at spirals_ddp.py:{waits}" in hung["end"]
-    assert re.search(r"\brank 0 calls\b.*, rank 1 (?!calls\b)", hung["collectives"])
-    assert "ZeroDivisionError" in tables["a rank fails"][0].seen  # and not the other rank's broken connection
+def test_a_run_that_failed_has_no_green_row_and_names_the_error_that_came_first(tables):
+    rows = tables["a rank fails"]
+    assert not any(row.verdict == OK for row in rows.values())
+    assert "ZeroDivisionError" in rows["end"].seen  # and not the other rank's broken connection
 
+
+# ---- other scripts
 
 STREAM = """
 import torch, torch.distributed as dist
@@ -242,318 +207,8 @@ torch.multiprocessing.spawn(train, (torch.cuda.device_count(),), torch.cuda.devi
 """
 
 
-def test_shares_of_a_stream_and_a_script_for_cuda(tmp_path):
-    """Workers times ranks; spirals_ddp, made to insist on CUDA; mp.spawn, srun's names, ZeRO, and gradients of zero."""
-    runs, scripts = [], {share: STREAM.replace("SHARE", share) for share in SHARES}
-    spirals = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
-    scripts["cuda"] = re.sub(r"gpus = torch.*", "gpus = 2", spirals)
-    assert scripts["cuda"] != spirals
-    other = spirals.replace("spirals(960, seed=1)", "spirals(960, seed=rank)")
-    changes = [("1.0", "0"), ("0.0", "0"), ("1.0", "1")]
-    spawned = [SPAWNED.replace("SIZE", size).replace("MORE", more) for size, more in changes]
-    spawned = [text.replace("PORT", str(free_port())) for text in spawned]
-    for number, text in enumerate([*scripts.values(), *spawned, other]):
-        (folder := tmp_path / str(number)).mkdir()
-        (folder / "it.py").write_text(text)
-        cuda = "set_device" in text
-        words = ["--epochs=2", "--save=it.pt"] if text in (scripts["cuda"], other) else []
-        runs.append(start(folder / "it.py", *words, DDP_AUDIT_ON_CPU="1" if cuda else ""))
-    wait_for_runs(*runs)
-    notes = [read_notes(tmp_path / str(n) / "notes", RANKS) for n in range(len(runs))]
-    tables = [{row.name: row for row in judge(ranks)} for ranks in notes]
-    for table, (verdict, seen) in zip(tables, SHARES.values(), strict=False):
-        assert table["samples"].verdict == verdict and seen in table["samples"].seen, table["samples"]
-    other = {name: row.verdict for name, row in tables[3].items() if row.verdict != OK}
-    assert other == {"dice": NONE}, tables[3]
-    assert tables[4]["gradients"].verdict == OK and "3 steps" in tables[4]["gradients"].seen, tables[4]
-    assert [[note.name for note in select(ranks, PointToPoint)] for ranks in notes[4]] == [["send"], ["recv"]]
-    assert (tables[4]["end"].verdict, tables[4]["collectives"].verdict) == (OK, OK), tables[4]
-    with pytest.raises(PlainError, match=r"\b3 ranks.*\b2\b"):
-        check_started(notes[6], tmp_path)
-    assert check_started(notes[4], tmp_path) is None
-    assert tables[7]["samples"].verdict == RED and "datasets" in tables[7]["samples"].seen
-    assert tables[5]["end"].verdict == OK and "zero" in tables[5]["gradients"].seen
-
-
-def test_the_command_writes_a_table_and_nothing_beside_the_script(tmp_path, capsys):
-    (home := tmp_path / "home").mkdir()
-    text = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
-    assert text.count("if args.save and rank == 0:") == 1
-    (home / "mine.py").write_text(text.replace("if args.save and rank == 0:", "if args.save:"))
-    words = ["audit", str(home / "mine.py"), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
-    words += ["--batch-size-flag=--batch-size", "--", "--epochs=2", "--batch-size=48", "--save=spirals.pt"]
-    assert main(words) == 1
-    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
-    said = capsys.readouterr().out
-    assert table["files"]["verdict"] == RED and "cure: " in said
-    assert f"1 of {len(table)} checks" in said and [row["verdict"] for row in table.values()].count(RED) == 1
-    assert table["one rank"]["verdict"] == OK
-    left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
-    assert left == [["mine.py"], ["spirals.pt"]]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["none.py"], "none.py"),
-        (["docs/tools.md"], "tools.md"),
-        (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
-        (["notebooks/spirals_ddp.py", "--folder", "docs"], "docs"),
-        (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),
-        (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
-        (["notebooks/spirals_ddp.py", "--epochs", "2"], "unrecognized arguments"),
-    ],
-)
-def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    refused(main, ["audit", *words], named=[told])
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "verdict", "told"),
-    [
-        ("", "", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
-        ("args.batch_size // world_size", "args.batch_size", OK, "(48 in each, 24 on a rank)"),
-        ("loss.backward()", "(loss * world_size).backward()", RED, "of their way apart"),
-        ("torch.manual_seed(1)", "torch.seed()", UNSEEN, "set the seed"),
-        ("*hidden, nn.Linear(64, 3)", "*hidden, nn.Dropout(0.1), nn.Linear(64, 3)", UNSEEN, "dropout"),
-    ],
-)
-def test_one_rank_and_two_reach_one_model(right, wrong, verdict, told, tmp_path):
-    text = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
-    assert right in text
-    whole, runs = ["--epochs", "2", "--batch-size", "48"], []
-    given = [*whole[:-1], "24"] if wrong == "args.batch_size" else whole  # this flag is that of each rank
-    for ranks, words in ((1, whole), (RANKS, given)):
-        (folder := tmp_path / str(ranks)).mkdir()
-        (folder / "it.py").write_text(text.replace(right, wrong) if right else text)
-        runs.append(start(folder / "it.py", *words, ranks=ranks))
-    wait_for_runs(*runs)
-    [single], both = (read_notes(tmp_path / str(ranks) / "notes", ranks) for ranks in (1, RANKS))
-    row = compare_with_one_rank(single, both)
-    assert row.verdict == verdict and told in row.seen, row
-    assert one_rank_arguments(given, "--batch-size", both) == whole
-    flag = "--batch-size-per-rank"
-    assert one_rank_arguments([f"{flag}=24"], flag, both) == [f"{flag}=48"]
-    default = one_rank_arguments(["--epochs=2"], "--batch", both)
-    assert default == ["--epochs=2", "--batch=48"]
-    for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
-        with pytest.raises(ValueError, match=r"--batch\b.*\b24 or 48\b"):
-            one_rank_arguments(words, "--batch", both)
-
-
-FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--num-workers=0", "--save-model"]
-FLAGS_OF_MNIST += [f"--timeout={LIMIT}"]
-RESTORED = "            part.load_state_dict(newest[name])"
-
-
-@pytest.mark.parametrize("on_cpu", ["1"] + [""] * THOROUGH)
-def test_a_run_that_is_ended_and_started_again(on_cpu, tmp_path):
-    """mnist_ddp_resumable goes on to the bit; without its optimizer's state, or from the first epoch, it does not."""
-    data = write_digits(tmp_path / "data", train=192, test=64)
-    text, progress = script_text("mnist_ddp_resumable"), 'progress = newest["progress"]'
-    faults = {
-        "whole": text,
-        "stopped": text,
-        "right": text,
-        "optimizer": text.replace(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}'),
-        "epoch": text.replace(progress, f"_ {progress[9:]}"),
-    }
-    assert len({*faults.values()}) == 3 and text.count(RESTORED) == text.count(progress) == 1
-    attempts = ["right", "optimizer"] + ["epoch"] * THOROUGH
-    notes = {}
-    for several in (["whole", "stopped"], attempts):
-        runs = []
-        for name in several:
-            (folder := tmp_path / name).mkdir()
-            (folder / "it.py").write_text(faults[name])
-            words = ["--data", data, "--run-dir=mine", *FLAGS_OF_MNIST]
-            if name in attempts:
-                shutil.copytree(tmp_path / "stopped" / "work", folder / "work")
-            env = {"DDP_AUDIT_STOP": "0" if name == "stopped" else "", "DDP_AUDIT_ON_CPU": on_cpu}
-            runs.append(start(folder / "it.py", *words, **env))
-        wait_for_runs(*runs)
-        notes |= {name: read_notes(tmp_path / name / "notes", RANKS) for name in several}
-    [samples] = [row for row in judge(notes["whole"]) if row.name == "samples"]
-    assert samples.verdict == OK, "the step that only warms DDP up is none, and all ranks take it with the same samples"
-    whole, stopped = notes["whole"][0], notes["stopped"][0]
-    rows = {name: compare_restarted(whole, stopped, notes[name]) for name in attempts}
-    assert (rows["right"].verdict, rows["right"].seen.endswith("bit")) == (OK, True), rows["right"]
-    assert rows["optimizer"].verdict == RED and "same samples" in rows["optimizer"].seen, rows["optimizer"]
-    if THOROUGH:
-        assert rows["epoch"].verdict == RED and "other samples" in rows["epoch"].seen, rows["epoch"]
-    for row, told in (
-        (compare_restarted(whole, whole, notes["right"]), "torch.save wrote nothing"),
-        (compare_restarted(whole, stopped, notes["whole"]), "from the beginning"),
-    ):
-        assert row.verdict == UNSEEN and told in row.seen
-
-
-SCORES, CLASSES = torch.zeros(6, 5, requires_grad=True), torch.tensor([0, 1, 2, -100, 3, -100])
-TERMS = F.cross_entropy(SCORES, CLASSES, reduction="none")
-
-
-@pytest.mark.parametrize(
-    ("loss", "divisor"),
-    [
-        (F.cross_entropy(SCORES, CLASSES), 4),  # two do not count
-        (TERMS[CLASSES >= 0].mean(), 4),
-        (TERMS.sum() / (CLASSES >= 0).sum(), 4),
-        (TERMS.mean() * torch.tensor(3.0) / 2, 4),
-        (TERMS.sum() * 2 / torch.tensor(109), 54.5),  # right: times the ranks, by the terms of all
-        (F.mse_loss(SCORES, torch.ones(6, 5)), 30),
-        (F.mse_loss(SCORES, torch.ones(6, 5), reduction="sum"), 1),
-        (F.cross_entropy(SCORES, CLASSES, weight=torch.arange(5.0)), None),
-        (TERMS.sum() / 4 + SCORES.mean(), None),
-        (TERMS.sum() / SCORES.exp().sum(), None),
-        (2 / TERMS.sum(), None),
-        (SCORES[0, 0], None),
-    ],
-)
-def test_the_number_by_which_a_loss_divides_is_read_from_its_graph(loss, divisor):
-    assert divisor_of(loss) == divisor
-
-
-@pytest.mark.parametrize(
-    ("divisors", "verdict"),
-    [([(4, 4)] * 3, OK), ([(4, 5)] * 2 + [(4, 4)], RED), ([(4, 4)] * 2 + [(4, 3)], UNSEEN), ([(54.5, 54.5000001)], OK)],
-)
-def test_a_loss_that_ranks_divide_by_other_numbers_is_red_and_a_last_batch_is_not(divisors, verdict):
-    ranks = []
-    for rank in range(RANKS):
-        losses = [Loss(divisor=each[rank], at="it.py:5") for each in divisors]
-        steps = [Wrap(), Step(sums=[[1.0, 1.0]], wrapped_parameters=1), *losses, End(status=0)]
-        ranks.append(steps)
-    row = rows_of(*ranks)["gradients"]
-    assert row.verdict == verdict and ("mean of unequal means" in row.seen) == (verdict != OK), row
-
-
-@pytest.mark.parametrize(("batches", "dataset", "verdict"), [(1, 1, NONE), (2, 1, UNSEEN), (1, 2, UNSEEN)])
-def test_a_look_at_one_batch_of_the_training_set_is_no_test(batches, dataset, verdict):
-    trained = Pass(steps=4, samples=[0, 1, 2, 3], batches=4, dataset=1, complete=True)
-    look = Pass(samples=[0], batches=batches, dataset=dataset, complete=False)
-    row = rows_of(*([look, trained, End(status=0)] for _ in range(RANKS)))["evaluation"]
-    assert row.verdict == verdict, row
-
-
-STEPPED = Step(sums=[[1.0, 1.0]])
-
-
-def told(first, last, *more):
-    """The notes of a rank with one weight: its first gradient, its last weight, and what else was noted between."""
-    begin = Wrap(), Weights(when="begin", names=["w"], sums=[[0.0, 0.0]], bits=["0"])
-    end = Weights(when="end", names=["w"], sums=[[last, last]], bits=[str(last)])
-    return [*begin, Step(sums=[[first, abs(first)]]), *more, end, End(status=0, time=9)]
-
-
-@pytest.mark.parametrize(
-    ("before", "again", "verdict", "seen"),
-    [
-        ("a s b", told(1 + 1e-7, 1.0001), UNSEEN, "from the beginning"),  # another order of sums, another rounding
-        ("a s b", told(2.0, 1.0001), OK, "close, not equal"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="b")), RED, "apart"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNSEEN, "with other random numbers: restore"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNSEEN, "with other random numbers"),
-        ("a s", told(2.0, 2.0, RandomUse(state="b")), UNSEEN, "cannot be compared"),
-    ],
-)
-def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, again, verdict, seen):
-    notes = [Save() if word == "s" else RandomUse(state=word) for word in before.split()] + [STEPPED]
-    row = compare_restarted(told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped()), [again] * RANKS)
-    assert row.verdict == verdict and seen in row.seen, row
-
-
-@pytest.mark.parametrize(
-    ("again", "verdict", "seen"),
-    [
-        ("bcd", UNSEEN, "trained on where the whole run ends"),  # so many epochs more each time, which may be meant
-        ("abc", RED, "other samples"),  # the epoch was not restored
-        ("dbc", RED, "other samples"),
-        ("bc", RED, "same samples"),
-        ("", RED, "other samples"),  # none
-    ],
-)
-def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
-    passes = {name: Pass(steps=1, samples=[ord(name), 0], batch_size=2) for name in "abcd"}
-    whole, stopped = (told(1.0, end, *(passes[name] for name in names)) for end, names in ((1.0, "abc"), (0.5, "a")))
-    restarted = told(2.0, 2.0, *(passes[name] for name in again))
-    row = compare_restarted(whole, [*stopped, Save(), Stopped()], [restarted] * RANKS)
-    assert row.verdict == verdict and seen in row.seen, row
-
-
-@pytest.mark.parametrize(("last", "verdict", "seen"), [(0.0, UNSEEN, "did not move"), (1.0, OK, "after 1 steps")])
-def test_weights_that_do_not_move_are_not_compared(last, verdict, seen):
-    shares = [[0, 1, 2, 3], [0, 2], [1, 3]]
-    passes = [Pass(steps=1, samples=share, batch_size=len(share)) for share in shares]
-    single, *both = (told(1.0, last, one_pass) for one_pass in passes)
-    row = compare_with_one_rank(single, both)
-    assert row.verdict == verdict and seen in row.seen, row
-
-
-@pytest.mark.parametrize(
-    ("call", "verdict"),
-    [
-        (Collective(name="barrier", time=3), RED),
-        (Collective(name="all_reduce", time=3), OK),
-        (Collective(name="broadcast", time=3), UNSEEN),
-        (PointToPoint(name="isend", time=3), UNSEEN),
-    ],
-)
-def test_a_share_of_the_test_set_that_is_brought_together_somehow_is_not_red(call, verdict):
-    tests = {"time": 2, "since": 1, "begun": "it.py:1", "dataset_size": 4, "batches": 1, "complete": True}
-    shares = [Pass(samples=[rank, rank + 2], **tests) for rank in range(RANKS)]
-    rows = {row.name: row for row in judge([[share, call, End(status=0, time=4)] for share in shares])}
-    assert (rows["metrics"].verdict, rows["end"].verdict) == (verdict, OK), rows
-
-
-@pytest.mark.parametrize(
-    ("taken", "sampler", "verdict"),
-    [
-        (8, "DistributedSampler", OK),
-        (6, "DistributedSampler", OK),  # drop_last of the loader
-        (4, "DistributedSampler", RED),  # as if there were four ranks
-        (4, "SubsetRandomSampler", NONE),
-    ],
-)
-def test_samples_that_no_rank_takes_are_red_where_a_distributed_sampler_deals(taken, sampler, verdict):
-    common = {"steps": 1, "dataset_size": 16, "own_size": 16, "sampler": sampler, "batch_size": 3, "complete": True}
-    shares = [Pass(samples=[*range(rank, 16, RANKS)][:taken], **common) for rank in range(RANKS)]
-    rows = {row.name: row for row in judge([[share, End(status=0)] for share in shares])}
-    assert (rows["coverage"].verdict, rows["samples"].verdict) == (verdict, OK), rows
-    assert ("left out" in rows["coverage"].seen) == (taken == 6)
-
-
-RESUMED = """
-import os, sys, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-optimizer, step = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0
-if sys.argv[1:] == ["--from", "my last.pt"]:
-    step, weights, state = torch.load("my last.pt")
-    model.module.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-while step < 12:
-    optimizer.zero_grad()
-    model(torch.full([1, 2], step + 1.0 + dist.get_rank())).sum().div(10).backward()
-    optimizer.step()
-    step += 1
-    if step == 4 and dist.get_rank() == 0:
-        torch.save((step, model.module.state_dict(), optimizer.state_dict()), "my last.pt")
-dist.destroy_process_group()
-"""
-
-
-@weekly  # daily the same is done without the command: test_a_run_that_is_ended_and_started_again
-def test_the_command_ends_a_script_and_starts_it_again(tmp_path):
-    (script := tmp_path / "mine.py").write_text(RESUMED)
-    words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
-    assert main([*words, "--resume-with=--from 'my last.pt'"]) == 3, "no loader, so that samples are not seen"
-    table = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
-    assert table["resume"]["verdict"] == OK and table["resume"]["seen"].endswith("bit"), table
-    assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
-
-
+LOCAL = 'import os, torch\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
+ON_TWO = ON_CPU | {"DDP_AUDIT_TWO_NODES": "1"}
 ALONE = """
 import os, torch
 model = torch.nn.Linear(2, 1)
@@ -580,19 +235,207 @@ dist.barrier()
 """
 
 
-def test_what_is_a_matter_of_taste_is_not_red_and_who_trains_alone_is(tmp_path):
-    """Ranks that never talk; a log of all ranks, names with module. in a script that loads them, SyncBatchNorm."""
-    tables = []
-    for number, text in enumerate((ALONE, LOGS, LOGS.replace("load_state_dict", "load"))):
-        (folder := tmp_path / str(number)).mkdir()
-        (folder / "it.py").write_text(text)
-        wait_for_runs(start(folder / "it.py", DDP_AUDIT_ON_CPU="1" if number else ""))
-        tables.append({row.name: row for row in judge(read_notes(folder / "notes", RANKS))})
-    alone, logs, never_loads = tables
-    assert (alone["gradients"].verdict, alone["files"].verdict) == (RED, NONE), alone
-    assert [name for name, row in logs.items() if row.verdict == RED] == [], logs
-    assert "logging" in logs["files"].seen and "meant so" in logs["saved names"].seen
-    assert [name for name, row in never_loads.items() if row.verdict == RED] == ["saved names"]
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory):
+    """The notes of scripts of all kinds."""
+    sizes = {"mp.spawn": ("1.0", "0"), "gradients of zero": ("0.0", "0"), "mp.spawn of three": ("1.0", "1")}
+    scripts = {share: Script(STREAM.replace("SHARE", share)) for share in SHARES}
+    for name, (size, more) in sizes.items():
+        text = SPAWNED.replace("SIZE", size).replace("MORE", more).replace("PORT", str(free_port()))
+        scripts[name] = Script(text, env=ON_CPU)
+    insists = re.sub(r"gpus = torch.*", "gpus = 2", SPIRALS)
+    assert insists != SPIRALS
+    scripts |= {
+        "for CUDA": Script(insists, FLAGS, env=ON_CPU),
+        "datasets": Script(replaced(SPIRALS, [("spirals(960, seed=1)", "spirals(960, seed=rank)")]), FLAGS),
+        "no such device": Script(LOCAL + "torch.ones(1).to(f\"cuda:{os.environ['RANK']}\")", env=ON_TWO),
+        "no stand-in": Script(LOCAL + "torch.cuda.mem_get_info()", env=ON_TWO),
+        "alone": Script(ALONE),
+        "logs": Script(LOGS, env=ON_CPU),
+        "never loads": Script(LOGS.replace("load_state_dict", "load"), env=ON_CPU),
+    }
+    return audit_all(scripts, tmp_path_factory.mktemp("noted"))
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_of_a_stream_each_worker_of_each_rank_has_a_share_of_its_own(share, noted):
+    samples, (verdict, seen) = table(noted[share])["samples"], SHARES[share]
+    assert samples.verdict == verdict and seen in samples.seen, samples
+
+
+def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
+    """spirals_ddp, made to insist on CUDA; mp.spawn, srun's names, ZeRO."""
+    rows = table(noted["for CUDA"])
+    assert {row.name: row.verdict for row in rows.values() if row.verdict != OK} == {"dice": NONE}, rows
+    rows = table(noted["mp.spawn"])
+    assert [rows[name].verdict for name in ("end", "collectives", "gradients")] == [OK] * 3, rows
+    assert "3 steps" in rows["gradients"].seen and command.check_started(noted["mp.spawn"], tmp_path) is None
+    calls = [[note.name for note in select(notes, PointToPoint)] for notes in noted["mp.spawn"]]
+    assert calls == [["send"], ["recv"]]
+    with pytest.raises(PlainError, match=r"\b3 ranks.*\b2\b"):
+        command.check_started(noted["mp.spawn of three"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "verdict", "words"),
+    [
+        ("gradients of zero", "end", OK, []),
+        ("gradients of zero", "gradients", RED, ["zero"]),
+        ("datasets", "samples", RED, ["datasets"]),
+        ("no such device", "end", RED, ["rank 1 at it.py:3", "LOCAL_RANK"]),
+        ("no stand-in", "end", UNSEEN, ["it.py:3", "no fault of the script"]),
+        ("alone", "gradients", RED, ["never talk"]),
+        ("alone", "files", NONE, []),
+        ("logs", "files", UNSEEN, ["logging"]),
+        ("logs", "saved names", UNSEEN, ["meant so"]),
+        ("never loads", "saved names", RED, []),
+    ],
+)
+def test_a_row_says_what_is_so(name, row, verdict, words, noted):
+    row = table(noted[name])[row]
+    assert row.verdict == verdict and all(word in f"{row.seen} {row.cure}" for word in words), row
+
+
+def test_what_is_a_matter_of_taste_is_not_red(noted):
+    """A log of all ranks, names with module. in a script that loads them, SyncBatchNorm."""
+    reds = [[row.name for row in judge(noted[name]) if row.verdict == RED] for name in ("logs", "never loads")]
+    assert reds == [[], ["saved names"]]
+
+
+def test_one_rank_and_two_reach_one_model(tmp_path):
+    """A flag counts the batch of all ranks, or of each: one rank is given that of all."""
+    of_each, whole = ["--epochs", "2", "--batch-size", "24"], ["--epochs", "2", "--batch-size", "48"]
+    texts = {
+        "sound": SPIRALS,
+        "of each": replaced(SPIRALS, [("args.batch_size // world_size", "args.batch_size")]),
+        "a sum": replaced(SPIRALS, [("loss.backward()", "(loss * world_size).backward()")]),
+        "no seed": replaced(SPIRALS, [("torch.manual_seed(1)", "torch.seed()")]),
+        "dropout": replaced(SPIRALS, [DROPOUT]),
+    }
+    scripts = {name: Script(text, of_each if name == "of each" else whole) for name, text in texts.items()}
+    # On one rank the first three are the same.
+    scripts |= {f"one, {name}": Script(texts[name], whole, ranks=1) for name in ("sound", "no seed", "dropout")}
+    notes = audit_all(scripts, tmp_path)
+    for name, verdict, told in (
+        ("sound", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
+        ("of each", OK, "(48 in each, 24 on a rank)"),
+        ("a sum", RED, "of their way apart"),
+        ("no seed", UNSEEN, "set the seed"),
+        ("dropout", UNSEEN, "dropout"),
+    ):
+        [single] = notes.get(f"one, {name}", notes["one, sound"])
+        row = compare_with_one_rank(single, notes[name])
+        assert row.verdict == verdict and told in row.seen, row
+    for words, flag, given in (
+        (whole, "--batch-size", whole),
+        (of_each, "--batch-size", whole),
+        (["--per-rank=24"], "--per-rank", ["--per-rank=48"]),
+        (["--epochs=2"], "--batch", ["--epochs=2", "--batch=48"]),
+    ):
+        assert one_rank_arguments(words, flag, notes["sound"]) == given
+    for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
+        with pytest.raises(ValueError, match=r"--batch\b.*\b24 or 48\b"):
+            one_rank_arguments(words, "--batch", notes["sound"])
+
+
+FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--num-workers=0", "--save-model", f"--timeout={LIMIT}"]
+RESTORED = "            part.load_state_dict(newest[name])"
+
+
+@pytest.mark.parametrize("on_cpu", ["1"] + [""] * THOROUGH)
+def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
+    """Weekly also without its optimizer's state, and from the first epoch: then it does not."""
+    data = write_digits(tmp_path / "data", train=192, test=64)
+    text, progress = script_text("mnist_ddp_resumable"), 'progress = newest["progress"]'
+    env, words = {"DDP_AUDIT_ON_CPU": on_cpu}, ["--data", data, "--run-dir=mine", *FLAGS_OF_MNIST]
+    first = {"whole": Script(text, words, env=env), "stopped": Script(text, words, env=env | {"DDP_AUDIT_STOP": "0"})}
+    notes = audit_all(first, tmp_path / "first")
+    again = {"right": text}
+    if THOROUGH:
+        again["same samples"] = replaced(text, [(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}')])
+        again["other samples"] = replaced(text, [(progress, f"_ {progress[9:]}")])
+    for number in range(len(again)):
+        shutil.copytree(tmp_path / "first" / "1" / "work", tmp_path / "again" / str(number) / "work")
+    notes |= audit_all({name: Script(text, words, env=env) for name, text in again.items()}, tmp_path / "again")
+    samples = table(notes["whole"])["samples"]
+    assert samples.verdict == OK, "the step that only warms DDP up is none, and all ranks take it with the same samples"
+    whole, stopped = notes["whole"][0], notes["stopped"][0]
+    for name in again:
+        row = compare_restarted(whole, stopped, notes[name])
+        right = (OK, True) if name == "right" else (RED, False)
+        assert (row.verdict, row.seen.endswith("to the bit")) == right, row
+        assert name == "right" or name in row.seen, row
+    for row, told in (
+        (compare_restarted(whole, whole, notes["right"]), "torch.save wrote nothing"),
+        (compare_restarted(whole, stopped, notes["whole"]), "from the beginning"),
+    ):
+        assert row.verdict == UNSEEN and told in row.seen
+
+
+# ---- the command
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """The command's ranks are forked: that it launches them, the last test of these shows, and that of the wheel."""
+    monkeypatch.setattr(command, "_launch", launch)
+
+
+def test_the_command_writes_a_table_and_nothing_beside_the_script(forked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (home := tmp_path / "home").mkdir()
+    (home / "mine.py").write_text(replaced(SPIRALS, [("if args.save and rank == 0:", "if args.save:")]))
+    words = ["audit", "home/mine.py", "--folder", "its", "--json", "table.json", "--sarif", "table.sarif"]
+    words += ["--batch-size-flag=--batch-size", "--", "--epochs=2", "--batch-size=48", "--save=spirals.pt"]
+    assert main(words) == 1
+    rows = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
+    said = capsys.readouterr().out
+    assert rows["files"]["verdict"] == RED and "cure: " in said
+    assert f"1 of {len(rows)} checks" in said and [row["verdict"] for row in rows.values()].count(RED) == 1
+    assert rows["one rank"]["verdict"] == OK
+    left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
+    assert left == [["mine.py"], ["spirals.pt"]]
+    [sarif] = json.loads((tmp_path / "table.sarif").read_text())["runs"]
+    [result] = sarif["results"]  # the red row, at the line that it names
+    place = result["locations"][0]["physicalLocation"]
+    assert (result["ruleId"], place["artifactLocation"]["uri"]) == ("files", "home/mine.py")
+    assert f"mine.py:{place['region']['startLine']}:" in rows["files"]["seen"]
+    assert [rule["id"] for rule in sarif["tool"]["driver"]["rules"]] == [*rows]
+
+
+RESUMED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer, step = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0
+if sys.argv[1:] == ["--from", "my last.pt"]:
+    step, weights, state = torch.load("my last.pt")
+    model.module.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+while step < 12:
+    optimizer.zero_grad()
+    model(torch.full([1, 2], step + 1.0 + dist.get_rank())).sum().div(10).backward()
+    optimizer.step()
+    step += 1
+    if step == 4 and dist.get_rank() == 0:
+        torch.save((step, model.module.state_dict(), optimizer.state_dict()), "my last.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "status"),
+    [([], OK, 3), ([("    optimizer.load_state_dict(state)\n", "")], RED, 1)],  # 3: no loader, no samples are seen
+)
+def test_the_command_ends_a_script_and_starts_it_again(changes, verdict, status, forked, tmp_path):
+    (script := tmp_path / "mine.py").write_text(replaced(RESUMED, changes))
+    words = ["audit", str(script), "--folder", str(tmp_path / "its"), "--json", str(tmp_path / "table.json")]
+    assert main([*words, "--resume-with=--from 'my last.pt'"]) == status
+    rows = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
+    assert rows["resume"]["verdict"] == verdict, rows
+    assert rows["resume"]["seen"].endswith("to the bit") == (verdict == OK), rows
+    assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
 
 
 def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
@@ -604,148 +447,33 @@ def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
     assert "give --lr, not --n 640" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said
 
 
-def rows_of(*ranks, **more):
-    """The rows of notes made by hand, of ranks that came to their end."""
-    end = End(status=0, time=9, **more)
-    return {row.name: row for row in judge([[*notes, end] for notes in ranks])}
-
-
-def shares(of_ranks, **fields):
-    """The passes of ranks over these samples."""
-    common = {"dataset_size": 32, "own_size": 32, "batch_size": 4, "batches": 4, "complete": True, "begun": "it.py:1"}
-    return [Pass(**common | fields, samples=samples) for samples in of_ranks]
-
-
-DRAWN = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
-OTHERS = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]
-EVEN, ODD = [*range(0, 32, 2)], [*range(1, 32, 2)]
-
-
 @pytest.mark.parametrize(
-    ("of_ranks", "verdict"),
-    [((DRAWN, DRAWN), RED), ((DRAWN, DRAWN[::-1]), RED), ((DRAWN, OTHERS), OK), ((DRAWN[:4], DRAWN[:4]), UNSEEN)],
-)
-def test_ranks_that_draw_the_same_samples_with_one_seed_are_red(of_ranks, verdict):
-    samples = rows_of(*([one] for one in shares(of_ranks, steps=4, with_replacement=True)))["samples"]
-    assert samples.verdict == verdict, samples
-
-
-@pytest.mark.parametrize(
-    ("shuffles", "second", "verdict"),
-    [(True, EVEN, RED), (True, EVEN[::-1], OK), (False, EVEN, UNSEEN), (False, EVEN[::-1], OK)],
-)
-def test_an_order_that_comes_twice_is_red_for_any_sampler_that_promises_another(shuffles, second, verdict):
-    deals = [shares([order], steps=4, sampler="Mine", shuffles=shuffles)[0] for order in (EVEN, ODD[::-1], second)]
-    order = rows_of(deals, deals)["order"]
-    assert order.verdict == verdict, order
-
-
-@pytest.mark.parametrize(
-    ("tested", "dataset", "reduced_at", "verdict"),
+    ("words", "told"),
     [
-        ((EVEN[8:], ODD[8:]), 1, (), RED),  # the other part of a random_split
-        ((EVEN, ODD), 2, (), RED),  # as large as the training set
-        ((EVEN, ODD), 2, (4, 8), OK),
-        ((EVEN, ODD), 2, (6,), UNSEEN),  # the loss of the next epoch
-        ((EVEN, ODD), 2, (4, 6), RED),  # that of the first epoch alone
-        ((range(32), range(32)), 2, (), OK),
-        ((EVEN[:8], ODD[:8]), 1, (), NONE),  # the training accuracy
+        (["none.py"], "none.py"),
+        (["docs/tools.md"], "tools.md"),
+        (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
+        (["notebooks/spirals_ddp.py", "--folder", "docs"], "docs"),
+        (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),
+        (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
+        (["notebooks/spirals_ddp.py", "--json", "none/table.json"], "none/table.json"),
     ],
 )
-def test_a_test_set_is_known_by_what_is_never_trained_on(tested, dataset, reduced_at, verdict):
-    trained = [EVEN[:8], ODD[:8]]
-    first, second = (shares(trained, dataset=1, steps=4, since=since, time=since + 1) for since in (1, 5))
-    tests = [shares(tested, dataset=dataset, since=since, time=since + 1) for since in (3, 7)]
-    calls = [Collective(name="all_reduce", time=at, at="it.py:9") for at in reduced_at]
-    rows = rows_of(*([*passes, *calls] for passes in zip(first, tests[0], second, tests[1], strict=True)))
-    assert (rows["metrics"].verdict, rows["evaluation"].verdict == RED) == (verdict, False), rows
+def test_what_cannot_be_audited_is_one_line(words, told, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused(main, ["audit", *words], named=[told])
 
 
-@pytest.mark.parametrize(("longer", "adds", "verdict"), [(1, False, UNSEEN), (1, True, OK), (0, False, OK)])
-def test_a_gather_of_unequal_counts_may_be_a_mean_of_means(longer, adds, verdict):
-    trained = shares([EVEN[:8], ODD[:8]], dataset=1, steps=4, since=1, time=2)
-    tested = shares([EVEN[: 8 + longer], ODD[:8]], dataset=2, since=3, time=4)
-    call = Collective(name="all_reduce" if adds else "all_gather", time=5, at="it.py:9", adds=adds)
-    row = rows_of(*([*passes, call] for passes in zip(trained, tested, strict=True)))["metrics"]
-    assert row.verdict == verdict and (verdict == OK or "rank 0 9 and rank 1 8 samples" in row.seen), row
+# ---- the runs that hang, at last
 
 
-def gathers(*lines, name="all_gather"):
-    return [Collective(name=name, size=[1], at="it.py:5", callers=[f"it.py:{line}"]) for line in lines]
-
-
-def test_calls_of_other_lines_that_meet_are_told_with_their_callers():
-    row = rows_of(gathers(40, 41, 42), gathers(42))["collectives"]
-    assert row.verdict == RED and "call 1 brings" in row.seen and "call 2: rank 0" in row.seen, row
-    assert "it.py:5 (from it.py:40)" in row.seen and "rank == 0" not in row.cure
-    assert rows_of(gathers(40), gathers(42))["collectives"].verdict == UNSEEN, "a wrong number, or the same by two ways"
-    assert rows_of(gathers(40, name="broadcast"), gathers(42, name="broadcast"))["collectives"].verdict == OK
-
-
-@pytest.mark.parametrize(("complete", "told"), [(True, "equal shares"), (False, "leave the loop early")])
-def test_batches_are_counted_in_the_pass_in_which_ranks_part(complete, told):
-    notes = []
-    for rank, batches in enumerate((2, 3)):
-        passes = [shares([EVEN], steps=1)[0], Pass(steps=1, samples=[], batches=batches, complete=complete)]
-        notes.append([*passes, Pass(steps=1, samples=[], batches=9 + rank), *gathers(1)[rank:]])
-    row = rows_of(*notes)["collectives"]
-    assert "rank 0 had 2, rank 1 had 3 batches" in row.cure and told in row.cure, row
-
-
-def test_restarted_ranks_are_compared_with_each_other():
-    notes = [Save(), RandomUse(state="b"), STEPPED]
-    whole, stopped = told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped())
-    row = compare_restarted(whole, stopped, [told(2.0, 1.0), told(2.0, 1.5)])
-    assert row.verdict == RED and "the ranks part" in row.seen and "all ranks load" in row.cure, row
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "verdict"),
-    [(1, 2, OK), (0, 2, RED), (1, 1, RED)],
-)
-def test_what_init_process_group_is_given_is_held_against_the_launch(rank, world_size, verdict):
-    joins = [Join(rank=0, world_size=2, at="it.py:1"), Join(rank=rank, world_size=world_size, at="it.py:1")]
-    rows = rows_of(*([join] for join in joins))
-    assert (rows["launch"].verdict, rows["end"].verdict) == (verdict, UNSEEN if verdict == RED else OK), rows
-
-
-def test_a_device_of_no_node_is_red_and_what_has_no_stand_in_is_not_seen(tmp_path):
-    begin = 'import os, torch\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
-    uses = ["torch.ones(1).to(f\"cuda:{os.environ['RANK']}\")", "torch.cuda.mem_get_info()"]
-    ends, runs = [], []
-    for number, use in enumerate(uses):
-        (folder := tmp_path / str(number)).mkdir()
-        (folder / "it.py").write_text(begin + use)
-        runs.append(start(folder / "it.py", DDP_AUDIT_ON_CPU="1", DDP_AUDIT_TWO_NODES="1"))
-    wait_for_runs(*runs)
-    ends = [judge(read_notes(tmp_path / str(number) / "notes", RANKS))[0] for number in range(len(uses))]
-    assert ends[0].verdict == RED and "rank 1 at it.py:3" in ends[0].seen and "LOCAL_RANK" in ends[0].cure, ends
-    assert ends[1].verdict == UNSEEN and "it.py:3" in ends[1].seen and "no fault of the script" in ends[1].seen, ends
-
-
-FAILED = Row("end", RED, "rank 0 at it.py:7: no data", "read that rank's messages")
-
-
-@pytest.mark.parametrize(
-    ("rows", "status"),
-    [
-        ([Row("end", OK, ""), Row("dice", NONE, ""), Row("resume", NOT_ASKED, "")], 0),
-        ([Row("end", OK, ""), FAILED._replace(name="files"), Row("order", UNSEEN, "")], 1),
-        ([Row("end", OK, ""), Row("order", UNSEEN, "one epoch")], 3),
-    ],
-)
-def test_the_status_says_whether_all_was_seen(rows, status, capsys):
-    assert report(rows) == status
-    assert ("could not see all: order" in capsys.readouterr().out) == (status == 3)
-
-
-def test_a_red_row_is_a_result_in_sarif_at_its_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lib").mkdir()
-    (script := tmp_path / "lib" / "it.py").write_text("")
-    log = to_sarif(script, [FAILED, Row("order", OK, "it.py:3")])
-    [result] = log["runs"][0]["results"]
-    place = result["locations"][0]["physicalLocation"]
-    assert (result["ruleId"], place["artifactLocation"]["uri"]) == ("end", "lib/it.py")
-    assert place["region"] == {"startLine": 7} and log["version"] == "2.1.0"
-    assert [rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]] == ["end", "order"]
+@pytest.mark.parametrize("name", HANG)
+def test_the_page_says_what_is_found_of_a_run_that_hangs_and_no_row_is_green(name, waiting):
+    rows = table(waiting[name].ended())
+    check(name, rows)
+    assert not any(row.verdict == OK for row in rows.values())
+    if name == "a rank waits for a file":
+        text = waiting[name].text.splitlines()
+        [line] = [line for line, text in enumerate(text, 1) if "time.sleep(" in text]
+        assert f"rank 1 at it.py:{line}" in rows["end"].seen, rows
+        assert re.search(r"\brank 0 calls\b.*, rank 1 (?!calls\b)", rows["collectives"].seen), rows

@@ -2,13 +2,13 @@
 
 import ast
 import gzip
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -29,45 +29,43 @@ from ddp_helpers.upkeep import troubleshooting
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import Line, Logs, read_logs
 from ddp_tools.explain.report import as_data, as_text
-from ddp_tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
+from ddp_tools.explain.rules import HOLE, best_rule, literal_pieces, load_rules
 
 RULES = load_rules()
 SPOKEN = [rule for rule in RULES if not rule.silent]
-
-
-def by_id(name: str) -> Rule:
-    return next(rule for rule in RULES if rule.id == name)
-
+BY_ID = {rule.id: rule for rule in RULES}
 
 # ---- the rules
 
 
-def example(rule: Rule) -> str:
-    """A line of a log that the rule must know."""
-    return rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
+def test_each_rule_knows_its_example_and_no_other_knows_it_better() -> None:
+    failures = []
+    for rule in SPOKEN:
+        if rule.example or not rule.statuses:
+            example = rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
+            known = best_rule(SPOKEN, example)
+            if known is None or (known.meaning, known.cure) != (rule.meaning, rule.cure):
+                failures.append(f"{rule.id}: {known and known.id} knows it better: {example}")
+    assert not failures, "\n".join(failures)
 
 
-def test_the_rules_are_many_and_each_has_its_own_name() -> None:
-    names = [rule.id for rule in RULES]
-    assert len(names) == len(set(names)) >= 250
-
-
-@pytest.mark.parametrize("rule", [rule for rule in SPOKEN if not rule.statuses or rule.example], ids=lambda r: r.id)
-def test_a_rule_knows_its_example_and_no_other_rule_knows_it_better(rule: Rule) -> None:
-    known = best_rule(SPOKEN, example(rule))
-    assert known is not None and (known.meaning, known.cure) == (rule.meaning, rule.cure)
-
-
-@pytest.mark.parametrize("rule", SPOKEN, ids=lambda rule: rule.id)
-def test_a_rule_says_what_it_means_what_to_do_and_where_to_read_on(rule: Rule) -> None:
-    assert rule.meaning and rule.cure and (rule.source or rule.seen)
-    page, _, anchor = rule.page.partition("#")
-    assert not page or (ROOT / page).exists()
+def is_there(link: str) -> bool:
+    """Whether a page is there, and its anchor on it."""
+    page, _, anchor = link.partition("#")
+    if not (ROOT / page).exists() or not anchor:
+        return (ROOT / page).exists()
+    text = (ROOT / page).read_text()
     if page.endswith(".ipynb"):
-        assert f'<a id=\\"{anchor}\\">' in (ROOT / page).read_text()
-    elif anchor:
-        heads = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.M)
-        assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+        return f'<a id=\\"{anchor}\\">' in text
+    heads = re.findall(r"^#+ (.*)$", text, re.M)
+    return anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_each_rule_has_a_name_of_its_own_and_says_what_it_means_what_to_do_and_where_to_read_on() -> None:
+    said = {rule.id: rule.meaning and rule.cure and (rule.source or rule.seen) for rule in SPOKEN}
+    assert len(BY_ID) == len(RULES) and not [name for name, words in said.items() if not words]
+    assert not [rule.id for rule in SPOKEN if not is_there(rule.page)]
+    assert not is_there("docs/none.md") and not is_there("docs/tools.md#none")  # the controls
 
 
 ORDINARY = """\
@@ -90,40 +88,23 @@ def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) 
     assert explain(tmp_path, ORDINARY + "RuntimeError: CUDA out of memory.\n").root is not None  # the control
 
 
-def complaints() -> list[str]:
-    """The lines with which the scripts end, each value as a 7."""
-    lines = []
+def test_each_line_with_which_a_script_ends_is_known() -> None:
+    lines = set()
     for path in (ROOT / "ddp_helpers" / "rank" / "scripts").glob("mnist_*.py"):
         for function in ast.parse(path.read_text()).body:
             names = assigned(ast.walk(function))
             for call in ast.walk(function):
                 if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("exit", "error"):
-                    lines += [text.replace("\0", "7") for text in ways(call.args[0], names) if text != "\0"]
-    return sorted({*lines})
-
-
-def test_each_line_with_which_a_script_ends_is_known() -> None:
-    lines = complaints()
+                    lines |= {text.replace("\0", "7") for text in ways(call.args[0], names) if text != "\0"}
     rules = {line: best_rule([rule for rule in SPOKEN if rule.seen == "this course"], line) for line in lines}
-    assert [line for line, rule in rules.items() if rule is None] == [] and len(lines) >= 9
-    assert by_id("nan-stop") in rules.values() and by_id("no-launcher") in rules.values()
-
-
-# ---- the page
-
-
-def test_a_section_has_who_says_it_in_all_rows_or_in_none() -> None:
-    [first, *rest] = [rule for rule in RULES if rule.section == "the-model-and-its-gradients"]
-    with pytest.raises(ValueError, match=f"^{first.id}: `who` is missing"):
-        troubleshooting.table([replace(first, who=""), *rest])
+    assert [line for line, rule in rules.items() if rule is None] == []
+    assert BY_ID["nan-stop"] in rules.values() and BY_ID["no-launcher"] in rules.values()
 
 
 def test_the_page_is_written_from_the_rules() -> None:
     text = troubleshooting.PAGE.read_text()
     assert troubleshooting.page(text, RULES) == text
     assert troubleshooting.page(text, RULES[1:]) != text  # the control
-    with pytest.raises(ValueError, match="no table"):
-        troubleshooting.page(text.replace("<!-- rules: data -->", ""), RULES)
 
 
 # ---- prefixes: the same log, as each launcher would mark it
@@ -145,29 +126,35 @@ PREFIXES = {
 }
 
 
-@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_a_rank_is_read_from_its_prefix(tmp_path: Path, prefix: str) -> None:
-    texts = {0: GONE, 3: FAILS, 1: GONE}
-    log = "".join(textwrap.indent(text, prefix.format(rank)) + "\n" for rank, text in texts.items())
-    verdict = explain(tmp_path, log)
-    assert verdict.root.rule is by_id("ready-twice") and verdict.first == 3
-    assert {(finding.rule.id, finding.rank) for finding in verdict.follows} == {
-        ("peer-gone-gloo", 0),
-        ("peer-gone-gloo", 1),
-    }
-    assert verdict.own[-1].text.startswith("RuntimeError: Expected to mark")
-
-
-def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: Path) -> None:
-    verdict = explain(tmp_path, f"{GONE}\n{FAILS}\n")
-    assert verdict.root.rule is by_id("ready-twice") and verdict.first is None
-
-
 TIMES = {
     "torch": "[rank{rank}]:[E1122 10:0{minute}:00.123456789 x.cpp:1] {text}",
     "iso": "[rank{rank}]: 2024-11-22T10:0{minute}:00.123Z {text}",
     "logging": "[rank{rank}]: [2024-11-22 10:0{minute}:00,123] {text}",
 }
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_a_rank_is_read_from_its_prefix(tmp_path: Path, prefix: str) -> None:
+    texts = {0: GONE, 3: FAILS, 1: GONE}
+    log = "".join(textwrap.indent(text, prefix.format(rank)) + "\n" for rank, text in texts.items())
+    verdict = explain(tmp_path, log)
+    assert verdict.root.rule is BY_ID["ready-twice"] and verdict.first == 3
+    follows = {(finding.rule.id, finding.rank) for finding in verdict.follows}
+    assert follows == {("peer-gone-gloo", 0), ("peer-gone-gloo", 1)}
+    assert verdict.own[-1].text.startswith("RuntimeError: Expected to mark")
+
+
+def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: Path) -> None:
+    verdict = explain(tmp_path, f"{GONE}\n{FAILS}\n")
+    assert verdict.root.rule is BY_ID["ready-twice"] and verdict.first is None
+
+
+def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
+    for rank, text in {0: GONE, 1: FAILS}.items():
+        (tmp_path / f"rank{rank}.log").write_text(text)
+    verdict = judge(read_logs([tmp_path]))
+    assert (verdict.first, answer(verdict)) == (1, "ready-twice")
 
 
 @pytest.mark.parametrize("form", TIMES.values(), ids=TIMES)
@@ -182,63 +169,75 @@ def test_the_earliest_by_time_is_first_wherever_it_stands(tmp_path: Path, form: 
 
 # ---- what it says, and its exit statuses
 
-
-def run(*words: object, data: bytes = b"") -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ddp_helpers", "explain", *map(str, words)]
-    return subprocess.run(command, input=data, cwd=ROOT, capture_output=True, timeout=100)
-
-
-def test_a_clean_log_an_explained_one_and_one_that_is_not_known(capsys, tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    log.write_text(ORDINARY)
-    assert main(["explain", str(log)]) == 4
-    assert "No failure is seen, and nothing says that the run ended well." in capsys.readouterr().out
-    log.write_text(ORDINARY + textwrap.indent(FAILS, "[rank1]: "))
-    assert main(["explain", str(log)]) == 1
-    output = capsys.readouterr().out
-    assert "Failed first: rank 1" in output and "use_reentrant=False" in output and "#fault-26" in output
-    log.write_text("[rank2]: Traceback (most recent call last):\n[rank2]:   File x\n[rank2]: my.Odd: row 7\n")
-    assert main(["explain", str(log)]) == 3
-    output = capsys.readouterr().out
-    assert "Not known" in output and "my.Odd: row 7" in output and "rank 2" in output
-
-
-def test_the_verdict_as_json_and_from_standard_input() -> None:
-    done = run("--json", data=textwrap.indent(FAILS, "[rank1]: ").encode())
-    data = json.loads(done.stdout)
-    assert done.returncode == 1 and data["verdict"] == "explained" and data["first_failed"] == 1
-    assert data["root"]["rule"] == "ready-twice" and data["root"]["line"] == 1 + FAILS.count("\n")
-
-
-BAD = {
-    "missing": None,
-    "zeros": bytes(10_000),
-    "gzip": gzip.compress(b"RuntimeError"),
-    "binary": os.urandom(64) + bytes(1000),
+RAISED = """Traceback (most recent call last):
+  File "/home/me/fit.py", line 12, in <module>
+    rows[key]
+  File "/opt/lib/python3.12/site-packages/x/y.py", line 3, in get
+    raise
+{}
+"""
+AT_LIMIT = "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n"
+ENDS_OF_LOGS = {  # the status, and what is said
+    RAISED.format("KeyError: 'a'"): (1, "/home/me/fit.py:12"),
+    RAISED.format("x.Odd: a"): (3, "/home/me/fit.py:12"),
+    RAISED.format("x.Odd: a") + AT_LIMIT: (3, "Not known"),
+    ORDINARY + textwrap.indent(FAILS, "[rank1]: "): (1, "Failed first: rank 1"),
+    ORDINARY: (4, "No failure is seen, and nothing says that the run ended well."),
+    "": (4, "No failure is seen"),
+    "rank 0 exit status 0\n": (4, "No failure is seen"),  # of the others nothing is known
+    "epoch 1: loss 0.3\nJobState=COMPLETED\n": (0, ""),
+    "git: fatal: odd\n": (3, "git: fatal: odd"),
+    textwrap.indent(RAISED.format("my.Odd: row 7"), "[rank2]: "): (3, "rank 2"),
 }
 
 
-@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
-def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes | None) -> None:
-    log = tmp_path / "job.log"
-    if content is not None:
-        log.write_bytes(content)
-    refused(main, ["explain", str(log)], named=[str(log)])
+@pytest.mark.parametrize("text", ENDS_OF_LOGS)
+def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.log").write_text(text)
+    status, said = ENDS_OF_LOGS[text]
+    assert main(["explain", str(tmp_path / "job.log")]) == status
+    assert said in capsys.readouterr().out
 
 
-def test_a_folder_without_logs_is_refused_in_one_line(tmp_path: Path) -> None:
-    refused(main, ["explain", str(tmp_path)], named=["holds no log"])
+def test_the_verdict_as_json_and_from_standard_input(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = textwrap.indent(FAILS, "[rank1]: ").encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
+    assert main(["explain", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "explained" and data["first_failed"] == 1
+    assert data["root"]["rule"] == "ready-twice" and data["root"]["line"] == 1 + FAILS.count("\n")
+
+
+def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["explain", "tests/logs/example.log"]) == 1
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
+
+
+def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path) -> None:
+    bad = {
+        "zeros": bytes(10_000),
+        "gzip": gzip.compress(b"RuntimeError"),
+        "binary": os.urandom(64) + bytes(1000),
+    }
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    for name in (*bad, "missing", "folder"):
+        refused(main, ["explain", str(tmp_path / name)], named=["holds no log" if name == "folder" else name])
 
 
 # ---- real failures of this course: notebook 10 and its appendix, as they were executed; launchers, here
 
 ANY = (0, 1)
-# A fault: which rank failed first, which was not there, and what explains it. The others end well, or leave no message.
+# A fault: which rank failed first, which was not there, and what explains it.
 FAULTS = {
     1: (0, [], "waiting-for-clients"),
     2: (None, [], "port-of-outgoing"),
     3: (ANY, [], "address-in-use"),  # two ranks want one address: either may be the second
     4: (None, [], "invalid-device-id"),
+    5: (None, [], "clean"),
     6: (0, [], "gloo-interface"),
     7: (1, [], "sigkill"),
     8: (0, [1], "monitored-barrier"),
@@ -246,6 +245,10 @@ FAULTS = {
     10: (0, [], "collective-mismatch"),
     11: (1, [], "received-size"),
     12: (0, [], "unused-parameter"),
+    13: (ANY, [], "loss-nan-seen"),
+    14: (None, [], "clean"),
+    15: (None, [], "clean"),
+    16: (None, [], "clean"),
     17: (1, [], "gzip-cut"),
     18: (0, [], "worker-killed"),
     22: (None, [], "map-location"),
@@ -277,88 +280,11 @@ def faults() -> dict[int, str]:
 
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, number: int) -> None:
+    """One that leaves no message is no failure."""
     verdict = explain(tmp_path, faults()[number])
     first, *others = FAULTS[number]
     assert verdict.first in (ANY if first is ANY else (first,))
     assert [verdict.late, answer(verdict)] == others
-
-
-@pytest.mark.parametrize("number", [5, 14, 15, 16])
-def test_a_fault_that_says_nothing_is_no_failure(tmp_path: Path, number: int) -> None:
-    assert answer(explain(tmp_path, faults()[number])) == "clean"
-
-
-def test_a_loss_of_nan_that_is_printed_is_a_failure(tmp_path: Path) -> None:
-    assert answer(explain(tmp_path, faults()[13])) == "loss-nan-seen"
-    for line in ("loss: nan", "step 3 | loss is NaN", "{'loss': nan, 'lr': 0.1}", "3,0.1,nan,0.5"):
-        assert answer(explain(tmp_path, f"epoch 1: loss 0.3\n{line}\n")) == "loss-nan-seen", line
-    for line in ("nan_filter: loss 0.2", "Nancy,3,0.1", "loss 0.3, nan samples skipped: 0"):
-        assert answer(explain(tmp_path, line + "\n")) == "clean", line
-
-
-CALL = (
-    "[rank{0}]:[E x.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType={2},\n"
-)
-DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, last completed NCCL work: {2}.\n"
-
-
-@pytest.mark.parametrize(
-    ("calls", "completed", "words", "late"),
-    [
-        ([(7, "BROADCAST"), (9, "ALLREDUCE")], 6, "rank 0 in BROADCAST, number 7; rank 1 in ALLREDUCE", []),
-        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], -1, "nothing goes through between the GPUs", []),
-        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], 6, "has gone", []),
-        ([(7, "ALLREDUCE"), (6, "ALLREDUCE")], 5, "rank 1 made fewer calls", [1]),
-    ],
-)
-def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, completed, words, late) -> None:
-    log = "".join(CALL.format(rank, *call) + DONE.format(rank, 9, completed) for rank, call in enumerate(calls))
-    verdict = explain(tmp_path, log)
-    assert words in verdict.root.rule.meaning and verdict.late == late and verdict.first is None
-
-
-RAISED = """Traceback (most recent call last):
-  File "/home/me/fit.py", line 12, in <module>
-    rows[key]
-  File "/opt/lib/python3.12/site-packages/x/y.py", line 3, in get
-    raise
-{}
-"""
-ENDS_OF_LOGS = {
-    RAISED.format("KeyError: 'a'"): 1,
-    RAISED.format("x.Odd: a"): 3,
-    "": 4,
-    "epoch 1: loss 0.3\n": 4,
-    "rank 0 exit status 0\n": 4,  # of the others nothing is known
-    "epoch 1: loss 0.3\nJobState=COMPLETED\n": 0,
-    "git: fatal: odd\n": 3,
-    RAISED.format("x.Odd: a") + "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n": 3,
-}
-
-
-@pytest.mark.parametrize("text", ENDS_OF_LOGS)
-def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
-    (tmp_path / "job.log").write_text(text)
-    assert main(["explain", str(tmp_path / "job.log")]) == ENDS_OF_LOGS[text]
-    assert "/home/me/fit.py:12" in capsys.readouterr().out or "fit.py" not in text
-
-
-@pytest.mark.parametrize(
-    ("line", "rule"),
-    [
-        ("OSError: [Errno 116] Stale file handle: '/home/me/.triton/cache/AB/k.so'", "cache-race"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'", "no-such-file"),
-        ("OSError: address already in use, port: 29500", "address-in-use"),
-        ("OSError: address already in use, port: 40000", "port-of-outgoing"),
-    ],
-)
-def test_a_path_or_a_number_in_the_message_is_used(tmp_path: Path, line: str, rule: str) -> None:
-    assert answer(explain(tmp_path, line + "\n")) == rule
-
-
-def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
-    (tmp_path / "job.log").write_text("9: [rank2]: a\n10: [rank10]: b\n")
-    assert "srun's task 9 holds torch's rank 2" in read_logs([tmp_path / "job.log"]).notices[0]
 
 
 FAILS_ALONE = """import os, signal, sys, torch, torch.distributed as dist
@@ -387,12 +313,11 @@ STARTS = {
 }
 
 
-# Each start and each end once; make test-all has every pair.
-USUAL = [("torchrun", "killed"), ("torchrun, tee", "fails"), ("mpirun", "ends well"), ("mpirun", "fails")]
-USUAL += [("srun", "killed"), ("srun, no labels", "fails")]
+# make test-all has every pair.
+USUAL = [("torchrun, tee", "fails"), ("srun", "killed")]
 
 
-@pytest.mark.parametrize(("start", "end"), product(STARTS, ENDS) if THOROUGH else USUAL)
+@pytest.mark.parametrize(("start", "end"), [*product(STARTS, ENDS)] if THOROUGH else USUAL)
 def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     tmp_path: Path, request: pytest.FixtureRequest, start: str, end: str
 ) -> None:
@@ -416,30 +341,109 @@ def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
     assert all(line.text.strip() for line in verdict.own), "a line with nothing but its prefix"
 
 
-def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
-    for rank, text in {0: GONE, 1: FAILS}.items():
-        (tmp_path / f"rank{rank}.log").write_text(text)
-    verdict = judge(read_logs([tmp_path]))
-    assert (verdict.first, answer(verdict)) == (1, "ready-twice")
-    assert main(["explain", str(tmp_path)]) == 1
+# ---- what is read of a text
+
+CLOSED = "Process group watchdog thread terminated with exception: "
+REQUEUED = "slurmstepd: error: *** JOB 608 ON node1 CANCELLED AT 2022-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
+TRIES = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node0]:29500 (errno: 110 - timed out).\n"
+EXITED = "srun: error: node1: task 0: Exited with exit code 1\n"
+TEXTS = {
+    # a path or a number in the message is used
+    "OSError: [Errno 116] Stale file handle: '/home/me/.triton/cache/AB/k.so'": "cache-race",
+    "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'": "no-such-file",
+    "OSError: address already in use, port: 29500": "address-in-use",
+    "OSError: address already in use, port: 40000": "port-of-outgoing",
+    # a loss of NaN that is printed is a failure
+    "epoch 1: loss 0.3\nloss: nan": "loss-nan-seen",
+    "step 3 | loss is NaN": "loss-nan-seen",
+    "{'loss': nan, 'lr': 0.1}": "loss-nan-seen",
+    "3,0.1,nan,0.5": "loss-nan-seen",
+    "nan_filter: loss 0.2": "clean",
+    "Nancy,3,0.1": "clean",
+    "loss 0.3, nan samples skipped: 0": "clean",
+    # a warning at which a log ends explains it
+    TRIES * 3: "client-socket",
+    TRIES * 3 + "epoch 1: loss 0.3\n": "clean",
+    # a line that reports another error is explained by that one
+    f"[rank0]:[E1 x.cpp:1] [Rank 0] {CLOSED}CUDA error: an illegal memory access was encountered": "illegal-address",
+    f"[rank0]:[E1 x.cpp:1] [Rank 0] {CLOSED}odd": "nccl-watchdog-exception",
+    # what comes behind the end by Slurm is not its cause
+    REQUEUED + "RuntimeError: Connection refused\n": "slurm-requeue",
+    "RuntimeError: Connection refused\n" + REQUEUED: "connection-refused",
+    # an error that no rule knows comes before a launcher's summary
+    "tool | Error: no licence\n" + EXITED: None,
+    EXITED: "srun-task-exit",
+}
 
 
-def test_a_log_of_progress_bars_long_lines_and_colours_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_explained_by_its_cause(tmp_path: Path, text: str) -> None:
+    assert answer(explain(tmp_path, text)) == TEXTS[text]
+
+
+CALL = (
+    "[rank{0}]:[E x.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType={2},\n"
+)
+DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, last completed NCCL work: {2}.\n"
+
+
+@pytest.mark.parametrize(
+    ("calls", "completed", "words", "late"),
+    [
+        ([(7, "BROADCAST"), (9, "ALLREDUCE")], 6, "rank 0 in BROADCAST, number 7; rank 1 in ALLREDUCE", []),
+        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], -1, "nothing goes through between the GPUs", []),
+        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], 6, "has gone", []),
+        ([(7, "ALLREDUCE"), (6, "ALLREDUCE")], 5, "rank 1 made fewer calls", [1]),
+    ],
+)
+def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, completed, words, late) -> None:
+    log = "".join(CALL.format(rank, *call) + DONE.format(rank, 9, completed) for rank, call in enumerate(calls))
+    verdict = explain(tmp_path, log)
+    assert words in verdict.root.rule.meaning and verdict.late == late and verdict.first is None
+
+
+def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("9: [rank2]: a\n10: [rank10]: b\n")
+    assert "srun's task 9 holds torch's rank 2" in read_logs([tmp_path / "job.log"]).notices[0]
+
+
+def test_a_mark_behind_other_text_begins_a_line_of_its_rank(tmp_path: Path) -> None:
+    text = "24/200 [01:08<08:18,  2.83s/it][rank1]: ValueError: odd[rank2]: ValueError: even\n"
+    (tmp_path / "job.log").write_text(text)
+    lines = [(line.rank, line.text) for line in read_logs([tmp_path / "job.log"]).lines]
+    assert lines[1:] == [(1, "ValueError: odd"), (2, "ValueError: even")] and lines[0][0] is None
+
+
+def test_a_rank_that_its_launcher_ended_is_not_the_first(tmp_path: Path) -> None:
+    log = """\
+E1125 20:02:16.897000 3993 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1
+Failures:
+[1]:
+  time      : 2026-11-25_20:02:16
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 4274)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_20:02:16
+  rank      : 1 (local_rank: 1)
+  exitcode  : -6 (pid: 4275)  (SIGABRT)
+"""
+    verdict = explain(tmp_path, log)
+    assert (verdict.first, answer(verdict)) == (1, "sigabrt")
+
+
+def test_a_log_of_progress_bars_many_and_long_lines_and_colours_is_read(tmp_path: Path) -> None:
     bar = "\r".join(f"{percent}%|### | {percent}/100" for percent in range(100))
     log = tmp_path / "job.log"
     log.write_bytes(f"{bar}\r\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\r\n".encode("utf-16"))
     verdict = judge(read_logs([log]))
     assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 1
+    steps = "".join(f"step {step}: loss 0.5\n" for step in range(2000))
+    log.write_text(f"{steps}RuntimeError: CUDA out of memory.\n{steps}")
+    verdict = judge(read_logs([log]))
+    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 2001
     log.write_bytes(b"\xff\xfe caf\xe9 " + b"x" * 100_000 + b"\nRuntimeError: CUDA out of memory.\n")
     assert answer(judge(read_logs([log]))) is not None
-
-
-def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(["explain", "tests/logs/example.log"]) == 1
-    page = (ROOT / "docs" / "tools.md").read_text()
-    assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
 
 
 PIECES = [prefix.format(1) for prefix in PREFIXES.values()]
@@ -454,9 +458,3 @@ def test_no_text_makes_it_fail_or_prints_what_a_terminal_would_obey(text: str) -
     report = as_text(judge(logs), logs)
     assert all(letter.isprintable() or letter == "\n" for letter in report)
     json.dumps(as_data(judge(logs), logs))
-
-
-def test_a_cause_is_found_behind_many_lines_that_are_alike(tmp_path: Path) -> None:
-    steps = "".join(f"step {step}: loss 0.5\n" for step in range(2000))
-    verdict = explain(tmp_path, f"{steps}RuntimeError: CUDA out of memory.\n{steps}")
-    assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 2001

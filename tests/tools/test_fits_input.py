@@ -1,15 +1,13 @@
 """`fits` without --input reads the shape of a sample off the first layer, and asks where it cannot."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from refusals import refused
 
-from ddp_helpers import ROOT, PlainError
 from ddp_helpers.cli import main
+from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
 from ddp_tools import fits, model_file
 
 MODELS = """
@@ -47,6 +45,12 @@ class Sparse(nn.Sequential):
     def __init__(self): super().__init__(nn.Embedding(128, 8, sparse=True), nn.Linear(8, 128))
 class Pixels(nn.Conv2d):
     def __init__(self): super().__init__(3, 8, 3); self.register_buffer("table", torch.zeros(10**6))
+TABLE, NET, wrong = torch.zeros(10**6), nn.Linear(4, 4), 7
+class Constant(nn.Linear):
+    def __init__(self): super().__init__(4, 4); self.register_buffer("table", TABLE)
+def same(): return NET
+def three(): return 3
+def learn(): Reads()(torch.zeros(2, 4)).sum().backward()
 """
 
 
@@ -66,19 +70,49 @@ def test_a_linear_layer_tells_how_many_numbers_a_sample_has(name: str, numbers: 
     assert capsys.readouterr().out.splitlines() == table, "with the shape given, nothing is read, and all is the same"
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("Images", "--input 3 32 32: the first layer with weights, Conv2d, takes 3 channels of any size"),
-        ("Texts", "--input 128: the first layer with weights, Embedding, takes any number of tokens"),
-        ("Steps", "--input 100 12: the first layer with weights, Steps, takes 12 numbers at each of any"),
-        ("Own", "as in --input 1 28 28: the first layer with weights, Own, does not tell it"),
-        ("Bare", "as in --input 1 28 28: no layer has weights"),
-        ("Fails", "the model cannot be made: my.py:23: RuntimeError"),
-    ],
-)
-def test_what_the_first_layer_leaves_open_is_asked_for_in_a_line(name: str, line: str, models: Path) -> None:
-    refused(main, ["fits", f"{models}:{name}"], named=[line])
+REFUSED = {  # what the line says
+    # the first layer leaves the shape open
+    "Images": "--input 3 32 32: the first layer with weights, Conv2d, takes 3 channels of any size",
+    "Texts": "--input 128: the first layer with weights, Embedding, takes any number of tokens",
+    "Steps": "--input 100 12: the first layer with weights, Steps, takes 12 numbers at each of any",
+    "Own": "as in --input 1 28 28: the first layer with weights, Own, does not tell it",
+    "Bare": "as in --input 1 28 28: no layer has weights",
+    "Fails": "the model cannot be made: my.py:23: RuntimeError",
+    # a model that cannot be counted
+    "Named --input 784": "a small class around it",
+    "WithLabels --input 784": "a small class around it",
+    "OfWidth --input 784": "a small class around it",
+    "Lazy --input 784": "give its sizes",
+    "Sparse --input 16 --type int64": "sparse=False",
+    # other words
+    "Net --input 5": "a step on an input of (32, 5), torch.float32",
+    "Texts --input 128 --type float32": "(32, 128), torch.float32: RuntimeError",
+    "Net --input 5 --batch-size-per-rank 0": "every number must be 1 or more",
+    "Net --input 5 --batch-size 8": "--batch-size",
+    "Net --input 5 --optimizer Best": "'Best' is none of torch.optim's",
+    "Net --input 784 --optimizer LBFGS": "'LBFGS' is none of torch.optim's without closure",
+    "eight --input 5": "no class and no function 'eight'",
+    "wrong --input 5": "no class and no function 'wrong'",
+    "three --input 4": "int, and no nn.Module",
+    "learn --input 4": "backward() is called",
+    "same --input 4": "make the model anew in each call",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_counted_is_told_in_a_line_with_what_to_give_instead(words: str, models: Path) -> None:
+    name, *flags = words.split()
+    refused(main, ["fits", f"{models}:{name}", *flags], named=[REFUSED[words]])
+
+
+def test_what_is_no_file_of_models_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("")
+    (tmp_path / "bad.py").write_text("1 / 0\n")
+    for file in ("other.py:two", "my.py"):
+        refused(main, ["fits", file, "--input", "5"], named=["is not FILE.py:NAME"])
+    cannot = "bad.py cannot be imported: bad.py:1: ZeroDivisionError"
+    refused(main, ["fits", "bad.py:two", "--input", "5"], named=[cannot])
 
 
 def test_where_another_layer_comes_first_the_line_says_what_was_taken(models: Path, capsys) -> None:
@@ -93,16 +127,6 @@ def test_the_examples_that_are_named_can_be_given(models: Path, capsys) -> None:
     for name, shape in (("Images", "3 32 32"), ("Texts", "128")):  # tokens are whole numbers, without --type
         assert main(["fits", f"{models}:{name}", "--input", *shape.split()]) == 0
         assert "DDP fits a GPU" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["fits", f"{models}:Texts", "--input", "128", "--type", "float32"])
-    assert "(32, 128), torch.float32: RuntimeError" in capsys.readouterr().err
-
-
-def test_a_network_of_the_course_is_asked_for_its_length() -> None:
-    make = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
-    with pytest.raises(PlainError, match=r"\bEmbedding\b.*\btokens\b"):
-        model_file.sample_of(make)
-    assert model_file.sample_of(make, [64]) == ((64,), torch.int64, "")
 
 
 MOVED = """
@@ -118,6 +142,13 @@ class Plain(nn.Module):
     def forward(self, x): return self.again(self.norm(self.second(self.first(x))))
 class Steps(nn.LSTM):
     def __init__(self): super().__init__(12, 8)
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(2))
+    def forward(self, x):
+        for layer in (layer for stage in self.stages for layer in stage): x = layer(x)
+        return x
 def to(): return Plain().to("cpu")
 def floats(): return Plain().float().to("cpu", torch.float32)
 def empty(): return Plain().to_empty(device="cpu")
@@ -147,10 +178,8 @@ def test_a_model_that_its_maker_moves_or_converts_is_counted_without_memory(tmp_
         assert counted(file, name)["parameters"] == size * plain["parameters"], name
     # A recurrent layer keeps a list of its weights, and makes it anew where it is converted.
     assert counted(file, "steps", [100, 12]) == counted(file, "Steps", [100, 12])
-
-
-def test_the_input_has_the_type_of_the_first_weights(tmp_path: Path) -> None:
-    (file := tmp_path / "moved.py").write_text(MOVED)
+    assert counted(file, "Nested")["parameters"] == 4 * 4 * (8 * 8 + 8)  # lists of lists are cut by their elements
+    # The input has the type of the first weights.
     makes = [model_file.load(f"{file}:{name}") for name in ("to", "half", "bfloat16", "double")]
     types = [model_file.sample_of(make)[1] for make in makes]
     assert types == [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -167,7 +196,6 @@ def train(rank=0):
     while True:
         try: Net()(torch.zeros(2, 4)).sum().backward()
         except Exception: pass
-def three(): return 3
 """
 
 
@@ -192,58 +220,28 @@ def test_a_script_without_a_main_guard_is_told_where_to_put_it(start: str, tmp_p
     assert main(["fits", f"{file}:Net"]) == 0
 
 
-@pytest.mark.parametrize(("name", "said"), [("train", "backward() is called"), ("three", "int, and no nn.Module")])
-def test_a_function_that_makes_no_model_is_told(name: str, said: str, tmp_path: Path) -> None:
-    (file := tmp_path / "script.py").write_text(STARTS)
-    refused(main, ["fits", f"{file}:{name}", "--input", "4"], named=[said])
-
-
-BEFORE = """
-import torch
-from torch import nn
-TABLE, NET = torch.zeros(10**6), nn.Linear(4, 4)
-class Constant(nn.Linear):
-    def __init__(self): super().__init__(4, 4); self.register_buffer("table", TABLE)
-def same(): return NET
-"""
-
-
-def test_what_the_file_made_at_its_import_is_counted_too(tmp_path: Path) -> None:
-    (file := tmp_path / "before.py").write_text(BEFORE)
-    make = model_file.load(f"{file}:Constant")
-    rows = fits.predict(make, (4,), batch_size_per_rank=1)["rows"]
+def test_what_the_file_made_at_its_import_is_counted_too(models: Path) -> None:
+    rows = fits.predict(model_file.load(f"{models}:Constant"), (4,), batch_size_per_rank=1)["rows"]
     assert all(4e6 < row["peak"] < 4.01e6 for row in rows)
-    refused(main, ["fits", f"{file}:same", "--input", "4"], named=["make the model anew in each call"])
 
 
-def test_ranks_can_be_forked_after_a_prediction(models: Path) -> None:
-    """In a process of its own: the first backward of a process decides."""
-    code = f"""
-import multiprocessing, torch
+FORKS = """
+import multiprocessing, sys, torch
 from ddp_tools import fits, model_file
-make = model_file.load("{models}:Net")
+make = model_file.load(sys.argv[1])
 fits.predict(make, *model_file.sample_of(make)[:2])
 rank = multiprocessing.get_context("fork").Process(target=torch.ones((), requires_grad=True).backward)
 rank.start()
 rank.join()
-assert rank.exitcode == 0
+sys.exit(rank.exitcode)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "cure"),
-    [
-        ("Named", "784", "a small class around it"),
-        ("WithLabels", "784", "a small class around it"),
-        ("OfWidth", "784", "a small class around it"),
-        ("Lazy", "784", "give its sizes"),
-        ("Sparse", "16", "sparse=False"),
-    ],
-)
-def test_a_model_that_cannot_be_counted_says_what_to_give_instead(name, shape, cure, models: Path) -> None:
-    kind = ["--type", "int64"] if name == "Sparse" else []
-    refused(main, ["fits", f"{models}:{name}", "--input", shape, *kind], named=[cure])
+def test_ranks_can_be_forked_after_a_prediction(models: Path, tmp_path: Path) -> None:
+    """In a process of its own: the first backward of a process decides."""
+    (script := tmp_path / "forks.py").write_text(FORKS)
+    wait_for_runs(run := ForkedScript(script, f"{models}:Net", ranks=1))
+    assert run.exit_statuses == [0], run.lines_of_rank(0)
 
 
 def test_the_table_says_which_loss_was_taken_and_what_buffers_have(models: Path, capsys) -> None:

@@ -19,7 +19,7 @@ from ddp_helpers.lessons.run_script import wait_for_runs
 from ddp_tools import watched, who_hangs
 
 SEEDS = [*range(100), 135, 145] if THOROUGH else [0, 1, 5, 6, 17, 19]
-AT_ONCE = 6  # runs
+AT_ONCE = 4  # runs, which mostly wait
 SAME = "import os\n"
 SOUND = mutations.Plant(mutations.Mutation("none", 0, SAME, SAME), 0, {"short": 0, "lacks": 1, "spike": 2}, 1)
 
@@ -69,13 +69,13 @@ def keep(tmp_path, monkeypatch):
 # ---- what is planted
 
 
-def test_there_are_enough_faults_of_enough_kinds():
-    plants = {(plant.mutation, plant.rank, plant.step) for plant in map(mutations.choose_plant, range(5000))}
-    assert len(mutations.MUTATIONS) >= 40 and len({fault.kind for fault in mutations.MUTATIONS}) >= 10
+def test_each_kind_and_cure_has_a_fault_and_each_rank_is_at_fault():
+    plants = [mutations.choose_plant(seed) for seed in range(1000)]
     assert {fault.kind for fault in mutations.MUTATIONS} == mutations.KINDS.keys()
     assert {cure for _, cure in mutations.KINDS.values()} == mutations.CURES.keys()
+    assert {plant.mutation for plant in plants} == {*mutations.MUTATIONS}
+    assert {plant.rank for plant in plants} == {*range(mutations.RANKS)}
     assert not THOROUGH or {mutations.choose_plant(seed).mutation for seed in SEEDS} == {*mutations.MUTATIONS}
-    assert len(plants) > 300 and {rank for _, rank, _ in plants} == {*range(mutations.RANKS)}
 
 
 @pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=lambda fault: f"{fault.kind}-{fault.culprit}")
@@ -87,22 +87,13 @@ def test_a_fault_is_one_small_change_in_one_place(fault):
     assert not re.search(r"rank == [12]\b|step ==", "".join(fault.text().splitlines()[line - 1] for line in lines))
 
 
-def test_a_seed_plants_the_same_fault_every_time():
-    assert [mutations.choose_plant(seed) for seed in range(50)] == [mutations.choose_plant(seed) for seed in range(50)]
-    assert SOUND.mutation.text() == mutations.SOUND and not SOUND.mutation.lines()
-
-
 # ---- the runs
 
 
-def test_the_sound_script_runs_to_its_end(runs):
-    assert runs["sound"].exit_statuses == [0, 0, 0]
+def test_each_run_fails_and_the_sound_script_runs_to_its_end(runs):
+    assert [name for name, run in runs.items() if run.exit_statuses == [0, 0, 0]] == ["sound"]
     lines = who_hangs.who_hangs(who_hangs.read_dumps(runs["sound"].folder.glob("recorder_*.json")))
     assert lines == [who_hangs.SAME]
-
-
-def test_each_run_fails(runs):
-    assert not [seed for seed in SEEDS if not any(runs[seed].exit_statuses)]
 
 
 # ---- the evidence: a solver that has nothing else
@@ -190,15 +181,15 @@ def wrong_answers(lab):
         yield right | {"cure": cure}, "all but the cure is right"
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_checker_knows_what_is_wrong_first(seed, keep):
-    keep(seed)
-    lab = hang.Lab(seed)
-    for answer, told in wrong_answers(lab):
-        said = lab.answer(**answer)
-        assert said.startswith("not yet: ") and told in said and "\n" not in said
-    for line in lab.plant.mutation.lines():
-        assert lab.answer(**answer_of(lab) | {"line": line}) == "right"
+def test_the_checker_knows_what_is_wrong_first(keep):
+    for seed in range(60):
+        keep(seed)
+        lab = hang.Lab(seed)
+        for answer, told in wrong_answers(lab):
+            said = lab.answer(**answer)
+            assert said.startswith("not yet: ") and told in said and "\n" not in said, (seed, answer)
+        for line in lab.plant.mutation.lines():
+            assert lab.answer(**answer_of(lab) | {"line": line}) == "right", (seed, line)
 
 
 # ---- on the command line
@@ -221,6 +212,7 @@ def test_a_seed_is_run_looked_at_and_answered_on_the_command_line(runs, tmp_path
 
 
 BAD = {
+    "--seed x": "'x'",
     "--look nothing": "no evidence is called 'nothing': choose one of exits, who_hangs, log R",
     "--look log": "no evidence is called 'log'",
     "--look log 1 2": "no evidence is called",
@@ -241,16 +233,10 @@ def test_a_bad_word_is_told_in_one_line(words, keep):
     refused(main, ["hang", "--seed", "1", *words.split()], named=[BAD[words]])
 
 
-@pytest.mark.parametrize("words", ["--seed x", ""])
-def test_a_seed_that_is_none_is_told_in_one_line(words, tmp_path, monkeypatch):
+def test_a_seed_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "ROOT", tmp_path)
-    refused(main, ["hang", *words.split()])
+    refused(main, ["hang"], named=["--seed"])
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_look_beyond_the_end_shows_the_last_lines(keep):
-    keep(1)
-    assert hang.Lab(1).look("lines 9999").splitlines()[-1].endswith("    main()")
 
 
 # ---- who_hangs, on dumps of any run
@@ -304,26 +290,25 @@ def test_who_hangs_says_who_missed_what(what):
     assert who_hangs.who_hangs(dict(enumerate(dumps))) == lines
 
 
-def test_who_hangs_runs_alone_in_a_shell_and_takes_no_pickle(runs, tmp_path):
-    folder, script = runs["sound"].folder, tmp_path / "taken_home.py"
+def test_who_hangs_runs_alone_in_a_shell(runs, tmp_path):
+    script = tmp_path / "taken_home.py"
     script.write_text(Path(who_hangs.__file__).read_text())
-    done = python(script, *sorted(folder.glob("recorder_*.json")))
+    done = python(script, *sorted(runs["sound"].folder.glob("recorder_*.json")))
     assert (done.returncode, done.stdout) == (0, f"{who_hangs.SAME}\n")
-    bad = tmp_path / "recorder_rank0.json"
-    for content in (
-        pickle.dumps({"entries": []}),
-        b"",
-        b"[]",
-        b'{"entries": 3}',
-        b'{"entries": []}',
-        b'{"entries": [{}]}',
-    ):
-        bad.write_bytes(content)
-        done = python(script, bad)
+    for words, said in (([tmp_path / "none"], "none"), ([], "python who_hangs.py recorder_rank*.json")):
+        done = python(script, *words)
         assert done.returncode == 1
-        one_line(done.stderr, bad.name)
-    one_line(python(script, tmp_path / "none").stderr, "none")
-    one_line(python(script).stderr, "python who_hangs.py recorder_rank*.json")
+        one_line(done.stderr, said)
+
+
+def test_who_hangs_takes_no_pickle_and_no_other_file(tmp_path):
+    bad = tmp_path / "recorder_rank0.json"
+    pickled = pickle.dumps({"entries": []})
+    for content in (pickled, b"", b"[]", b'{"entries": 3}', b'{"entries": []}', b'{"entries": [{}]}'):
+        bad.write_bytes(content)
+        refused(main, ["who-hangs", str(bad)], named=[bad.name])
+    refused(main, ["who-hangs"], named=["recorder"])
+    refused(main, ["who-hangs", "--watched", str(bad)], named=["another path"])
 
 
 def test_each_rank_of_srun_writes_a_file_of_its_own(cluster, tmp_path):
@@ -333,12 +318,3 @@ def test_each_rank_of_srun_writes_a_file_of_its_own(cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     sizes = {path.name: json.loads(path.read_text())["world_size"] for path in tmp_path.glob("recorder_*.json")}
     assert sizes == {"recorder_rank0.json": 2, "recorder_rank1.json": 2}
-
-
-@pytest.mark.skipif(not THOROUGH, reason="four times the import of torch; make test-all has it")
-def test_a_script_is_watched_under_torchrun(tmp_path):
-    SOUND.write(tmp_path)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", watched.__file__, "train.py"]
-    assert python(*launch, cwd=tmp_path).returncode == 0
-    lines = who_hangs.who_hangs(who_hangs.read_dumps(tmp_path.glob("recorder_*.json")))
-    assert lines == [who_hangs.SAME]

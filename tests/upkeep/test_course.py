@@ -20,6 +20,13 @@ from ddp_helpers.upkeep import course
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FIGURE = "from ddp_helpers.lessons.shard_the_data import figures\nfigures.picture_of_shards(8, 2, seed=1)"
+LISTENS = """import json
+from pathlib import Path
+from ipykernel.connect import get_connection_file
+told = json.loads(Path(get_connection_file()).read_text())
+files = [Path(f"{told['ip']}-{number}") for name, number in told.items() if name.endswith("_port")]
+print(told["transport"], [file.is_socket() for file in files])"""
+ON_FILES = f"ipc {[True] * 5}\n"
 
 
 @pytest.fixture
@@ -32,42 +39,42 @@ def notebooks(tmp_path, monkeypatch):
     return tmp_path / "notebooks"
 
 
-def test_a_good_notebook(notebooks, capsys):
-    nbformat.write(new_notebook(cells=[new_code_cell(FIGURE)]), notebooks / "01_good.ipynb")
-    assert course.run([], every=False, in_place=False) == 0
-    said = capsys.readouterr().out
-    assert "1/1 cells" in said and "build/figures/01_good_1..1.png" in said
-    assert (notebooks.parent / "build" / "figures" / "01_good_1.png").read_bytes().startswith(b"\x89PNG")
-    executed = nbformat.read(notebooks.parent / "build" / "notebooks" / "01_good.ipynb", 4)
-    assert executed.metadata.executed == course.code_checksum(executed)
-    assert nbformat.read(notebooks / "01_good.ipynb", 4).cells[0].outputs == []  # not in place
+def write(path, *sources, **metadata):
+    """Write a notebook of these cells."""
+    nbformat.write(new_notebook(cells=[*map(new_code_cell, sources)], metadata=KERNEL | metadata), path)
+    return path
 
 
-def test_a_failing_notebook_fails_the_course_and_is_named(notebooks, capsys):
-    nbformat.write(new_notebook(cells=[new_code_cell("1 / 0"), new_code_cell("1")]), notebooks / "01_bad.ipynb")
-    assert course.run([], every=False, in_place=True) == 1
+def read(path):
+    """The notebook in a file."""
+    return nbformat.read(path, as_version=4)
+
+
+def test_the_core_is_executed_into_build_and_an_error_fails_it(notebooks, capsys):
+    good = write(notebooks / "01_good.ipynb", FIGURE, LISTENS)
+    write(notebooks / "02_bad.ipynb", "1 / 0", "1")
+    write(notebooks / "10_is_an_elective.ipynb", "1")
+    assert course.run([], every=False, in_place=False) == 1
     out, err = capsys.readouterr()
-    assert "FAILED" in out and "01_bad" in err and "ZeroDivisionError" in err
-    assert nbformat.read(notebooks / "01_bad.ipynb", 4).cells[0].outputs[-1].ename == "ZeroDivisionError"
-
-
-LISTENS = """import json
-from pathlib import Path
-from ipykernel.connect import get_connection_file
-told = json.loads(Path(get_connection_file()).read_text())
-files = [Path(f"{told['ip']}-{number}") for name, number in told.items() if name.endswith("_port")]
-print(told["transport"], [file.is_socket() for file in files])"""
+    assert "2/2 cells" in out and "build/figures/01_good_1..1.png" in out and "FAILED" in out and "10_is" not in out
+    assert "02_bad" in err and "ZeroDivisionError" in err and err.count("\n") == 1
+    build = notebooks.parent / "build"
+    assert (build / "figures" / "01_good_1.png").read_bytes().startswith(b"\x89PNG")
+    executed = read(build / "notebooks" / good.name)
+    assert executed.metadata.executed == course.code_checksum(executed)
+    assert executed.cells[1].outputs[0].text == ON_FILES
+    assert read(build / "notebooks" / "02_bad.ipynb").cells[0].outputs[-1].ename == "ZeroDivisionError"
+    assert read(good).cells[0].outputs == []
 
 
 def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks, monkeypatch):
-    path = notebooks / "01_listens.ipynb"
-    nbformat.write(new_notebook(cells=[new_code_cell(LISTENS)], metadata=KERNEL), path)
-    NotebookClient(as_nbmake := nbformat.read(path, 4)).execute()
+    path = write(notebooks / "01_listens.ipynb", LISTENS)
+    NotebookClient(as_nbmake := read(path)).execute()
     monkeypatch.setattr(jupyter_client, "AsyncKernelManager", KernelOnFiles.__base__)  # conftest's is for tests alone
     execute(path, notebooks / "papermill.ipynb")
     assert course.run(["01"], every=False, in_place=True) == 0
-    for executed in (as_nbmake, *(nbformat.read(notebooks / name, 4) for name in ("papermill.ipynb", path.name))):
-        assert executed.cells[-1].outputs[0].text == f"ipc {[True] * 5}\n"
+    for executed in (as_nbmake, read(notebooks / "papermill.ipynb"), read(path)):
+        assert executed.cells[-1].outputs[0].text == ON_FILES
 
 
 def test_no_such_notebook_is_a_failure(notebooks):
@@ -86,28 +93,24 @@ queue.mkdir()  # fails while another notebook has it
 queue.rmdir()"""
 
 
-def test_two_notebooks_run_at_a_time_of_those_that_send_jobs_one_and_of_the_others_the_longest_first(notebooks, capsys):
+def test_two_run_at_a_time_the_longest_first_and_one_that_sends_jobs(notebooks, capsys):
     cells = {
-        "01_sends": (SENDS.format(waits=WAITS.format(own=1, other=3)), 9),  # ends only while 03 runs
-        "02_sends": (SENDS.format(waits=""), 8),
-        "03_waits": (WAITS.format(own=3, other=1), 7),
-        "04_is_short": ("assert pathlib.Path('here_3').exists()", 1),
-        "10_is_an_elective": ("1 / 0", 99),
+        "01_sends": (SENDS.format(waits=WAITS.format(own=1, other=4)), 9),  # ends only while 04 runs
+        "02_sends": (SENDS.format(waits="assert pathlib.Path('here_1').exists()"), 8),
+        "03_is_short": ("import pathlib; assert pathlib.Path('here_4').exists()", 1),
+        "04_waits": (WAITS.format(own=4, other=1), 7),
+        "10_is_an_elective": ("", 5),
     }
     for name, (source, seconds) in cells.items():
-        notebook = new_notebook(cells=[new_code_cell(f"import pathlib\n{source}")], metadata={"seconds": seconds})
-        nbformat.write(notebook, notebooks / f"{name}.ipynb")
-    assert course.run([], every=False, in_place=False) == 0
+        write(notebooks / f"{name}.ipynb", source, seconds=seconds)
+    assert course.run([], every=True, in_place=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if " ok " in line] == [*cells][:4]
-    assert course.run([], every=True, in_place=False) == 1
-    [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith("10_is_an_elective: ") and "ZeroDivisionError" in said
+    assert [line.split()[0] for line in lines if " ok " in line] == [*cells]
 
 
 def test_ctrl_c_ends_the_course_and_its_kernels(notebooks):
     cell = "import os, pathlib, time\npathlib.Path('part').write_text(str(os.getpid()))\nos.rename('part', 'pid')"
-    nbformat.write(new_notebook(cells=[new_code_cell(f"{cell}\ntime.sleep(600)")]), notebooks / "01_long.ipynb")
+    write(notebooks / "01_long.ipynb", f"{cell}\ntime.sleep(600)")
     here = f"from pathlib import Path; from ddp_helpers.upkeep import course; here = Path({str(notebooks.parent)!r})"
     here += "; course.NOTEBOOKS, course.BUILD, course.ROOT = here / 'notebooks', here / 'build', here"
     with subprocess.Popen(

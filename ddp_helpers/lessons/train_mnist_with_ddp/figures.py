@@ -39,7 +39,7 @@ def proof(
         curves.plot(epochs, values, line, alpha=0.8, color=colour, label=name, linewidth=width)
         texts.append(f"{name}: {', '.join(map(str, values))}")
         if name in differences:
-            height, apart = 0.82 - 0.14 * number, differences[name]
+            height, apart = 0.68 - 0.14 * number, differences[name]
             table.text(0, height, name, va="top", color=colour, weight="bold")
             table.text(1, height, f"{apart:.0e}" if apart else "0", va="top", ha="right")
             texts[-1] += f", weights differ by {apart:.0e}"
