@@ -54,7 +54,7 @@ LONG = (
     "test_faults",
     "test_audit",
     "test_first_run",
-    "test_typed",
+    "test_commands_of_pages",
     "test_browser",
     "test_reading_edition",
     "test_wheel",

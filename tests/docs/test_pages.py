@@ -251,7 +251,7 @@ def refused(text: str) -> list[str]:
 
 
 def test_what_a_page_names_is_there_and_its_commands_are_whole() -> None:
-    """Those in blocks, too, of which test_typed types most."""
+    """Those in blocks, too, of which test_commands_of_pages types most."""
     pages = {path.stem: path.read_text() for path in PAGES}
     assert {name: wrong for name, text in pages.items() if (wrong := wrong_names(text) + refused(text))} == {}
     wrong = ["fits", "fits my.py:Net --inputs 1", "ready"]  # the controls
