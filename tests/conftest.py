@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from contextlib import ExitStack
@@ -40,6 +41,8 @@ settings.register_profile(
 )
 settings.load_profile("course")
 
+# A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
 os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
 

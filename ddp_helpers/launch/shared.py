@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import ddp_helpers
 from ddp_helpers.launch.server import PRELOADED, serve_to_the_end
 
 # The folder in which the server listens: an environment variable that all processes below inherit.
@@ -113,6 +114,7 @@ def _serve(connection: Connection) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    importlib.reload(ddp_helpers)  # it reads the environment: where the run folders are
     serve_to_the_end(connection)
 
 

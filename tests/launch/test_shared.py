@@ -12,15 +12,17 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from real import until
 
+from ddp_helpers.launch import engine
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
 from ddp_helpers.launch.shared import VARIABLE, shared_server
 
 # What a process may have from the one that forked it, where a new Python has it from its start.
 STATE = """import json, os, resource, signal, sys
-import matplotlib.pyplot, numpy, torch
+import ddp_helpers, matplotlib.pyplot, numpy, torch
 numbers = [number for number in signal.Signals if number.name != "SIGCHLD"]
 print(json.dumps({
-    "argv": sys.argv[1:2], "path": sys.path, "folder": os.getcwd(), "executable": sys.executable,
+    "argv": sys.argv[1:2], "path": sys.path, "executable": sys.executable, "folder": os.getcwd(),
+    "runs": str(ddp_helpers.RUNS),
     "environment": {name: text for name, text in os.environ.items() if name not in LEFT_OUT},
     "threads": torch.get_num_threads(), "backend": matplotlib.get_backend(),
     "random": [torch.rand(1).item(), numpy.random.rand()],
@@ -51,8 +53,12 @@ def executed(manager, folder):
 
 
 def test_a_forked_kernel_is_as_a_new_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    forked, again, new = (executed(manager, tmp_path) for manager in (WarmKernel, WarmKernel, KernelOnFiles))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(engine, "_server", None)
+    with shared_server():
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("DDP_RUNS", str(tmp_path / "mine"))
+        forked, again, new = (executed(manager, tmp_path) for manager in (WarmKernel, WarmKernel, KernelOnFiles))
     assert forked.pop("random") != again.pop("random") != new.pop("random")
     assert forked == again == new
 
