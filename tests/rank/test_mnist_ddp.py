@@ -291,18 +291,3 @@ def test_of_two_runs_that_start_together_one_gets_the_folder(script, digits, tmp
         mnist_ddp.claim(tmp_path / "run")
     assert trained(script, tmp_path, 2, "--data", digits).statuses == [2, 2]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["spec.json"]
-
-
-LINES = ["{", '{"epo', '{"epoch": 1, "loss": 0.', "12", "null", '"epoch"', "[1]", "{}", '{"epoch": "1"}']
-
-
-def test_a_line_that_is_no_epoch_is_skipped_and_named(tmp_path):
-    """As one that was half written when the run was killed."""
-    failures = []
-    for line in LINES:
-        (tmp_path / "metrics.jsonl").write_text(f'{{"epoch": 1}}\n{line}\n{{"epoch": 3}}\n')
-        run = runs.read_run(tmp_path)
-        named = any(problem.startswith("metrics.jsonl line 2: ") for problem in run.problems)
-        if not named or [epoch["epoch"] for epoch in run.epochs] != [1, 3]:
-            failures.append(f"{line}: {run.epochs}, {run.problems}")
-    assert not failures, "\n".join(failures)

@@ -200,14 +200,6 @@ def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_ow
     assert matrix.resumes(lost, script=without) != matrix.golden(script=script), "the control"
 
 
-def test_a_run_that_was_saved_and_left_is_preempted_also_where_slurm_says_failed(tmp_path):
-    for name, content in {"job": {"state": "FAILED"}, "status": {"state": "preempted"}}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert runs.read_run(tmp_path).state == "preempted"
-    (tmp_path / "status.json").write_text('{"state": "running"}')
-    assert runs.read_run(tmp_path).state == "failed"
-
-
 def test_where_the_file_system_has_no_locks_one_line_says_so(tmp_path, monkeypatch, capsys):
     """As on Lustre that is mounted with noflock, where nobody could train into any folder."""
     monkeypatch.setattr(resumable.dist, "broadcast_object_list", Mock())
