@@ -77,7 +77,10 @@ def test_one_table_says_what_each_of_three_people_did(tmp_path):
     assert results.pop(("ann", "pays_below")) == RIGHT
     assert results.pop(("ann", "not_hidden")) == results.pop(("ann", "late_and_exchange")) == "no cell defines it"
     assert results.pop(("bob", "most_ranks")).startswith("not yet: ")
-    assert re.match("not yet: .* ends with .*[nN]etwork", results.pop(("cleo", "sweep_gpu_hours")))
+    # Where no process may have a network of its own, as in many a container, the command says so in its first line.
+    may_leave = python("-c", "from ddp_helpers.lessons import grade; grade.leave_the_network()", cwd=ROOT)
+    why = "[nN]etwork" if may_leave.returncode == 0 else "Error"
+    assert re.match(f"not yet: .* ends with .*{why}", results.pop(("cleo", "sweep_gpu_hours")))
     assert results.pop(("cleo", "epoch_steps")) == results.pop(("cleo", "soonest")) == NOT_ATTEMPTED
     assert results.pop(("cleo", "not_hidden")) == "its process ends without a verdict: exit status 0"
     assert results.pop(("cleo", "late_and_exchange")).endswith("ValueError: ann 12 right?[2K")
@@ -117,7 +120,7 @@ def test_a_cell_that_fails_is_told_as_that():
         ("%matplotlib inline\n!ls\ndef pays_below(*_):\n    raise NotImplementedError", NOT_ATTEMPTED),
     ):
         program = handed_in.program([source], "pays_below", on_ranks=False)
-        result = grade._run("pays_below", 0, program, None, LIMIT, True)
+        result = grade._run("pays_below", 0, program, None, LIMIT, False)
         assert result.startswith(told), source
 
 

@@ -30,5 +30,5 @@ def test_what_scripts_and_helpers_share_has_one_text():
 
 
 def test_the_committed_scripts_are_what_is_written_now():
-    committed = {path.stem: path.read_text() for path in (ROOT / "slurm" / "scripts").iterdir()}
+    committed = {path.stem: path.read_text() for path in (ROOT / "slurm" / "scripts").glob("*.py")}
     assert committed == {name: script_text(name) for name in NAMES}, "run: make scripts"
