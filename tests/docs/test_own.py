@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_text import replaced
 from real import python, without_helpers
 
 from ddp_helpers import ROOT
@@ -100,12 +101,8 @@ def own(folder: Path, *changes: tuple[str, str]) -> Path:
     """Write the script that has what the page says, with these changes, into a new folder, and give its path."""
     around, line, loop = FENCES
     text = SCRIPT.replace("{copied}", COPIED).replace("{line}", line).replace("{loop}", loop)
-    text = text.replace("{around}", around)
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
     folder.mkdir()
-    (folder / "own.py").write_text(text)
+    (folder / "own.py").write_text(replaced(text.replace("{around}", around), changes))
     shutil.copy(ROOT / "ddp_helpers" / "rank" / "record.py", folder)
     return folder / "own.py"
 

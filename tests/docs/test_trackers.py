@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from changed_text import replaced
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
@@ -17,11 +18,7 @@ RESULTS = ROOT / "notebooks" / "results" / "two_cpu_cores"
 
 def changed(*changes: tuple[str, str]) -> str:
     """The script with other words in the place of these."""
-    text = SCRIPT
-    for right, wrong in changes:
-        assert text.count(right) == 1, right
-        text = text.replace(right, wrong)
-    return text
+    return replaced(SCRIPT, changes)
 
 
 def train(epochs: int, scripts: dict[Path, str]) -> None:

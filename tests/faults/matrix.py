@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_text import replaced
 from real import LIMIT
 from torch import nn
 
@@ -43,12 +44,8 @@ class Matrix:
 
     def changed(self, *changes: tuple[str, str]) -> Path:
         """The script with something in it changed, such as a part left out for a negative control."""
-        text = self.script.read_text()
-        for old, new in changes:
-            assert text.count(old) == 1, f"not once in the script: {old!r}"
-            text = text.replace(old, new)
         path = self.folder / f"changed_{zlib.crc32(repr(changes).encode()):x}.py"
-        path.write_text(text)
+        path.write_text(replaced(self.script.read_text(), changes))
         return path
 
     def fresh(self, name: str) -> Path:

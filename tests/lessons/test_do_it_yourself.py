@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict
 
 import pytest
+from changed_text import replaced
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch.scripts import script_text, write_script
@@ -123,11 +124,7 @@ def test_what_is_left_or_mended_badly_is_found_and_what_is_right_is_praised(what
     changes, left = WRONG[what]
 
     def mend(text):
-        text = right_mend(text)
-        for old, new in changes:
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        return text
+        return replaced(right_mend(text), changes)
 
     told = [f"still there: {fault.hint}" for fault in left] or [mending.NOT_AS_ONE_PROCESS]
     assert MEND.verdict(mend).removeprefix("not yet: ").split(SEPARATOR) == told

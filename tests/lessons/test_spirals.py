@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from changed_text import replaced
 from environments import HAND, RECORDED
 from real import LIMIT, need_launcher, python
 from refusals import refused
@@ -26,9 +27,7 @@ CLOSE = 1e-4
 
 def changed(script, right, wrong, folder):
     """A copy of a script with a change in it."""
-    text = script.read_text()
-    assert text.count(right) == 1
-    (folder / "it.py").write_text(text.replace(right, wrong))
+    (folder / "it.py").write_text(replaced(script.read_text(), [(right, wrong)]))
     return folder / "it.py"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_text import replaced
 from real import THOROUGH
 
 from ddp_helpers import ROOT
@@ -57,11 +58,7 @@ STEPS = 20  # in an epoch
 
 def with_changes(path, *changes):
     """Write the script with changes, and give its path."""
-    text = SCRIPT.read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path.write_text(text)
+    path.write_text(replaced(SCRIPT.read_text(), changes))
     return path
 
 

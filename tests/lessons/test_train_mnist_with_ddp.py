@@ -1,6 +1,7 @@
 """The long exercise of 06: of a script made DDP each plausible mistake is named, also beside others."""
 
 import pytest
+from changed_text import replaced
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import exercise_called
@@ -40,12 +41,9 @@ AT_ONCE = [  # a run on one rank and on two for each
 @pytest.mark.parametrize("mistakes", AT_ONCE, ids=", ".join)
 def test_mistakes_are_named(mistakes, tmp_path, monkeypatch):
     monkeypatch.setattr(train_mnist_with_ddp, "RANKS", (1, 2))
-    text = (ROOT / "notebooks" / "solutions" / "signals_ddp.py").read_text()
-    for old, new in [change for mistake in mistakes for change in MISTAKES[mistake][0]]:
-        assert text.count(old) == 1
-        text = text.replace(old, new)
+    right = (ROOT / "notebooks" / "solutions" / "signals_ddp.py").read_text()
     script = tmp_path / "mine.py"
-    script.write_text(text)
+    script.write_text(replaced(right, [change for mistake in mistakes for change in MISTAKES[mistake][0]]))
     verdict = EXERCISE.verdict(lambda: script)
     assert verdict.startswith("not yet: ") and all(MISTAKES[mistake][1] in verdict for mistake in mistakes), verdict
 

@@ -9,6 +9,7 @@ import own_parts
 import pytest
 import torch
 import torch.nn.functional as F
+from changed_text import replaced
 from faults.ranks import run as forked
 from real import THOROUGH, need_launcher, without_helpers
 from torch import nn
@@ -38,11 +39,7 @@ def trained(script, folder, ranks, *flags, **options):
 def changed(folder, *changes, replace=()):
     """The script with some of its lines changed, in a folder."""
     path = write_script("mnist_ddp", folder / "changed.py", replace)
-    text = path.read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path.write_text(text)
+    path.write_text(replaced(path.read_text(), changes))
     return path
 
 

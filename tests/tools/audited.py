@@ -65,11 +65,3 @@ def audit_all(scripts: dict[str, Script], home: Path) -> dict[str, list[Notes]]:
 def table(ranks: list[Notes]) -> dict[str, Row]:
     """The rows of the table, by name."""
     return {row.name: row for row in judge(ranks)}
-
-
-def replaced(text: str, changes: list[tuple[str, str]]) -> str:
-    """The text, in which each of these stands once, and is replaced."""
-    for right, wrong in changes:
-        assert text.count(right) == 1, right
-        text = text.replace(right, wrong)
-    return text

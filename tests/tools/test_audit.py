@@ -5,7 +5,8 @@ import re
 import shutil
 
 import pytest
-from audited import ON_CPU, Script, audit_all, launch, replaced, table
+from audited import ON_CPU, Script, audit_all, launch, table
+from changed_text import replaced
 from real import LIMIT, THOROUGH
 from refusals import refused
 

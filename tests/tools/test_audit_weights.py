@@ -1,7 +1,8 @@
 """The audit on what ranks hold beside weights: buffers, copies of the model, means of unequal counts."""
 
 import pytest
-from audited import Script, audit_all, replaced, table
+from audited import Script, audit_all, table
+from changed_text import replaced
 
 from ddp_tools.audit.notes import OK, RED, UNSEEN
 
