@@ -65,12 +65,19 @@ clean:  ## remove what was made, but neither data nor runs
 LAB_SETTINGS := {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}, \
 	"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
 
+# By uv where it is on the PATH, else by pip: the same packages, pip among them.
+PACKAGES := .[notebook,test,site]
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/packages ensurepip:python3-venv
 	@echo "Installing into .venv: torch with CUDA is 5 GB, a few minutes"
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebook,test,site]'
+	@if command -v uv >/dev/null; then \
+		uv venv --quiet --seed --allow-existing --python '$(PYTHON)' .venv && \
+		uv pip install --quiet --python $(BIN)/python --editable '$(PACKAGES)'; \
+	else \
+		{ $(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/packages ensurepip:python3-venv; } && \
+		$(PYTHON) -m venv .venv && \
+		$(BIN)/pip install --quiet --disable-pip-version-check --editable '$(PACKAGES)'; \
+	fi
 	@mkdir -p .venv/share/jupyter/lab/settings
 	@echo '$(LAB_SETTINGS)' >.venv/share/jupyter/lab/settings/overrides.json
 	@touch $@
