@@ -13,11 +13,11 @@ from ddp_helpers.upkeep.front_page import NOTEBOOKS
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-README, SEEDS, GLOSSARY, TROUBLE, TRAINERS, SCRIPTS = (
+README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
     path.read_text()
     for path in (
         ROOT / "README.md",
-        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers", "scripts")),
+        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
     )
 )
 

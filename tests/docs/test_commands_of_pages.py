@@ -34,10 +34,8 @@ class Typed:
 
 
 TYPED = [
-    Typed("scripts", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
     Typed("README", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("README", "make cluster", "submitted", needs="cluster"),
-    Typed("scripts", "slurm/cluster up", "Slurm is up", needs="cluster", weekly="daily in tests/jobs/test_run.py"),
     Typed("tools", "ddp-course explain tests/logs", "Failed first: rank 1", status=1),
     Typed("tools", "ddp-course explain tests/tools/jobfiles", "a torchrun in each task", status=1),
     Typed("own", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
@@ -48,9 +46,9 @@ TYPED = [
         needs="cluster",
         then="ddp-course collect",
     ),
-    Typed("own", "mkdir -p build\npapermill slurm/job.ipynb", "100%", needs="cluster"),
+    Typed("own", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
     Typed("own", "ddp-course curve", "After 3 epochs: "),
-    Typed("trackers", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
+    Typed("own", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
     Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),
     Typed(
         "trainers",
@@ -63,7 +61,7 @@ TYPED = [
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
-    ("asked", "nohup torchrun"): "tests/docs/test_asked.py runs it, and closes its terminal",
+    ("own", "nohup torchrun"): "tests/docs/test_own.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("elsewhere", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
@@ -80,8 +78,7 @@ NOT_TYPED = {
     ("trainers", "ddp-course grade"): "needs people's notebooks; tests/lessons/test_grade.py makes some",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
-# Run by tests/docs/test_own.py, which pastes them into a script, and tests/docs/test_asked.py.
-PYTHON = {"own": ("python",), "asked": ("python",)}
+PYTHON = {"own": ("python",)}  # run by tests/docs/test_own.py
 MINE = {  # files that the pages take for the reader's own
     "my_training.py": "import sys\nprint(sys.argv)\n",
     "slurm/sites/ours.toml": (ROOT / "slurm" / "sites" / "local.toml").read_text(),
@@ -117,7 +114,7 @@ def test_each_block_is_typed_or_says_why_not() -> None:
     assert unlisted(PAGES) == []
     for block in ("```bash\nls\n```\n", "```\nls\n```\n", "```sh\nls\n```\n"):  # the controls
         assert len(unlisted(PAGES | {"own": PAGES["own"] + block})) == 1
-    assert len(unlisted(PAGES | {"trackers": ""})) == 1
+    assert len(unlisted(PAGES | {"own": ""})) == 1
 
 
 def block(page: str, begins: str) -> str:
