@@ -17,7 +17,8 @@ from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.launch import scripts
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, minutes
 
-LINK = re.compile(r"\[(\d\d[a-z]?)[^]]*\]\((?:\.\./)?(notebooks/[^)#]+)\)")
+PLACE = re.compile(r"\[(\d\d[a-z]?), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
+SAID = tomllib.loads(Path(__file__).with_name("seeds_said.toml").read_text())
 
 
 def headings(number: str) -> set[str]:
@@ -73,32 +74,31 @@ def test_readmes_diff_is_of_the_two_spirals() -> None:
 # ---- seeds and glossary: where a thing is taught
 
 TABLES = {
-    "seeds": (SEEDS, ("point", "notebook", "heading", "there it says")),
-    "mistakes": (SEEDS, ("seed", "it says", "but", "evidence", "notebook", "heading", "there it says")),
-    "glossary": (GLOSSARY, ("word", "what it is", "notebook", "heading")),
+    "points": (SEEDS, ("point", "where")),
+    "mistakes": (SEEDS, ("what is published", "what is true, and how we know", "where")),
+    "glossary": (GLOSSARY, ("word", "what it is", "where")),
 }
 
 
 def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
-    """Rows with an empty cell, or whose heading is not in the notebook that they name."""
+    """Rows with an empty cell, or whose last cell names no heading of the notebook that it links to."""
     problems = []
     for cells in rows(text, *header):
-        row = dict(zip(header, cells, strict=False))
-        link = LINK.fullmatch(row["notebook"]) if len(cells) == len(header) and all(cells) else None
-        if not link:
+        place = PLACE.fullmatch(cells[-1]) if len(cells) == len(header) and all(cells) else None
+        if not place:
             problems.append(f"no notebook or heading: {' | '.join(cells)}")
-        elif NOTEBOOKS.get(link[1]) != ROOT / link[2] or row["heading"] not in headings(link[1]):
-            problems.append(f"{link[1]} has no heading {row['heading']}")
+        elif NOTEBOOKS.get(place[1]) != ROOT / place[3] or place[2] not in headings(place[1]):
+            problems.append(f"{place[1]} has no heading {place[2]}")
     return problems
 
 
 def test_each_row_names_a_heading_that_is_there() -> None:
-    for (name, (text, header)), least in zip(TABLES.items(), (130, 35, 50), strict=True):
+    for (name, (text, header)), least in zip(TABLES.items(), (143, 50, 80), strict=True):
         assert wrong_places(text, header) == [], name
         [first, *others] = rows(text, *header)
         assert len(others) + 1 >= least, name
-        heading = first[header.index("heading")]
-        assert wrong_places(text.replace(f"| {heading} |", "| Of nobody |", 1), header), name  # the control
+        _, heading, _ = PLACE.fullmatch(first[-1]).groups()
+        assert wrong_places(text.replace(f", {heading}]", ", Of nobody]", 1), header), name  # the control
 
 
 def plain(text: str) -> str:
@@ -106,31 +106,44 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[*`]", "", text).lower().split())
 
 
-def unsaid_points(text: str, header: tuple[str, ...]) -> list[str]:
-    """Rows whose quoted words do not stand under their heading, in a sentence or in code."""
-    problems = []
-    for *_, place, heading, words in rows(text, *header):
-        number = LINK.match(place)[1]
-        if plain(words) not in plain(section(contents(number), heading)):
-            problems.append(f"{number}, {heading}: {words}")
+def taught(text: str) -> dict[tuple[str, str], str]:
+    """Where each mistake and each point is taught, by its document and its words."""
+    there = {}
+    for document in SAID:
+        below = section(text, document)
+        cells = [*rows(below, *TABLES["points"][1]), *rows(below, *TABLES["mistakes"][1])]
+        there |= {(document, re.sub(r"^\*.*?:\* ", "", row[0])): row[-1] for row in cells}
+    return there
+
+
+def unsaid_points(text: str, said: dict[str, dict[str, str]]) -> list[str]:
+    """Rows without words that prove them, words without a row, and words that do not stand under the row's heading."""
+    there = taught(text)
+    proofs = {(document, point): words for document, table in said.items() for point, words in table.items()}
+    problems = [f"no row, or no words: {': '.join(key)}" for key in there.keys() ^ proofs.keys()]
+    for key in there.keys() & proofs.keys():
+        number, heading, _ = PLACE.fullmatch(there[key]).groups()
+        if plain(proofs[key]) not in plain(section(contents(number), heading)):
+            problems.append(f"{number}, {heading}: {proofs[key]}")
     return problems
 
 
 def test_each_point_of_the_seeds_stands_where_the_page_says() -> None:
-    for name in ("seeds", "mistakes"):
-        text, header = TABLES[name]
-        assert unsaid_points(text, header) == [], name
-        wrong = rows(text, *header)[0][-1]
-        assert len(unsaid_points(text.replace(f"| {wrong} |", "| words of nobody |", 1), header)) == 1  # the control
+    assert unsaid_points(SEEDS, SAID) == []
+    for document, table in SAID.items():  # the controls: other words, a row that is gone, and one that has no words
+        first = next(iter(table))
+        assert len(unsaid_points(SEEDS, SAID | {document: table | {first: "words of nobody"}})) == 1
+        [line] = [line for line in section(SEEDS, document).splitlines() if f" {first} |" in line]
+        assert len(unsaid_points(SEEDS.replace(f"{line}\n", "", 1), SAID)) == 1
+        assert len(unsaid_points(SEEDS.replace(f" {first} |", " Another |", 1), SAID)) == 2
 
 
 def test_each_seed_has_points_and_mistakes() -> None:
-    seeds = re.findall(r"^- \*\*([\w-]+)\*\*:", SEEDS, re.M)
-    assert len(seeds) == 5
-    sections = dict(re.findall(r"^## (.+)\n([^#]*)", SEEDS, re.M))
-    blamed = {seed for row in rows(*TABLES["mistakes"][:1], *TABLES["mistakes"][1]) for seed in row[0].split(", ")}
-    for seed in seeds:
-        assert rows(sections[seed], *TABLES["seeds"][1]) and seed in blamed
+    seeds = re.findall(r"^\| \*\*([\w-]+)\*\* \|", SEEDS, re.M)
+    assert len(seeds) == 5 and set(SAID) == {*seeds, "Published mistakes"}
+    cells = [row[0] for row in rows(*TABLES["mistakes"][:1], *TABLES["mistakes"][1])]
+    blamed = {seed for cell in cells for seed in re.match(r"\*(.*?):\* ", cell)[1].split(", ")}
+    assert blamed == {*seeds, "PyTorch's tutorial series"}
 
 
 def says(text: str, word: str) -> bool:
@@ -143,7 +156,7 @@ def says(text: str, word: str) -> bool:
 def unexplained(text: str) -> list[str]:
     """Words of the glossary that do not occur in the section in which they are said to be explained."""
     table = rows(text, *TABLES["glossary"][1])
-    places = {word: (LINK.match(link)[1], heading) for word, _, link, heading in table}
+    places = {word: PLACE.fullmatch(place).groups()[:2] for word, _, place in table}
     return [f"{word}: {', '.join(at)}" for word, at in places.items() if not says(section(prose(at[0]), at[1]), word)]
 
 
@@ -288,8 +301,6 @@ def test_the_version_is_one() -> None:
 
 
 # ---- the quiz
-
-PLACE = re.compile(r"\[(\d\d[a-z]?), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
 
 
 def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:
