@@ -208,7 +208,9 @@ def _same_order(note: Pass) -> Finding:
     """Judge a pass whose order the next one repeated."""
     at = short_line(note.begun)
     if note.shuffles:
-        cure = "sampler.set_epoch(epoch) before each epoch, and an __iter__ that uses the epoch; "
-        return Finding(RED, f"{at}: two epochs had the same order", f"{cure}no new seed in between")
+        dealt = note.sampler == "DistributedSampler"
+        own = "" if dealt else ", and an __iter__ that uses the epoch"
+        cure = f"sampler.set_epoch(epoch) before each epoch{own}; no new seed in between"
+        return Finding(RED, f"{at}: two epochs had the same order", cure)
     seen = f"two epochs had the same order, and {note.sampler} does not shuffle: meant so?"
     return Finding(UNSEEN, f"{at}: {seen}")

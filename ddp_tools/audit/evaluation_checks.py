@@ -118,8 +118,8 @@ def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
         return Finding(OK, f"{at}: {all_of_them} (right, but the ranks share no work)")
     if twice := sum(looks > 1 for looks in times.values()):
         seen = f"{at}: {twice} of {len(times)} samples count more than once"
-        share = "Subset(dataset, range(rank, len(dataset), world_size))"
-        return Finding(RED, seen, f"{share} in place of a sampler that pads")
+        share = "Subset(test_set, range(rank, len(test_set), world_size))"
+        return Finding(RED, seen, f"{share}: no padding")
     if len(times) <= (first.own_size or 0):
         size = first.own_size or 0
     return Finding(OK, f"{at}: {len(times)} of {size} samples, each once")

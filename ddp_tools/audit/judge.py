@@ -30,7 +30,7 @@ def _metrics(ranks: list[Notes]) -> Finding:
 # Finding: RED only for what is wrong for certain, UNSEEN where the notes do not say, NONE where the
 # script has nothing of the kind. What no note says is a field or a class more in notes.py (and
 # _KINDS), written by one of the observers. Plant a fault that it finds (PLANTED in
-# tests/tools/test_audit.py, with a row in docs/tools.md); `TEST_ALL=1 pytest
+# tests/tools/test_audit.py; docs/tools.md has a row for each check); `TEST_ALL=1 pytest
 # tests/tools/test_audit.py` plants all: it may be red for others, too.
 # Of two rows that one cause makes red, the vaguer says UNSEEN and points to the other.
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
