@@ -12,7 +12,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.upkeep.front_page import NOTEBOOKS
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
     path.read_text()
     for path in (

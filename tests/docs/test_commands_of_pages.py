@@ -14,7 +14,8 @@ from real import LIMIT, weekly
 
 from ddp_helpers import ROOT, jobs
 
-PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+_FILES = (ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md"))
+PAGES = {path.stem: path.read_text() for path in _FILES}
 FENCED = re.compile(r"^```(.*)\n(?s:(.*?))^```$", re.M)
 ACTIVATE = "source .venv/bin/activate\n"
 
@@ -35,7 +36,7 @@ class Typed:
 
 TYPED = [
     Typed("README", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
-    Typed("README", "make cluster", "submitted", needs="cluster"),
+    Typed("AGENTS", "mkdir -p build/mine", "token_loss +not attempted"),
     Typed("tools", "ddp-course explain tests/logs", "Failed first: rank 1", status=1),
     Typed("tools", "ddp-course explain tests/tools/jobfiles", "a torchrun in each task", status=1),
     Typed("own", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
@@ -63,6 +64,8 @@ TYPED = [
 NOT_TYPED = {
     ("own", "nohup torchrun"): "tests/docs/test_own.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
+    ("README", "make lab"): "stays open; tests/browser types it, and opens its address",
+    ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
     ("elsewhere", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",

@@ -267,6 +267,24 @@ def test_without_slurm_the_command_runs_and_ci_fails(tmp_path):
     assert not bare.state.exists()
 
 
+def test_without_any_network_the_command_runs_and_ci_fails(other):
+    """A laptop whose wifi is off: glibc then resolves nothing, not even numbers, and slurmctld does not start."""
+    if os.getuid() != 0:
+        pytest.skip("only root can take the network away; all other tests ran as an ordinary user")
+    alone = 'ip link set lo up; exec "$@"'
+    offline = Cluster(other.home, ("unshare", "--net", "sh", "-c", alone, "sh"))
+    ended = offline("with", "echo", "ran")
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    cure = "ip addr add 127.0.1.1/8 dev lo"
+    one_line(ended.stderr, cure, "torchrun")
+    for verb, env in ((["up"], {}), (["with", "echo", "ran"], {"CI": "true"})):
+        ended = offline(*verb, **env)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        one_line(ended.stderr, cure)
+    mended = Cluster(other.home, ("unshare", "--net", "sh", "-c", f"{cure}; {alone}", "sh"))
+    assert "node2 idle" in mended("with", "sinfo", "-hN", "-o", "%N %t").stdout, "the cure is one"
+
+
 def test_usage():
     for args in [], ["start"], ["with"], ["up", "now"]:
         ended = subprocess.run([SCRIPT, *args], capture_output=True, text=True, timeout=LIMIT, check=False)
