@@ -22,15 +22,21 @@ project = "From one GPU to many"
 html_title = project
 language = "en"
 root_doc = "README"
+_FIRST = "notebooks/01_train_on_one_gpu"
 
-# The contents, in reading order; a notebook of your own beside the course has no place.
+# The contents: first what a reader in need or a trainer looks for, then the course. A page that no
+# line names is not built, which a test finds; a notebook of your own has no place.
 _CONTENTS = {
-    "The course": ["notebooks/[0-9]*.ipynb"],
-    "Reference": ["docs/*.md"],
+    "Fix a run": ["docs/own.md", "docs/troubleshooting.md", "docs/tools.md"],
+    "Teach": ["docs/trainers.md", "docs/participants.md"],
+    "Learn: the core": ["notebooks/0[0-9]*.ipynb"],
+    "Learn: electives": ["notebooks/1[0-9]*.ipynb"],
+    "Look up": ["docs/glossary.md", "docs/elsewhere.md", "docs/gpus.md", "docs/seeds.md"],
     "Solutions": ["notebooks/solutions/*.ipynb"],
     "Behind the course": [
         "slurm/job.ipynb",
         "notebooks/results/*.md",
+        "AGENTS.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
     ],
@@ -59,6 +65,7 @@ pygments_dark_style = "github-dark"  # the theme's own underlines every name of 
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_js_files = ["course.js"]
 templates_path = ["templates"]
 html_additional_pages = {"index": "start.html"}  # README is the first page, index.html leads there
 html_copy_source = False
@@ -86,14 +93,15 @@ class _CellLexer(IPython3Lexer):
 
 
 def _contents_line(path: Path) -> str:
-    """Write a file's line of the contents: its name, or a notebook's number and title."""
+    """Write a file's line of the contents: its title, with a notebook's number."""
     document = path.relative_to(_ROOT).with_suffix("").as_posix()
-    number = re.match(r"\d+[a-z]?(?=_)", path.name)
-    if path.suffix != ".ipynb" or not number:
-        return document
-    first = "".join(_read_cells(path)[0]["source"])
-    title = re.search(r"^# (.+)", first, re.MULTILINE)
-    return f"{number[0]} {title[1]} <{document}>" if title else document
+    notebook = path.suffix == ".ipynb"
+    text = "".join(_read_cells(path)[0]["source"]) if notebook else path.read_text(encoding="utf-8")
+    title = re.search(r"^# (.+)", text, re.MULTILINE)
+    if notebook:
+        number = re.match(r"\d+[a-z]?(?=_)", path.name)
+        return f"{number[0]} {title[1]} <{document}>" if number and title else document
+    return f"{re.split('[:,]', title[1])[0]} <{document}>" if title else document
 
 
 def _read_cells(path: Path) -> list[dict]:
@@ -123,8 +131,21 @@ def _prepare_source(app: Sphinx, document: str, source: list[str]) -> None:
         source[0] += f"\n\n{_contents()}\n"
 
 
+def _lead_in(app: Sphinx, document: str, _template: str, context: dict, _tree: object) -> None:
+    """Let *next* on README be the first notebook, and *previous* there be README.
+
+    In the contents, the pages for a reader in need stand between the two.
+    """
+    ways = {root_doc: ("next", _FIRST), _FIRST: ("prev", root_doc)}
+    if document in ways:
+        side, other = ways[document]
+        link = app.builder.get_relative_uri(document, other)
+        context[side] = {"link": link, "title": app.env.titles[other].astext()}
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the lexer and the step before reading; Sphinx calls it once."""
+    """Register the lexer, the step before reading and that before writing; Sphinx calls it once."""
     app.add_lexer("ipython3", _CellLexer)
     app.connect("source-read", _prepare_source)
+    app.connect("html-page-context", _lead_in)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

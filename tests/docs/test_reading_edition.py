@@ -4,9 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from sphinx.search.en import SearchEnglish
@@ -24,6 +27,13 @@ TOO_WIDE = """() => [...document.querySelectorAll('article *')].filter(part => {
         if (getComputedStyle(around).overflowX != 'visible') return false;
     return true;
 }).map(part => part.outerHTML.slice(0, 80))"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of files that reports no request."""
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 class Page(HTMLParser):
@@ -71,6 +81,23 @@ def test_the_first_page_leads_into_every_page_and_each_to_its_neighbours(site: P
     for before, after in pairwise(COURSE):
         assert f'class="next-page" href="{after.stem}.html"' in page(site, before).read_text()
         assert f'class="prev-page" href="{before.stem}.html"' in page(site, after).read_text()
+
+
+def test_the_contents_begin_with_three_doors(site: Path) -> None:
+    """Who has a failed run, or a room to teach, finds the way in the first lines; *next* on README is for learners."""
+    tree = (site / "docs" / "own.html").read_text().split('class="sidebar-tree"')[1].split("</aside>")[0]
+    shown = re.findall(r'caption-text">(.*?)<|class="[a-z ]*reference internal" href="([^"]*)"', tree)
+    captions = [caption for caption, _ in shown if caption]
+    assert captions[:4] == ["Fix a run", "Teach", "Learn: the core", "Learn: electives"]
+    assert captions[-1] == "Behind the course" and "../AGENTS.html" in tree
+    before_the_core = [link for _, link in shown[: shown.index(("Learn: the core", ""))] if link]
+    assert before_the_core == [
+        "#",
+        *(f"{name}.html" for name in ("troubleshooting", "tools", "trainers", "participants")),
+    ]
+    first = COURSE[0].with_suffix(".html").relative_to(ROOT)
+    assert f'class="next-page" href="{first}"' in (site / "README.html").read_text()
+    assert 'class="prev-page" href="../README.html"' in page(site, COURSE[0]).read_text()
 
 
 def test_no_picture_of_any_page_is_without_words(site: Path) -> None:
@@ -170,9 +197,31 @@ def test_pages_fit_a_phone_and_ask_no_other_host(site: Path, tab) -> None:
     assert len(tab.evaluate(TOO_WIDE)) == 1
 
 
-def test_the_search_works_from_a_folder(site: Path, tab) -> None:
+def test_the_search_works_from_a_folder_and_over_http_with_what_surrounds_the_word(site: Path, browser, tab) -> None:
     tab.goto(f"{(site / 'search.html').as_uri()}?q=monitored_barrier")
     tab.locator("#search-results li a", has_text="Break it and fix it").first.wait_for()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server, browser.new_page() as other:
+        Thread(target=server.serve_forever, daemon=True).start()
+        other.goto(f"http://127.0.0.1:{server.server_port}/search.html?q=monitored_barrier")
+        other.locator("#search-results li p", has_text="who did not come").first.wait_for()
+        server.shutdown()
+
+
+# What scrolls sideways, and no key reaches; what a screen reader has no name or level for; a box around nothing.
+OUT_OF_REACH = """() => [...document.querySelectorAll(
+    'article *, [role=heading]:not([aria-level]), .sidebar-drawer:not([aria-label])'
+)].filter(part => {
+    if (!part.closest('article')) return true;
+    if (part.matches('.output.text_plain')) return part.checkVisibility() && !part.innerText.trim();
+    return part.scrollWidth > part.clientWidth + 1 && getComputedStyle(part).overflowX == 'auto' && part.tabIndex < 0;
+}).map(part => part.outerHTML.slice(0, 80))"""
+
+
+def test_keys_and_screen_readers_reach_all(site: Path, tab) -> None:
+    for path in (site / "README.html", page(site, COURSE[4]), site / "docs" / "own.html"):
+        tab.goto(path.as_uri())
+        assert tab.evaluate("document.querySelectorAll('article [tabindex=\"0\"]').length") > 3, path.name
+        assert tab.evaluate(OUT_OF_REACH) == [], path.name
 
 
 def test_light_and_dark_by_the_system_and_by_choice(site: Path, tab) -> None:

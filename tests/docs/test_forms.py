@@ -1,0 +1,58 @@
+"""What a code host reads in .github: forms of issues ask for what the course can print, workflows run what is there."""
+
+import re
+
+import yaml
+
+from ddp_helpers import ROOT
+from ddp_helpers.cli import make_parser
+
+GITHUB = ROOT / ".github"
+KEYS = {"name", "description", "title", "body"}  # of those that GitHub knows; it refuses a form with another
+PARTS = {  # a kind of part: what it must have, and may
+    "markdown": ({"value"}, {"value"}),
+    "input": ({"label"}, {"label", "description", "placeholder"}),
+    "textarea": ({"label"}, {"label", "description", "placeholder", "render"}),
+    "dropdown": ({"label", "options"}, {"label", "description", "options"}),
+}
+
+
+def test_forms_of_issues_have_the_keys_that_github_knows() -> None:
+    forms = sorted({*(GITHUB / "ISSUE_TEMPLATE").glob("*.yml")} - {GITHUB / "ISSUE_TEMPLATE" / "config.yml"})
+    assert [form.stem for form in forms] == ["failure", "unclear"]
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert set(form) == KEYS, path.name
+        for part in form["body"]:
+            needed, known = PARTS[part["type"]]
+            assert needed <= set(part["attributes"]) <= known, (path.name, part)
+            assert set(part) <= {"type", "attributes", "id", "validations"}, (path.name, part)
+        names = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+        assert len(names) == len(set(names)), path.name
+
+
+def test_a_failure_is_asked_for_by_commands_and_files_that_are_there() -> None:
+    text = " ".join((GITHUB / "ISSUE_TEMPLATE" / "failure.yml").read_text().split())
+    typed = re.findall(r"`(?:ddp-course|python3 -m ddp_helpers) ([^`]+)`", text)
+    assert {*typed} == {"explain", "explain --json LOG", "doctor --data none"}
+    for command in typed:
+        make_parser().parse_known_args(command.split())  # ends with an error at what it does not know
+    paths = re.findall(r"`([\w/]+/[\w./]*)`", text)
+    assert paths and all((ROOT / path).exists() for path in paths)
+
+
+def test_workflows_make_what_the_makefile_has() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for path in (GITHUB / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text())["jobs"].values()
+        steps = [step for job in jobs for step in job["steps"]]
+        made = [step["run"].removeprefix("make ") for step in steps if step.get("run", "").startswith("make ")]
+        assert made and all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in made), path.name
+    published = next(step for step in steps_of("pages") if "upload-pages-artifact" in step.get("uses", ""))
+    assert f" . {published['with']['path']}\n" in makefile.split("\nsite:")[1]
+
+
+def steps_of(name: str) -> list[dict]:
+    """The steps of the only job of a workflow."""
+    [job] = yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text())["jobs"].values()
+    return job["steps"]
