@@ -59,6 +59,7 @@ TYPED = [
         exported=("SLURM_CONF",),
         weekly="daily its commands are typed in other blocks",
     ),
+    Typed("participants", "torchrun", r"all \d+ checks green"),
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
@@ -79,6 +80,8 @@ NOT_TYPED = {
     ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
     ("trainers", "ddp-course grade"): "needs people's notebooks; tests/lessons/test_grade.py makes some",
+    ("participants", "ssh YOUR_LOGIN"): "another machine, and the trainer's own folders",
+    ("participants", "JUPYTER_PREFER_ENV_PATH=1"): "stays open, as make lab does",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
 PYTHON = {"own": ("python",)}  # run by tests/docs/test_own.py

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import yaml
-from pages import DOCS, GLOSSARY, HOLE, PAGES, README, SEEDS, TROUBLE, assigned, contents, prose, rows, ways
+from pages import DOCS, GLOSSARY, HOLE, PAGES, README, SEEDS, TRAINERS, TROUBLE, assigned, contents, prose, rows, ways
 
 from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.launch import scripts
@@ -300,14 +300,65 @@ def test_the_version_is_one() -> None:
     assert re.search(rf"^## \[(Unreleased|{re.escape(__version__)})\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
-# ---- the quiz
+# ---- the trainer's page
+
+NOT_HEADINGS = {"Predict", "You may stop here", "Expect"}  # what else stands in italics there, with a capital letter
+TIMES = {"Five": 5, "Ten": 10, "Fifteen": 15, "Thirty": 30}
+
+
+def unknown(number: str, text: str) -> list[str]:
+    """What a text about a notebook sets in italics like a heading, and is none there."""
+    named = re.findall(r"(?<![*\w])\*([A-Z\d][^*]*)\*(?!\*)", " ".join(text.split()))
+    path = str(NOTEBOOKS[number].relative_to(ROOT))
+    return [f"{number}: {name}" for name in named if name not in NOT_HEADINGS and not told(number, name, path)]
+
+
+def wrong_plan(plan: list[list[str]]) -> list[str]:
+    """What is wrong with a plan: a sum, a heading, or a row that gives a room less time than a reader is told."""
+    problems, ends = [], None
+    for begins, what, given in plan:
+        now = int(begins[:2]) * 60 + int(begins[3:])
+        if ends not in (None, now):
+            problems.append(f"{begins}: the row before ends at {ends // 60:02}:{ends % 60:02}")
+        ends = now + int(given)
+        if about := re.match(r"(\d\d[a-z]?): ", what):
+            number = about[1]
+            problems += unknown(number, what)
+            needs = [part for part in re.findall(r"that is (\d+) minutes", prose(number)) if "You may stop" in what]
+            for exercise in re.findall(r"exercise (\d)", what):
+                asked = re.search(rf"^\*\*{exercise}\.\*\* \((\w+) minutes", prose(number), re.M)
+                needs += [TIMES[asked[1]] if asked else 99]
+            problems += [f"{begins}: {given} of {need} minutes" for need in needs if int(need) > int(given)]
+    return problems if plan[-1][1:] == ["End", "0"] else [*problems, "no end"]
+
+
+def test_the_plans_add_up_and_name_headings_and_give_an_exercise_its_time() -> None:
+    lengths = []
+    for title in ("Two hours", "Half a day", "A day"):
+        plan = rows(section(TRAINERS, title), "from", "what", "minutes")
+        assert wrong_plan(plan) == [], title
+        lengths.append(sum(int(minutes) for *_, minutes in plan))
+    assert lengths == [120, 210, 480]
+    early = [["09:00", "02: *Two processes*", "10"], ["09:15", "End", "0"]]
+    hasty = [["09:00", "02: *Two processors*, exercise 1", "4"], ["09:04", "End", "0"]]
+    assert len(wrong_plan(early)) == 1 and len(wrong_plan(hasty)) == 2  # the controls
+
+
+def test_the_instructors_notes_name_headings_of_each_notebook() -> None:
+    _, *parts = re.split(r"^\*\*(\d\d[a-z]?)\*\* ", section(TRAINERS, "Instructor's notes"), flags=re.M)
+    notes = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(notes) == list(NOTEBOOKS)
+    assert [name for number, note in notes.items() for name in unknown(number, note)] == []
+    assert all(re.search(r"[Ee]xpect", note) and "*" in note for note in notes.values())
+    assert unknown("02", notes["03"])  # the control
 
 
 def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:
-    text = (DOCS / "quiz.md").read_text()
-    places = PLACE.findall(text)
+    text = section(TRAINERS, "The quiz")
+    places = PLACE.findall(" ".join(text.split()))
     lost = [(number, heading) for number, heading, path in places if not told(number, heading, path)]
-    assert lost == [] and text.count("<details>") == 30 and {number for number, *_ in places} == NOTEBOOKS.keys()
+    assert lost == [] and {number for number, *_ in places} == NOTEBOOKS.keys()
+    assert re.findall(r"^(\d+)\. ", text, re.M) == 2 * [str(number) for number in range(1, 31)]
     number, _, path = places[0]
     assert not told(number, "Of nobody", path)  # the control
 
