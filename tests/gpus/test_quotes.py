@@ -13,6 +13,7 @@ from ddp_helpers.upkeep.front_page import NOTEBOOKS
 
 PACKAGES = Path(find_spec("torch").origin).parents[1]
 GPUS = (DOCS / "gpus.md").read_text()
+OF_GPUS = ("torch/lib/libtorch_cuda.so", "torch/lib/libc10_cuda.so", "nvidia/nccl/lib/libnccl.so.2")
 
 
 @cache
@@ -22,10 +23,10 @@ def words(library: str) -> bytes:
 
 
 def quotes(text: str) -> list[tuple[str, str]]:
-    """Each quoted line of the tables, and the file that has it, for some since a release of torch."""
-    table = rows(text, "its line", "who says it", "what it means")
-    table += rows(text, "their message", "who says it", "cause", "cure")
-    return [(quote, row[1]) for row in table for quote in re.findall(r"`([^`]+)`", row[0])]
+    """Each quoted line of the tables, and the file that has it, for some since a release of torch; '': one for GPUs."""
+    table = [(line, "") for line, _ in rows(text, "its line", "what it means")]
+    table += [row[:2] for row in rows(text, "their message", "who says it", "cause", "cure")]
+    return [(quote, place) for line, place in table for quote in re.findall(r"`([^`]+)`", line)]
 
 
 def unsaid(quoted: list[tuple[str, str]]) -> list[str]:
@@ -33,11 +34,12 @@ def unsaid(quoted: list[tuple[str, str]]) -> list[str]:
     lost = []
     for quote, place in quoted:
         library, _, since = place.partition(" since ")
+        files = [library] if library else OF_GPUS
         pieces = [piece.strip().encode() for piece in quote.split("…")]
         assert re.search(r"\w{4}", quote), f"too little to look up: {quote}"
-        if not (PACKAGES / library).exists() or (since and torch.__version__ < since):
+        if not all((PACKAGES / name).exists() for name in files) or (since and torch.__version__ < since):
             continue  # a torch for CPUs has neither CUDA nor NCCL beside it
-        if not all(piece in words(library) for piece in pieces):
+        if not any(all(piece in words(name) for piece in pieces) for name in files):
             lost.append(quote)
     return lost
 
