@@ -10,6 +10,7 @@ import sys
 import tomllib
 from dataclasses import fields
 
+import nbformat
 import pytest
 from real import LIMIT, fail_in_ci
 from refusals import refused
@@ -133,6 +134,22 @@ def test_the_template_is_good_and_so_are_its_examples(tmp_path):
     path = tmp_path / "job.sbatch"
     path.write_text(render(Job("a", ("x.py",)), site, tmp_path))
     assert not checked([path])
+
+
+def test_the_templates_line_names_the_site_in_each_notebook_that_has_one(tmp_path):
+    [line] = re.findall(r"(?m)^#     (sed -i .*)$", (SITES / "TEMPLATE.toml").read_text())
+    found = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / "solutions").glob("*.ipynb")]
+    for path in (*found, ROOT / "slurm" / "job.ipynb"):
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+
+    def sites():
+        codes = [cell.source for path in tmp_path.rglob("*.ipynb") for cell in nbformat.read(path, 4).cells]
+        return re.findall(r'(?m)^site = "(.*?)"', "\n".join(codes))
+
+    before = sites()
+    subprocess.run(["bash", "-c", line.replace("NAME", "ours")], cwd=tmp_path, check=True)
+    assert len(before) > 5 and {*before} == {"local"} and sites() == ["ours"] * len(before)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,18 @@ def test_without_slurm_a_cell_is_left_out(monkeypatch, capsys: pytest.CaptureFix
     assert "left out" in capsys.readouterr().out and shell.user_ns["said"] == ""
 
 
+@pytest.mark.parametrize("site", ["local", "della"])
+def test_jobs_that_only_hold_nodes_run_at_the_local_site_alone(
+    site, monkeypatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(terminal, "available", lambda: True)
+    shell = Shell(site=site)
+    terminal.Terminal(shell).run("local", "echo held")
+    assert (shell.user_ns["said"] == "held\n") == (site == "local") == ("left out" not in capsys.readouterr().out)
+    sleepers = [cell for cell in cells(ROOT / "notebooks" / "07_submit_to_slurm.ipynb", "code") if "sleep 600" in cell]
+    assert len(sleepers) == 2 and all(cell.startswith("%%slurm local\n") for cell in sleepers)
+
+
 @pytest.mark.parametrize("value", ["$(id)", "`id`", 'a" b', "a\nb", "a\\b", "a; touch b", "a > b", "[2]", "*", "it's"])
 def test_bash_runs_nothing_in_a_value_and_takes_it_for_one_word_in_double_quotes(value, monkeypatch) -> None:
     monkeypatch.setattr(terminal, "available", lambda: True)

@@ -35,13 +35,17 @@ class Terminal:
     def run(self, line: str, cell: str) -> None:
         """Run a cell and print its lines as they come.
 
-        line: empty; `fails`, where the commands are to fail; `until`, to stop when $JOB ends.
+        line: empty; `fails`, where the commands are to fail; `until`, to stop when $JOB ends;
+        `local`, to run at the site `local` alone: on others they would hold what people wait for.
         Raises UsageError for another line, or where the commands fail against it.
         """
         mode = line.strip()
-        if mode not in ("", "fails", "until"):
-            raise UsageError(f"%%slurm {line}: give nothing, fails, or until")
+        if mode not in ("", "fails", "until", "local"):
+            raise UsageError(f"%%slurm {line}: give nothing, fails, until, or local")
         self.variables["said"] = ""
+        if mode == "local" and self.variables["site"] != "local":
+            print("left out: these jobs would only hold nodes that others wait for")
+            return
         if not available():
             print("left out: no Slurm answers here")
             return
