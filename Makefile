@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
 .DEFAULT_GOAL := help
-.PHONY: help run run-all test test-all lab gpu notebooks scripts site bench keep faults cluster system tested staged clean
+.PHONY: help run run-all test test-all lab gpu notebooks scripts site slides bench keep faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -42,6 +42,9 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 	@rm -rf build/site
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -c docs -d build/doctrees . build/site
 	@echo "The site is in build/site: open build/site/index.html"
+
+slides: .venv/installed  ## write slides and figures of the notebooks, as they are, into build/slides; no network needed
+	@$(BIN)/python -m ddp_helpers.upkeep.slides
 
 bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.bench
