@@ -14,14 +14,15 @@ from ddp_helpers.rank.scripts.download_data import download, has_files
 def stage(folder: Path = Path("data")) -> Path:
     """Return the folder to give as --data, filled if need be; one process calls it, first.
 
-    DDP_MNIST_ROOT, where it is set, names a folder with real MNIST. Otherwise it is `folder`: with
-    MNIST, downloaded if the network allows it, or else with the generated digits, in the same
-    files. Stops where there are files that are not whole.
+    DDP_MNIST_ROOT, where it is set to another folder, names one with real MNIST. Otherwise it is
+    `folder`: with MNIST, downloaded if the network allows it, or else with the generated digits, in
+    the same files. Stops where there are files that are not whole.
     """
-    if root := os.environ.get("DDP_MNIST_ROOT"):
+    folder = Path(folder)
+    root = os.environ.get("DDP_MNIST_ROOT")
+    if root and Path(root).absolute() != folder.absolute():
         print(f"{check_data(Path(root))} is staged (DDP_MNIST_ROOT)")
         return Path(root)
-    folder = Path(folder)
     if has_files(folder):
         print(f"{check_data(folder)} is staged")
         return folder

@@ -91,6 +91,8 @@ def test_ddp_mnist_root_wins(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("DDP_MNIST_ROOT", str(digits))
     assert stage(tmp_path) == digits
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("DDP_MNIST_ROOT", str(tmp_path / "new"))  # a trainer exports the name first, and then fills it
+    assert stage(tmp_path / "new") == tmp_path / "new" and check_data(tmp_path / "new") == "digits"
 
 
 def test_a_damaged_set_is_refused_not_replaced(tmp_path):
