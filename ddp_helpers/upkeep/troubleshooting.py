@@ -1,5 +1,8 @@
 """Write the tables of docs/troubleshooting.md from the rules of `explain`; the prose stays.
 
+A table has the rules of its section that are for the page (`Rule.on_page`), and below it a line
+says how many more `explain` knows.
+
 A maintainer runs it after a change of rules.toml, in one process:
 `python -m ddp_helpers.upkeep.troubleshooting`. A comment on the page names the section of a table.
 """
@@ -11,8 +14,8 @@ from ddp_helpers import ROOT
 from ddp_tools.explain.rules import Rule, load_rules
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-# A comment, and the table below it if there is one.
-_TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*")
+# A comment, and the table below it with the line of its end, if they are there.
+_TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*(?:\n`explain` knows .*\n)?")
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -30,22 +33,20 @@ def table(rules: Iterable[Rule]) -> str:
     Raises ValueError where some of them have a `who` and others have none.
     """
     rules = list(rules)
+    first = "message"
     if any(rule.silent for rule in rules):
-        head, rows = ("you see", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules]
-        return _lines(head, rows)
-    if any(rule.who for rule in rules):
+        first = "you see"
+    elif any(rule.who for rule in rules):
         if lacking := [rule.id for rule in rules if not rule.who]:
             others = f"the others of {rules[0].section}"
             raise ValueError(f"{', '.join(lacking)}: `who` is missing, which {others} have")
-        named = ("their message", "who says it", "cause", "cure")
-        return _lines(named, [(r.message, r.who, _causes(r), r.cure) for r in rules])
-    return _lines(("message", "cause", "cure"), [(r.message, _causes(r), r.cure) for r in rules])
-
-
-def _lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Write down a table."""
-    lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
-    return "".join(f"{line}\n" for line in lines)
+        first = "their message"
+    chosen = [rule for rule in rules if rule.on_page]
+    head = (first, "cause", "cure")
+    rows = [_row((rule.message, _causes(rule), rule.cure)) for rule in chosen]
+    lines = "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
+    more = len(rules) - len(chosen)
+    return f"{lines}\n`explain` knows {more} more of this kind.\n" if more else lines
 
 
 def page(text: str, rules: Iterable[Rule]) -> str:

@@ -18,8 +18,12 @@ def explain(paths: Sequence[Path], as_json: bool = False) -> int:
     """Explain logs, and return the exit status; raises PlainError at what cannot be read."""
     if not paths:
         if sys.stdin.isatty():
-            raise PlainError("no log is given: name a file or a run folder, or pipe a log in")
+            raise PlainError(
+                "no log is given: name a file or a run folder, or give - and paste lines"
+            )
         paths = [Path(STDIN)]
+    elif Path(STDIN) in paths and sys.stdin.isatty():
+        print("Paste the lines, then press Enter and Ctrl+D.", file=sys.stderr)
     if any(map(is_job_file, paths)):
         if len(paths) > 1:
             raise PlainError("a job file is among the files: explain it alone")

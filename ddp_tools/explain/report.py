@@ -21,8 +21,8 @@ _PAGE = "docs/troubleshooting.md"
 
 
 def page_of(rule: Rule) -> str:
-    """Return where one can read more: the rule's own place, or its table on the page."""
-    return rule.page or f"{_PAGE}#{rule.section}"
+    """Return where one can read more: the rule's own place, or its row on the page, or nothing."""
+    return rule.page or (f"{_PAGE}#{rule.section}" if rule.on_page else "")
 
 
 def plain(text: str) -> str:
@@ -98,7 +98,8 @@ def _explained(finding: Finding) -> list[str]:
     for number, cause in enumerate(rule.causes, start=1):
         lines += _indented("  causes: " if number == 1 else "          ", f"{number}. {cause}")
     lines += _indented("  cure:   ", rule.cure)
-    lines += _indented("  more:   ", page_of(rule))
+    if page := page_of(rule):
+        lines += _indented("  more:   ", page)
     known = ", ".join(filter(None, (rule.source, rule.seen)))
     if known:
         lines += _indented("  seen:   ", known)

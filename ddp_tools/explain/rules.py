@@ -1,6 +1,7 @@
 """The rules by which a log is explained: an entry of `rules.toml` for each known message.
 
-`judge` asks them of each line; the page docs/troubleshooting.md is written from the same file.
+`judge` asks them of each line. docs/troubleshooting.md is written from those of them that people
+look up: all that this course says, and of others' messages the ones that `Rule.on_page` chooses.
 """
 
 import re
@@ -25,6 +26,7 @@ LEVELS = {
     "harmless": -1,  # a warning
 }
 _QUOTED = re.compile(r"`([^`]+)`")
+_OFTEN = 3  # public threads that had a message, from which on it has a row on the page
 _SHORTEST = 6  # letters of a quoted piece that can be told from other words
 
 
@@ -42,7 +44,9 @@ class Rule:
     page: where one can read more, if not at the message on docs/troubleshooting.md.
     source, seen: who had it, and where it was read or seen, with the version.
     who: the file of an installed library that says it, or the program; empty for the course.
+    asked: how many public threads and pages had it: those of `source`, and those of tests/logs.
     example: a line of a log that this rule knows; the message is one unless given.
+    says_cure: the message itself says what to do, so that nobody needs to look it up.
     silent: something that one sees, and no line of a log says.
     at_end: of a warning that is harmless unless the log ends there, the rule that explains it then.
     """
@@ -63,7 +67,9 @@ class Rule:
     source: str = ""
     seen: str = ""
     who: str = ""
+    asked: int = 0
     example: str = ""
+    says_cure: bool = False
     silent: bool = False
     at_end: str = ""
 
@@ -71,6 +77,17 @@ class Rule:
     def level(self) -> int:
         """How near to the root of a failure it is."""
         return LEVELS[self.kind]
+
+    @property
+    def on_page(self) -> bool:
+        """Whether docs/troubleshooting.md has a row for it.
+
+        It has one if the course says it, if a notebook treats it, or if it was asked about often;
+        but not if the message already says what to do. `explain` knows the others as well.
+        """
+        texts = (self.page, self.meaning, *self.causes, self.cure)
+        taught = any("notebooks/" in text for text in texts)
+        return not self.says_cure and (not self.who or self.asked >= _OFTEN or taught)
 
     def match(self, text: str) -> int:
         """Count the letters of a line by which this rule knows it; 0 if it does not."""

@@ -60,6 +60,7 @@ TYPED = [
         weekly="daily its commands are typed in other blocks",
     ),
     Typed("participants", "torchrun", r"all \d+ checks green"),
+    Typed("troubleshooting", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {

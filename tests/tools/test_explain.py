@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
+from collections import Counter
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -28,7 +30,7 @@ from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.upkeep import troubleshooting
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import Line, Logs, read_logs
-from ddp_tools.explain.report import as_data, as_text
+from ddp_tools.explain.report import as_data, as_text, page_of
 from ddp_tools.explain.rules import HOLE, best_rule, literal_pieces, load_rules
 
 RULES = load_rules()
@@ -105,6 +107,23 @@ def test_the_page_is_written_from_the_rules() -> None:
     text = troubleshooting.PAGE.read_text()
     assert troubleshooting.page(text, RULES) == text
     assert troubleshooting.page(text, RULES[1:]) != text  # the control
+
+
+def test_a_rule_counts_the_threads_that_had_it_and_the_page_shows_what_was_asked_three_times() -> None:
+    logs = [
+        log
+        for path in (ROOT / "tests" / "logs").glob("threads*.toml")
+        for log in tomllib.loads(path.read_text())["log"]
+    ]
+    had = Counter(name for log in logs for name in log["expects"])
+    counted = {
+        rule.id: had[rule.id] + len(rule.source.split(", ") if rule.source else []) for rule in RULES if rule.who
+    }
+    assert {name: BY_ID[name].asked for name in counted} == counted
+    shown = {rule.id for rule in RULES if rule.who and rule.on_page}
+    assert shown > {name for name, times in counted.items() if times > 2} and shown < counted.keys()
+    assert "slurm-qos" not in shown and "missing-keys" in shown  # asked by nobody; treated by notebook 05
+    assert page_of(BY_ID["slurm-qos"]) == "" and "#slurm-and-mpi" in page_of(BY_ID["slurm-oom"])
 
 
 # ---- prefixes: the same log, as each launcher would mark it
@@ -197,6 +216,21 @@ def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
     status, said = ENDS_OF_LOGS[text]
     assert main(["explain", str(tmp_path / "job.log")]) == status
     assert said in capsys.readouterr().out
+
+
+class Terminal(io.TextIOWrapper):
+    """A standard input at which a person sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_message_is_pasted_and_explained(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"RuntimeError: CUDA out of memory.\n")))
+    refused(main, ["explain"], named=["paste"])
+    assert main(["explain", "-"]) == 1
+    said = capsys.readouterr()
+    assert "Ctrl+D" in said.err and "a GPU has no room for a tensor" in said.out
 
 
 def test_the_verdict_as_json_and_from_standard_input(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
