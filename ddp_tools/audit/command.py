@@ -270,8 +270,8 @@ def show_table(rows: Sequence[Row]) -> str:
     more = [f", {counts[state]} {state}" for state in _STATES[1:] if counts[state]]
     lines.append(f"{counts[RED]} of {len(rows)} checks RED{''.join(more)}")
     if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
-        question = "did it train, on a CPU, in these processes?"
-        lines.append(f"So this says nothing about the script's training: {question}")
+        names = ", ".join(row.name for row in rows if row.name in _ON_TRAINING)
+        lines.append(f"So this says nothing about the training; the rows {names} say why")
     return "\n".join(map(printable, lines))
 
 

@@ -111,7 +111,7 @@ def _has_changed(notes: Notes, last: Copy) -> bool:
 def unequal_counts(counts: Sequence[int]) -> str:
     """Say how many samples each rank took in a pass in which they took unequal numbers."""
     each = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-    return f"of unequal counts, {each} samples"
+    return f"the ranks took unequal numbers, {each} samples"
 
 
 def averages(ranks: list[Notes]) -> Finding | None:
@@ -128,15 +128,15 @@ def averages(ranks: list[Notes]) -> Finding | None:
         if _has(calls, counts) or _has(calls, [note.batches for note in passes]):
             continue
         for calls_at_once in zip(*calls, strict=False):
-            seen = f"{short_line(passes[0].begun)}: {unequal_counts(counts)},"
+            seen = f"{short_line(passes[0].begun)}: {unequal_counts(counts)}; "
             at = short_line(calls_at_once[0].at)
             numbers = [call.numbers for call in calls_at_once]
             if any(_are_means(values, counts) for values in zip(*numbers, strict=False)):
                 cure = "all_reduce the sum and the number of samples, then divide"
-                return Finding(RED, f"{seen} {at} adds up the ranks' own means", cure)
+                return Finding(RED, f"{seen}{at} adds up the ranks' own means", cure)
             if any(value % 1 for values in numbers for value in values):
-                question = "is it a sum? The mean of the ranks' means is another number"
-                unsure = unsure or Finding(UNSEEN, f"{seen} {at} reduces a number: {question}")
+                question = "is it a sum? A mean of the ranks' means is not the mean of all samples"
+                unsure = unsure or Finding(UNSEEN, f"{seen}{at} reduces a number: {question}")
     return unsure
 
 
