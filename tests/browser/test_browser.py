@@ -77,6 +77,7 @@ def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
 def test_the_course_opens_at_its_page_whose_links_work_and_its_animations_do_so_before_any_cell_has_run(page, lab):
     page.goto(f"{lab.url}/?token={lab.token}")
     readme = page.locator(".jp-MarkdownViewer")
+    readme.locator("summary").click()  # the fold of all notebooks
     notebook = Notebook(page, lab, PATHS[4].name, readme.get_by_role("link", name="05 Wrap the model").click)
     figure = notebook.panel.locator(".animation").first
     before = figure.locator("img").get_attribute("src")
