@@ -142,7 +142,7 @@ def test_each_fault_is_found_where_it_is_put(id_: str, text: str, old: str, new:
 
 SCRIPT = {  # a job file, a script that has the fault in it, and one that has not
     "master-unset": (SRUN.replace(EXPORTS, ""), "init_process_group()", "import lightning"),
-    "one-task": (ONE, "init_process_group()", "DataParallel(net)"),
+    "one-task": (ONE, "net = DistributedDataParallel(net)", "DataParallel(net)"),
     "gpus-per-task": (
         SRUN.replace("--gres=gpu:a100:4", "--gpus-per-task=1"),
         "set_device(local_rank)",
