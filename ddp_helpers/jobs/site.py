@@ -98,6 +98,10 @@ def _read_keys(path: Path) -> dict[str, Any]:
                 hint = f"did you mean {near[0]}?"
             raise JobError(f"{source}: the key {key!r} is not known: {hint}")
         values[key] = _typed(f"{source}: {key}", value, defaults[key])
+    for option in values.get("sbatch", ()):
+        if not option.startswith("-"):  # Slurm says nothing of it, and asks for less
+            cure = "an option begins with --, as '--mem=32G' does"
+            raise JobError(f"{source}: sbatch = [{option!r}]: {cure}")
     return values
 
 

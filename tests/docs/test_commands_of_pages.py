@@ -70,6 +70,7 @@ NOT_TYPED = {
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
     ("elsewhere", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
+    ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("own", "ddp-course fits"): "tests/tools/test_wheel.py types the example of its --help",
     ("own", "rsync"): "LOGIN is another machine",

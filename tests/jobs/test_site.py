@@ -115,6 +115,7 @@ BAD = {f'{slip} = "x"': f"{slip!r} is not known: did you mean {key}?" for slip, 
 BAD |= {f"cpus_per_rank = {value}": "give a whole number" for value in ('"16"', "true", "1.5", "[16]", "-1", "0")}
 BAD |= dict.fromkeys(("description = 5", "gpus = ['a']", "python = 2026-01-01", "srun = {}"), "give a text")
 BAD |= dict.fromkeys(("sbatch = [1]", "sbatch = {x = 1}"), "give a list of texts")
+BAD |= dict.fromkeys(("sbatch = ['mem=32G']", "sbatch = ['--mem', '32G']"), "an option begins with --")
 
 
 @pytest.mark.parametrize("text", BAD)
