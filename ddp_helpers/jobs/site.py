@@ -89,7 +89,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
         raise JobError(f"{source} is not TOML: {error}") from None
     defaults = {field.name: field.default for field in fields(Site) if field.name != "name"}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in defaults:
             near = get_close_matches(key, defaults, 1, cutoff=0.7)
