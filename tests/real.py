@@ -1,11 +1,16 @@
-"""Real processes for the tests, each with a time limit, each ended at the end."""
+"""Real processes and servers for the tests, each with a time limit, each ended at the end."""
 
 import os
 import re
 import subprocess
 import sys
 import time
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -56,3 +61,21 @@ def until(condition, what):
         assert time.monotonic() < end, f"not within {LIMIT} s: {what}"
         time.sleep(0.1)
     return result
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of files that reports no request."""
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder's files, for this machine only."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()

@@ -43,16 +43,10 @@ def test_a_failure_is_asked_for_by_commands_and_files_that_are_there() -> None:
 
 def test_workflows_make_what_the_makefile_has() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for path in (GITHUB / "workflows").glob("*.yml"):
-        jobs = yaml.safe_load(path.read_text())["jobs"].values()
-        steps = [step for job in jobs for step in job["steps"]]
-        made = [step["run"].removeprefix("make ") for step in steps if step.get("run", "").startswith("make ")]
-        assert made and all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in made), path.name
-    published = next(step for step in steps_of("pages") if "upload-pages-artifact" in step.get("uses", ""))
+    workflows = {path.stem: yaml.safe_load(path.read_text()) for path in (GITHUB / "workflows").glob("*.yml")}
+    steps = {name: [step for job in flow["jobs"].values() for step in job["steps"]] for name, flow in workflows.items()}
+    for name, its in steps.items():
+        made = [step["run"].removeprefix("make ") for step in its if step.get("run", "").startswith("make ")]
+        assert made and all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in made), name
+    [published] = [step for step in steps["pages"] if "upload-pages-artifact" in step.get("uses", "")]
     assert f" . {published['with']['path']}\n" in makefile.split("\nsite:")[1]
-
-
-def steps_of(name: str) -> list[dict]:
-    """The steps of the only job of a workflow."""
-    [job] = yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text())["jobs"].values()
-    return job["steps"]

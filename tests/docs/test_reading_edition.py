@@ -4,14 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from real import served
 from sphinx.search.en import SearchEnglish
 
 from ddp_helpers import ROOT
@@ -27,13 +25,6 @@ TOO_WIDE = """() => [...document.querySelectorAll('article *')].filter(part => {
         if (getComputedStyle(around).overflowX != 'visible') return false;
     return true;
 }).map(part => part.outerHTML.slice(0, 80))"""
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """A server of files that reports no request."""
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 class Page(HTMLParser):
@@ -200,11 +191,9 @@ def test_pages_fit_a_phone_and_ask_no_other_host(site: Path, tab) -> None:
 def test_the_search_works_from_a_folder_and_over_http_with_what_surrounds_the_word(site: Path, browser, tab) -> None:
     tab.goto(f"{(site / 'search.html').as_uri()}?q=monitored_barrier")
     tab.locator("#search-results li a", has_text="Break it and fix it").first.wait_for()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server, browser.new_page() as other:
-        Thread(target=server.serve_forever, daemon=True).start()
-        other.goto(f"http://127.0.0.1:{server.server_port}/search.html?q=monitored_barrier")
+    with served(site) as address, browser.new_page() as other:
+        other.goto(f"{address}search.html?q=monitored_barrier")
         other.locator("#search-results li p", has_text="who did not come").first.wait_for()
-        server.shutdown()
 
 
 # What scrolls sideways, and no key reaches; what a screen reader has no name or level for; a box around nothing.

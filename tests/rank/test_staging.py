@@ -6,12 +6,10 @@ import runpy
 import socket
 from contextlib import closing
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
-from threading import Thread
 
 import pytest
-from real import LIMIT
+from real import LIMIT, served
 from refusals import refused
 from torchvision.datasets import MNIST
 
@@ -61,21 +59,18 @@ def test_a_download_from_a_mirror_is_whole(tmp_path, monkeypatch):
     resources = [(name, hashlib.md5((site / name).read_bytes()).hexdigest()) for name, _ in MNIST.resources]
     monkeypatch.setattr(MNIST, "resources", resources)
     monkeypatch.setattr(mnist_files, "MNIST_MD5", digests)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
-    Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
-    (tmp_path / "data").mkdir()
-    download(tmp_path / "data")
-    assert check_data(tmp_path / "data") == "MNIST" and [path.name for path in (tmp_path / "data").iterdir()] == [
-        "MNIST"
-    ]
-    resources[0] = (resources[0][0], "0" * 32)
-    (tmp_path / "other").mkdir()
-    with pytest.raises(ConnectionError, match="corrupted"):
-        download(tmp_path / "other")
-    assert list((tmp_path / "other").iterdir()) == []
-    server.shutdown()
-    server.server_close()
+    with served(site) as address:
+        monkeypatch.setattr(MNIST, "mirrors", [address])
+        (tmp_path / "data").mkdir()
+        download(tmp_path / "data")
+        assert check_data(tmp_path / "data") == "MNIST" and [path.name for path in (tmp_path / "data").iterdir()] == [
+            "MNIST"
+        ]
+        resources[0] = (resources[0][0], "0" * 32)
+        (tmp_path / "other").mkdir()
+        with pytest.raises(ConnectionError, match="corrupted"):
+            download(tmp_path / "other")
+        assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_the_script_refuses_without_a_network_in_a_line_and_finds_what_is_there(tmp_path, digits, monkeypatch, capsys):
