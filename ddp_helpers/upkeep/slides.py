@@ -71,9 +71,11 @@ def slides(path: Path) -> tuple[list[str], list[bytes]]:
             page = output.get("data", {}).get("text/html", "")
             if not page.startswith(("<img ", '<div class="animation"')):
                 continue
-            steps = re.search(r'data-pictures="([^"]*)"', page) or re.search(r'src="([^"]*)"', page)
+            pictures, *_ = re.findall(
+                r'(?:data-pictures|src)="([^"]*)"', page
+            )  # all steps come first
             [told] = re.findall(r'<img [^>]*\balt="([^"]*)"', page)
-            for source in steps[1].split(" ") if steps else []:
+            for source in pictures.split(" "):
                 sections.append(_section(title, f'<img src="{source}" alt="{told}">'))
                 figures.append(base64.b64decode(source.partition(",")[2]))
     return sections, figures
