@@ -71,9 +71,8 @@ def slides(path: Path) -> tuple[list[str], list[bytes]]:
             page = output.get("data", {}).get("text/html", "")
             if not page.startswith(("<img ", '<div class="animation"')):
                 continue
-            pictures, *_ = re.findall(
-                r'(?:data-pictures|src)="([^"]*)"', page
-            )  # all steps come first
+            # Of a figure that moves, all steps stand before the first one's own picture.
+            pictures, *_ = re.findall(r'(?:data-pictures|src)="([^"]*)"', page)
             [told] = re.findall(r'<img [^>]*\balt="([^"]*)"', page)
             for source in pictures.split(" "):
                 sections.append(_section(title, f'<img src="{source}" alt="{told}">'))
