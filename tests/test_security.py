@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 from papermill.translators import PythonTranslator
-from real import LIMIT
+from real import LIMIT, python
 from refusals import refused
 
 from ddp_helpers import ROOT, jobs
@@ -66,6 +66,26 @@ def test_nothing_runs_what_it_is_given():
     calls = {(path.name, call) for path in MODULES + NOTEBOOKS for code in code_of(path) for call in unsafe(code)}
     assert {call for name, call in calls if name != "cells.py"} <= {*LESSON}
     assert {call for name, call in calls if name == "cells.py"} == {*CELLS}, "the control: these are found"
+
+
+# ---- a neighbour on the same machine
+
+# Whoever has a login reaches 127.0.0.1, and so each store of torchrun. c10d keeps its state in one, as a pickle in base64.
+PICKLES = """import os, psutil, torch.distributed as dist
+agent = psutil.Process(os.getppid())
+links = getattr(agent, "net_connections", None) or agent.connections  # psutil before 6
+ports = {link.laddr.port for link in links("tcp") if link.status == psutil.CONN_LISTEN}
+stores = [dist.TCPStore("localhost", port, is_master=False, wait_for_workers=False) for port in ports]
+print([key for store in stores for key in store.list_keys() if store.get(key).startswith(b"gAS")] if stores else None)
+"""
+
+
+def test_a_launch_keeps_no_pickle_where_a_neighbour_can_write(tmp_path):
+    script = tmp_path / "neighbour.py"
+    script.write_text(PICKLES)
+    assert launch.run(script, timeout=LIMIT).of(0) == ["[]"]
+    standalone = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", script]
+    assert python(*standalone).stdout.startswith("['torch.rendezvous."), "the control"
 
 
 # ---- names and paths

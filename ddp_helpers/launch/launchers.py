@@ -180,20 +180,18 @@ def launch_commands(
 
 
 def _torchrun_commands(program: list[str], per_node: Sequence[int], logs: str) -> list[list[str]]:
-    # Without "--" torchrun would take a script's --n for its own --nnodes, or for another.
-    torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}"]
-    if len(per_node) == 1:
-        # Without an address, torchrun meets at this machine's own name, which may stand for no
-        # address: it would wait.
-        meeting = ["--standalone", "--local-addr=localhost"]
-        return [[*torchrun, *meeting, f"--nproc-per-node={per_node[0]}", "--", *program]]
+    # The static rendezvous, on one node too: that of --standalone (c10d) unpickles its state from
+    # the store every few seconds, and whoever has a login on this machine can write to the store.
     meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    torchrun += [f"--nnodes={len(per_node)}", *meeting]
-    nodes = []
-    for node, ranks in enumerate(per_node):
-        of_node = [f"--node-rank={node}", f"--nproc-per-node={ranks}"]
-        nodes.append([*torchrun, *of_node, "--", *program])
-    return nodes
+    # Without "--" torchrun would take a script's --n for its own --nnodes, or for another.
+    torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}", *meeting]
+    return [
+        [
+            *[*torchrun, f"--nnodes={len(per_node)}", f"--node-rank={node}"],
+            *[f"--nproc-per-node={ranks}", "--", *program],
+        ]
+        for node, ranks in enumerate(per_node)
+    ]
 
 
 def _mpirun_command(program: list[str], per_node: Sequence[int]) -> list[str]:
