@@ -153,6 +153,11 @@ def main() -> None:
         if all(name in os.environ for name in row):
             rank, local_rank, world_size = [int(os.environ[name]) for name in row[-3:]]
             break
+    else:
+        for name in ("WORLD_SIZE", "SLURM_NTASKS"):  # alone, where several were asked for
+            if os.environ.get(name, "1") != "1":
+                why = f"{name}={os.environ[name]}, but no launcher started this process"
+                parser.exit(2, f"{why}: start it with srun, mpirun or torchrun\n")
     if args.batch_size % world_size:
         evenly = f"evenly by {world_size} ranks: give a multiple of {world_size}"
         parser.exit(2, f"--batch-size {args.batch_size} cannot be shared {evenly}\n")

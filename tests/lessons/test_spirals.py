@@ -119,6 +119,12 @@ def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, monkeypatch):
         for path in (old, tmp_path / "none" / "new.pt"):
             refused(start, script, "--save", path, named=[f"--save {path}"])
     assert old.read_text() == "weights of last week"
+    batch_script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    for forgotten, named in ((batch_script, "SLURM_NTASKS=4"), ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2")):
+        with monkeypatch.context() as here:
+            for name, text in forgotten.items():
+                here.setenv(name, text)
+            refused(start, MANY, named=[f"{named}, but no launcher", "srun", "torchrun"])  # and does not train alone
     for name, text in (HAND | {"WORLD_SIZE": "4"}).items():
         monkeypatch.setenv(name, text)
     refused(start, MANY, "--batch-size", 50, named=["--batch-size 50", "4 ranks", "multiple of 4"])
