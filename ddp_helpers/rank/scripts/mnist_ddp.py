@@ -8,7 +8,7 @@ mpirun -n 8 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data
 
 --batch-size counts the samples of all ranks together: the same flags mean the same training on any
 number of ranks, but for the dropout, which each rank draws by itself. What you change is marked
-YOUR. Needs torch 2.10 and torchvision. MIT licence.
+YOUR. Needs torch 2.11 and torchvision. MIT licence.
 """
 
 import json
