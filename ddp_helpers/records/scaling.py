@@ -1,7 +1,7 @@
 """Compute from a table of runs where their time goes, and what they cost; name what they ran on.
 
-Notebooks 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
-returns; `per_run` makes one row of each run.
+Notebooks 08, 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
+returns; `per_run` makes one row of each run, and `advice` says how many ranks to ask for.
 """
 
 import numpy as np
@@ -172,6 +172,38 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
         devices = devices * rows["cpus_per_task"].astype(float)
     rows["device_hours"] = devices * held_seconds / 3600
     return rows.reset_index(drop=True)
+
+
+def advice(speeds: pd.Series, least: float) -> str:
+    """Say how many ranks to ask for: the fastest size whose efficiency is at least `least`.
+
+    speeds: images per second of each run, by scaling, world_size, global_batch and run. Strong runs
+    count, or weak ones if there are no others. The base is the median of all equal runs on the
+    fewest ranks; runs are equal if ranks and global batch are, strong or weak. least: 0 to 1. The
+    answer depends on the base alone, so there is none where equal runs of the base lie further
+    apart than the bar, 1 / least - 1, or where it ran only once.
+    """
+    equal = speeds.groupby(["world_size", "global_batch"], dropna=False)
+    measures = {name: equal.transform(name) for name in ("median", "min", "max", "size")}
+    kind = speeds.index.unique("scaling").sort_values()[0]
+    sizes = pd.DataFrame(measures).loc[kind].groupby("world_size").first()
+    fewest, base = sizes.index[0], sizes.iloc[0]
+    apart = _percent(base["max"] / base["min"] - 1)
+    if base["size"] == 1:
+        return f"no answer: only one run of {counted(fewest, 'rank')}; repeat the base"
+    if base["max"] / base["min"] * least > 1:
+        bar = f"more than the {_percent(1 / least - 1)} that a bar of {_percent(least)} allows"
+        return f"no answer: equal runs lie {apart} apart, {bar}; repeat the base"
+    efficiency = sizes["median"] / base["median"] * fewest / sizes.index
+    fastest = sizes["median"][efficiency >= least].idxmax()
+    answer = f"ask for {fastest} of {counted(sizes.index[-1], 'rank')}, {kind}"
+    bar = f"the fastest with an efficiency of at least {_percent(least)}"
+    return f"{answer}: {bar} (equal runs of the base lie {apart} apart)"
+
+
+def _percent(share: float) -> str:
+    """Write a share of 1 in percent, as in 25 % or 5.3 %."""
+    return f"{round(100 * share, 1):g} %"
 
 
 def unit_of_ranks(runs: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""Known speed-ups, times and costs come back from run folders, by `scaling` and the cells of 09 that use it."""
+"""Known speed-ups, times and costs come back from run folders, by `scaling` and the cells of 08 and 09 that use it."""
 
 import re
 
@@ -54,6 +54,16 @@ def notebook_09(folder):
     raise AssertionError("09 has no exercise any more")
 
 
+def notebook_08(folder):
+    """What 08's plain cells between the sweep and its figure compute of the runs of a folder."""
+    cells = nbformat.read(ROOT / "notebooks" / "08_sweep_the_cluster.ipynb", as_version=4).cells
+    found = {"runs": runs, "scaling": scaling, "RUNS": folder.parent, "sweep_name": folder.name, "least": 0.8}
+    for cell in cells:
+        if cell.id in ("n08-23", "n08-advice"):
+            exec(cell.source, found)
+    return found
+
+
 def numbers(text):
     """The numbers in a text, in their order: what a sentence or a title claims, in whatever words."""
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d|\d", text)]
@@ -64,15 +74,48 @@ def numbers(text):
 
 def test_known_speedups_come_back_from_the_cells_of_09(study):
     write(study / "failed", 4, 10, state="failed")
-    write(study / "w1", 1, 500, kind="weak")
-    write(study / "w4", 4, 2000, kind="weak")
+    write(study / "w1", 1, 1000, kind="weak")
+    write(study / "w4", 4, 4000, kind="weak")
     write(study / "c4", 4, 3000, cpus=8)  # other CPUs for each rank: not compared
     found = notebook_09(study)
     assert found["rates"].loc["strong"].tolist() == pytest.approx([1000, 1800, 2000]), "the slow first epoch is in it"
     assert found["speedup"].loc["strong"].tolist() == pytest.approx([1, 1.8, 2.0])
     assert found["efficiency"].loc["strong"].tolist() == pytest.approx([1, 0.9, 0.5])
     assert found["speedup"].loc["weak", 4] == pytest.approx(4)
-    assert found["ask_for"] == 2, "the fastest of those with an efficiency of 0.8"
+
+
+def test_the_base_is_the_median_of_all_its_equal_runs_in_08_and_09(tmp_path, capsys):
+    for number, (ranks, rate, kind) in enumerate(
+        [(1, 900, "strong"), (1, 1100, "weak"), (2, 1700, "strong"), (2, 1900, "weak")]
+    ):
+        write(tmp_path / str(number), ranks, rate, kind=kind, batch=256)
+    eight, nine = notebook_08(tmp_path), notebook_09(tmp_path)
+    for kind, gain in (("strong", 1.7), ("weak", 1.9)):
+        assert eight["rates"].loc[(kind, 2), "speedup"] == pytest.approx(gain) == nine["speedup"].loc[kind, 2]
+        assert eight["rates"].loc[(kind, 1), "efficiency"] == 1 == nine["efficiency"].loc[kind, 1]
+
+
+# The images per second of the runs by ranks; what 08 and 09 answer. With a bar of 80 % the base may lie 25 % apart.
+ANSWERS = {
+    "quiet": ({1: (900, 1100), 2: (1800,), 4: (2400,)}, "ask for 2 of 4 ranks, strong"),
+    "only one is efficient": ({1: (900, 1100), 2: (1500,)}, "ask for 1 of 2 ranks, strong"),
+    "no base of one rank": ({2: (900, 1100), 4: (1700,), 8: (2000,)}, "ask for 4 of 8 ranks, strong"),
+    "noisy": ({1: (260, 379), 2: (685,), 4: (559,)}, "no answer: equal runs lie 45.8 % apart"),
+    "the base ran once": ({1: (1000,), 2: (1900,)}, "no answer: only one run of 1 rank"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_08_and_09_answer_alike_and_not_from_a_base_that_lies_further_apart_than_the_bar(name, tmp_path, capsys):
+    rates, told = ANSWERS[name]
+    for ranks in rates:
+        for number, rate in enumerate(rates[ranks]):
+            write(tmp_path / f"{ranks}-{number}", ranks, rate)
+    for notebook in (notebook_08, notebook_09):
+        notebook(tmp_path)
+        [answer] = re.findall("(?:ask for|no answer).*", capsys.readouterr().out)
+        assert answer.startswith(told)
+        assert ("repeat the base" in answer) != ("ask for" in answer), "a number, or none"
 
 
 def test_equal_jobs_are_pooled_for_the_noise_of_09(tmp_path):

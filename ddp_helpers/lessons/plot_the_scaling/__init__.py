@@ -1,1 +1,1 @@
-"""Notebook 09: figures, a model of the seconds, and what to ask for."""
+"""Notebook 09: its exercises and figures."""
