@@ -5,12 +5,14 @@ it prints whether an answer is right, or what is wrong with it. The right ones a
 `notebooks/solutions`.
 """
 
+import re
+import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ddp_helpers.lessons.exercise import INDENT, NOT_YET, RIGHT, Exercise, Project
+from ddp_helpers.lessons.exercise import INDENT, NOT_ATTEMPTED, NOT_YET, RIGHT, Exercise, Project
 
 # Colours of the first word, which can be read on white and on black.
 _GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
@@ -18,6 +20,8 @@ _GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
 _WRAPPER = textwrap.TextWrapper(
     width=78, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
 )
+# In a verdict of the ranks of a cell: where a comparison differs.
+_OF_ALL_RANKS = re.compile(r"on \d+ ranks, rank \d+: ")
 _LESSONS = Path(__file__).parent
 
 
@@ -55,9 +59,22 @@ def check(answer: Callable) -> None:
     exercise = exercise_called(name)
     if exercise is None:
         raise ValueError(f"no exercise is called {name}: keep the name that the stub has")
-    lines = exercise.verdict(answer).splitlines()
-    text = "\n".join(part for line in lines for part in _WRAPPER.wrap(line))
+    verdict = exercise.verdict(answer)
+    if _rank_0_says(verdict):
+        return
+    text = "\n".join(part for line in verdict.splitlines() for part in _WRAPPER.wrap(line))
     for word, colour in ((RIGHT, _GREEN), (NOT_YET, _RED)):
         if text.startswith(word):
             text = f"{colour}{word}\x1b[0m{text.removeprefix(word)}"
     print(text)
+
+
+def _rank_0_says(verdict: str) -> bool:
+    """Whether this is a rank of a `%%ranks` cell other than 0, and rank 0 prints this verdict, too.
+
+    Ranks judge in step: what one of them got is known to all. An error is told by whom it stops.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if not (distributed and distributed.is_initialized() and distributed.get_rank()):
+        return False
+    return verdict in (RIGHT, NOT_ATTEMPTED) or bool(_OF_ALL_RANKS.search(verdict))
