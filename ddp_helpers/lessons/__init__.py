@@ -62,7 +62,10 @@ def check(answer: Callable) -> None:
     verdict = exercise.verdict(answer)
     if _rank_0_says(verdict):
         return
-    text = "\n".join(part for line in verdict.splitlines() for part in _WRAPPER.wrap(line))
+    lines = verdict.splitlines()
+    if verdict == RIGHT and isinstance(exercise, Project):
+        lines.append(exercise.unseen)
+    text = "\n".join(part for line in lines for part in _WRAPPER.wrap(line))
     for word, colour in ((RIGHT, _GREEN), (NOT_YET, _RED)):
         if text.startswith(word):
             text = f"{colour}{word}\x1b[0m{text.removeprefix(word)}"

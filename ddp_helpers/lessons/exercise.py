@@ -77,10 +77,14 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Project:
-    """An exercise whose `judge` runs an answer, and lists its mistakes."""
+    """An exercise whose `judge` runs an answer, and lists its mistakes.
+
+    unseen: the line below `right` that says what the judge does not look at.
+    """
 
     name: str
     judge: Callable[[Answer], list[str]]
+    unseen: str = ""
 
     def verdict(self, answer: Answer) -> str:
         """Judge a learner's function: right, not attempted, or all its mistakes, a line each."""
