@@ -12,7 +12,16 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ddp_helpers.lessons.exercise import INDENT, NOT_ATTEMPTED, NOT_YET, RIGHT, Exercise, Project
+from ddp_helpers import PlainError
+from ddp_helpers.lessons.exercise import (
+    INDENT,
+    NOT_ATTEMPTED,
+    NOT_YET,
+    RIGHT,
+    Exercise,
+    Project,
+    short,
+)
 
 # Colours of the first word, which can be read on white and on black.
 _GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
@@ -53,12 +62,15 @@ def _exercises_of(path: Path) -> dict[str, Exercise | Project]:
 def check(answer: Callable) -> None:
     """Print the verdict on a learner's function, which has the name of its exercise.
 
-    Raises ValueError if no exercise has this name.
+    Raises PlainError if it is no function, as its result is none, or no exercise has this name.
     """
-    name = answer.__name__
+    name = getattr(answer, "__name__", "")
+    if not (callable(answer) and name):
+        cure = "give the function itself, as in lessons.check(batch_plan)"
+        raise PlainError(f"{short(answer)} is no function: {cure}")
     exercise = exercise_called(name)
     if exercise is None:
-        raise ValueError(f"no exercise is called {name}: keep the name that the stub has")
+        raise PlainError(f"no exercise is called {name}: keep the name that the stub has")
     verdict = exercise.verdict(answer)
     if _rank_0_says(verdict):
         return

@@ -57,7 +57,7 @@ class Exercise:
                 result = answer(*copy.deepcopy(case))
             except NotImplementedError:
                 return NOT_ATTEMPTED
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return f"{NOT_YET}: {call} ends with {type(error).__name__}: {error}"
             if not same(result, expected):
                 comparison = f"gives {short(result)}, and should give {short(expected)}."
@@ -101,7 +101,7 @@ def _outcome(function: Answer, case: tuple) -> object:
     """Call a function with its own copy of a case; return its result, or the type of its error."""
     try:
         return function(*copy.deepcopy(case))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return type(error)
 
 

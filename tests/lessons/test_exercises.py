@@ -1,10 +1,12 @@
 """The exercises: each is asked once and answered once, and each plausible mistake is refused with a word about it."""
 
 import re
+import sys
 
 import nbformat
 import pytest
 from notebook_texts import asked, cells
+from refusals import refused
 from solved import answers_to
 
 from ddp_helpers import ROOT
@@ -52,9 +54,19 @@ def test_each_exercise_is_asked_once() -> None:
     assert sorted(name for path in PATHS for name in asked(path)) == sorted(EVERY)
 
 
-def test_an_answer_by_another_name_is_told_so() -> None:
-    with pytest.raises(ValueError, match=r"<lambda>.*\bname\b"):
-        check(lambda: 1)
+def test_what_is_no_answer_to_an_exercise_is_one_line() -> None:
+    refused(check, lambda: 1, named=["<lambda>", "keep the name"])
+    for result in ({"per_rank": 4}, None, 7):
+        refused(check, result, named=[repr(result), "give the function itself", "lessons.check(batch_plan)"])
+
+
+def test_an_answer_that_leaves_is_judged() -> None:
+    """In the first case, or in a later one, where a wrong result before it is looked for among the mistakes."""
+    at_once = EVERY["batch_plan"].verdict(lambda *_: sys.exit(3))
+    results = iter(["wrong"])
+    later = EVERY["batch_plan"].verdict(lambda *_: next(results, None) or sys.exit(3))
+    assert "ends with SystemExit: 3" in at_once and "gives 'wrong'" in later
+    assert all(verdict.startswith("not yet: ") for verdict in (at_once, later))
 
 
 @pytest.mark.parametrize(
