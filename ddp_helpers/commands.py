@@ -70,12 +70,12 @@ def make_job(args: Namespace) -> int:
         array=args.array,
         sbatch=args.sbatch,
         requeue=args.requeue,
+        show=True,
     )
     if jobs.keeps_no_record(args.script, args.arguments):
         cure = "give --run-dir '{run_dir}' behind --"
         print(f"# the run leaves no record, and collect finds none: {cure}", file=sys.stderr)
     batch = folder / "job.sbatch"
-    print(batch.read_text())
     if not args.submit:
         print(f"# it is not submitted. Read it, then: sbatch '{batch}'", file=sys.stderr)
         return int(not _would_be_taken(batch))

@@ -27,6 +27,7 @@ _FLAGS = {
     "cpus_per_task": ", with --cpus",
 }
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
+FOLDER = re.compile("[^:\x00-\x1f\x7f\ud800-\udfff]*")  # that PYTHONPATH, and a job file, can name
 
 
 class JobError(PlainError, ValueError):
@@ -60,6 +61,8 @@ class Job:
     requeue: bool = False
     # Seconds before its end at which it is warned, or up to 60 s earlier; 0: it hears no signal.
     grace: int = 120
+    # The folder of the script that was copied, from which it imports what lies beside it.
+    imports_from: str = ""
 
     @property
     def ranks(self) -> int:
@@ -83,6 +86,8 @@ class Job:
             allowed = "--name or --name=value, the long form, without quotes"
             check_text("sbatch", option, _OPTION, allowed)
         self._check_array()
+        allowed = "a folder without a colon, a line break and the like"
+        check_text("imports_from", self.imports_from, FOLDER, allowed)
 
     def _check_shape(self) -> None:
         """Raise JobError unless nodes, tasks, CPUs and GPUs are counts that fit together."""

@@ -67,13 +67,15 @@ def _ran_well(job: Job, folder: Path, target: Path, value: str) -> bool:
     program = job.filled_in(target, value)
     if (folder / program[0]).is_file():
         program[0] = str(folder / program[0])
+    folders = [job.imports_from, os.environ.get("PYTHONPATH")]  # so, too
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, folders))} if job.imports_from else None
     try:
         with chdir(folder):  # as the job file does
             if program[0] == "-m":
                 ran = launch.run(*program, timeout=seconds(job.time), launcher="python")
             else:
                 ranks = [job.tasks_per_node] * job.nodes
-                ran = launch.run(*program, timeout=seconds(job.time), ranks=ranks)
+                ran = launch.run(*program, timeout=seconds(job.time), ranks=ranks, env=env)
     except launch.LaunchError as error:
         print(error)
         return False

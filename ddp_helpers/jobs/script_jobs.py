@@ -14,6 +14,7 @@ from typing import Literal
 
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
+from ddp_helpers.jobs.project import Project
 from ddp_helpers.jobs.queue import available, states_of_job
 from ddp_helpers.jobs.run import submit, write_job
 from ddp_helpers.jobs.site import Site
@@ -62,16 +63,18 @@ def prepare(
     requeue: bool = False,
     grace: int = 120,
     batch_size_per_rank: int = 0,
+    show: bool = False,
 ) -> Job:
     """Write a job's file, and the script that it starts, into a new run folder; return the job.
 
-    script: one of the course's by its name, or the path of a file. The file's own folder is not
-    copied: what it imports from there must be installed, or on the PYTHONPATH. arguments: what the
-    script is given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual
-    ones where they are None. launcher: "" for torchrun where the script knows no other, as its
-    text tells, else srun. sbatch: more options, as a shell reads them. batch_size_per_rank: for
-    the record, where the arguments hold the batch of all ranks because each was to have so many
-    samples: such runs show weak scaling. The rest is as in `Job`.
+    script: one of the course's by its name, or the path of a file, of which a copy runs; what it
+    imports from beside it is not copied, but found where it lies. arguments: what the script is
+    given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual ones where
+    they are None. launcher: "" for torchrun where the script knows no other, as its text and those
+    of its modules tell, else srun. sbatch: more options, as a shell reads them.
+    batch_size_per_rank: for the record, where the arguments hold the batch of all ranks because
+    each was to have so many samples: such runs show weak scaling. show: print the job's file; what
+    a person should know of it comes after it, on stderr. The rest is as in `Job`.
 
     Raises JobError, with nothing written, where the job would fail. Nothing stays either where
     this process submits the job, and Slurm refuses it.
@@ -87,7 +90,10 @@ def prepare(
         raise JobError(f"sbatch={sbatch!r} cannot be split into words: {error}") from None
     # The site's arguments first, since of two equal flags the last one counts. Another script than
     # the course's knows no --no-cuda.
-    site_arguments = site.script_args if str(script) in scripts.NAMES else ()
+    is_ours = str(script) in scripts.NAMES
+    site_arguments = site.script_args if is_ours else ()
+    project = Project(file_name, text) if is_ours else Project.around(Path(script), text)
+    notices: list[str] = []
     job = Job(
         name=folder.name,
         program=(file_name, *site_arguments, *arguments),
@@ -96,14 +102,20 @@ def prepare(
         gpus_per_node=gpus_per_node,
         cpus_per_task=site.cpus_per_rank if cpus_per_task is None else cpus_per_task,
         time=site.time if time is None else time,
-        launcher=launcher or _launcher_of(text, file_name),
+        launcher=launcher or _launcher_of(project.whole_text, file_name, notices),
         array=array,
         sbatch=options,
         requeue=requeue,
         grace=grace,
+        imports_from=project.folder,
     )
-    job = _fit_warning(job, file_name, handles_warning="SIGUSR2" in text)
-    write_job(job, site, folder, text, batch_size_per_rank)
+    job = _fit_warning(job, file_name, "SIGUSR2" in project.whole_text, notices)
+    notices += project.notices(site.in_container)
+    batch = write_job(job, site, folder, text, batch_size_per_rank)
+    if show:
+        print(batch.read_text(), flush=True)  # before stderr, also where both are one file
+    for notice in notices:
+        print(notice, file=sys.stderr)
     return job
 
 
@@ -111,27 +123,31 @@ def prepare(
 _TORCHRUNS = re.compile(r"""["'](LOCAL_RANK|RANK|WORLD_SIZE)["']|\binit_process_group\b""")
 
 
-def _launcher_of(text: str, file_name: str) -> Literal["srun", "torchrun"]:
-    """Choose who starts a script's ranks: torchrun where its text reads only torchrun's names."""
+def _launcher_of(text: str, file_name: str, notices: list[str]) -> Literal["srun", "torchrun"]:
+    """Choose who starts a script's ranks: torchrun where its text reads only torchrun's names.
+
+    text: of the script and its modules. notices: what a person should know is added to them.
+    """
     if not _TORCHRUNS.search(text) or "SLURM_" in text:
         return "srun"
     known = f"{file_name} knows RANK, which torchrun sets, and nothing of Slurm's"
-    print(f"{known}: torchrun starts its ranks on each node", file=sys.stderr)
+    notices.append(f"{known}: torchrun starts its ranks on each node")
     return "torchrun"
 
 
-def _fit_warning(job: Job, file_name: str, handles_warning: bool) -> Job:
+def _fit_warning(job: Job, file_name: str, handles_warning: bool, notices: list[str]) -> Job:
     """Return the job without a warning where its script handles none; say what the script could do.
 
-    handles_warning: whether the script's text names SIGUSR2, by which Slurm warns it.
+    handles_warning: whether SIGUSR2, by which Slurm warns it, is named in the script or a module
+    beside it. notices: what a person should know is added to them.
     """
     if handles_warning and not job.requeue:
         cure = "give --requeue to have it warned, and started again"
-        print(f"{file_name} can save when it is warned: {cure}", file=sys.stderr)
+        notices.append(f"{file_name} can save when it is warned: {cure}")
     if handles_warning or not job.requeue:
         return job
     outcome = "it is not warned, only started again"
-    print(f"{file_name} handles no SIGUSR2, which would end it: {outcome}", file=sys.stderr)
+    notices.append(f"{file_name} handles no SIGUSR2, which would end it: {outcome}")
     return replace(job, grace=0)
 
 

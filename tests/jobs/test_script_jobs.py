@@ -209,6 +209,76 @@ def test_a_folder_that_was_copied_is_not_taken_for_a_job_of_this_slurm(mine, tmp
     assert run.job["state"] == "COMPLETED", "the control: where it was submitted it is asked"
 
 
+# ---- a script of several files
+
+PROJECT = {
+    "train.py": "import sys, model\nfrom tools.ranks import size\nopen(sys.argv[1], 'w').write(model.Net(size()))",
+    "model.py": "def Net(size):\n    from layers import LAYER\n    return f'{size} ranks, {LAYER}'",
+    "layers/__init__.py": "from .dense import LAYER",
+    "layers/dense.py": "LAYER = 'dense'",
+    "tools/ranks.py": "def size():\n    import os, signal\n    return os.environ['WORLD_SIZE']",  # no __init__.py
+    "never/__init__.py": "import signal\nsignal.signal(signal.SIGUSR2, print)",
+}
+HANDLER = "\nimport signal\nsignal.signal(signal.SIGUSR2, print)"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A script that imports what lies beside it, in a folder whose name a shell would take apart."""
+    folder = tmp_path / 'it\'s my; "$HOME" pro\\ject'
+    for name, text in PROJECT.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    return folder
+
+
+def test_a_script_of_several_files_runs_to_its_end_from_another_folder(project, name, cluster, capsys):
+    words = ["job", "local", str(project / "train.py"), "--run", name, "--nodes", "2", "--submit"]
+    assert main([*words, "--", "{run_dir}/said.txt"]) == 0
+    out, err = capsys.readouterr()
+    assert "torch.distributed.run" in out, "a module alone reads torchrun's names"
+    assert "train.py imports model.py, tools/, layers/ from " in err and "never" not in err
+    jobs.watch(RUNS / name)
+    assert (RUNS / name / "said.txt").read_text() == "2 ranks, dense", capsys.readouterr().out
+    assert (RUNS / name / "train.py").read_text() == (project / "train.py").read_text(), "the record of what ran"
+
+
+def test_without_slurm_a_script_of_several_files_runs_too(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    jobs.prepare(project / "train.py", ["{run_dir}/said.txt"], jobs.Site.load("local"), tmp_path / "run")
+    jobs.submit(tmp_path / "run")
+    assert (tmp_path / "run" / "said.txt").read_text() == "1 ranks, dense"
+
+
+def test_what_the_person_must_know_stands_below_the_job_file(project, name):
+    (project / "train.py").write_text("from pathlib import Path\nimport model\nprint(Path(__file__).parent)\n")
+    words = [sys.executable, "-m", "ddp_helpers", "job", "local", str(project / "train.py"), "--run", name, "--requeue"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    job_file, _, rest = done.stdout.partition('exit "${status:-0}"\n')
+    assert job_file.startswith("#!/bin/bash\n") and done.returncode == 0, done.stdout
+    lines = rest.split("\n", 4)[1:]
+    for line, said in zip(lines, ("handles no SIGUSR2", "imports model.py, layers/ from", "__file__"), strict=False):
+        assert line.startswith("train.py ") and said in line, done.stdout
+
+
+def test_a_handler_of_the_warning_counts_in_what_is_imported_and_nowhere_else(project, tmp_path, capsys):
+    site = jobs.Site.load("local")
+    job = jobs.prepare(project / "train.py", ["out"], site, tmp_path / "first", requeue=True)
+    assert job.grace == 0 and "handles no SIGUSR2" in capsys.readouterr().err, "never/ is not imported"
+    (project / "layers" / "dense.py").write_text(PROJECT["layers/dense.py"] + HANDLER)
+    job = jobs.prepare(project / "train.py", ["out"], site, tmp_path / "second", requeue=True)
+    assert job.grace == 120 and "SIGUSR2" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("letter", [":", "\n"])
+def test_a_folder_that_no_job_can_name_is_refused_where_the_script_needs_it(letter, project, tmp_path):
+    odd, site = project.rename(tmp_path / f"odd{letter}name"), jobs.Site.load("local")
+    refused(jobs.prepare, odd / "train.py", (), site, tmp_path / "run", named=["model.py", "rename that folder"])
+    assert not (tmp_path / "run").exists()
+    (odd / "alone.py").write_text("import sys, json\n")
+    assert jobs.prepare(odd / "alone.py", (), site, tmp_path / "run").imports_from == "", "the control"
+
+
 # ---- runs that were asked for different things
 
 
