@@ -146,25 +146,46 @@ def metrics(ranks: list[Notes]) -> Finding:
         return Finding(UNSEEN, "no test set was read to its end")
     if not shares:
         return Finding(OK, "all ranks test the same samples, so that each has the whole number")
-    calls = [_calls_after_test(passes, ranks) for passes in shares]
-    kept_apart = [not any(_REDUCES.match(call.name) for call in each) for each in calls]
-    if not any(kept_apart):
-        call = next(call for call in calls[0] if _REDUCES.match(call.name))
-        seen = f"{call.name} at {short_line(call.at)}"
-        for passes, each in zip(shares, calls, strict=True):
-            counts = [len(note.samples) for note in passes]
-            together = [call.name for call in each if _REDUCES.match(call.name)]
-            if len({*counts}) > 1 and all("gather" in name for name in together):
-                question = "does each rank's number count by its own samples, and not as a mean?"
-                return Finding(UNSEEN, f"{seen}: {unequal_counts(counts)}: {question}")
-        return Finding(OK, f"after each test ranks bring numbers together: {seen}")
-    first = shares[kept_apart.index(True)]
-    seen = f"{short_line(first[0].begun)}: each rank tests a share, and nothing is reduced or "
-    if _may_come_together_later(first, ranks):
+    calls = [[_reduced_after(*pair) for pair in zip(p, ranks, strict=True)] for p in shares]
+    apart = [passes for passes, of_ranks in zip(shares, calls, strict=True) if not of_ranks[0]]
+    if apart:
+        return _kept_apart(apart[0], ranks)
+    for passes, of_ranks in zip(shares, calls, strict=True):
+        counts = [len(note.samples) for note in passes]
+        if not _has_counts(counts, of_ranks):
+            call = next(call for call in of_ranks[0] if not call.counts)
+            unequal = f"; {unequal_counts(counts)}" if len({*counts}) > 1 else ""
+            seen = f"{call.name} at {short_line(call.at)}, without the number of samples{unequal}"
+            question = "is it a sum, or a mean of each rank's share (mIoU, F1, loss)?"
+            return Finding(UNSEEN, f"{seen}: {question}")
+    call = calls[0][0][0]
+    seen = f"{call.name} at {short_line(call.at)}"
+    return Finding(OK, f"after each test ranks bring numbers together: {seen}")
+
+
+def _kept_apart(passes: tuple[Pass, ...], ranks: list[Notes]) -> Finding:
+    """Judge a test of which nothing is reduced before training goes on."""
+    seen = f"{short_line(passes[0].begun)}: each rank tests a share, and nothing is reduced or "
+    if _may_come_together_later(passes, ranks):
         question = "gathered before training goes on: is each printed number one of all ranks?"
         return Finding(UNSEEN, seen + question)
     cure = "dist.all_reduce of the sums and of the number of samples, then divide"
     return Finding(RED, f"{seen}gathered afterwards", cure)
+
+
+def _has_counts(counts: list[int], calls: list[list[Communication]]) -> bool:
+    """Whether what ranks bring together can be no mean of their shares.
+
+    It is integers alone, which are counts; or each rank gives its number of samples besides, or
+    something of each sample. counts: of the samples of each rank; calls: of each rank.
+    """
+    if all(call.counts for calls_of_rank in calls for call in calls_of_rank):
+        return True
+    of_all = {max(counts), sum(counts)}  # with padding, and a place for each sample of all ranks
+    return all(
+        any(count in call.numbers or {count, *of_all} & {*call.lengths} for call in calls_of_rank)
+        for count, calls_of_rank in zip(counts, calls, strict=True)
+    )
 
 
 def _trained_on(test: Pass, notes: Notes) -> bool:
@@ -173,12 +194,13 @@ def _trained_on(test: Pass, notes: Notes) -> bool:
     return any({*note.samples} & {*test.samples} for note in trained)
 
 
-def _calls_after_test(passes: tuple[Pass, ...], ranks: list[Notes]) -> list[Communication]:
-    """What rank 0 calls from the begin of a test on, until it trains again."""
-    since = passes[0].since
-    trains = [note.since for note in select(ranks[0], Pass) if note.steps and note.since > since]
+def _reduced_after(test: Pass, notes: Notes) -> list[Communication]:
+    """What a rank reduces or gathers from the begin of a test on, until it trains again."""
+    since = test.since
+    trains = [note.since for note in select(notes, Pass) if note.steps and note.since > since]
     until = min(trains, default=float("inf"))
-    return [call for call in select(ranks[0], Communication) if since <= call.time < until]
+    calls = [call for call in select(notes, Communication) if since <= call.time < until]
+    return [call for call in calls if _REDUCES.match(call.name)]
 
 
 def _may_come_together_later(passes: tuple[Pass, ...], ranks: list[Notes]) -> bool:

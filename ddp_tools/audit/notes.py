@@ -115,7 +115,9 @@ class Communication(Note):
 
     name: str
     size: Sequence[int] | None = None  # of its first tensor
-    numbers: Sequence[float] = ()  # in it, if they are few
+    numbers: Sequence[float] = ()  # in what this rank gives, if they are few
+    counts: bool = False  # all that this rank gives are integers
+    lengths: Sequence[int] = ()  # of what this rank gives, and of its parts if it is an object
     adds: bool = False  # it makes a sum or a mean
     callers: Sequence[str] = ()  # the script's lines that called that of the call, innermost first
 

@@ -4,9 +4,11 @@ The audit's witness makes a `TrainingObserver` on every rank, before the script.
 """
 
 import functools
+import inspect
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -200,12 +202,14 @@ class TrainingObserver(ModelObserver):
 
         def observed(name: str, communicate: Callable) -> Callable:
             timed = self._timed("communication", communicate)
+            signature = inspect.signature(communicate)
 
             @functools.wraps(communicate)
             def call(*args: Any, **options: Any) -> object:
                 if self._in_communication:
                     return communicate(*args, **options)
-                self._note_communication(name, [*args, *options.values()])
+                given = signature.bind_partial(*args, **options).arguments
+                self._note_communication(name, [*args, *options.values()], _own_part(given))
                 self._in_communication = True
                 try:
                     return timed(*args, **options)
@@ -219,12 +223,14 @@ class TrainingObserver(ModelObserver):
             setattr(dist, name, call)
             setattr(distributed_c10d, name, call)
 
-    def _note_communication(self, name: str, arguments: list[object]) -> None:
-        """Note a call by which ranks talk to each other, with the size of its first tensor."""
+    def _note_communication(self, name: str, arguments: list[object], part: object) -> None:
+        """Note a call by which ranks talk to each other, with the size of its first tensor.
+
+        part: what this rank gives.
+        """
         groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         size = [*tensors[0].shape] if tensors else None
-        few = bool(tensors) and tensors[0].numel() <= _FEW and not tensors[0].is_complex()
         others = [value for value in arguments if isinstance(value, dist.ReduceOp.RedOpType)]
         adds = "reduce" in name and {*others} <= {dist.ReduceOp.SUM, dist.ReduceOp.AVG}
         kind: type[notes.Communication] = notes.Collective
@@ -237,10 +243,39 @@ class TrainingObserver(ModelObserver):
             callers=self.callers(),
             name=name,
             size=size,
-            numbers=tensors[0].detach().double().reshape(-1).tolist() if few else (),
+            **_content(part),
             adds=adds,
         )
         self.write(note)
+
+
+def _own_part(given: Mapping[str, object]) -> object:
+    """What a rank gives, of a collective's arguments by name: an object, or a tensor."""
+    names = ("obj", "input_tensor", "input", "tensor")
+    return next((given[name] for name in names if name in given), None)
+
+
+def _content(part: object) -> dict[str, Any]:
+    """The fields of a note that tell what a rank gives: numbers, integers or not, lengths."""
+    if isinstance(part, torch.Tensor):
+        few = part.numel() <= _FEW and not part.is_complex()
+        numbers = part.detach().double().reshape(-1).tolist() if few else ()
+        integers = not (part.is_floating_point() or part.is_complex())
+        return {"numbers": numbers, "counts": integers, "lengths": [*part.shape[:1]]}
+    parts = list(part.values()) if isinstance(part, dict) else part
+    parts = parts if isinstance(parts, list | tuple) else [parts]
+    numbers = [float(value) for value in parts[:_FEW] if isinstance(value, Real)]
+    lengths = [_length(value) for value in [part, *parts[:_FEW]]]
+    integers = all(isinstance(value, Integral) for value in parts)
+    return {"numbers": numbers, "counts": integers, "lengths": lengths}
+
+
+def _length(value: object) -> int:
+    """The length of an object; -1 of one that has none."""
+    try:
+        return len(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def _gradient_sums(parameters: list[torch.Tensor]) -> list[tuple[float, float]]:

@@ -36,6 +36,16 @@ DRAWN = "train_set[torch.randint(960, [24], generator=dice)]"
 SPLIT = "torch.utils.data.random_split(spirals(960, seed=1), [720, 240], torch.Generator().manual_seed(rank))"
 UNUSED = '    model.register_parameter("unused", nn.Parameter(torch.ones(1)))'
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (1 + rank))"
+REDUCED = "        dist.all_reduce(right)\n"
+GATHERED = "        dist.all_gather_object(everyone := [None] * world_size, PART)\n"
+# What ranks of one size each find on their shares of the test set, 125 samples, comes together in these ways.
+TOGETHER = {
+    "a mean of each share": f"        right = right / len(test_indices) / world_size\n{REDUCED}",
+    "a sum of floats": f"        right = right.float()\n{REDUCED}",
+    "gathered means": GATHERED.replace("PART", "right.item() / len(test_indices)"),
+    "gathered counts": GATHERED.replace("PART", "(right / 1, len(test_indices))"),
+    "a sum, and the samples": f"        right = torch.stack([right, torch.tensor(125)]).float()\n{REDUCED}",
+}
 ON_TWO_NODES = "`local_rank` for `rank`, with `--two-nodes`"
 TAKES_LOCAL_RANK = "`init_process_group` is given `local_rank`, with `--two-nodes`"
 # Only points of the right half count, and their number differs from rank to rank.
@@ -305,6 +315,7 @@ def noted(tmp_path_factory):
         "logs": Script(LOGS, env=ON_CPU),
         "never loads": Script(LOGS.replace("load_state_dict", "load"), env=ON_CPU),
     }
+    scripts |= {name: Script(replaced(SPIRALS, [(REDUCED, how)]), FLAGS) for name, how in TOGETHER.items()}
     return audit_all(scripts, tmp_path_factory.mktemp("noted"))
 
 
@@ -340,6 +351,8 @@ def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
         ("logs", "files", UNSEEN, ["logging"]),
         ("logs", "saved names", UNSEEN, ["meant so"]),
         ("never loads", "saved names", RED, []),
+        *[(name, "metrics", UNSEEN, ["at it.py:", "is it a sum, or a mean"]) for name in [*TOGETHER][:3]],
+        *[(name, "metrics", OK, []) for name in [*TOGETHER][3:]],
     ],
 )
 def test_a_row_says_what_is_so(name, row, verdict, words, noted):

@@ -114,7 +114,7 @@ def two_tests(tested, dataset, *reduced_at):
     trained = [EVEN[:8], ODD[:8]]
     epochs = [shares(trained, dataset=1, steps=4, since=since, time=since + 1) for since in (1, 5)]
     tested = [shares(tested, dataset=dataset, since=since, time=since + 1) for since in (3, 7)]
-    calls = [Collective(name="all_reduce", time=at, at="it.py:9") for at in reduced_at]
+    calls = [Collective(name="all_reduce", counts=True, time=at, at="it.py:9") for at in reduced_at]
     return [[*passes, *calls] for passes in zip(epochs[0], tested[0], epochs[1], tested[1], strict=True)]
 
 
@@ -172,12 +172,18 @@ ROWS = [  # a row, its verdict, what it must say, and the notes
     ("metrics", NONE, "", two_tests((EVEN[:8], ODD[:8]), 1)),  # the training accuracy
     # shares of a test set may be brought together by other calls, and unequal ones gathered for a mean of means
     ("metrics", RED, "", shares_of_a_test(call("barrier"))),
-    ("metrics", OK, "", shares_of_a_test(call("all_reduce"))),
+    ("metrics", OK, "", shares_of_a_test(call("all_reduce", counts=True))),
     ("metrics", UNSEEN, "", shares_of_a_test(call("broadcast"))),
     ("metrics", UNSEEN, "", shares_of_a_test(call("isend", PointToPoint))),
     ("metrics", UNSEEN, "rank 0 9 and rank 1 8 samples", shares_of_a_test(call("all_gather"), longer=1)),
-    ("metrics", OK, "", shares_of_a_test(call("all_reduce", adds=True), longer=1)),
-    ("metrics", OK, "", shares_of_a_test(call("all_gather"))),
+    ("metrics", OK, "", shares_of_a_test(call("all_reduce", adds=True, counts=True), longer=1)),
+    # what has no number of samples may be a mean of each rank's share, also where these are of one size
+    *[("metrics", UNSEEN, "mIoU", shares_of_a_test(call(n, numbers=[0.5]))) for n in ("all_reduce", "all_gather")],
+    ("metrics", OK, "", shares_of_a_test(call("gather_object", numbers=[0.5, 8.0], lengths=[-1, -1]))),
+    ("metrics", UNSEEN, "", shares_of_a_test(call("gather_object", numbers=[0.5, 9.0], lengths=[21]))),  # classes
+    ("metrics", OK, "", shares_of_a_test(call("all_gather", lengths=[8]))),  # of each sample
+    ("metrics", OK, "", shares_of_a_test(call("all_reduce", lengths=[16]))),  # a place for each sample
+    ("metrics", OK, "", shares_of_a_test(call("all_gather", lengths=[9]), longer=1)),  # padded
     # what init_process_group is given is held against the launch
     ("launch", OK, "", joins(rank=1, world_size=2)),
     ("launch", RED, "", joins(rank=0, world_size=2)),
@@ -270,9 +276,9 @@ COUNTS = [[0.0, 2.0, 4.0, 6.0, 8.0, 9.0], [1.0, 3.0, 5.0, 7.0]]
     [
         ([[5 / 6], [3 / 4]], True, RED, "rank 0 6 and rank 1 4 samples"),  # 5 of 6, 3 of 4
         ([[500 / 6], [75.0]], True, UNSEEN, "is it a sum?"),  # 75.0 might be a sum
+        ([[50.0], [75.0]], True, UNSEEN, "is it a sum, or a mean"),  # percents
         ([[0.3712], [0.5301]], True, UNSEEN, "is it a sum?"),  # a loss
-        ([[5 / 6], [3 / 4]], False, OK, ""),  # gathered, or the best of all
-        ([[5.0], [3.0]], True, OK, ""),
+        ([[5 / 6], [3 / 4]], False, UNSEEN, "is it a sum, or a mean"),  # gathered, or the best of all
         ([[2.2272, 6.0], [2.1204, 4.0]], True, OK, ""),  # the counts are sent, too
     ],
 )
