@@ -32,7 +32,7 @@ from ddp_tools.audit.notes import (
     read_notes,
     select,
 )
-from ddp_tools.audit.rank_checks import SEE_LOG
+from ddp_tools.audit.rank_checks import NEEDS_STAND_IN, SEE_LOG
 
 WITNESS = Path(__file__).with_name("witness.py")
 RANKS = 2
@@ -285,7 +285,8 @@ def report(rows: Sequence[Row]) -> int:
     red = [row.name for row in rows if row.verdict == RED]
     if red:
         began = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
-        nothing_ran = {row.name for row in began} <= {"launch"} and rows[0].cure == SEE_LOG
+        at_begin = {row.name for row in began} <= {"launch"}
+        nothing_ran = at_begin and rows[0].cure in (SEE_LOG, NEEDS_STAND_IN)
         return 2 if red == ["end"] and nothing_ran else 1
     unseen = [row.name for row in rows if row.verdict == UNSEEN]
     if unseen:

@@ -34,6 +34,12 @@ _GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
 _WIDTH = 200  # letters of an error
 SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
 SEE_LOG += "'collectives' says whether one rank left another waiting"
+# What torch says where there is no GPU, and the line of a script that asserts one.
+_NO_GPU = re.compile(
+    "only supported with GPUs|no NVIDIA driver|No CUDA GPUs|not compiled with CUDA|no CUDA-capable"
+    "|have NCCL built in|on a CUDA device but|assert.*cuda.is_available"
+)
+NEEDS_STAND_IN = "give --on-cpu: the audit runs on CPUs, and has one stand in for each GPU"
 UNUSED = "Expected to have finished reduction"
 # What the commonest errors begin with, or hold, and their cure.
 _KNOWN = {
@@ -90,6 +96,8 @@ def end(ranks: list[Notes]) -> Finding:
             reason = "the audit's stand-in for CUDA does not know this: no fault of the script"
             return Finding(UNSEEN, f"{message}; {reason}")
         cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
+        if _NO_GPU.search(message):
+            cures = [NEEDS_STAND_IN]
         return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else SEE_LOG)
     if lost:
         return Finding(RED, "; ".join(lost), SEE_LOG)

@@ -270,6 +270,7 @@ torch.multiprocessing.spawn(train, (torch.cuda.device_count(),), torch.cuda.devi
 
 LOCAL = 'import os, torch\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
 ON_TWO = ON_CPU | {"DDP_AUDIT_TWO_NODES": "1"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ALONE = """
 import os, torch
 model = torch.nn.Linear(2, 1)
@@ -311,6 +312,9 @@ def noted(tmp_path_factory):
         "datasets": Script(replaced(SPIRALS, [("spirals(960, seed=1)", "spirals(960, seed=rank)")]), FLAGS),
         "no such device": Script(LOCAL + "torch.ones(1).to(f\"cuda:{os.environ['RANK']}\")", env=ON_TWO),
         "no stand-in": Script(LOCAL + "torch.cuda.mem_get_info()", env=ON_TWO),
+        "nccl": Script('import torch.distributed as dist\ndist.init_process_group("nccl")', env=NO_GPU),
+        "no GPU": Script(LOCAL, env=NO_GPU),
+        "demands a GPU": Script("import torch\nassert torch.cuda.is_available()", env=NO_GPU),
         "alone": Script(ALONE),
         "logs": Script(LOGS, env=ON_CPU),
         "never loads": Script(LOGS.replace("load_state_dict", "load"), env=ON_CPU),
@@ -346,6 +350,7 @@ def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
         ("datasets", "samples", RED, ["datasets"]),
         ("no such device", "end", RED, ["rank 1 at it.py:3", "LOCAL_RANK"]),
         ("no stand-in", "end", UNSEEN, ["it.py:3", "no fault of the script"]),
+        *[(name, "end", RED, ["it.py:2", "--on-cpu"]) for name in ("nccl", "no GPU", "demands a GPU")],
         ("alone", "gradients", RED, ["never talk"]),
         ("alone", "files", NONE, []),
         ("logs", "files", UNSEEN, ["logging"]),
@@ -358,6 +363,10 @@ def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
 def test_a_row_says_what_is_so(name, row, verdict, words, noted):
     row = table(noted[name])[row]
     assert row.verdict == verdict and all(word in f"{row.seen} {row.cure}" for word in words), row
+
+
+def test_a_script_that_wants_a_gpu_is_no_red_row_of_ci(noted):
+    assert [command.report(judge(noted[name])) for name in ("nccl", "no GPU", "demands a GPU")] == [2, 2, 2]
 
 
 def test_what_is_a_matter_of_taste_is_not_red(noted):
