@@ -160,7 +160,7 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("script", type=Path, help="then -- and what it is given")
     folder = "keep the audit and what the script writes there"
     command.add_argument("--folder", type=Path, help=folder)
-    cwd = "where the script runs, if not in an empty folder"
+    cwd = "whose files the script finds where it runs, in place of none; it changes none of them"
     command.add_argument("--cwd", type=Path, help=cwd)
     limit = "seconds that the script may take"
     command.add_argument("--limit", type=float, default=120, help=limit)

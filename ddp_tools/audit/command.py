@@ -1,6 +1,6 @@
 """The command `audit`: start ranks under witnesses, judge their notes, print the table.
 
-The learner's process calls it; notebooks call `audit` and `show`. Needs no torch in this process.
+The learner's process calls it. Needs no torch in this process.
 """
 
 import shlex
@@ -19,6 +19,7 @@ from ddp_helpers.launch.programs import lines_of
 from ddp_tools import printable
 from ddp_tools.audit import one_rank, restart
 from ddp_tools.audit.judge import EARLY, judge
+from ddp_tools.audit.mirror import MIRRORED, mirror
 from ddp_tools.audit.notes import (
     NONE,
     NOT_ASKED,
@@ -52,7 +53,7 @@ class _Runs:
 
     script: Path
     folder: Path
-    cwd: Path | None
+    cwd: Path | None  # whose files each run finds in its folder, as before the audit
     limit: float
     on_cpu: bool
     two_nodes: bool
@@ -75,16 +76,18 @@ class _Runs:
         if not work:
             work = f"work{suffix}"
             _make_empty(self.folder / work)
+            if self.cwd:
+                mirror(self.cwd, self.folder / work, without=self.folder)
         env = {
+            MIRRORED: str(self.cwd or ""),
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
             "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
             "CUDA_VISIBLE_DEVICES": "",
             "DDP_AUDIT_STOP": stop_rank,
             "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
         }
-        cwd = Path(self.cwd or self.folder / work).resolve()
         command = [str(self.script), *arguments]
-        return _launch(ranks, command, cwd, notes, self.limit, env)
+        return _launch(ranks, command, self.folder / work, notes, self.limit, env)
 
 
 def audit(
@@ -102,20 +105,21 @@ def audit(
     """Run an unchanged script on two CPU ranks under witnesses, and judge it.
 
     arguments: the script's. folder: for all that the audit leaves; without it, a folder of
-    build/audit in the course, or, where there is no course, one that is removed at the end.
-    cwd: where the script runs, if not in an empty one. limit: seconds until a script that has not
-    ended is ended. on_cpu: what the script asks of CUDA is done on the CPU. batch_size_flag: the
-    script's flag with which one rank can be given the same global batch, whether it counts all
-    ranks or each. resume_with: have the script ended and started again, with these arguments
-    besides, maybe none. two_nodes: each rank is told that it is the only one of its node, so that
-    local_rank, which is 0 on both, cannot pass for rank. The learner's process calls it. Raises
-    PlainError.
+    build/audit in the course, or, where there is no course, one that is removed at the end. cwd:
+    the folder whose files the script finds where it runs; it changes none of them. limit: seconds
+    until a script that has not ended is ended. on_cpu: what the script asks of CUDA is done on the
+    CPU. batch_size_flag: the script's flag with which one rank can be given the same global batch,
+    whether it counts all ranks or each. resume_with: have the script ended and started again, with
+    these arguments besides, maybe none. two_nodes: each rank is told that it is the only one of its
+    node, so that local_rank, which is 0 on both, cannot pass for rank. The learner's process calls
+    it. Raises PlainError.
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
         kept = folder_of(script, folder, course)
         folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
         _check(script, folder, cwd, limit, resume_with or "")
+        cwd = Path(cwd).resolve() if cwd else None
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
         return _audit_rows(runs, arguments, batch_size_flag, resume_with)
 

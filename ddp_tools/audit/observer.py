@@ -29,6 +29,7 @@ from ddp_tools.audit.digests import (
     rng_digest,
     sample_digests,
 )
+from ddp_tools.audit.mirror import part
 from ddp_tools.audit.notes import STEPS
 from ddp_tools.audit.watch import LoaderPass, Watcher, replace_call
 
@@ -81,6 +82,7 @@ class Observer(Watcher[ObservedPass]):
         self._first_save = 0  # after which step
         self._datasets: list[object] = []  # kept, so that no other gets the id of one that is gone
         self._process = os.getpid()
+        self._parting = False  # a file from the folder of --cwd
         self._folder = folder
         self._file = (folder / f"rank{self.rank}.jsonl").open("w", buffering=1)
         self._outermost = outermost
@@ -190,7 +192,16 @@ class Observer(Watcher[ObservedPass]):
         self.write(notes.Save(**self.here(), names=names, wrapper=isinstance(saved, DDP)))
         self._first_save = self._first_save or self.steps
         if isinstance(file, str | os.PathLike):
+            self._part(file, empties=True)  # of what C++ opens Python does not tell
             self.write(notes.FileWritten(**self.here(), path=str(Path(file).absolute())))
+
+    def _part(self, file: str | bytes | os.PathLike, empties: bool) -> None:
+        """Part a file from the folder of --cwd, without noting the files that this opens."""
+        self._parting = True
+        try:
+            part(Path(os.fsdecode(file)), empties)
+        finally:
+            self._parting = False
 
     def _heard_event(self, event: str, arguments: tuple) -> None:
         """Note a file that is opened to write, or renamed: Python tells of each, pathlib's too."""
@@ -200,8 +211,10 @@ class Observer(Watcher[ObservedPass]):
             path = arguments[0] if writes else ""
         elif event == "os.rename":
             path = arguments[1]
-        if not path:
+        if not path or self._parting:
             return
+        if event == "open":
+            self._part(path, empties=bool(arguments[2] & os.O_TRUNC))
         callers = _modules_of(sys._getframe(1))
         if "tempfile" in callers:  # also it tries whether a folder can be written
             return

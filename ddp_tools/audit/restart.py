@@ -61,16 +61,16 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
 
 def _check_stopped(complete: Notes, stopped: Notes) -> None:
     """Raise ValueError where the run was not ended, or its steps cannot be recognised."""
-    if not select(stopped, Stopped):
-        reason = "torch.save wrote nothing more than two steps before the end"
-        raise ValueError(f"not ended early: {reason}")
     first = _first_gradients(complete)
     if not any(size for _, size in first):
         raise ValueError("the first step had no gradients by which to know it again")
     if differ(first, _first_gradients(stopped)):
         seen = "the run that was to be ended took another first step than the whole one"
-        question = "is the seed set, and does it write into the folder where it stands?"
+        question = "is the seed set? Or did it find a checkpoint of that run, under a whole path?"
         raise ValueError(f"{seen}: {question}")
+    if not select(stopped, Stopped):
+        reason = "torch.save wrote nothing more than two steps before the end"
+        raise ValueError(f"not ended early: {reason}")
 
 
 def _share_of_way(complete: Notes, restarted: Notes) -> float | None:

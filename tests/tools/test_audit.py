@@ -15,7 +15,7 @@ from ddp_helpers.cli import main
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.rank.digits import write_digits
-from ddp_tools.audit import command
+from ddp_tools.audit import command, mirror
 from ddp_tools.audit.judge import CHECKS, judge
 from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select
 from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
@@ -528,6 +528,51 @@ def test_the_command_ends_a_script_and_starts_it_again(changes, verdict, status,
     assert rows["resume"]["verdict"] == verdict, rows
     assert rows["resume"]["seen"].endswith("to the bit") == (verdict == OK), rows
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
+
+
+# It resumes by itself, reads a file of its folder, adds to one, and writes one anew; all with relative paths.
+BY_ITSELF = replaced(
+    RESUMED,
+    [
+        ('if sys.argv[1:] == ["--from", "my last.pt"]:', 'if os.path.exists("my last.pt"):'),
+        (
+            "while step < 12:\n",
+            "assert open('data/deep/points.txt').read() == 'points'\nwhile step < 12:\n    if dist.get_rank() == 0:\n"
+            "        print(step, file=open('logs/all.txt', 'a'))\n        step > 4 and torch.save(step, 'best.pt')\n",
+        ),
+    ],
+)
+
+
+@pytest.mark.parametrize(("changes", "verdict"), [([], OK), ([("    optimizer.load_state_dict(state)\n", "")], RED)])
+def test_each_run_begins_with_the_folder_of_cwd_as_it_was_and_changes_none_of_its_files(
+    changes, verdict, forked, tmp_path, capsys
+):
+    """Where the first run's checkpoint stood in the next one's way, the restart was not seen, whatever it did."""
+    (script := tmp_path / "mine.py").write_text(replaced(BY_ITSELF, changes))
+    folder, its = tmp_path / "project", tmp_path / "project" / "its"
+    files = {"data/deep/points.txt": "points", "logs/all.txt": "mine\n", "best.pt": "mine"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "far").symlink_to(tmp_path)
+    main(["audit", str(script), "--folder", str(its), "--cwd", str(folder), "--resume-with="])
+    said = capsys.readouterr().out
+    assert re.search(rf"^resume +{verdict} ", said, re.M), said
+    left = {path: path.read_text() for path in folder.rglob("*") if path.is_file() and its not in path.parents}
+    assert left == {folder / name: text for name, text in files.items()}
+    assert not (its / "work" / "its").exists() and (its / "work" / "far").readlink() == folder / "far"
+    written = [(its / work / "logs" / "all.txt").read_text() for work in ("work", "work_stopped")]
+    assert written[0].startswith("mine\n0\n1\n") and written[1].count("\n4\n") == 2, "stopped, and again from step 4"
+
+
+def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "_MOST", 2)
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    words = ["audit", "notebooks/spirals_ddp.py", "--folder", str(tmp_path / "its"), "--cwd", str(tmp_path)]
+    monkeypatch.chdir(ROOT)
+    refused(main, words, named=["more than 2 files", "link"])
 
 
 def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):

@@ -352,6 +352,13 @@ def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
     assert row.verdict == verdict and seen in row.seen, row
 
 
+def test_a_run_that_went_on_from_the_checkpoint_of_the_one_before_is_told_so_and_not_that_it_saved_nothing():
+    whole = told(1.0, 1.0, Save())
+    for stopped, seen in ((told(2.0, 1.0), "find a checkpoint"), (told(1.0, 1.0), "torch.save wrote nothing")):
+        row = compare_restarted(whole, stopped, [whole])
+        assert row.verdict == UNSEEN and seen in row.seen, row
+
+
 def test_restarted_ranks_are_compared_with_each_other():
     notes = [Save(), RandomUse(state="b"), STEPPED]
     whole, stopped = told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped())
