@@ -8,8 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-from ddp_helpers import PlainError
-
 MIRRORED = "DDP_AUDIT_MIRRORED"  # the variable that tells the ranks which folder it is
 _MOST = 100_000  # files, which take seconds
 
@@ -20,6 +18,8 @@ def mirror(folder: Path, to: Path, without: Path) -> None:
     A link stays one, also to a folder. without: a folder that is left out. Raises PlainError where
     there are too many files.
     """
+    from ddp_helpers import PlainError  # here: the ranks' script does not see the course
+
     count = 0
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if Path(place, name).is_symlink()]
