@@ -74,31 +74,41 @@ def _may_be_one(text: str) -> bool:
 
 _OF_A_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OF_A_LIBRARY = re.compile(
-    r"(?:site|dist)-packages[/\\]|/lib(?:64)?/python\d|\\Lib\\|/bin/\w+$|^<|^\.\./(?:torch|aten)/"
+    r"(?:site|dist)-packages[/\\]|/lib(?:64)?/python\d|\\Lib\\|/bin/\w+$|^<"
+    r"|^\.\./(?:torch|aten)/|[/\\]torch[/\\](?:_\w+|distributed|nn|utils|autograd|optim|cuda)[/\\]"
+)
+_PACKAGE = re.compile(
+    r".*(?:(?:site|dist)-packages|/lib(?:64)?/python[\d.]+|\\Lib)[/\\](\w+)"  # the last counts
+)
+# Where a message has one of these, the ranks may be its cause, whoever raised it.
+_OF_RANKS = re.compile(
+    r"(?i)\b(?:ranks?|[nrxhm]ccl\w*|gloo|world.?size|collectives?|mesh|process.?groups?"
+    r"|(?:tcp|file|hash|prefix)?store|rendezvous|all_?(?:reduce|gather)\w*|barrier|peers?)\b"
 )
 
 
-def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, bool]:
+def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, str]:
     """Return the place of the reader's own frame above an exception's line, "" if there is none.
 
-    Also say whether it is the traceback's last frame: then this code raised it itself.
+    Also return the package of the innermost frame, which raised it; "" if that is the reader's own.
     """
     own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
     end = next(index for index, line in enumerate(own) if line is final)
-    is_last = True
+    package = ""
     for line in reversed(own[max(0, end - _LONGEST) : end]):
         if _BEGIN in line.text:
             break
         if match := _OF_A_FRAME.search(line.text):
             if not _OF_A_LIBRARY.search(match[1]):
-                return f"{match[1]}:{match[2]}", is_last
-            is_last = False
-    return "", False
+                return f"{match[1]}:{match[2]}", package
+            named = _PACKAGE.match(match[1])
+            package = package or (named[1] if named else match[1])
+    return "", package
 
 
-def is_built_in(text: str) -> bool:
-    """Say whether a line names one of Python's own exceptions."""
-    return re.match(rf"(?:{_BUILT_IN})(?::|\s*$)", text) is not None
+def is_of_ranks(text: str) -> bool:
+    """Say whether a message speaks of ranks or of what they do together."""
+    return _OF_RANKS.search(text) is not None
 
 
 def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:

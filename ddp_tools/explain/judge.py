@@ -14,7 +14,7 @@ from ddp_tools.explain.exceptions import (
     complaints,
     error_lines,
     final_lines,
-    is_built_in,
+    is_of_ranks,
     own_frame,
 )
 from ddp_tools.explain.lines import Line, Logs
@@ -56,7 +56,7 @@ class Verdict:
     late: ranks that did not come, or left
     without a word, as the others or their lines say. own: the last lines of the first rank.
     well: a line says that the run ended well. place: the reader's own line of the root's traceback.
-    plain: the root is an exception of the reader's own code.
+    package: what raised the root's exception, "" where that line did it itself.
     """
 
     root: Finding | None
@@ -70,7 +70,15 @@ class Verdict:
     ranks: list[int] = field(default_factory=list)
     well: bool = False
     place: str = ""
-    plain: bool = False
+    package: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Say whether the root is an exception that the reader's own line raised."""
+        root = self.root
+        if root is None or root.rule or not self.place or self.package:
+            return False
+        return not is_of_ranks(root.lines[0].text)
 
     @property
     def known(self) -> bool:
@@ -96,9 +104,7 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     verdict.well = root is None and any(_WELL.search(line.text) for line in logs.lines)
     if root:
         line = root.lines[0]
-        verdict.place, is_last = own_frame(logs.lines, line)
-        by_itself = bool(verdict.place) and (is_last or is_built_in(line.text))
-        verdict.plain = root.rule is None and by_itself
+        verdict.place, verdict.package = own_frame(logs.lines, line)
         _name_first(verdict, root, serious, endings)
         _sort_others(verdict, root, serious)
         if root.rule and root.rule.id.startswith("nccl-watchdog"):

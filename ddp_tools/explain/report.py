@@ -40,14 +40,18 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
         lines += _harmless(verdict)
         return "\n".join(lines)
     lines += _first(verdict)
-    if verdict.place:
+    if verdict.place and verdict.package:
+        raised = f"Raised in {verdict.package}, reached from your line {verdict.place}"
+        lines += _indented("", raised)
+    elif verdict.place:
         lines += _indented("", f"Your own line in its traceback: {verdict.place}")
     if verdict.root.rule:
         lines += _explained(verdict.root) + _says_more(verdict.root.rule, logs)
     elif verdict.plain:
         lines += _indented("", _where(verdict.root))
-        lines += _indented("  means:  ", "a Python exception of your own code, not of the ranks")
-        lines += _indented("  cure:   ", f"read {verdict.place}: with one process it is the same")
+        lines += _indented("  means:  ", "a Python exception that your own code raised")
+        cure = f"read {verdict.place}. If one process alone fails there too, ranks have no part in it"
+        lines += _indented("  cure:   ", cure)
     else:
         lines += _not_known(verdict.root, logs)
     for finding in verdict.others:
@@ -183,6 +187,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "first_failed_by": verdict.by,
         "not_there": verdict.late,
         "own_line": verdict.place,
+        "raised_in": verdict.package,
         "last_lines": [line.text for line in verdict.own],
         "root": _data_of(verdict.root) if verdict.root else None,
         "others": list(_all_data(verdict.others)),

@@ -195,10 +195,14 @@ RAISED = """Traceback (most recent call last):
     raise
 {}
 """
+OWN = "".join(RAISED.splitlines(keepends=True)[:3]) + "{}\n"
 AT_LIMIT = "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n"
 ENDS_OF_LOGS = {  # the status, and what is said
-    RAISED.format("KeyError: 'a'"): (1, "/home/me/fit.py:12"),
-    RAISED.format("x.Odd: a"): (3, "/home/me/fit.py:12"),
+    OWN.format("KeyError: 'a'"): (1, "your own code raised"),
+    OWN.format("x.Odd: a"): (1, "read /home/me/fit.py:12"),
+    OWN.format("AssertionError: 8 ranks are needed"): (3, "Your own line in its traceback: /home/me/fit.py:12"),
+    RAISED.format("KeyError: 'a'"): (3, "Raised in x, reached from your line /home/me/fit.py:12"),
+    RAISED.format("x.Odd: a"): (3, "Raised in x, reached from your line /home/me/fit.py:12"),
     RAISED.format("x.Odd: a") + AT_LIMIT: (3, "Not known"),
     ORDINARY + textwrap.indent(FAILS, "[rank1]: "): (1, "Failed first: rank 1"),
     ORDINARY: (4, "No failure is seen, and nothing says that the run ended well."),
@@ -216,6 +220,23 @@ def test_each_end_has_its_status(capsys, tmp_path: Path, text: str) -> None:
     status, said = ENDS_OF_LOGS[text]
     assert main(["explain", str(tmp_path / "job.log")]) == status
     assert said in capsys.readouterr().out
+
+
+INNERMOST = {  # the file of the innermost frame, and which package of it raised the exception; "" for the reader's own
+    "/opt/v/lib/python3.12/site-packages/torch/distributed/device_mesh.py": "torch",
+    "/usr/lib/python3/dist-packages/deepspeed/runtime/engine.py": "deepspeed",
+    "C:\\Python\\Lib\\site-packages\\lightning\\trainer.py": "lightning",
+    "/usr/lib/python3.12/json/decoder.py": "json",
+    "/src/torch/_inductor/codecache.py": "/src/torch/_inductor/codecache.py",
+    "/home/me/torch/net.py": "",
+}
+
+
+def test_the_innermost_frame_says_whose_exception_it_is(tmp_path: Path) -> None:
+    for file, package in INNERMOST.items():
+        text = RAISED.format("ValueError: odd").replace("/opt/lib/python3.12/site-packages/x/y.py", file)
+        verdict = explain(tmp_path, text)
+        assert (verdict.package, verdict.known) == (package, not package), file
 
 
 class Terminal(io.TextIOWrapper):
