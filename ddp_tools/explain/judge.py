@@ -22,11 +22,13 @@ from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 from ddp_tools.explain.watchdog import compare
 
 _OWN_LINES = 6
+_WATCHDOG = "notebooks/10_break_it_and_fix_it.ipynb#watchdog"
 # What says that a whole run ended well: our own record, or Slurm's state; no status of a rank.
 _WELL = re.compile(
     r"^status\.json: (?:done|finished|completed)\b|\bJobState=COMPLETED\b|\bCOMPLETED\b.*\b0:0\b"
     r"|^State: COMPLETED|^COMPLETED\s*$"
 )
+_OF_SLURM = re.compile(r"(?:srun|slurmstepd|salloc): (?!.*[Ss]tep created)")
 # Lines that differ in their numbers alone: when so many are known to no rule, the others are not
 # asked. A long log has hundreds of thousands of such lines, one for each step.
 _ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
@@ -96,6 +98,8 @@ def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
     root = _earliest(_strongest(_before_the_end(serious))) or _stopped(logs.lines, findings, rules)
     if root is None and not findings_are_clean(logs.lines, endings):
         root = _plain_error(logs.lines, endings)
+    if root and root.level == LEVELS["ending"]:
+        root = _before(root, findings, logs.lines)
     if root and root.level == LEVELS["summary"]:
         root = _unexplained(logs.lines, findings) or root
     verdict = Verdict(root, None, "", [], [])
@@ -209,8 +213,7 @@ def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
     """
     ends: dict[str, int] = {}
     for finding in findings:
-        rule = finding.rule
-        if rule and rule.section == "slurm-and-mpi" and rule.level == LEVELS["ending"]:
+        if _is_slurms_end(finding):
             file = finding.lines[0].file
             ends[file] = min(finding.order, ends.get(file, finding.order))
     unreasoned = (LEVELS["general"], LEVELS["unknown"])
@@ -220,6 +223,30 @@ def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
         if finding.level not in unreasoned
         or finding.order < ends.get(finding.lines[0].file, finding.order + 1)
     ]
+
+
+def _is_slurms_end(finding: Finding) -> bool:
+    """Say whether it is a line by which Slurm ends the whole job."""
+    rule = finding.rule
+    return bool(rule and rule.section == "slurm-and-mpi" and rule.level == LEVELS["ending"])
+
+
+def _before(root: Finding, findings: Iterable[Finding], lines: Sequence[Line]) -> Finding:
+    """Return what had a run ended: what it waited for at its end, or Slurm's word to the step.
+
+    Slurm ends a job that never began at its time limit; and it sends a signal to all processes of a
+    step, of which a rank may die before its own handler has run.
+    """
+    if not _is_slurms_end(root):
+        told = (f for f in findings if f.rule and f.rule.id == "slurm-step-cancelled")
+        return next((finding for finding in told if finding.order < root.order), root)
+    waits = {id(line): f for f in findings if f.level == LEVELS["waits"] for line in f.lines}
+    for line in reversed(lines[: root.order]):
+        if id(line) in waits:
+            return waits[id(line)]
+        if not _OF_SLURM.match(line.text):
+            break
+    return root
 
 
 def _strongest(findings: Sequence[Finding]) -> list[Finding]:
@@ -267,7 +294,7 @@ def _compare_watchdogs(verdict: Verdict, root: Finding, rule: Rule, lines: Seque
     """Put into the verdict what the watchdogs' numbers say together: no place in the log does."""
     if compared := compare(lines, verdict.ranks):
         meaning, cure, verdict.late = compared
-        root.rule = replace(rule, meaning=meaning, cure=cure, causes=())
+        root.rule = replace(rule, meaning=meaning, cure=cure, causes=(), page=_WATCHDOG)
         verdict.first, verdict.by = None, ""
 
 
@@ -279,12 +306,18 @@ def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) ->
             continue
         same = finding.rule is root.rule and root.rule is not None
         # Slurm's end, such as a time limit, comes of what broke before it.
-        ended = finding.level == LEVELS["ending"] and finding.status is None
-        same |= ended and root.order < finding.order
+        same |= _is_slurms_end(finding) and root.order < finding.order
+        same |= _is_next_of_slurm(root.lines[-1], finding.lines[0])
         if same or finding.level <= LEVELS["waits"] or finding.level < root.level - 2:
             verdict.follows.append(finding)
         else:
             verdict.others.append(finding)
+
+
+def _is_next_of_slurm(line: Line, after: Line) -> bool:
+    """Say whether Slurm's program says two things of one refusal: why, and then what came of it."""
+    follows = (line.file, line.number + 1) == (after.file, after.number)
+    return follows and all(re.match("s(?:batch|run|alloc): error: ", it.text) for it in (line, after))
 
 
 def _last_lines(lines: Sequence[Line], rank: int | None, root: Finding) -> list[Line]:

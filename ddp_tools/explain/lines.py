@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from ddp_helpers import PlainError
@@ -67,7 +66,11 @@ def read_logs(paths: Sequence[Path]) -> Logs:
 def _add_folder(logs: Logs, folder: Path) -> None:
     """Read the logs of a run folder, and the reason in its status.json."""
     files = (path for path in folder.rglob("*") if _LOG.search(path.name) and path.is_file())
-    chosen = sorted(islice(files, _MOST_FILES))
+    chosen = sorted(files)
+    if left := chosen[_MOST_FILES:]:
+        more = f"{len(left):,} of its {len(chosen):,} logs were not read, from {left[0]} on"
+        logs.notices.append(f"{folder}: {more}. Give them, or the folders below it, one by one")
+    chosen = chosen[:_MOST_FILES]
     status = folder / "status.json"
     if not chosen and not status.exists():
         cure = "give the log itself, or a folder with files named *.log, *.out or *.err"

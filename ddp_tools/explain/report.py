@@ -13,6 +13,7 @@ from ddp_tools.explain.exceptions import error_lines
 from ddp_tools.explain.judge import Finding, Verdict
 from ddp_tools.explain.lines import Line, Logs
 from ddp_tools.explain.rules import Rule
+from ddp_tools.explain.watchdog import name_ranks
 
 _WIDTH = 100
 _LONGEST = 160  # letters of a line of a log
@@ -68,16 +69,8 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
 def _read(verdict: Verdict, logs: Logs) -> str:
     """Say what was read."""
     files = logs.files[0] if len(logs.files) == 1 else f"{len(logs.files)} files"
-    return f"Read {files}: {len(logs.lines):,} lines, {_ranks(verdict.ranks)}."
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Say which ranks these are."""
-    if not ranks:
-        return "without ranks' names"
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    ranks = name_ranks(verdict.ranks) if verdict.ranks else "without ranks' names"
+    return f"Read {files}: {len(logs.lines):,} lines, {ranks}."
 
 
 def _first(verdict: Verdict) -> list[str]:
@@ -86,7 +79,7 @@ def _first(verdict: Verdict) -> list[str]:
     if verdict.first is not None:
         lines.append(f"Failed first: rank {verdict.first} ({verdict.by}).")
     if verdict.late:
-        lines.append(f"Not there when it was needed: {_ranks(verdict.late)}. Look there first.")
+        lines.append(f"Not there when it was needed: {name_ranks(verdict.late)}. Look there first.")
     owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
     lines.append(f"{owner}:" if verdict.own else f"{owner}: none are in this log.")
     lines += [f"  | {_cut(line.text)}" for line in verdict.own]

@@ -168,6 +168,24 @@ def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: P
     assert verdict.root.rule is BY_ID["ready-twice"] and verdict.first is None
 
 
+def test_what_slurm_and_a_signal_do_besides_the_root_is_told_where_it_helps(tmp_path: Path) -> None:
+    verdict = explain(tmp_path, STEP.format(" DUE TO PREEMPTION") + WORKER + EXITED)
+    assert [finding.rule.id for finding in verdict.others] == ["worker-told-to-end"]  # with its own cure
+    assert explain(tmp_path, REFUSED).others == []  # "no such GPU" is what came of it
+
+
+def test_a_folder_of_many_logs_is_read_in_order_and_what_is_left_out_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_tools.explain.lines._MOST_FILES", 24)
+    for rank in (*range(21), 22, *range(24, 30)):
+        (tmp_path / f"rank{rank:02}.log").write_text("a\n")
+    logs = read_logs([tmp_path])
+    [notice] = logs.notices
+    assert "4 of its 28 logs were not read" in notice and "rank26.log on" in notice
+    assert "ranks 0 to 20, 22, 24, 25." in as_text(judge(logs), logs)
+
+
 def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
     for rank, text in {0: GONE, 1: FAILS}.items():
@@ -398,6 +416,13 @@ def test_the_rank_that_failed_first_is_named_under_a_real_launcher(
 
 # ---- what is read of a text
 
+STEP = "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-09-01T10:00:00{} ***\n"
+WORKER = "RuntimeError: DataLoader worker (pid 3034) is killed by signal: Terminated.\n"
+WAITS = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+REFUSED = """sbatch: error: Failed to validate job spec. --gpus-per-task or --tres-per-task used without either \
+--gpus or -n/--ntasks is not allowed.
+sbatch: error: Invalid generic resource (gres) specification
+"""
 CLOSED = "Process group watchdog thread terminated with exception: "
 REQUEUED = "slurmstepd: error: *** JOB 608 ON node1 CANCELLED AT 2022-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
 TRIES = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node0]:29500 (errno: 110 - timed out).\n"
@@ -425,6 +450,22 @@ TEXTS = {
     # what comes behind the end by Slurm is not its cause
     REQUEUED + "RuntimeError: Connection refused\n": "slurm-requeue",
     "RuntimeError: Connection refused\n" + REQUEUED: "connection-refused",
+    # a job that waits until Slurm ends it, and one that trained in between
+    WAITS + AT_LIMIT: "srun-memory-step",
+    WAITS + "srun: Step created for job 7\n" + AT_LIMIT: "slurm-time",
+    WAITS + "epoch 1: loss 0.3\n" + AT_LIMIT: "slurm-time",
+    # a signal from outside that reaches the workers
+    WORKER: "worker-told-to-end",
+    WORKER + EXITED + STEP.format(""): "worker-told-to-end",
+    STEP.format("") + WORKER + EXITED: "slurm-step-cancelled",
+    STEP.format(" DUE TO PREEMPTION") + WORKER + EXITED: "slurm-preempted",
+    "KeyError: 7\n" + STEP.format("") + WORKER: None,
+    # the device, and the sentence of Slurm that says why
+    "RuntimeError: No backend type associated with device type cpu": "no-backend",
+    "RuntimeError: No backend type associated with device type xpu": "no-backend-of-device",
+    REFUSED: "slurm-gpus-per-task",
+    "srun: error: Unable to create step for job 7: More processors requested than permitted": "srun-too-large",
+    "sbatch: error: Batch job submission failed: More processors requested than permitted": "slurm-config",
     # an error that no rule knows comes before a launcher's summary
     "tool | Error: no licence\n" + EXITED: None,
     EXITED: "srun-task-exit",
@@ -437,7 +478,8 @@ def test_a_text_is_explained_by_its_cause(tmp_path: Path, text: str) -> None:
 
 
 CALL = (
-    "[rank{0}]:[E x.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType={2},\n"
+    "[rank{0}]:[E x.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={1}, OpType={2}, NumelIn={3},\n"
 )
 DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, last completed NCCL work: {2}.\n"
 
@@ -445,16 +487,30 @@ DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, l
 @pytest.mark.parametrize(
     ("calls", "completed", "words", "late"),
     [
-        ([(7, "BROADCAST"), (9, "ALLREDUCE")], 6, "rank 0 in BROADCAST, number 7; rank 1 in ALLREDUCE", []),
-        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], -1, "nothing goes through between the GPUs", []),
-        ([(7, "ALLREDUCE"), (7, "ALLREDUCE")], 6, "has gone", []),
-        ([(7, "ALLREDUCE"), (6, "ALLREDUCE")], 5, "rank 1 made fewer calls", [1]),
+        (
+            {0: (7, "BROADCAST", 4), 1: (9, "ALLREDUCE", 4)},
+            6,
+            "rank 0 in BROADCAST of 4 numbers, number 7; rank 1 in ALLREDUCE of 4",
+            [],
+        ),
+        ({rank: (7, "ALLREDUCE", 4) for rank in (0, 1)}, -1, "nothing goes through between the GPUs", []),
+        ({rank: (7, "ALLREDUCE", 4) for rank in (0, 1)}, 6, "has gone", []),
+        ({0: (7, "ALLREDUCE", 4), 1: (6, "ALLREDUCE", 4)}, 5, "rank 1 made fewer calls", [1]),
+        (  # uneven batches: all eight speak
+            {rank: (7, "ALLREDUCE", 2049000 if rank == 5 else 1) for rank in range(8)},
+            6,
+            "ranks 0 to 4, 6, 7 in ALLREDUCE of 1 number, number 7; rank 5 in ALLREDUCE of 2,049,000 numbers, number 7 "
+            "(NCCL's barrier is",
+            [],
+        ),
+        ({rank: (7, "ALLREDUCE", 4) for rank in range(1, 8)}, 6, "rank 0 did not come to it", [0]),
     ],
 )
 def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, completed, words, late) -> None:
-    log = "".join(CALL.format(rank, *call) + DONE.format(rank, 9, completed) for rank, call in enumerate(calls))
+    log = "".join(CALL.format(rank, *call) + DONE.format(rank, 9, completed) for rank, call in calls.items())
     verdict = explain(tmp_path, log)
     assert words in verdict.root.rule.meaning and verdict.late == late and verdict.first is None
+    assert is_there(verdict.root.rule.page)
 
 
 def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
