@@ -12,15 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ddp_helpers import PlainError
 from ddp_tools import printable
-from ddp_tools.explain.jobfile_checks import compare
+from ddp_tools.explain.jobfile_checks import compare, unread
 from ddp_tools.explain.jobfile_text import JobFile, Start
 
 SOUND, FAULTY, NOT_SEEN = 0, 1, 4
 _NAMES = (".sbatch", ".slurm", ".sbat")
 _DIRECTIVE = re.compile(r"(?im)^[ \t]*#[ \t]*SBATCH[ \t]+-")
+_OTHERS = {"PBS": r"(?m)^#PBS\s+-", "LSF": r"(?m)^#BSUB\s+-", "Grid Engine": r"(?m)^#\$\s+-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +63,39 @@ class Found:
 
 
 @cache
-def load_faults() -> dict[str, Fault]:
-    """Read jobfile.toml; raises TypeError at a key that no fault has."""
+def _table() -> dict[str, Any]:
     text = Path(__file__).with_name("jobfile.toml").read_text(encoding="utf-8")
-    return {row["id"]: Fault(**row) for row in tomllib.loads(text)["fault"]}
+    return tomllib.loads(text)
+
+
+@cache
+def load_faults() -> dict[str, Fault]:
+    """Read the faults of jobfile.toml; raises TypeError at a key that no fault has."""
+    return {row["id"]: Fault(**row) for row in _table()["fault"]}
+
+
+def not_seen(job: JobFile) -> list[str]:
+    """List what a job file needs and was not seen to have, and options that no check reads."""
+    options = dict.fromkeys(_table()["looked_at"] + _table()["indifferent"], "(?s).*")
+    return [*job.unseen(), *unread(job, options | _table()["values"])]
 
 
 def is_job_file(path: Path) -> bool:
-    """Say whether a file is one for sbatch: by its name, or by a shebang and directives."""
+    """Say whether a file is one for sbatch: by its name, or by a shebang and directives.
+
+    Raises PlainError at one for another scheduler.
+    """
     if not path.is_file():
         return False
     with path.open("rb") as file:
         head = file.read(16_000).decode("utf-8", errors="replace")
     begins = head.startswith("#!") or path.suffix in (*_NAMES, ".sh")
-    return path.suffix in _NAMES or (begins and bool(_DIRECTIVE.search(head)))
+    if path.suffix in _NAMES or (begins and _DIRECTIVE.search(head)):
+        return True
+    for name, directive in _OTHERS.items():
+        if head.startswith("#") and re.search(directive, head):
+            raise PlainError(f"{path} is a job file for {name}: explain reads those of Slurm alone")
+    return False
 
 
 def judge_job(job: JobFile) -> list[Found]:
@@ -124,7 +145,7 @@ def explain_job(path: Path, as_json: bool = False) -> int:
     except OSError as error:
         raise PlainError(f"{path} cannot be read: {error.strerror}") from error
     found = judge_job(job)
-    unseen = list(job.unseen())
+    unseen = not_seen(job)
     status = SOUND
     if unseen or not all(one.seen for one in found):
         status = NOT_SEEN

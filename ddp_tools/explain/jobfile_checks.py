@@ -1,10 +1,11 @@
 """Compare the parts of a job file with each other: what no pattern of a line can tell."""
 
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddp_tools.explain.jobfile_text import JobFile, Start
+from ddp_tools.explain.jobfile_text import JobFile, Start, options_of
 
 Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
 FIRST_EPHEMERAL, LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
@@ -38,6 +39,9 @@ def compare(job: JobFile) -> Iterator[Row]:
         yield "no-time", job.directives[0][0], {}
     yield from _folders(job)
     yield from _contradiction(job)
+    yield from _memory_and_gpus(job)
+    yield from _signal(job)
+    yield from _one_of_many(job)
     yield from _unset(job)
     yield from _ports(job)
     for command in job.commands:
@@ -65,6 +69,73 @@ def _contradiction(job: JobFile) -> Iterator[Row]:
     if whole and int(tasks) < int(each) * int(nodes):
         lines = [number for number, text in job.directives if re.search("ntasks| -n", text)]
         yield "tasks-contradict", lines[0], {"tasks": tasks, "each": each}
+
+
+def _line_of(job: JobFile, option: str) -> int:
+    """Return the line of the directive that has this option."""
+    lines = [number for number, text in job.directives if option in options_of(text)]
+    return lines[-1] if lines else 1
+
+
+def _memory_and_gpus(job: JobFile) -> Iterator[Row]:
+    """Yield options that exclude each other, or that lack one."""
+    memory = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in job.options]
+    if len(memory) > 1:
+        yield "memory-twice", _line_of(job, memory[1]), {"one": memory[0], "other": memory[1]}
+    counts = {"ntasks", "ntasks-per-node", "ntasks-per-gpu", "gpus"}
+    if "gpus-per-task" in job.options and not job.options.keys() & counts:
+        yield "gpus-per-task-alone", _line_of(job, "gpus-per-task"), {}
+
+
+def _signal(job: JobFile) -> Iterator[Row]:
+    """Yield a signal before the end of the job that does not come to where it is meant to come."""
+    match = re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@\d+)?", job.options.get("signal", ""))
+    if not match:
+        return
+    line, name = _line_of(job, "signal"), match[2]
+    name = signal.Signals(int(name)).name[3:] if name.isdecimal() else name
+    trapped = re.search(rf"(?m)\btrap\s.*\b(?:SIG)?{name}\b", job.bare)
+    for start in job.starts:
+        if "B" not in (match[1] or ""):
+            if "srun" not in start.facts and "other" not in start.facts:
+                yield "signal-no-step", line, {"signal": name, "start": start.line}
+                return
+        elif not re.match(r"\s*exec\s", start.text):
+            if not trapped:
+                yield "signal-no-trap", line, {"signal": name}
+                return
+            if "background" not in start.facts:
+                yield "signal-late", line, {"signal": name, "start": start.line}
+                return
+
+
+def _one_of_many(job: JobFile) -> Iterator[Row]:
+    """Yield a job of several tasks in which each srun starts one, and none runs beside it."""
+    asked = Start(0, "", job.options)
+    tasks = (asked.nodes or 1) * (asked.tasks or 1)
+    sruns = [command for command in job.commands if re.search(r"(?:^|[\s;(/])srun\s", command.text)]
+    one = re.compile(r"\s(?:-n|--ntasks)[= ]?1(?!\S)")
+    starts = [start for start in job.starts if "srun" in start.facts]
+    alone = all(one.search(command.text) and not command.background for command in sruns)
+    if alone and tasks > len(starts) > 0:
+        yield "srun-one-task", starts[-1].line, {"tasks": tasks}
+
+
+def unread(job: JobFile, options: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options that no check reads, and that may change what the ranks get.
+
+    options: the pattern of the values that are known, by the option's name.
+    """
+    asked = [(number, options_of(text)) for number, text in job.directives]
+    asked += [(start.line, start.own) for start in job.starts]
+    for line, values in asked:
+        for name, value in values.items():
+            if name not in options or not re.fullmatch(options[name], value):
+                shown = name if name.startswith("$") else f"--{name}{'=' * bool(value)}{value}"
+                yield (
+                    f"what {shown} in line {line} does: it may change tasks, GPUs, memory, signals "
+                    "or the environment, and no check reads it."
+                )
 
 
 def _folders(job: JobFile) -> Iterator[Row]:

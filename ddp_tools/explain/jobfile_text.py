@@ -12,6 +12,15 @@ from pathlib import Path
 
 _SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "o": "output"}
 _SHORT |= {"e": "error", "t": "time", "a": "array", "J": "job-name", "D": "chdir", "i": "input"}
+_SHORT |= {"A": "account", "p": "partition", "q": "qos", "C": "constraint", "w": "nodelist"}
+_SHORT |= {"x": "exclude", "d": "dependency", "b": "begin", "H": "hold", "L": "licenses"}
+_SHORT |= {"M": "clusters", "m": "distribution", "W": "wait", "Q": "quiet", "v": "verbose"}
+_SHORT |= {"l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "s": "oversubscribe"}
+# Options of srun behind which no value stands, or only one with =.
+_EACH = "ntasks-per-node"
+_FLAGS = {"label", "unbuffered", "kill-on-bad-exit", "quiet", "verbose", "exclusive", "exact"}
+_FLAGS |= {"overlap", "oversubscribe", "overcommit", "pty", "multi-prog", "hold", "disable-status"}
+_FLAGS |= {"no-container-mount-home", "container-mount-home", "container-writable"}
 _OPTION = re.compile(r"(?<!\S)(?:--([\w-]+)(?:=|\s+)?|-([A-Za-z])[= ]*)([^\s-]\S*)?")
 _HEREDOC = re.compile(r"(?ms)(?<!<)<<-?[ \t]*['\"\\]?(\w+)['\"]?([^\n]*)\n.*?^[ \t]*\1[ \t]*$")
 _TOKEN = re.compile(
@@ -30,7 +39,6 @@ _LAUNCHER = re.compile(
 _PYTHON = re.compile(
     r"(?:^|[\s;(/])python[\d.]*\s+(?!-c|-V|--v|-m\s+(?:venv|pip)).*?(?:\.py\b|-m\s)", re.S
 )
-_WRAPPED = re.compile(r"\s(?:\S*/)?(?:bash|sh|env|apptainer|singularity|podman|docker|numactl)\s")
 _OTHER = re.compile(r"\b(?:mpirun|mpiexec|horovodrun|deepspeed|ibrun)\s")
 _NO_START = re.compile(
     r"\s*(?:(?:then|do|else)\s+)?(?:(?:echo|printf)\b|(?:export\s+)?\w+=\S*\s*$)"
@@ -44,6 +52,7 @@ class Command:
     line: int
     raw: str
     nounset: bool  # `set -u` holds
+    background: bool = False  # it ends with &
 
     @property
     def text(self) -> str:
@@ -60,12 +69,14 @@ class Command:
 class Start:
     """A command that starts ranks, with variables of the file filled in.
 
-    options: of the job, and over them those of its srun. facts: what `jobfile.toml` asks for.
+    options: of the job, and over them those of its srun. own: those of srun, and a variable among
+        them that the file does not set. facts: what `jobfile.toml` asks for.
     """
 
     line: int
     text: str
     options: dict[str, str]
+    own: dict[str, str] = field(default_factory=dict)
     facts: set[str] = field(default_factory=set)
 
     def number(self, name: str) -> int | None:
@@ -81,6 +92,8 @@ class Start:
     @property
     def tasks(self) -> int | None:
         """How many tasks each node has; None where that is not plain."""
+        if any(name.startswith("ntasks-per-") for name in self.options.keys() - {_EACH}):
+            return None
         if "ntasks-per-node" in self.options:
             return self.number("ntasks-per-node")
         if "ntasks" not in self.options or not self.nodes:
@@ -110,6 +123,21 @@ def options_of(text: str) -> dict[str, str]:
         match[1] or _SHORT.get(match[2], match[2]): match[3] or ""
         for match in _OPTION.finditer(text)
     }
+
+
+def _srun_options(text: str) -> dict[str, str]:
+    """Return the options of a srun, from behind its name to the program that it starts."""
+    words = text.split()
+    count = 0
+    while count < len(words) and words[count].startswith("-"):
+        word = words[count]
+        long, short = word[2:], _SHORT.get(word[1:2], "")
+        flag = (long if word.startswith("--") else short) in _FLAGS
+        count += 1 if flag or "=" in word or not (word.startswith("--") or len(word) == 2) else 2
+    options = options_of(" ".join(words[:count]))
+    if words[count:] and re.match(r"\$\{?\w+(?:\[[@*]\])?\}?$", words[count]):
+        options[words[count]] = ""  # it may hold options
+    return options
 
 
 class JobFile:
@@ -157,21 +185,19 @@ class JobFile:
         """The commands that start ranks: under srun or by a launcher, else the last Python."""
         starts = []
         for command in self.commands:
-            text = self.filled(command.text)
+            raw = self.filled(command.raw)
+            text = raw.replace("\1", " ")
             kinds = {"other": _OTHER, "torchrun": _LAUNCHER, "python": _PYTHON}
             known = [(kind, match) for kind, it in kinds.items() if (match := it.search(text))]
             if known and not _NO_START.match(command.raw):
                 kind, program = known[0]
                 srun = _SRUN.search(text, 0, program.start() + 1)
-                own = (
-                    options_of(_WRAPPED.split(text[srun.end() - 1 : program.start()])[0])
-                    if srun
-                    else {}
-                )
+                own = _srun_options(raw[srun.end() - 1 : program.start()]) if srun else {}
                 kept = {"ntasks", "ntasks-per-node"} if own.keys() & {"ntasks"} else set()
                 job = {name: value for name, value in self.options.items() if name not in kept}
-                start = Start(command.line, text, job | own)
+                start = Start(command.line, text, job | own, own)
                 start.facts.update({kind, *_facts(start, srun is not None, own)})
+                start.facts.update({"background"} if command.background else ())
                 starts.append(start)
         ranks = [start for start in starts if start.facts & {"srun", "torchrun", "other"}]
         return ranks or starts[-1:]
@@ -245,7 +271,7 @@ def _commands(text: str) -> Iterator[Command]:
                 raw = "".join(words)
                 if option := re.match(r"set\s+([-+])(?:\w*u|o\s+nounset)", raw):
                     nounset = option[1] == "-"
-                yield Command(first, raw, nounset)
+                yield Command(first, raw, nounset, token == "&")
             words = []
         elif (token[0] != "#" or len(token) == 1) and (words or token.strip(" \t\n\\")):
             depth = max(0, depth + (token == "(") - (token == ")"))

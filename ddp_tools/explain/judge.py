@@ -317,7 +317,9 @@ def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) ->
 def _is_next_of_slurm(line: Line, after: Line) -> bool:
     """Say whether Slurm's program says two things of one refusal: why, and then what came of it."""
     follows = (line.file, line.number + 1) == (after.file, after.number)
-    return follows and all(re.match("s(?:batch|run|alloc): error: ", it.text) for it in (line, after))
+    return follows and all(
+        re.match("s(?:batch|run|alloc): error: ", it.text) for it in (line, after)
+    )
 
 
 def _last_lines(lines: Sequence[Line], rank: int | None, root: Finding) -> list[Line]:

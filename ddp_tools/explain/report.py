@@ -5,7 +5,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from ddp_tools import printable
@@ -51,7 +51,9 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
     elif verdict.plain:
         lines += _indented("", _where(verdict.root))
         lines += _indented("  means:  ", "a Python exception that your own code raised")
-        cure = f"read {verdict.place}. If one process alone fails there too, ranks have no part in it"
+        cure = (
+            f"read {verdict.place}. If one process alone fails there too, ranks have no part in it"
+        )
         lines += _indented("  cure:   ", cure)
     else:
         lines += _not_known(verdict.root, logs)

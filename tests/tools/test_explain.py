@@ -493,8 +493,8 @@ DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, l
             "rank 0 in BROADCAST of 4 numbers, number 7; rank 1 in ALLREDUCE of 4",
             [],
         ),
-        ({rank: (7, "ALLREDUCE", 4) for rank in (0, 1)}, -1, "nothing goes through between the GPUs", []),
-        ({rank: (7, "ALLREDUCE", 4) for rank in (0, 1)}, 6, "has gone", []),
+        (dict.fromkeys((0, 1), (7, "ALLREDUCE", 4)), -1, "nothing goes through between the GPUs", []),
+        (dict.fromkeys((0, 1), (7, "ALLREDUCE", 4)), 6, "has gone", []),
         ({0: (7, "ALLREDUCE", 4), 1: (6, "ALLREDUCE", 4)}, 5, "rank 1 made fewer calls", [1]),
         (  # uneven batches: all eight speak
             {rank: (7, "ALLREDUCE", 2049000 if rank == 5 else 1) for rank in range(8)},
@@ -503,7 +503,7 @@ DONE = "[rank{0}]:[E x.cpp:1] [PG ID 0 Rank {0}] last enqueued NCCL work: {1}, l
             "(NCCL's barrier is",
             [],
         ),
-        ({rank: (7, "ALLREDUCE", 4) for rank in range(1, 8)}, 6, "rank 0 did not come to it", [0]),
+        (dict.fromkeys(range(1, 8), (7, "ALLREDUCE", 4)), 6, "rank 0 did not come to it", [0]),
     ],
 )
 def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, completed, words, late) -> None:

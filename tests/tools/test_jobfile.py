@@ -2,14 +2,15 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from ddp_helpers import PlainError
+from ddp_helpers import ROOT, PlainError
 from ddp_helpers.jobs import Job, Site, render
 from ddp_tools.explain.command import explain
-from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults
+from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults, not_seen
 from ddp_tools.explain.jobfile_text import JobFile
 
 FILES = Path(__file__).parent / "jobfiles"
@@ -85,7 +86,17 @@ EOF
 torchrun --standalone --nproc-per-node=2 fit.py --download-dir data
 """
 HELPED = SRUN.replace("module load cuda", "srun --ntasks=1 --nodes=1 python prepare.py")  # which is no training
-SOUND = {"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE}
+TOLD = SRUN.replace("#SBATCH --time", "#SBATCH --signal=TERM@300 --requeue --export=ALL,SEED=1\n#SBATCH --time")
+PASSED_ON = TOLD.replace("=TERM@", "=B:TERM@").replace("-n 9'\n", "-n 9' &\ntrap 'kill -TERM $!' TERM\nwait\n")
+FARM = SRUN.replace("srun --cpus", "srun --ntasks=1 --exact --cpus").replace("-n 9'\n", "-n 9' &\nwait\n")
+OPTIONS = SRUN.replace("srun --", "OPTIONS='--label --gpu-bind=none -K1'\nsrun -l $OPTIONS --mpi=pmix --")
+OPTIONS = OPTIONS.replace(
+    "#SBATCH --nodes", "#SBATCH -p gpu -A me --mem 64G --hint=nomultithread --exclusive\n#SBATCH --nodes"
+)
+SOUND = {
+    **{"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE, "told": TOLD},
+    **{"passed on": PASSED_ON, "farm": FARM, "options": OPTIONS},
+}
 EXPORTS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 CASES = [
     ("no-shebang", SRUN, "#!/bin/bash\n", "\n#!/bin/bash\n"),
@@ -123,6 +134,15 @@ CASES = [
     ("standalone", TORCHRUN, "--nproc", "--standalone --nproc"),
     ("nproc-gpus", TORCHRUN, "--nproc_per_node=4", "--nproc_per_node=8"),
     ("nnodes", TORCHRUN, "--nnodes=$SLURM_NNODES", "--nnodes=4"),
+    ("gpus-per-task-alone", ONE, "--gres=gpu:2", "--gpus-per-task=1"),
+    ("memory-twice", OPTIONS, "--mem 64G", "--mem 64G --mem-per-cpu=2G"),
+    ("signal-no-step", ONE, "#SBATCH --time", "#SBATCH --signal=USR1@120\n#SBATCH --time"),
+    ("signal-no-trap", TOLD, "=TERM@", "=B:TERM@"),
+    ("signal-no-trap", PASSED_ON, "=B:TERM@", "=B:10@"),
+    ("signal-late", PASSED_ON, "-n 9' &", "-n 9'"),
+    ("srun-one-task", SRUN, "srun --", "srun --ntasks=1 --"),
+    ("srun-one-task", HELPED, "\nsrun --cpus", "\nsrun -n1 --cpus"),
+    ("step-variable", C10D, "endpoint=$head", "endpoint=$SLURM_LAUNCH_NODE_IPADDR"),
     ("download", SRUN, "module load cuda", "srun python download.py"),
     ("download", TORCHRUN, "fit.py", "fit.py --download"),
     ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
@@ -173,6 +193,44 @@ def test_a_folder_that_may_be_where_sbatch_is_called_is_not_seen(tmp_path: Path)
     assert explain([path]) == 0
 
 
+UNREAD = {  # an option that no check reads, or not with this value, in the place of a piece of a sound file
+    "--ntasks-per-gpu=2": (ONE, "#SBATCH --time", "#SBATCH --ntasks-per-gpu=2\n#SBATCH --time"),
+    "--gpu-bind=single:1": (OPTIONS, "--gpu-bind=none", "--gpu-bind=single:1"),
+    "--export=NONE": (SRUN, "#SBATCH --time", "#SBATCH --export NONE\n#SBATCH --time"),
+    "--gres=gpu:2,mps:50": (ONE, "gres=gpu:2", "gres=gpu:2,mps:50"),
+    "--no-such": (OPTIONS, "--hint=nomultithread", "--no-such"),
+    "$EXTRA": (SRUN, "srun --", "srun $EXTRA --"),
+}
+
+
+@pytest.mark.parametrize("option", UNREAD)
+def test_an_option_that_no_check_reads_is_named_and_the_file_is_not_called_sound(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    text, old, new = UNREAD[option]
+    (tmp_path / "job.sbatch").write_text(text.replace(old, new))
+    assert explain([tmp_path / "job.sbatch"]) == 4
+    said = capsys.readouterr().out
+    assert f"Not seen: what {option} in line " in said and "No known fault" not in said
+
+
+def test_the_options_that_a_site_may_name_are_all_looked_at(tmp_path: Path) -> None:
+    template = (ROOT / "slurm" / "sites" / "TEMPLATE.toml").read_text()
+    options = re.findall(r"--[a-z-]+=?\S*", template.partition("The usual ones:")[2].partition("# What is a")[0])
+    assert len(options) > 12
+    options = [option.strip(",").replace("…", "node1") for option in options]
+    lines = "".join(f"#SBATCH {option}\n" for option in options)
+    job = JobFile(tmp_path / "job.sbatch", SRUN.replace("#SBATCH --time", f"{lines}#SBATCH --time"))
+    assert not not_seen(job) and {one.fault.id for one in judge_job(job)} == {"memory-twice"}
+
+
+def test_a_job_file_of_another_scheduler_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.pbs"
+    path.write_text("#!/bin/bash\n#PBS -l select=2:ncpus=64:ngpus=4\nmpiexec python fit.py\n")
+    with pytest.raises(PlainError, match="a job file for PBS: explain reads those of Slurm alone"):
+        explain([path])
+
+
 def test_no_fault_is_without_a_case() -> None:
     assert set(load_faults()) == {row[0] for row in CASES} | set(SCRIPT) | set(NOTES) | {"output-folder-here"}
 
@@ -205,7 +263,7 @@ def test_the_courses_own_job_files_have_no_fault(tmp_path: Path) -> None:
         job = Job("fit", program, nodes=2, tasks_per_node=2, gpus_per_node=2, launcher=launcher, **kind)
         text = render(job, Site.load(site), tmp_path)
         file = JobFile(tmp_path / "job.sbatch", text)
-        assert not judge_job(file) and not list(file.unseen()), (site, launcher, kind)
+        assert not judge_job(file) and not not_seen(file), (site, launcher, kind)
 
 
 def test_what_starts_no_rank_is_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
