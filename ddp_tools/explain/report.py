@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from ddp_tools import printable
 from ddp_tools.explain.exceptions import error_lines
-from ddp_tools.explain.judge import Finding, Verdict
+from ddp_tools.explain.findings import Finding
+from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
 from ddp_tools.explain.rules import Rule
 from ddp_tools.explain.watchdog import name_ranks
