@@ -11,7 +11,8 @@ import json
 import platform
 import sys
 from argparse import Namespace
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,10 +301,14 @@ def _check_file(path: Path | None, flag: str = "--json") -> None:
 
 
 def _write_json(path: Path | None, answer: dict[str, Any]) -> None:
-    """Write an answer as JSON, with the versions that gave it, if a file is named."""
+    """Write an answer as JSON, with the versions that gave it, if a file is named.
+
+    `who-hangs` needs nothing but Python: torch's version is left out where there is none.
+    """
     if path:
-        versions = {"ddp-course": __version__, "torch": version("torch")}
-        versions["python"] = platform.python_version()
+        versions = {"ddp-course": __version__, "python": platform.python_version()}
+        with suppress(PackageNotFoundError):
+            versions["torch"] = version("torch")
         _write(path, f"{json.dumps(answer | {'versions': versions}, indent=1)}\n".encode())
 
 
