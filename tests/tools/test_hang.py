@@ -313,7 +313,8 @@ def test_who_hangs_answers_as_json_where_torch_is_missing(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     answer = json.loads((tmp_path / "answer").read_text())
-    assert answer["lines"] == lines == done.stdout.splitlines() and answer["versions"].keys() == {"ddp-course", "python"}
+    assert answer["lines"] == lines == done.stdout.splitlines()
+    assert answer["versions"].keys() == {"ddp-course", "python"}
 
 
 def test_who_hangs_takes_no_pickle_and_no_other_file(tmp_path):
