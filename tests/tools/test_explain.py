@@ -513,6 +513,21 @@ def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, comp
     assert is_there(verdict.root.rule.page)
 
 
+NETWORKS = {  # what NCCL says of its network, and the word by which the report calls it slow; "" where it is right
+    "n1:7:7 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is HSN (found 4 nics)": "",
+    "n1:7:7 [0] NCCL INFO Using network AWS Libfabric": "",
+    "n1:7:7 [0] NCCL INFO NET/OFI Selected Provider is tcp (found 1 nics)": "`Selected provider is cxi`",
+    "n1:7:7 [0] NCCL INFO Using network Socket": "goes over TCP",
+}
+
+
+@pytest.mark.parametrize("line", NETWORKS)
+def test_a_slow_network_is_told_and_is_no_failure(line: str, tmp_path: Path) -> None:
+    verdict = explain(tmp_path, line)
+    said = as_text(verdict, Logs([], ["job.log"], []))
+    assert answer(verdict) == "clean" and bool(verdict.harmless) == bool(NETWORKS[line]) and NETWORKS[line] in said
+
+
 def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("9: [rank2]: a\n10: [rank10]: b\n")
     assert "srun's task 9 holds torch's rank 2" in read_logs([tmp_path / "job.log"]).notices[0]
