@@ -93,8 +93,10 @@ def _signal(job: JobFile) -> Iterator[Row]:
     if not match:
         return
     line, name = _line_of(job, "signal"), match[2]
-    name = signal.Signals(int(name)).name[3:] if name.isdecimal() else name
-    trapped = re.search(rf"(?m)\btrap\s.*\b(?:SIG)?{name}\b", job.bare)
+    numbers = {f"{one.value}": one.name[3:] for one in signal.Signals}
+    name = numbers.get(name, name)
+    ways = "|".join([name, *(number for number, other in numbers.items() if other == name)])
+    trapped = re.search(rf"(?m)\btrap\s.*\b(?:SIG)?(?:{ways})\b", job.bare)
     for start in job.starts:
         if "B" not in (match[1] or ""):
             if "srun" not in start.facts and "other" not in start.facts:
@@ -116,6 +118,8 @@ def _one_of_many(job: JobFile) -> Iterator[Row]:
     sruns = [command for command in job.commands if re.search(r"(?:^|[\s;(/])srun\s", command.text)]
     one = re.compile(r"\s(?:-n|--ntasks)[= ]?1(?!\S)")
     starts = [start for start in job.starts if "srun" in start.facts]
+    if any("torchrun" in start.facts for start in starts):
+        tasks = asked.nodes or 1  # one torchrun starts all ranks of its node
     alone = all(one.search(command.text) and not command.background for command in sruns)
     if alone and tasks > len(starts) > 0:
         yield "srun-one-task", starts[-1].line, {"tasks": tasks}
@@ -124,8 +128,11 @@ def _one_of_many(job: JobFile) -> Iterator[Row]:
 def unread(job: JobFile, options: Mapping[str, str]) -> Iterator[str]:
     """Yield the options that no check reads, and that may change what the ranks get.
 
-    options: the pattern of the values that are known, by the option's name.
+    options: the pattern of the values that are known, by the option's name. Where a signal goes
+    under mpirun was not tried.
     """
+    if any("other" in start.facts for start in job.starts):
+        options = {name: pattern for name, pattern in options.items() if name != "signal"}
     asked = [(number, options_of(text)) for number, text in job.directives]
     asked += [(start.line, start.own) for start in job.starts]
     for line, values in asked:

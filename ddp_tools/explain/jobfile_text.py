@@ -6,7 +6,7 @@ single quotes or behind a backslash: the shells of the tasks fill it in.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class Command:
     line: int
     raw: str
     nounset: bool  # `set -u` holds
-    background: bool = False  # it ends with &
+    end: str  # what stands behind it: a line's end, ;, &, or | and the like
+    background: bool = False  # it, or the pipe that it begins, ends with &
 
     @property
     def text(self) -> str:
@@ -151,6 +152,10 @@ class JobFile:
         # What is handed to another program as its input is no command of this file.
         self.bare = _HEREDOC.sub(lambda here: here[2] + "\n" * here[0].count("\n"), text)
         self.commands = list(_commands(self.bare))
+        background = False
+        for number, command in reversed(list(enumerate(self.commands))):
+            background = command.end == "&" or (background and command.end in ("|", "&&", "||"))
+            self.commands[number] = replace(command, background=background)
         first = self.commands[0].line if self.commands else len(self.lines) + 1
         numbered = enumerate(self.bare.split("\n"), start=1)
         ours = [(number, line[7:]) for number, line in numbered if re.match(r"#SBATCH\s", line)]
@@ -271,7 +276,7 @@ def _commands(text: str) -> Iterator[Command]:
                 raw = "".join(words)
                 if option := re.match(r"set\s+([-+])(?:\w*u|o\s+nounset)", raw):
                     nounset = option[1] == "-"
-                yield Command(first, raw, nounset, token == "&")
+                yield Command(first, raw, nounset, token)
             words = []
         elif (token[0] != "#" or len(token) == 1) and (words or token.strip(" \t\n\\")):
             depth = max(0, depth + (token == "(") - (token == ")"))

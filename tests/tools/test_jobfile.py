@@ -96,6 +96,10 @@ OPTIONS = OPTIONS.replace(
 SOUND = {
     **{"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE, "told": TOLD},
     **{"passed on": PASSED_ON, "farm": FARM, "options": OPTIONS},
+    "passed on by number": PASSED_ON.replace("' TERM\n", "' 15\n").replace("-n 9' &", "-n 9' 2>&1 | tee out &"),
+    "torchrun starts all": ONE.replace("#SBATCH --time", "#SBATCH -n 2\n#SBATCH --time").replace(
+        "\ntorch", "\nsrun -n1 torch"
+    ),
 }
 EXPORTS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 CASES = [
@@ -142,6 +146,7 @@ CASES = [
     ("signal-late", PASSED_ON, "-n 9' &", "-n 9'"),
     ("srun-one-task", SRUN, "srun --", "srun --ntasks=1 --"),
     ("srun-one-task", HELPED, "\nsrun --cpus", "\nsrun -n1 --cpus"),
+    ("srun-one-task", TORCHRUN, "srun bash", "srun -n1 bash"),
     ("step-variable", C10D, "endpoint=$head", "endpoint=$SLURM_LAUNCH_NODE_IPADDR"),
     ("download", SRUN, "module load cuda", "srun python download.py"),
     ("download", TORCHRUN, "fit.py", "fit.py --download"),
@@ -199,6 +204,7 @@ UNREAD = {  # an option that no check reads, or not with this value, in the plac
     "--export=NONE": (SRUN, "#SBATCH --time", "#SBATCH --export NONE\n#SBATCH --time"),
     "--gres=gpu:2,mps:50": (ONE, "gres=gpu:2", "gres=gpu:2,mps:50"),
     "--no-such": (OPTIONS, "--hint=nomultithread", "--no-such"),
+    "--signal=USR1@60": (TOLD.replace("srun --cpus-per-task", "mpirun --x"), "=TERM@300", "=USR1@60"),
     "$EXTRA": (SRUN, "srun --", "srun $EXTRA --"),
 }
 
