@@ -82,6 +82,7 @@ class Job:
             choices = "choose srun (a task per rank) or torchrun (a task per node)"
             raise JobError(f"launcher={self.launcher!r}: {choices}")
         _check_program(self.program)
+        _check_list("sbatch", self.sbatch, "a list of options")
         for option in self.sbatch:
             allowed = "--name or --name=value, the long form, without quotes"
             check_text("sbatch", option, _OPTION, allowed)
@@ -115,8 +116,7 @@ class Job:
 
     def _check_array(self) -> None:
         """Raise JobError unless the array is a list of values, and the program uses them."""
-        if not isinstance(self.array, (tuple, list)):
-            raise JobError(f"array={self.array!r} cannot be used: give a list of values")
+        _check_list("array", self.array, "a list of values")
         for value in self.array:
             check_text("array", value, _VALUE, "values of letters, digits, dot, plus and dash")
         in_program = any(ARRAY in argument for argument in self.program)
@@ -139,11 +139,15 @@ def _check_count(field: str, value: object, least: int) -> None:
         raise JobError(f"{field}={value!r} cannot be used: give {allowed}")
 
 
+def _check_list(field: str, value: object, allowed: str, least: int = 0) -> None:
+    """Raise JobError unless the value is a tuple or a list: text would pass for its letters."""
+    if not isinstance(value, (tuple, list)) or len(value) < least:
+        raise JobError(f"{field}={value!r} cannot be used: give {allowed}")
+
+
 def _check_program(program: Sequence[str]) -> None:
     """Raise JobError unless the program is a list of texts that a command line can hold."""
-    if not isinstance(program, (tuple, list)) or not program:
-        allowed = "a script and its arguments as a list of words"
-        raise JobError(f"program={program!r} cannot be used: give {allowed}")
+    _check_list("program", program, "a script and its arguments as a list of words", least=1)
     for argument in program:
         if not isinstance(argument, str) or _UNPRINTABLE.search(argument):
             cure = "give text without line breaks and the like"

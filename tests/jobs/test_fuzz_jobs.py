@@ -6,8 +6,9 @@ import shlex
 import subprocess
 from dataclasses import fields
 from functools import cache
+from itertools import product
 
-from fuzzing import INPUTS, TEXT, fuzz, put
+from fuzzing import INPUTS, TEXT, VALUES, fuzz, put
 from real import LIMIT
 from refusals import outcome, refused
 
@@ -105,8 +106,11 @@ def test_a_job_is_refused_or_reaches_the_file_word_for_word(tmp_path):
             assert f"--job-name={job.name}\n" in text
             files.append(text)
 
+    for name, value in product(NAMES, [*VALUES, *TEXT]):  # each alone: a random one seldom meets a given field
+        check(GOOD | {name: value})
+    few = len(files)
     fuzz(options, check)
-    assert len(files) > INPUTS / 10
+    assert len(files) - few > INPUTS / 10
     assert strange(files[0].replace("--job-name", "--x\ntouch x; --job-name")), "the control"
     sound_to_bash(files)
 
