@@ -5,6 +5,8 @@ from pathlib import Path
 
 import nbformat
 
+MEANT = "bash: line 1: none.sh: No such file or directory\n"  # the one red box: the lesson of a fault in 10b
+
 
 def cells(path: Path, kind: str) -> list[str]:
     """The sources of a notebook's cells of a kind."""

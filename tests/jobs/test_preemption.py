@@ -73,7 +73,7 @@ def test_a_job_that_is_cancelled_or_told_by_hand_to_end_stays_ended(matrix):
 def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_path):
     site = tmp_path / "container.toml"
     our_python(tmp_path / "python")
-    site.write_text(f'prefix = ["env", "PATH=/nowhere"]\npython = "{tmp_path}/python"\n')
+    site.write_text(f'container = "env PATH=/nowhere"\npython = "{tmp_path}/python"\n')
     with Submitted(matrix, "container", site=site) as job:
         job.reaches(5)
         assert run_slurm("scancel", "--signal=USR2", job.number).returncode == 0

@@ -49,7 +49,9 @@ ENGINES = {
     ranks.end()""",
     "a forked script": f"""
     from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
-    wait_for_runs(ForkedScript(script, ranks=2, limit={LIMIT}))""",
+    run = ForkedScript(script, ranks=2, limit={LIMIT})
+    wait_for_runs(run)
+    any(run.exit_statuses) and sys.exit(1)""",
     "a kernel that has forked": f"""
     import os, time
     from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
@@ -58,7 +60,8 @@ ENGINES = {
         os.closerange(0, 3)
         time.sleep({LIMIT})  # longer than this process
         os._exit(0)
-    wait_for_runs(run)""",
+    wait_for_runs(run)
+    any(run.exit_statuses) and sys.exit(1)""",
     "a forked call": f"""
     from ddp_helpers.launch.forked_call import on_ranks
     on_ranks(2, lambda: exec(text, {{}}), patience={LIMIT})""",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from notebook_texts import MEANT
 
 from ddp_helpers import ROOT
 from ddp_helpers.upkeep.course import code_checksum
@@ -39,13 +40,15 @@ def markdown_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
 
 
 def code_problems(cell: nbformat.NotebookNode, folder: Path) -> list[str]:
-    """Cells that never ran, failed, use what is outdated, show a machine's path, or no alt text."""
+    """Cells that never ran, failed, show an unmeant red box, what is outdated, a machine's path, or no alt text."""
     problems = []
     if cell.execution_count is None and cell.source.strip():
         problems.append("never run")
     for output in cell.outputs:
         if output.output_type == "error":
             problems.append(f"the error {output.ename}")
+        if output.get("name") == "stderr" and output.text.replace(MEANT, ""):
+            problems.append(f"the red box {output.text!r}")
         data = output.get("data", {})
         text = "\n".join([output.get("text", ""), *(str(value) for kind, value in data.items() if "image" not in kind)])
         problems += [f"the path {path}" for path in HOME.findall(text)]
