@@ -142,9 +142,14 @@ def mpirun():
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
+def local_slurm():
+    """There is a Slurm, where this machine has one to start."""
     start_slurm()
+
+
+@pytest.fixture(scope="session")
+def cluster(local_slurm):
+    """The test needs the course's Slurm: it fails in CI without one, and is skipped elsewhere."""
     if not available() or not run_slurm("sinfo", "--noheader", "--partition=course").stdout.strip():
         fail_in_ci("no Slurm answers: install slurmctld, slurmd, slurm-client and munge")
 

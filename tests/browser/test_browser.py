@@ -18,6 +18,7 @@ from real import LIMIT, weekly
 from browser.notebook import Notebook
 from browser.server import copy_of_the_course, jupyter
 from ddp_helpers import ROOT
+from ddp_helpers.jobs import available
 
 PICTURES = ROOT / "build" / "browser"
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -25,8 +26,8 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "languag
 
 
 @pytest.fixture(scope="module")
-def lab(browser, tmp_path_factory):
-    """JupyterLab on a copy of the course, as new as a clone."""
+def lab(browser, local_slurm, tmp_path_factory):
+    """JupyterLab on a copy of the course, as new as a clone, and a Slurm beside it, as `make lab` starts one."""
     folder = tmp_path_factory.mktemp("lab")
     with jupyter(copy_of_the_course(folder), folder) as started:
         yield started
@@ -196,6 +197,8 @@ def test_every_notebook_opens_and_runs(path, page, lab):
     assert committed == figures_in(path)
     assert notebook.bad() == []  # as the reader finds it
     assert notebook.run_all() == []
+    without = [number for number, cell in enumerate(notebook.cells()) if "left out: no Slurm" in cell.text]
+    assert not (without and available()), f"code cells {without} met no Slurm"
     assert notebook.figures() == committed
     figures = notebook.panel.locator(".jp-OutputArea-output img")
     notebook.picture(PICTURES / f"{path.stem[:2]}.png", figures.last if figures.count() else None)
