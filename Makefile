@@ -53,7 +53,7 @@ keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOL
 	@$(BIN)/python -m ddp_helpers.upkeep.records $(FOLDER) $(NAME)
 
 test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser
-	@TEST_ALL=1 $(MAKE) --no-print-directory test faults
+	@TEST_ALL=1 $(MAKE) --no-print-directory --keep-going test faults
 
 faults: .venv/installed tested  ## the fault matrix: harm a run in every way, and see that nothing is lost
 	@$(SLURM) env TEST_ALL=1 PYTHONPATH=tests $(BIN)/python -m faults --times 3
@@ -92,7 +92,8 @@ staged: .venv/installed
 # list, and what they use in CI alone a third: Slurm's accounting, for one, has no place on a laptop.
 USED := mpirun:openmpi-bin tc:iproute2 ps:procps sbatch:slurmctld,slurmd,slurm-client,munge
 TESTED := shellcheck:shellcheck chromium:chromium
-TESTED_IN_CI := slurmdbd:slurmdbd,mariadb-server ch-run:charliecloud-runtime modulecmd:environment-modules
+TESTED_IN_CI := slurmdbd:slurmdbd,mariadb-server ch-run:charliecloud-runtime modulecmd:environment-modules \
+	buildah:buildah mmdebstrap:mmdebstrap
 system:
 	@.ci/packages $(USED)
 tested:

@@ -1,8 +1,13 @@
 """What a code host reads in .github: forms of issues ask for what the course can print, workflows run what is there."""
 
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import yaml
+from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import make_parser
@@ -50,3 +55,21 @@ def test_workflows_make_what_the_makefile_has() -> None:
         assert made and all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in made), name
     [published] = [step for step in steps["pages"] if "upload-pages-artifact" in step.get("uses", "")]
     assert f" . {published['with']['path']}\n" in makefile.split("\nsite:")[1]
+
+
+def test_the_weekly_run_comes_to_the_fault_matrix_also_where_a_test_fails_and_ends_in_failure(tmp_path: Path) -> None:
+    """make itself and the Makefile's rules; the programs that they start only say that they were started."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    says = "#!/bin/sh\necho called: $*\n"
+    programs = {".venv/bin/python": says + "[ $2 != pytest ]\n", "slurm/cluster": says + 'shift\nexec "$@"\n'}
+    programs |= dict.fromkeys((".venv/bin/ruff", ".venv/bin/lint-imports", ".venv/bin/mypy"), says)
+    programs |= dict.fromkeys((".venv/bin/ddp-course", ".ci/packages", "pyproject.toml", ".venv/installed"), says)
+    for name, text in programs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    options = {"env": {"PATH": os.environ["PATH"]}, "capture_output": True, "text": True, "timeout": LIMIT}
+    done = subprocess.run(["make", "test-all"], cwd=tmp_path, check=False, **options)
+    assert done.returncode != 0 and "called: -m pytest\n" in done.stdout, done.stderr
+    assert done.stdout.endswith("called: -m faults --times 3\n")

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import own_parts
 import pytest
@@ -11,14 +12,17 @@ import torch
 import torch.nn.functional as F
 from changed_text import replaced
 from faults.ranks import run as forked
-from real import THOROUGH, need_launcher, without_helpers
+from real import fail_in_ci, need_launcher, weekly, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ddp_helpers import ROOT
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.lessons.run_script import weight_distance
+from ddp_helpers.rank.mnist_files import check_data
 from ddp_helpers.rank.scripts import mnist_ddp
+from ddp_helpers.rank.scripts.download_data import has_files
 from ddp_helpers.records import runs
 
 SMALL = ("--epochs=1", "--batch-size=64", "--no-cuda", "--save-model")
@@ -88,16 +92,22 @@ def test_ranks_leave_a_complete_record_and_each_says_where_it_is(script, digits,
     mnist_ddp.Net().load_state_dict(weights)  # without DDP's `module.` before their names
 
 
-MNIST_ROOT = os.environ.get("DDP_MNIST_ROOT")
+@pytest.fixture(scope="module")
+def mnist():
+    """The folder with real MNIST: the test fails in CI without one, and is skipped elsewhere."""
+    folder = Path(os.environ.get("DDP_MNIST_ROOT") or ROOT / "data")
+    if not has_files(folder) or check_data(folder) != "MNIST":
+        fail_in_ci(f"no real MNIST in {folder}: `ddp-course data {folder}` gets it")
+    return folder
 
 
-@pytest.mark.skipif(not (THOROUGH and MNIST_ROOT), reason="minutes; or DDP_MNIST_ROOT names no real MNIST")
+@weekly
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
 def test_on_real_mnist_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_imported(
-    launcher, script, tmp_path, request
+    launcher, script, mnist, tmp_path, request
 ):
     need_launcher(request, launcher)
-    flags = ["--data", MNIST_ROOT, "--epochs", 1, "--no-cuda", "--run-dir", tmp_path / "run"]
+    flags = ["--data", mnist, "--epochs", 1, "--no-cuda", "--run-dir", tmp_path / "run"]
     result = launch.run(script, *flags, ranks=2, launcher=launcher, env=without_helpers(tmp_path))
     run = runs.read_run(tmp_path / "run")
     assert (run.state, run.problems, run.env["dataset"]) == ("done", [], "MNIST")
