@@ -68,9 +68,9 @@ def draw_speed(record: Record) -> Picture:
     ax.margins(x=0.15)
     ax.grid(axis="x", which="major")
     figure.legend(loc="outside right center")
-    best = max(here, key=lambda rung: here[rung])
-    times = here[best] / here[rungs[0]]
-    title = f"{best}: {times:.1f} times the plain loader's images per second"
+    best, slowest = (choose(here, key=lambda rung: here[rung]) for choose in (max, min))
+    times = here[best] / here[slowest]
+    title = f"{best}: {times:.1f} times the images per second of {slowest}"
     images = "all images" if record["facts"]["seen"]["gpus"] else "the first 512 images"
     return captioned(figure, title, f"{machine(record)}; {images}; the fastest epoch of each")
 
@@ -78,7 +78,6 @@ def draw_speed(record: Record) -> Picture:
 def draw_overlap(record: Record) -> Picture:
     """Draw one step with each class of NCCL: computing above, all-reduces below."""
     classes = record["overlap"]["seen"]["classes"]
-    shares = {name: seen["hidden"] / seen["sent"] for name, seen in classes.items()}
     size = WIDTH, 1.7 + 1.3 * len(classes)
     figure, axes = plt.subplots(len(classes), 1, figsize=size, sharex=True, squeeze=False)
     figure.set_layout_engine("constrained")
@@ -87,8 +86,9 @@ def draw_overlap(record: Record) -> Picture:
         milliseconds = seen["milliseconds"]["ddp"]
         ax.set_title(f"{name}, {milliseconds:.1f} ms a step without the profiler", loc="left")
     axes[-1, 0].set_xlabel("time in a recorded step of rank 0 [ms]")
+    shares = record["overlap"]["seen"]["shares"]
     hidden = ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
-    title = f"Of the all-reduces is hidden behind computing: {hidden}"
+    title = f"All-reduces hidden behind computing, of what can be: {hidden}"
     return captioned(figure, title, machine(record), "a step of six equal layers, with DDP")
 
 

@@ -2,11 +2,11 @@
 
 python3 gpu_first_run.py --data data    # the folder with MNIST's files: download_data.py gets them
 srun --gres=gpu:2 --cpus-per-task=8 --time=15 python3 gpu_first_run.py --data data
-python3 gpu_first_run.py --data data --cpu             # the same steps on two CPU ranks, over gloo
+python3 gpu_first_run.py --data data --cpu    # the same steps on two CPU ranks, over gloo; twenty
 
 It starts the scripts that stand beside it. Each step has a time limit of its own, since a hang is a
 result, and adds a line to record.jsonl at once; nothing stops the others. At the end it prints a
-table, and the folder to send or to commit. Needs torch and torchvision. MIT licence.
+table, and on GPUs the folder to send or to commit. Needs torch and torchvision. MIT licence.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def main() -> int:
                 break
     finally:
         print_table(lines)
-    print(f"send this folder to the course, or commit it: {out}")
+    if not args.cpu:  # what CPUs show is no record of a GPU
+        print(f"send this folder to the course, or commit it: {out}")
     if lines[-1]["ended"] == "interrupted":
         return 130
     no_time = any(line["ended"] == NO_TIME for line in lines)
@@ -75,12 +76,12 @@ def read_flags() -> Namespace:
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"), help="folder with MNIST/raw")
     add("--out", type=Path, help="folder in which the record's folder is made")
-    add("--seconds", type=float, default=600, help="for all; a step's limit is its share of it")
+    add("--seconds", type=float, help="of all steps, 600 or on CPUs 1200: each has its share")
     add("--only", nargs="+", choices=STEPS, help="leave out the other steps")
     add("--example", type=Path, help="main.py of pytorch/examples/mnist, to be timed beside ours")
     add("--cpu", action="store_true", help="hide the GPUs: two ranks on CPUs, over gloo")
     args = parser.parse_args()
-    args.data = args.data.resolve()
+    args.data, args.seconds = args.data.resolve(), args.seconds or (1200 if args.cpu else 600)
     if missing := [name for name in MNIST if not raw_file(args.data, name).is_file()]:
         cure = f"download_data.py --data {args.data} gets them, where there is a network"
         parser.error(f"--data {args.data} has no MNIST/raw/{missing[0]}-ubyte: {cure}")
@@ -477,12 +478,15 @@ def scripts(step: Step) -> None:
         "spirals_ddp": [spirals, "--epochs", 1],
     }
     statuses: dict[str, int] = {}
+    warnings: dict[str, int] = {}  # also those that come while Python ends, which can fail nothing
     for name, command in commands.items():
         if Path(command[0]).exists():
-            [(statuses[name], _, _)] = step.run("-W", "error", *command)
-            step.note(statuses=statuses)
-    bad = [name for name, status in statuses.items() if status]
-    said = f"these failed: {', '.join(bad)}" if bad else f"{len(statuses)} scripts, no warning"
+            [(statuses[name], _, text)] = step.run("-W", "error", *command)
+            warnings[name] = text.count("Warning")
+            step.note(statuses=statuses, warnings=warnings)
+    bad = [name for name in statuses if statuses[name] or warnings[name]]
+    count = f"{len(statuses)} scripts, no warning"
+    said = f"these failed or warned: {', '.join(bad)}" if bad else count
     step.note(ok=not bad, found=said)
 
 
@@ -607,11 +611,12 @@ def overlap(step: Step) -> None:
     for name, each in seen.items():
         computed = sum(end - begin for begin, end in each["lanes"]["compute"])
         shares[name] = each["hidden"] / min(each["sent"], computed)  # of what can be hidden
+    step.note(shares=shares)
     told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     if len({each["class_name"] for each in seen.values()}) < len(seen):
         step.note(found=f"this torch has one class: {told}")
         return
-    step.note(shares=shares, found=f"hidden, of what can be: {told}")
+    step.note(found=f"hidden, of what can be: {told}")
     if not step.cpu:
         older, newer = shares["older class"], shares["newer class"]
         step.note(ok=older > 0.1 and newer < 0.25 * older)
@@ -664,7 +669,8 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
             status = step.wait(limit)
             line["ended"] = "by itself" if status == 0 else f"died: status {status}"
         except subprocess.TimeoutExpired:
-            line["ended"] = f"hung: ended after {limit:.0f} s" if limit == share else NO_TIME
+            # It may have hung, or been slow.
+            line["ended"] = f"ended at its limit of {limit:.0f} s" if limit == share else NO_TIME
         except KeyboardInterrupt:
             line["ended"] = "interrupted"
         end_all(step, mark)
@@ -728,7 +734,8 @@ def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, An
 def verdict(line: dict[str, Any]) -> str:
     """Say in a line what a step has shown."""
     word = {True: "ok", False: "NOT OK", None: "seen"}[line["ok"]]
-    return f"{word:<6}  {line['found'] or ': '.join([line['ended'], *line['said'][-1:]])}"
+    told = line["found"] or ": ".join(filter(None, [line["ended"], *line["said"][-1:]]))
+    return f"{word:<6}  {told}"
 
 
 def join(seconds: float, script: str = "mnist_ddp") -> tuple:

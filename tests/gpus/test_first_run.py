@@ -16,7 +16,7 @@ from real import LIMIT, python, until, weekly
 from ddp_helpers import ROOT
 from ddp_helpers.launch.processes import marked_processes
 from ddp_helpers.rank.gpu.probes import read_lanes
-from ddp_helpers.rank.scripts.gpu_first_run import write
+from ddp_helpers.rank.scripts.gpu_first_run import read_flags, write
 from ddp_helpers.upkeep import gpu_record
 
 PROGRAM = ROOT / "slurm" / "scripts" / "gpu_first_run.py"
@@ -51,7 +51,8 @@ def test_every_step_comes_to_its_end_on_two_ranks_over_gloo(whole):
     ended = {line["step"]: (line["ended"], line["ok"]) for line in lines}
     measured = {"graph", "speed", "memory", "overlap", "scaling"}  # which prove nothing on CPUs
     assert ended == {step: ("by itself", None if step in measured else True) for step in STEPS}, done.stdout
-    assert done.returncode == 0 and f"commit it: {folder}" in done.stdout
+    assert done.returncode == 0 and f"the record: {folder}" in done.stdout
+    assert "commit it" not in done.stdout, "which is said of a GPU's alone"
     table = done.stdout.split("seconds\n")[1]
     assert all(re.search(rf"^{step} +\d+\.\d  (ok|seen) ", table, re.M) for step in STEPS)
 
@@ -63,6 +64,7 @@ def test_its_controls_differ_and_what_they_control_does_not(whole):
     assert max(off["one rank"], off["ranks"]) < 1e-5 < 1e-2 < off["control"]
     assert seen["graph"]["off"]["graph"] == 0 < 1e-3 < seen["graph"]["off"]["control"]
     assert set(seen["scripts"]["statuses"].values()) == {0} and len(seen["scripts"]["statuses"]) == 6
+    assert set(seen["scripts"]["warnings"].values()) == {0}
     assert seen["timeout"]["statuses"][0] == 1 and seen["timeout"]["waited"] > 3
     assert seen["restart"]["lived"] == {"mnist_ddp_resumable": True}
     assert seen["restart"]["begun"] == {"mnist_ddp_resumable": 2}
@@ -93,8 +95,18 @@ def test_what_was_seen_is_drawn_with_a_title_that_says_it(whole):
     record = gpu_record.read_record(whole[1])
     speed, lanes = gpu_record.draw_speed(record), gpu_record.draw_overlap(record)
     rungs = "|".join(gpu_record._RUNGS)  # which of them is the fastest is this machine's affair
-    assert re.match(rf"({rungs}): \d+\.\d times the plain loader's images per second", speed.alt)
-    assert re.match(r"Of the all-reduces is hidden behind computing: \d+% \(gloo\)", lanes.alt)
+    assert re.match(rf"({rungs}): \d+\.\d times the images per second of (?!\1)({rungs})", speed.alt)
+    share = record["overlap"]["found"].removeprefix("hidden, of what can be: gloo ")
+    assert f"All-reduces hidden behind computing, of what can be: {share} (gloo)" in lanes.alt
+
+
+def test_the_fastest_is_compared_with_the_slowest_also_where_the_plain_loader_wins(whole):
+    record = gpu_record.read_record(whole[1])
+    rates = {"plain, no workers": 421, "plain, with workers": 400, "fast, batch 64, seed 1": 257}
+    for name, rate in rates.items():
+        record["speed"]["seen"]["rows"][name]["images_per_second"] = [rate]
+    title = "plain loader, no workers: 1.6 times the images per second of mnist_fast, batch 64"
+    assert title in gpu_record.draw_speed(record).alt
 
 
 def test_without_a_gpu_it_says_so_and_tries_nothing(digits, tmp_path):
@@ -166,12 +178,34 @@ def test_a_step_that_hangs_or_dies_or_fails_is_told_and_the_next_one_runs_in_a_f
     ended = {step: (line["ended"], line["ok"]) for step, line in lines.items()}
     assert run.returncode == 1 and not of_a_step(run), said
     assert ended.pop("facts") == ("by itself", True)
-    assert ended.pop("scripts") == ("hung: ended after 6 s", False)
+    assert ended.pop("scripts") == ("ended at its limit of 6 s", False)
+    assert "NOT OK  ended at its limit of 6 s\n" in said, "which may be a hang, or slow"
     assert ended.pop("graph") == ("died: status -9", False)
     assert ended.pop("speed") == ("by itself", False) and "a mistake" in "\n".join(lines["speed"]["said"])
     assert ended == {"equal": ("by itself", None), "memory": ("by itself", None)}
     assert lines["equal"]["found"] == "left out: spirals.py is not here"
     assert lines["memory"]["commands"] == ["2 ranks: python scripts/gpu_first_run.py --probe memory DATA"]
+
+
+WARNS = "import warnings\nwarnings.warn('once')\n"
+WARNS_WHILE_IT_ENDS = "held = [open(__file__)]\n"
+
+
+def test_a_script_that_warns_is_named_also_where_python_has_no_status_for_it_any_more(scripts, started):
+    others = {"doctor": WARNS, "simple_ddp": WARNS_WHILE_IT_ENDS, "mnist_ddp": "", "mnist_fast": ""}
+    for name, text in others.items():
+        (scripts / f"{name}.py").write_text(text)
+    run = started("scripts")
+    run.communicate(timeout=LIMIT)
+    line = lines_of(scripts.parent / "gpu")[-1]
+    assert line["seen"]["statuses"] == {"mnist_ddp_resumable": 0} | dict.fromkeys(others, 0) | {"doctor": 1}
+    assert line["found"] == "these failed or warned: doctor, simple_ddp" and line["ok"] is False
+
+
+def test_on_cpus_there_is_twice_the_time(digits, monkeypatch):
+    for flags, seconds in ([], 600), (["--cpu"], 1200), (["--cpu", "--seconds=5"], 5):
+        monkeypatch.setattr(sys, "argv", ["gpu_first_run.py", f"--data={digits}", *flags])
+        assert read_flags().seconds == seconds
 
 
 def test_ctrl_c_leaves_a_record_that_says_so_and_no_process(scripts, started):

@@ -65,7 +65,8 @@ def take_step(name: str, args: Namespace, work: Path, end: float) -> dict[str, A
             status = step.wait(limit)
             line["ended"] = "by itself" if status == 0 else f"died: status {status}"
         except subprocess.TimeoutExpired:
-            line["ended"] = f"hung: ended after {limit:.0f} s" if limit == share else NO_TIME
+            # It may have hung, or been slow.
+            line["ended"] = f"ended at its limit of {limit:.0f} s" if limit == share else NO_TIME
         except KeyboardInterrupt:
             line["ended"] = "interrupted"
         end_all(step, mark)
@@ -129,4 +130,5 @@ def read_notes(path: Path, args: Namespace, work: Path) -> Iterator[dict[str, An
 def verdict(line: dict[str, Any]) -> str:
     """Say in a line what a step has shown."""
     word = {True: "ok", False: "NOT OK", None: "seen"}[line["ok"]]
-    return f"{word:<6}  {line['found'] or ': '.join([line['ended'], *line['said'][-1:]])}"
+    told = line["found"] or ": ".join(filter(None, [line["ended"], *line["said"][-1:]]))
+    return f"{word:<6}  {told}"

@@ -77,12 +77,15 @@ def scripts(step: Step) -> None:
         "spirals_ddp": [spirals, "--epochs", 1],
     }
     statuses: dict[str, int] = {}
+    warnings: dict[str, int] = {}  # also those that come while Python ends, which can fail nothing
     for name, command in commands.items():
         if Path(command[0]).exists():
-            [(statuses[name], _, _)] = step.run("-W", "error", *command)
-            step.note(statuses=statuses)
-    bad = [name for name, status in statuses.items() if status]
-    said = f"these failed: {', '.join(bad)}" if bad else f"{len(statuses)} scripts, no warning"
+            [(statuses[name], _, text)] = step.run("-W", "error", *command)
+            warnings[name] = text.count("Warning")
+            step.note(statuses=statuses, warnings=warnings)
+    bad = [name for name in statuses if statuses[name] or warnings[name]]
+    count = f"{len(statuses)} scripts, no warning"
+    said = f"these failed or warned: {', '.join(bad)}" if bad else count
     step.note(ok=not bad, found=said)
 
 
@@ -207,11 +210,12 @@ def overlap(step: Step) -> None:
     for name, each in seen.items():
         computed = sum(end - begin for begin, end in each["lanes"]["compute"])
         shares[name] = each["hidden"] / min(each["sent"], computed)  # of what can be hidden
+    step.note(shares=shares)
     told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     if len({each["class_name"] for each in seen.values()}) < len(seen):
         step.note(found=f"this torch has one class: {told}")
         return
-    step.note(shares=shares, found=f"hidden, of what can be: {told}")
+    step.note(found=f"hidden, of what can be: {told}")
     if not step.cpu:
         older, newer = shares["older class"], shares["newer class"]
         step.note(ok=older > 0.1 and newer < 0.25 * older)

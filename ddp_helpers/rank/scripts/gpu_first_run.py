@@ -2,11 +2,11 @@
 
 python3 gpu_first_run.py --data data    # the folder with MNIST's files: download_data.py gets them
 srun --gres=gpu:2 --cpus-per-task=8 --time=15 python3 gpu_first_run.py --data data
-python3 gpu_first_run.py --data data --cpu             # the same steps on two CPU ranks, over gloo
+python3 gpu_first_run.py --data data --cpu    # the same steps on two CPU ranks, over gloo; twenty
 
 It starts the scripts that stand beside it. Each step has a time limit of its own, since a hang is a
 result, and adds a line to record.jsonl at once; nothing stops the others. At the end it prints a
-table, and the folder to send or to commit. Needs torch and torchvision. MIT licence.
+table, and on GPUs the folder to send or to commit. Needs torch and torchvision. MIT licence.
 """
 
 import itertools
@@ -58,7 +58,8 @@ def main() -> int:
                 break
     finally:
         print_table(lines)
-    print(f"send this folder to the course, or commit it: {out}")
+    if not args.cpu:  # what CPUs show is no record of a GPU
+        print(f"send this folder to the course, or commit it: {out}")
     if lines[-1]["ended"] == "interrupted":
         return 130
     no_time = any(line["ended"] == NO_TIME for line in lines)
@@ -71,12 +72,12 @@ def read_flags() -> Namespace:
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"), help="folder with MNIST/raw")
     add("--out", type=Path, help="folder in which the record's folder is made")
-    add("--seconds", type=float, default=600, help="for all; a step's limit is its share of it")
+    add("--seconds", type=float, help="of all steps, 600 or on CPUs 1200: each has its share")
     add("--only", nargs="+", choices=STEPS, help="leave out the other steps")
     add("--example", type=Path, help="main.py of pytorch/examples/mnist, to be timed beside ours")
     add("--cpu", action="store_true", help="hide the GPUs: two ranks on CPUs, over gloo")
     args = parser.parse_args()
-    args.data = args.data.resolve()
+    args.data, args.seconds = args.data.resolve(), args.seconds or (1200 if args.cpu else 600)
     if missing := [name for name in MNIST if not raw_file(args.data, name).is_file()]:
         cure = f"download_data.py --data {args.data} gets them, where there is a network"
         parser.error(f"--data {args.data} has no MNIST/raw/{missing[0]}-ubyte: {cure}")

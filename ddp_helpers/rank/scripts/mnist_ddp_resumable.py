@@ -70,6 +70,8 @@ def main() -> None:
     dist.barrier()  # rank 0 may still save: when others have left, srun --wait would end it
     dist.destroy_process_group()
     ignore_signals()  # a late one would kill a run that is done, while Python ends
+    while held:
+        held.pop().close()
     if told:
         print(f"rank {rank} is {why}", flush=True)
         sys.exit(75)
