@@ -116,7 +116,8 @@ def _places(needs: dict[str, list[str]]) -> dict[str, _Place]:
         electives = [n for n in NOTEBOOKS if n not in CORE and columns[n] == column]
 
         def parent_row(number: str, left: int = column - 1) -> int:
-            return max(places[need].row for need in needs[number] if columns[need] == left)
+            rows = (places[need].row for need in needs[number] if columns[need] == left)
+            return max(rows, default=0)  # a new notebook, whose last cell is still empty
 
         for row, number in enumerate(sorted(electives, key=parent_row), 1):
             places[number] = _Place(column, row)

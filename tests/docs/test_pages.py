@@ -55,6 +55,11 @@ def test_the_front_page_says_what_the_notebooks_say() -> None:
     assert boxes["01"] == "" and boxes["06"] == "02, 03, 04, 05" and boxes["17"] == "06, 07, 10"
 
 
+def test_the_map_is_drawn_also_while_a_new_notebooks_last_cell_is_empty() -> None:
+    empty = re.sub(r"(?m)^(\| \[17 .*\|) [^|]+ \|$", r"\1  |", README)
+    assert course_map(empty).alt == course_map(README).alt.replace("17 needs 06, 07, 10", "17 needs ")
+
+
 def test_the_short_path_takes_two_hours_by_what_its_notebooks_say() -> None:
     parts = []
     for number in ("01", "02", "03", "04", "05", "06", "07", "08"):
