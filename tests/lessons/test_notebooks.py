@@ -1,14 +1,16 @@
 """The committed notebooks, as files: their outputs are true, and a reader can find the way. nbmake executes them."""
 
+import html
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
-from notebook_texts import MEANT
+from notebook_texts import MEANT, cells
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.scripts import NAMES, script_text
 from ddp_helpers.upkeep.course import code_checksum
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -66,6 +68,25 @@ def test_a_notebook_is_fit_to_be_read(path: Path) -> None:
     nbformat.validate(notebook)
     assert problems(notebook, path.parent) == []
     assert path.stat().st_size < 1_500_000
+
+
+def test_the_source_of_a_script_that_a_notebook_shows_is_that_of_today() -> None:
+    texts, whole = "\n\n\n".join(map(script_text, NAMES)), []
+    for path in PATHS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code" and re.search(r"show\.(functions\(text|source\(script)", cell.source):
+                shown = cell.outputs[-1].data
+                other = [part for part in shown["text/plain"].split("\n\n\n") if part not in texts]
+                assert other == [], f"run: make notebooks ONLY={path.stem.partition('_')[0]}"
+                whole += re.findall(r"the whole of (\w+)\.py.*?</summary>(.*)</details>", shown["text/html"], re.S)
+    [(name, text)] = whole
+    assert html.unescape(re.sub("<[^>]+>", "", text)).strip() == script_text(name).strip(), "make notebooks ONLY=06"
+
+
+def test_06_tells_each_flag_of_the_script() -> None:
+    text = "\n".join(cells(ROOT / "notebooks" / "06_train_mnist_with_ddp.ipynb", "markdown"))
+    flags = re.findall(r"(--[\w-]+)`", "".join(re.findall(r"^\| `--[^|]*", text, re.M)))
+    assert sorted(flags) == sorted(re.findall(r'add\("(--[\w-]+)"', script_text("mnist_ddp")))
 
 
 def test_the_course_is_a_chain_and_each_notebook_has_a_lesson_of_its_name() -> None:
