@@ -1,6 +1,6 @@
 """Slurm's own commands: submit a job, ask for its state, cancel it.
 
-`run`, `monitor` and notebooks call it, in one process; no command is run as part of another job.
+One process calls it, where Slurm's commands are; none of them is run as part of another job.
 """
 
 import re

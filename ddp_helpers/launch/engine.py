@@ -1,7 +1,6 @@
 """Start ranks and programs through one warm server, hear how each ends, and end all of a launch.
 
-Cells (`resident`), functions (`forked_call`), scripts (`forked_script`) and launchers (`programs`)
-use it, in the learner's process.
+It is used in the learner's process, for cells, functions, scripts, launchers and kernels.
 """
 
 import os

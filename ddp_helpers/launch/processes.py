@@ -1,6 +1,6 @@
 """Find the processes of a launch by their mark, end them, and hear one interrupt meanwhile.
 
-`engine` calls it, in the learner's process, and `server` in its own.
+The learner's process calls it, and the warm server.
 """
 
 import os

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ddp_tools.memory import MemoryCounter, held_bytes, nbytes
 
-# With what the notebooks and the tests need of tools.memory.
+# With what the notebooks and the tests need of ddp_tools.memory.
 __all__ = [
     "Batch",
     "Method",

@@ -101,7 +101,7 @@ class LearnerRun(ForkedScript):
 def telling_lines(lines: Sequence[str]) -> list[str]:
     """Return the lines of a rank that say what it did, or what went wrong; of several alike, one.
 
-    They are the last MOST of them, and cut at WIDTH characters.
+    They are the last MOST_LINES of them, and cut at LINE_WIDTH characters.
     """
     kept = []
     for line in lines:

@@ -1,4 +1,4 @@
 """What a maintainer runs: execute the course, measure it, keep its records and its front pages.
 
-The command line and `make` call it, in one process, in a checkout.
+It runs in one process, in a checkout.
 """
