@@ -12,7 +12,7 @@ help:  ## list the commands
 run: .venv/installed system staged  ## execute the core, 01 to 09, into build/, and say where the figures are; or ONLY="03 10"
 	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(ONLY)
 
-run-all: .venv/installed system staged  ## the same with all twenty notebooks
+run-all: .venv/installed system staged  ## the same with every notebook
 	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course --all
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook

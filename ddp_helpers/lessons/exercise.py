@@ -10,8 +10,9 @@ each under the sentence that helps who made it. For an answer that runs on ranks
 (ranks_judge.py), for a script or a run a `Project`. The name belongs to one exercise of the whole
 course. A mistake is told where its results equal the answer's in *all* cases, so the cases together
 tell each from the right answer and from the others. (3) In notebooks/solutions the right function,
-with a line on why. Then `pytest tests/lessons -k NAME`, and execute the notebook. A notebook has
-three exercises: put a better one into the place of another.
+with a line on why. (4) For a trial, two mistakes or more in tests/lessons/planted_mistakes.py, in a
+table whose name is added to PLANTED. Then `pytest tests/lessons -k "NAME or told_apart"`, and
+execute the notebook. A notebook has three exercises: put a better one into the place of another.
 """
 
 import copy
