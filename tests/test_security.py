@@ -70,7 +70,7 @@ def test_nothing_runs_what_it_is_given():
 
 # ---- a neighbour on the same machine
 
-# Whoever has a login reaches 127.0.0.1, and so each store of torchrun. c10d keeps its state in one, as a pickle in base64.
+# Whoever has a login reaches each store of torchrun. c10d keeps its state in one, as a pickle in base64.
 PICKLES = """import os, psutil, torch.distributed as dist
 agent = psutil.Process(os.getppid())
 links = getattr(agent, "net_connections", None) or agent.connections  # psutil before 6

@@ -123,3 +123,4 @@ if __name__ == "__main__":
     from ddp_helpers.launch import shared
 
     shared.listen(sys.argv[1])
+    os._exit(0)  # as `server` does
