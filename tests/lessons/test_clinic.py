@@ -1,17 +1,23 @@
 """The `%%clinic` magic, and 10 and 10b: each failure has its row, its section, its cells, and its true message."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from clusters import program
 from diagram_checks import must_be_legible
 from IPython.core.error import UsageError
+from notebook_texts import cells
+from real import LIMIT, until
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import forked_script
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.launch.launch import LaunchError
@@ -169,6 +175,68 @@ def test_each_failure_has_a_row_a_section_and_its_true_message():
     assert problems(table.replace("](#fault-1)", f"]({TEN.name}#fault-1)")) == ["1: its row leads to no section"]
     assert problems(table.replace("`invalid device ordinal`", "`lost device`")) == ["4: no cell says lost device"]
     assert sorted(SECTION.findall(markdown(TEN) + markdown(REFERENCE)), key=int) == NUMBERS, "one section each"
+
+
+# ---- a job that hangs now: what 10's table says to type, on the job file of 07
+
+STUCK = """import faulthandler, os, signal, time
+faulthandler.register(signal.SIGUSR1)
+print("hangs", flush=True)
+time.sleep(1000)
+"""
+TYPED = re.findall(r"^\| `(srun --jobid=.*?)` \|", markdown(TEN), re.M)
+
+
+def file_of(notebook: Path, name: str) -> str:
+    """The file that a cell of a notebook writes."""
+    [text] = [cell for cell in cells(notebook, "code") if re.match(rf"%%writefile \S*{name}\n", cell)]
+    return text.partition("\n")[2]
+
+
+@pytest.fixture
+def typed(cluster, tmp_path, monkeypatch):
+    """A folder with 07's job file, a script that hangs, and each_rank.sh; what is typed there, and what it says."""
+    (tmp_path / "job.sbatch").write_text(file_of(TEN.with_name("07_submit_to_slurm.ipynb"), "job.sbatch"))
+    (tmp_path / "mnist_ddp.py").write_text(STUCK)
+    (tmp_path / "each_rank.sh").write_text(file_of(TEN, "each_rank.sh"))
+    program(tmp_path / "bin" / "nvidia-smi", "echo GPUs of $SLURMD_NODENAME")  # a node has no GPU here
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    started = []
+
+    def run(command: str) -> subprocess.CompletedProcess:
+        job = {"JOB": started[-1]} if started else {}
+        options = {"cwd": tmp_path, "env": os.environ | job, "capture_output": True, "text": True, "timeout": LIMIT}
+        ended = subprocess.run(["bash", "-c", command], check=False, **options)
+        started.extend(ended.stdout.split() if command.startswith("sbatch --parsable") else [])
+        return ended
+
+    yield run
+    for number in started:
+        jobs.cancel(number)
+
+
+def test_what_is_typed_for_a_job_that_hangs_asks_each_rank_of_each_node_and_the_job_goes_on(typed, tmp_path):
+    shape = "--nodes=2 --ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=1"
+    job = typed(f"sbatch --parsable {shape} job.sbatch").stdout.strip()
+    log = tmp_path / f"slurm-{job}.log"
+    until(lambda: log.exists() and log.read_text().count(": hangs") == 4, "all ranks hang")
+    gpus, spy, signal = TYPED
+    assert sorted(re.findall("GPUs of (.*)", typed(gpus).stdout)) == ["node1", "node2"]
+    for command in (spy, signal):
+        ended = typed(command)
+        assert sorted(re.findall(r"rank (\d): process", ended.stdout)) == [*"0123"], (command, ended)
+    until(lambda: len(re.findall(r'^\d: .*mnist_ddp.py", line 4 in', log.read_text(), re.M)) == 4, "four stacks")
+    one_node = re.sub(r"--nodes=\$\(.*?\) ", "", spy)
+    assert sorted(re.findall(r"rank (\d): process", typed(one_node).stdout)) == [*"01"], "the control: half of them"
+    assert jobs.states_of_job(job)[0].state == "RUNNING"
+
+
+def test_where_a_job_has_no_rank_the_commands_say_so_and_its_batch_script_gets_no_signal(typed):
+    job = typed("sbatch --parsable --output=none.log --nodes=2 --wrap='echo begins; sleep 1000'").stdout.strip()
+    until(lambda: "begins" in typed("cat none.log").stdout, "it runs")
+    ended = typed(TYPED[2])
+    assert ended.returncode and len(re.findall("no rank of job .* on node[12]", ended.stderr)) == 2, ended
+    assert jobs.states_of_job(job)[0].state == "RUNNING"
 
 
 # ---- its figures

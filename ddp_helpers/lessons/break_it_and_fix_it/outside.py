@@ -12,14 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_helpers import jobs
-from ddp_helpers.jobs.queue import run_slurm
+from ddp_helpers.jobs.queue import send
 from ddp_helpers.launch.launchers import clean_environment, free_port
 
 _RANKS = 2
+# As in 07's job file, the training is the second step: JOB.1, and not JOB.0.
+_JOB_FILE = r"""#!/bin/bash
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+MASTER_ADDR=$(scontrol show node "$first" --oneliner | sed 's/.* NodeAddr=\([^ ]*\).*/\1/')
+export MASTER_ADDR MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) WORLD_SIZE=$SLURM_NTASKS
+srun --label printenv SLURMD_NODENAME
+srun --kill-on-bad-exit=1 --output=rank%t.log \
+    bash -c 'RANK=$SLURM_PROCID exec python "$SLURM_JOB_NAME"'
+"""
 
 
 class HangingJob:
-    """A script that hangs on two ranks: a Slurm job if a Slurm answers, else two processes here.
+    """A script that hangs on two ranks: a job of two nodes if a Slurm answers, else two processes.
 
     Commands that the notebook types find it by two variables: JOB, the job's number, which is empty
     without Slurm, and PIDS, the processes that were started here.
@@ -29,44 +38,51 @@ class HangingJob:
         """Start the script in its folder; each rank writes into rank0.log or rank1.log there."""
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # for py-spy
         os.environ["CLICOLOR_FORCE"] = "0"
-        env = clean_environment() | {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(_RANKS)}
-        env |= {"MASTER_PORT": str(free_port())}
-        line = f"export RANK=${{RANK:-$SLURM_PROCID}}; exec python {script.name} &> rank$RANK.log"
-        self._name = f"stuck-{os.getpid()}"
-        self._on_slurm = jobs.available()
-        starts = [["env", f"RANK={rank}"] for rank in range(_RANKS)]
-        if self._on_slurm:
-            flags = [f"--job-name={self._name}", "--nodes=1", f"--ntasks={_RANKS}", "--time=20"]
-            starts = [["srun", *flags, "--kill-on-bad-exit=1", *jobs.Site.load(site).admission]]
-        with (script.parent / "srun.log").open("w") as log:
-            self._processes = [
-                subprocess.Popen(
-                    [*start, "bash", "-c", line],
-                    cwd=script.parent,
-                    env=env,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                for start in starts
-            ]
+        self._job, self._processes = "", []
+        if jobs.available():
+            file = script.with_suffix(".sbatch")
+            file.write_text(_JOB_FILE)
+            shape = [f"--nodes={_RANKS}", "--ntasks-per-node=1", "--time=20"]
+            names = [f"--job-name={script.name}", "--output=stuck.log"]
+            self._job = send(file, *shape, *names, *jobs.Site.load(site).admission)
+        else:
+            port = str(free_port())
+            self._processes = [_start_rank(script, rank, port) for rank in range(_RANKS)]
+        os.environ["JOB"] = self._job
+        os.environ["PIDS"] = " ".join(str(process.pid) for process in self._processes)
 
     def wait_until(self, happened: Callable[[], object]) -> None:
-        """Wait for something that the ranks do, as long as they live; then set JOB and PIDS."""
-        while not happened() and all(process.poll() is None for process in self._processes):
+        """Wait for something that the ranks do, as long as they live."""
+        while not happened() and self._is_there():
             time.sleep(0.1)
-        os.environ["PIDS"] = " ".join(str(process.pid) for process in self._processes)
-        query = ["--me", f"--name={self._name}", "--noheader", "--format=%A"]
-        number = run_slurm("squeue", *query).stdout.strip() if self._on_slurm else ""
-        os.environ["JOB"] = number
 
-    def end(self) -> list[int]:
-        """End the job, and return the exit statuses of what was started here."""
-        if self._on_slurm:
-            run_slurm("scancel", os.environ["JOB"])
-        else:
-            for process in self._processes:
-                os.killpg(process.pid, signal.SIGKILL)  # with the server, which outlives its rank
-        return [process.wait() for process in self._processes]
+    def _is_there(self) -> bool:
+        """Whether the job, or each of the two processes, has not ended."""
+        if self._job:
+            return jobs.states_of_job(self._job)[0].active
+        return all(process.poll() is None for process in self._processes)
+
+    def end(self) -> str:
+        """End the job, or the processes, and return how they ended."""
+        if self._job:
+            jobs.cancel(self._job)
+            self.wait_until(lambda: False)
+            return jobs.states_of_job(self._job)[0].state
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)  # with the server, which outlives its rank
+            process.wait()
+        return "killed"
+
+
+def _start_rank(script: Path, rank: int, port: str) -> subprocess.Popen[bytes]:
+    """Start one of two ranks on this machine, which writes into rank0.log or rank1.log."""
+    env = clean_environment() | {"RANK": str(rank), "WORLD_SIZE": str(_RANKS)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = ["python", script.name]
+    with (script.parent / f"rank{rank}.log").open("w") as log:
+        return subprocess.Popen(
+            command, cwd=script.parent, env=env, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def start_torchrun(*arguments: str, folder: Path, **env: str) -> subprocess.Popen[str]:
