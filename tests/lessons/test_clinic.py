@@ -177,6 +177,15 @@ def test_each_failure_has_a_row_a_section_and_its_true_message():
     assert sorted(SECTION.findall(markdown(TEN) + markdown(REFERENCE)), key=int) == NUMBERS, "one section each"
 
 
+def test_a_watchdogs_message_leads_to_its_page_and_the_hangs_from_the_entrance_and_from_the_table():
+    words = "`Watchdog caught collective operation timeout`"
+    entrance = markdown(TEN).partition("## A job that hangs now")[0]
+    assert entrance.count(words) == entrance.count("](#watchdog)") == 2
+    [row] = [line for line in markdown(REFERENCE).splitlines() if line.startswith("|") and words in line]
+    assert re.findall(r"#([\w-]+)\)", row) == ["watchdog", "fault-27", "fault-9", "fault-11"] and "-6 or 134" in row
+    assert "Is each alive, or ended well or by a timeout? No: somebody died" in find_the_fault().alt
+
+
 # ---- a job that hangs now: what 10's table says to type, on the job file of 07
 
 STUCK = """import faulthandler, os, signal, time

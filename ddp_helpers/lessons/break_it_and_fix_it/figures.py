@@ -20,7 +20,7 @@ _QUESTIONS = [  # a question about a run, what "no" means, what to look at then,
         "1, 6",
     ),
     (
-        "Is each still alive,\nor ended well?",
+        "Is each alive, or ended\nwell or by a timeout?",
         "somebody died",
         "exit status; first complaint",
         "7, 11, 12, 17, 18, 19, 22, 26, 28, 29, 30",
@@ -28,7 +28,7 @@ _QUESTIONS = [  # a question about a run, what "no" means, what to look at then,
     (
         "Does it keep\nmoving?",
         "somebody waits",
-        "now: py-spy; the line where each rank stands",
+        "now: py-spy; after it: the watchdog's lines",
         "8, 9, 10, 11, 24, 27",
     ),
     (
