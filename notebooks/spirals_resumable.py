@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 -- spirals_resumable.py --run-dir runs/
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -56,6 +57,16 @@ def ignore_signals(*_: object) -> None:
     """Ignore the signals: a rank that is done, and its loader's workers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """End the loader's workers, which ignore the signal by which Python ends them.
+
+    A rank that leaves calls it: it would wait until each is done with its sample.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader complains of it
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def vote(loss: Tensor, model: nn.Module) -> int:
@@ -229,16 +240,18 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
     schedule = optim.lr_scheduler.ConstantLR(optimizer, factor=1)
     # YOUR EMA: average = AveragedModel(model, ...) on every rank, and "average" in parts.
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    progress = {"step": 0, "metrics": ""}  # and your best value so far
+    # metrics: a line for each epoch that was tested. And your best value so far.
+    progress = {"step": 0, "metrics": "", "speed": {}}
     checkpoints = args.run_dir / "checkpoints"
     restore(checkpoints, parts, progress)
-    step = progress["step"]
+    step, loss = progress["step"], torch.zeros((), device=device)
     if rank == 0:
         print(f"begins after step {step}", flush=True)
-    for epoch in range(step // steps + 1, args.epochs + 1):
+    for epoch in range(progress["metrics"].count("\n") + 1, args.epochs + 1):
         begin = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order
-        rest = list(sampler)[step % steps * share :]  # what this rank has still to do
+        done = step - (epoch - 1) * steps  # all, if it was told to stop in the test
+        rest = list(sampler)[done * share :]  # what this rank has still to do
         # A loader draws its workers' seeds, from the global generator if it has no other.
         generator = torch.Generator().manual_seed(epoch * world_size + rank)
         loading = {"generator": generator, "worker_init_fn": ignore_signals}
@@ -260,8 +273,12 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
                 if told or is_due:
                     save(checkpoints, parts, progress)
                 if told:
+                    end_workers()
                     return told
-        seconds = time.perf_counter() - begin
+        if rest:
+            seconds = time.perf_counter() - begin
+            rate = len(rest) * world_size / seconds
+            progress["speed"] = {"seconds": seconds, "images_per_second": rate}
         model.eval()
         for buffer in model.buffers():  # BatchNorm's differ: test what rank 0 saves
             dist.broadcast(buffer, 0)  # YOUR EMA has buffers, too
@@ -269,18 +286,20 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
         with torch.no_grad():
             for x, y in test_batches:
                 right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
+                if heard[-1]:  # a test may be longer than the warning: break it off
+                    end_workers()
+                    break
+        told = vote(loss, model)  # one after the test, in which shares differ in length
+        if told:  # the next attempt tests again
+            save(checkpoints, parts, progress)
+            return told
         dist.all_reduce(right)
-        told = vote(loss, model)  # before its weights are saved
         if rank == 0:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
         line = {"epoch": epoch, "test_accuracy": right.item() / len(test_set)}
-        rate = len(rest) * world_size / seconds
-        line |= {"seconds": seconds, "images_per_second": rate}
-        progress["metrics"] += json.dumps(line) + "\n"
+        progress["metrics"] += json.dumps(line | progress["speed"]) + "\n"
         write(args.run_dir / "metrics.jsonl", progress["metrics"].encode())
         save(checkpoints, parts, progress)
-        if told and epoch < args.epochs:
-            return told
     if args.save:
         torch.save(model.state_dict(), weights := BytesIO())
         write(args.save, weights.getvalue())

@@ -16,3 +16,12 @@ def cells(path: Path, kind: str) -> list[str]:
 def asked(path: Path) -> list[str]:
     """The exercises that a notebook checks, in order."""
     return re.findall(r"^lessons\.check\((\w+)\)$", "\n".join(cells(path, "code")), re.M)
+
+
+def files(path: Path) -> dict[str, str]:
+    """The files that a notebook's cells write, by name; a cell with --append adds to the one before."""
+    written: dict[str, str] = {}
+    for cell in cells(path, "code"):
+        if file := re.match(r"%%writefile (?:--append )?(?:\S*/)?([\w.]+)\n", cell):
+            written[file[1]] = written.get(file[1], "") + cell[file.end() :] + "\n"
+    return written

@@ -13,6 +13,7 @@ On CPUs the end is, to the bit, that of a run which nobody stopped. MIT licence.
 import fcntl
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -106,8 +107,9 @@ def train(
 
     def so_far(sums: dict) -> dict[str, float]:
         """Add up the epoch's sums of all ranks and attempts."""
-        totals = over_ranks(sums)
-        return {name: total + progress["sums"].get(name, 0) for name, total in totals.items()}
+        totals = over_ranks(sums) if sums else {}  # none: this attempt has only to test
+        before = progress["sums"]
+        return {name: totals.get(name, 0) + before.get(name, 0) for name in before | totals}
 
     def after_step(step: int, sums: dict) -> int:
         """Vote and save after the same steps on all ranks."""
@@ -121,7 +123,15 @@ def train(
             if told or is_due:
                 now = {"done": progress["done"] + step, "sums": so_far(sums)}
                 save(args, parts, {**progress, **now, "seconds": time.perf_counter() - begin})
+            if told:
+                end_workers()
         return told
+
+    def after_test(*_: object) -> int:
+        """Break the test off on a rank that was told to stop: it may be longer than the warning."""
+        if heard[-1]:
+            end_workers()
+        return heard[-1]
 
     for epoch in range(progress["epoch"], args.epochs + 1):
         begin = time.perf_counter() - progress["seconds"]
@@ -140,17 +150,20 @@ def train(
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
         with torch.no_grad():  # through the model inside: no rank waits for another
-            tested = over_ranks(one_pass(model, test_batches, args))
+            tested = one_pass(model, test_batches, args, after_step=after_test)
+        told = vote(torch.tensor(trained["loss"]), model)  # the only one, however many batches
+        if told:  # some have not tested all of their share: the next attempt tests again
+            now = {"done": progress["done"] + len(train_batches), "sums": trained}
+            save(args, parts, {**progress, **now, "seconds": middle - begin})
+            return told
+        tested = over_ranks(tested)
         schedule.step()
         seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
         seconds["data_seconds"] = trained.pop("data_seconds") / world_size  # waiting for batches
-        told = vote(sums["loss"], model)  # before its weights are saved
         if rank == 0:
             report(args.run_dir, epoch, trained, tested, seconds)
         progress |= {"epoch": epoch + 1, "done": 0, "sums": {}, "seconds": 0.0}
         save(args, parts, progress)
-        if told and epoch < args.epochs:
-            return told
     if rank == 0 and args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
         torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
@@ -433,6 +446,16 @@ def ignore_signals(*_: object) -> None:
     """Ignore the signals: a rank that is done, and its loader's workers while it saves."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """End the workers of this rank's loaders, which ignore the signal by which Python ends them.
+
+    A rank that leaves calls it: it would wait until each is done with its sample.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader complains of it
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def vote(loss: Tensor, model: nn.Module) -> int:

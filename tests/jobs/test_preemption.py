@@ -1,18 +1,32 @@
-"""A job that Slurm stops for one of higher priority goes on; one that is cancelled, or told to end, stays ended."""
+"""A job that Slurm stops for one of higher priority goes on; one that is cancelled, or told to end, stays ended.
+
+And what notebook 11 says of each mode of preemption is what this Slurm does.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
 
 import pytest
+from changed_text import replaced
 from clusters import make_cluster, need_slurm, our_python, remove
 from faults.matrix import Matrix, events, weights
 from faults.slurm_rows import Submitted
-from real import THOROUGH, until
+from notebook_texts import files
+from real import THOROUGH, until, weekly
 
-from ddp_helpers import jobs
+from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.queue import run_slurm
 
 PARTITIONS = """
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=node[1-2] MaxTime=01:00:00 State=UP PriorityTier=2 Hidden=YES
+PartitionName=requeue_grace Nodes=node[1-2] State=UP PreemptMode=REQUEUE GraceTime=10
+PartitionName=requeue Nodes=node[1-2] State=UP PreemptMode=REQUEUE GraceTime=0
+PartitionName=cancel_grace Nodes=node[1-2] State=UP PreemptMode=CANCEL GraceTime=10
+PartitionName=cancel Nodes=node[1-2] State=UP PreemptMode=CANCEL GraceTime=0
 """
 
 
@@ -79,3 +93,66 @@ def test_it_is_requeued_where_its_ranks_find_no_command_of_slurms(matrix, tmp_pa
         assert run_slurm("scancel", "--signal=USR2", job.number).returncode == 0
         job.goes_on()
         assert weights(job.folder) == matrix.golden(), "the requeued run differs"
+
+
+# ---- the modes of preemption, as notebook 11's table has them. KillWait is 5 s here, and a grace time 10 s.
+
+GOES_ON = """import signal, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))
+print("begins", flush=True)
+while True:
+    time.sleep(0.1)
+    if told:
+        print(f"alive {time.monotonic() - told[0]:.1f}", flush=True)
+"""
+PLAIN = ["--nodes=1", "--requeue", "--wrap=srun bash -c 'echo begins; exec sleep 1000'"]
+STAYS = ["--nodes=1", "--requeue", "--wrap=srun python goes_on.py"]
+ELEVEN = ["--requeue", "job.sbatch", "slowly.py", "resumable.py"]
+BARE = ["--requeue", "job.sbatch", "slowly.py", "bare.py"]
+SAVED = "told to stop: saved"
+MODES = {  # what is submitted to which partition; how it ends, how often it was started again, and what its log says
+    "requeue_grace, no handler": (PLAIN, "FAILED", 0, ""),
+    "requeue, no handler": (PLAIN, "PENDING", 1, ""),
+    "requeue_grace, a handler that goes on": (STAYS, "PENDING", 1, "alive 1[1-9]"),  # longer than the grace
+    "requeue, a handler that goes on": (STAYS, "PENDING", 1, "alive [3-9]"),  # KillWait warns, too
+    "requeue_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
+    "requeue, 11's files": (ELEVEN, "PENDING", 1, SAVED),
+    "cancel_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
+    "cancel, 11's files": (ELEVEN, "PREEMPTED", 0, SAVED),
+    "requeue_grace, 11's files, workers without a handler": (BARE, "FAILED", 0, "killed by signal: Terminated"),
+}
+
+
+@pytest.fixture(scope="module")
+def eleven(tmp_path_factory):
+    """A folder with the files of notebook 11, with two loader workers, once without a handler; and steps of 2 s."""
+    folder = tmp_path_factory.mktemp("modes")
+    written = files(ROOT / "notebooks" / "11_survive_preemption.ipynb")
+    written["slowly.py"] = replaced(written["slowly.py"], [("sleep(0.5)", "sleep(2)")])
+    written["resumable.py"] = replaced(written["resumable.py"], [('"num_workers": 0', '"num_workers": 2')])
+    bare = replaced(written["resumable.py"], [('"worker_init_fn": ignore_signals', '"worker_init_fn": None')])
+    for name, text in (written | {"bare.py": bare, "goes_on.py": GOES_ON}).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@weekly
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_of_preemption_does_what_notebook_11_says(mode, preempting, eleven, monkeypatch):
+    monkeypatch.chdir(eleven)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    words, state, restarts, said = MODES[mode]
+    place = [f"--partition={mode.partition(',')[0]}", "--output=%j.log", "--time=20"]
+    checkpoint = Path(f"{[*MODES].index(mode)}.pt")
+    done = run_slurm("sbatch", "--parsable", *place, *words, *[str(checkpoint)] * (words in (ELEVEN, BARE)))
+    number = done.stdout.strip()
+    log = Path(f"{number}.log")
+    until(lambda: checkpoint.exists() or (log.exists() and "begins\n" in log.read_text()), f"it runs: {done.stderr}")
+    urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=true")
+    until(lambda: not jobs.states_of_job(str(urgent))[0].active, "the urgent job's end")
+    job = run_slurm("scontrol", "show", "job", number).stdout
+    jobs.cancel(number)
+    found = re.search(r"JobState=(\w+)", job)[1], int(re.search(r"Restarts=(\d+)", job)[1])
+    assert found == (state, restarts), f"{job}\n{log.read_text()}"
+    assert re.search(said, log.read_text()), log.read_text()

@@ -5,23 +5,30 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from unittest.mock import Mock
 
-import nbformat
 import own_parts
 import pytest
 import torch
+from changed_text import replaced
 from faults.matrix import Matrix, bits, events, steps
 from faults.ranks import Ranks, run
 from faults.rows import says
-from real import python, until
+from notebook_texts import files
+from real import LIMIT, python, until
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch import scripts
+from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.processes import marked_processes
 from ddp_helpers.rank.scripts import mnist_ddp_resumable as resumable
 from ddp_helpers.records import runs
 
+ELEVEN = ROOT / "notebooks" / "11_survive_preemption.ipynb"
 # Runs a script, and gets the warning when Python clears its modules: it has put the handlers back before.
 LATE = """
 import os, runpy, signal, sys
@@ -124,6 +131,93 @@ def test_a_run_that_is_done_stays_done_and_more_epochs_go_on_from_it(matrix):
     assert [epoch["epoch"] for epoch in runs.read_run(folder / "run").epochs] == [1, 2, 3]
 
 
+SHOWN = ("        if heard[-1]:", '        print("tests")\n        if heard[-1]:')
+
+
+def test_told_to_stop_while_it_tests_a_rank_breaks_off_and_the_next_attempt_tests_again(matrix):
+    """A test may be longer than the warning; ranks may have unequally many batches; and no step is done again."""
+    script, flags = matrix.changed(SHOWN), ("--test-batch-size", "1")
+    for moment, epochs in ((1, 1), (2, 2)):
+        folder = matrix.fresh(f"tests_{moment}")
+        ended = matrix.train(folder, *flags, script=script, fault=(1, "SIGUSR2", "evaluation", moment))
+        assert ended.statuses == [75, 75] and steps(folder)[0] == 16 * epochs, ended.said
+        assert [said.count("tests\n") for said in ended.said] == [100 * epochs, 100 * (epochs - 1) + 1]
+        matrix.must_resume_equal(folder, *flags, script=script)
+
+
+# Two workers come to a sample that takes hours when each has given two batches, of 16 samples, 24 or 8; before the end
+# of the second the rank is told to stop. What was asked for the pass that is thrown away counts, too.
+LATE = """
+import multiprocessing, os, signal, time
+
+def late(sample, seen=[]):
+    seen.append(1)
+    if len(seen) == {samples}:
+        os.kill(multiprocessing.parent_process().pid, signal.SIGUSR2)
+    time.sleep(10_000 * (len(seen) > {samples}))
+    return sample
+
+
+class Late(list):
+    def __getitem__(self, index):
+        return late(super().__getitem__(index))
+
+
+"""
+BUSY = {  # of each script how its samples come late, and what it is given
+    "mnist_ddp_resumable": (
+        [("(0.3081,))])", "(0.3081,)), late])"), ("class Net(", LATE.format(samples=48) + "class Net(")],
+        ["--run-dir=run", "--batch-size=16", "--num-workers=2", "--vote-every=1", "--no-cuda"],
+    ),
+    "spirals_resumable": (
+        [
+            ("def spirals(", LATE.format(samples=96) + "def spirals("),
+            ("train_set, test_set = spirals(960, seed=1), ", "train_set, test_set = Late(spirals(960, seed=1)), "),
+            ('loading = {"generator"', 'loading = {"num_workers": 2, "generator"'),
+        ],
+        ["--batch-size=32", "--run-dir=run", "--vote-every=1"],
+    ),
+    "resumable": (
+        [("path, epochs", LATE.format(samples=16) + "data = Late(data)\npath, epochs"), ('workers": 0', 'workers": 2')],
+        ["run.pt"],
+    ),
+}
+
+
+def test_a_rank_that_leaves_ends_workers_that_are_busy_and_without_that_it_stays(matrix, tmp_path):
+    texts = {file: text for file, text in files(ELEVEN).items() if file.endswith(".py")}
+    for path in (matrix.script, ROOT / "notebooks" / "spirals_resumable.py"):
+        texts[path.name] = path.read_text()
+    ranks = {}
+    for name, (changes, flags) in BUSY.items():
+        data = [f"--data={matrix.data}"] if name == matrix.script.stem else []
+        for ends, instead in ((True, "worker.kill()"), (False, "pass")):
+            (folder := tmp_path / f"{name}_{ends}").mkdir()
+            for file, text in texts.items():
+                text = replaced(text, changes) if file == f"{name}.py" else text
+                (folder / file).write_text(text.replace("worker.kill()", instead))
+            env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "REQUEUE_FILE": str(folder / "requeue")}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+            with (folder / "log").open("w") as log:
+                options = {"cwd": folder, "env": os.environ | env, "stdout": log, "stderr": log}
+                command = [sys.executable, f"{name}.py", *data, *flags]
+                ranks[name, ends, folder] = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        for (_, ends, folder), rank in ranks.items():
+            until((folder / "requeue").exists, f"it has saved: {(folder / 'log').read_text()}")
+            if ends:
+                assert rank.wait(LIMIT) == 75 and "Traceback" not in (folder / "log").read_text()
+                with pytest.raises(ProcessLookupError):
+                    os.killpg(rank.pid, 0)  # no worker is left
+        time.sleep(12)  # longer than the loader itself waits for two workers
+        assert {name: rank.poll() for (name, ends, _), rank in ranks.items() if not ends} == dict.fromkeys(BUSY)
+    finally:
+        for rank in ranks.values():
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+
+
 # A dataset that is another one each time it is asked, from the dice of whoever loads it.
 NOISE = ("(0.3081,))])", "(0.3081,)), lambda x: x + 0.1 * torch.randn_like(x)])")
 
@@ -175,10 +269,8 @@ def test_a_warning_that_comes_while_python_ends_does_not_kill_a_run_that_is_done
 
 
 def test_nor_does_it_kill_the_run_of_notebook_11(tmp_path):
-    for cell in nbformat.read(ROOT / "notebooks" / "11_survive_preemption.ipynb", as_version=4).cells:
-        if file := re.match(r"%%writefile (?:--append )?(\w+\.py)\n", cell.source):
-            with (tmp_path / file[1]).open("a") as script:
-                script.write(cell.source[file.end() :] + "\n")
+    for name, text in files(ELEVEN).items():
+        (tmp_path / name).write_text(text)
     with (tmp_path / "resumable.py").open("a") as script:
         script.write('import signal\nprint("at the end", *map(signal.getsignal, (signal.SIGUSR2, signal.SIGTERM)))\n')
     ended = run(tmp_path / "resumable.py", tmp_path / "end.pt", size=1, folder=tmp_path / "logs")
