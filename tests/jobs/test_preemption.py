@@ -14,7 +14,7 @@ from clusters import make_cluster, need_slurm, our_python, remove
 from faults.matrix import Matrix, events, weights
 from faults.slurm_rows import Submitted
 from notebook_texts import files
-from real import THOROUGH, until, weekly
+from real import THOROUGH, until
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.queue import run_slurm
@@ -110,17 +110,33 @@ PLAIN = ["--nodes=1", "--requeue", "--wrap=srun bash -c 'echo begins; exec sleep
 STAYS = ["--nodes=1", "--requeue", "--wrap=srun python goes_on.py"]
 ELEVEN = ["--requeue", "job.sbatch", "slowly.py", "resumable.py"]
 BARE = ["--requeue", "job.sbatch", "slowly.py", "bare.py"]
+BREAKS, TESTS = (["--requeue", "job.sbatch", f"{name}.py"] for name in ("breaks", "tests"))
+# What the notebook says of an evaluation, here of an hour, put behind the batches of an epoch.
+EVALUATION = """    from votes import heard
+    print("tests", flush=True)
+    for _ in range(3600):
+        time.sleep(1)
+        if heard: break
+    if vote():
+        print("told to stop: saved")
+        save(path, parts, epoch, step)
+        leave()
+"""
 SAVED = "told to stop: saved"
 MODES = {  # what is submitted to which partition; how it ends, how often it was started again, and what its log says
     "requeue_grace, no handler": (PLAIN, "FAILED", 0, ""),
     "requeue, no handler": (PLAIN, "PENDING", 1, ""),
     "requeue_grace, a handler that goes on": (STAYS, "PENDING", 1, "alive 1[1-9]"),  # longer than the grace
     "requeue, a handler that goes on": (STAYS, "PENDING", 1, "alive [3-9]"),  # KillWait warns, too
+    "cancel_grace, no handler": (PLAIN, "FAILED", 0, ""),
+    "cancel, no handler": (PLAIN, "PREEMPTED", 0, ""),
     "requeue_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "requeue, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "cancel_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "cancel, 11's files": (ELEVEN, "PREEMPTED", 0, SAVED),
     "requeue_grace, 11's files, workers without a handler": (BARE, "FAILED", 0, "killed by signal: Terminated"),
+    "requeue_grace, 11's files, told in an evaluation": (BREAKS, "PENDING", 1, f"tests\n(.*\n)*{SAVED}"),
+    "requeue_grace, 11's files, an evaluation to its end": (TESTS, "PENDING", 1, "tests\n(?!told)"),
 }
 
 
@@ -132,23 +148,33 @@ def eleven(tmp_path_factory):
     written["slowly.py"] = replaced(written["slowly.py"], [("sleep(0.5)", "sleep(2)")])
     written["resumable.py"] = replaced(written["resumable.py"], [('"num_workers": 0', '"num_workers": 2')])
     bare = replaced(written["resumable.py"], [('"worker_init_fn": ignore_signals', '"worker_init_fn": None')])
-    for name, text in (written | {"bare.py": bare, "goes_on.py": GOES_ON}).items():
+    breaks = replaced(written["resumable.py"], [("    scheduler.step()\n", f"{EVALUATION}    scheduler.step()\n")])
+    breaks = f"import time\n{breaks}"
+    tests = replaced(breaks, [("        if heard: break\n", "")])
+    written |= {"bare.py": bare, "breaks.py": breaks, "tests.py": tests, "goes_on.py": GOES_ON}
+    for name, text in written.items():
         (folder / name).write_text(text)
     return folder
 
 
-@weekly
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if THOROUGH else [*MODES][:2])
 def test_each_mode_of_preemption_does_what_notebook_11_says(mode, preempting, eleven, monkeypatch):
     monkeypatch.chdir(eleven)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     words, state, restarts, said = MODES[mode]
     place = [f"--partition={mode.partition(',')[0]}", "--output=%j.log", "--time=20"]
     checkpoint = Path(f"{[*MODES].index(mode)}.pt")
-    done = run_slurm("sbatch", "--parsable", *place, *words, *[str(checkpoint)] * (words in (ELEVEN, BARE)))
+    done = run_slurm("sbatch", "--parsable", *place, *words, *[str(checkpoint)] * ("job.sbatch" in words))
     number = done.stdout.strip()
     log = Path(f"{number}.log")
-    until(lambda: checkpoint.exists() or (log.exists() and "begins\n" in log.read_text()), f"it runs: {done.stderr}")
+    begun = "^tests$" if words in (BREAKS, TESTS) else "^begins$"
+    until(
+        lambda: (
+            (words in (ELEVEN, BARE) and checkpoint.exists())
+            or (log.exists() and re.search(begun, log.read_text(), re.M))
+        ),
+        f"it runs: {done.stderr}",
+    )
     urgent = preempting.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=8", "--wrap=true")
     until(lambda: not jobs.states_of_job(str(urgent))[0].active, "the urgent job's end")
     job = run_slurm("scontrol", "show", "job", number).stdout
