@@ -136,7 +136,7 @@ MODES = {  # what is submitted to which partition; how it ends, how often it was
     "cancel, 11's files": (ELEVEN, "PREEMPTED", 0, SAVED),
     "requeue_grace, 11's files, workers without a handler": (BARE, "FAILED", 0, "killed by signal: Terminated"),
     "requeue_grace, 11's files, told in an evaluation": (BREAKS, "PENDING", 1, f"tests\n(.*\n)*{SAVED}"),
-    "requeue_grace, 11's files, an evaluation to its end": (TESTS, "PENDING", 1, "tests\n(?!told)"),
+    "requeue_grace, 11's files, an evaluation to its end": (TESTS, "PENDING", 1, r"\A((?!told)[\s\S])*\Z"),
 }
 
 
