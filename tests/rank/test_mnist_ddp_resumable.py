@@ -147,7 +147,7 @@ def test_told_to_stop_while_it_tests_a_rank_breaks_off_and_the_next_attempt_test
 
 # Two workers come to a sample that takes hours when each has given two batches, of 16 samples, 24 or 8; before the end
 # of the second the rank is told to stop. What was asked for the pass that is thrown away counts, too.
-LATE = """
+HOURS = """
 import multiprocessing, os, signal, time
 
 def late(sample, seen=[]):
@@ -166,19 +166,22 @@ class Late(list):
 """
 BUSY = {  # of each script how its samples come late, and what it is given
     "mnist_ddp_resumable": (
-        [("(0.3081,))])", "(0.3081,)), late])"), ("class Net(", LATE.format(samples=48) + "class Net(")],
+        [("(0.3081,))])", "(0.3081,)), late])"), ("class Net(", HOURS.format(samples=48) + "class Net(")],
         ["--run-dir=run", "--batch-size=16", "--num-workers=2", "--vote-every=1", "--no-cuda"],
     ),
     "spirals_resumable": (
         [
-            ("def spirals(", LATE.format(samples=96) + "def spirals("),
+            ("def spirals(", HOURS.format(samples=96) + "def spirals("),
             ("train_set, test_set = spirals(960, seed=1), ", "train_set, test_set = Late(spirals(960, seed=1)), "),
             ('loading = {"generator"', 'loading = {"num_workers": 2, "generator"'),
         ],
         ["--batch-size=32", "--run-dir=run", "--vote-every=1"],
     ),
     "resumable": (
-        [("path, epochs", LATE.format(samples=16) + "data = Late(data)\npath, epochs"), ('workers": 0', 'workers": 2')],
+        [
+            ("path, epochs", HOURS.format(samples=16) + "data = Late(data)\npath, epochs"),
+            ('workers": 0', 'workers": 2'),
+        ],
         ["run.pt"],
     ),
 }
