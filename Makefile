@@ -22,7 +22,7 @@ test: .venv/installed tested staged  ## all tests: helpers, scripts, and every n
 LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
 	@$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb slurm/*.ipynb >/dev/null || true
-	@$(SLURM) $(BIN)/jupyter lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
+	@$(SLURM) $(BIN)/python -m ddp_helpers.launch.lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/README.md
 
 # Its flags, such as GPU_FLAGS=--cpu. It says itself how it ended: the figures are drawn in any case.

@@ -48,10 +48,10 @@ def without_helpers(folder):
 
 @cache
 def make_lab():
-    """The command of `make lab`, from `jupyter` on, for who runs the tests; nothing is installed or started."""
+    """What `make lab` has Python do, for who runs the tests; nothing is installed or started."""
     done = [word for target in (".venv/installed", "system", "staged") for word in ("-o", target)]
     said = subprocess.run(["make", "-n", *done, "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return ["jupyter", *re.search(r"jupyter (lab (?:.*\\\n)*.*)$", said, re.M)[1].replace("\\\n", " ").split()]
+    return re.search(r"python (-m [\w.]+lab (?:.*\\\n)*.*)$", said, re.M)[1].replace("\\\n", " ").split()
 
 
 def until(condition, what):

@@ -7,8 +7,8 @@ server, which has imported what notebooks import: it is there seconds earlier.
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -17,18 +17,19 @@ from jupyter_client.provisioning import LocalProvisioner
 
 from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.launch.processes import SURE
+from ddp_helpers.launch.shared import socket_folder
 
 # What the server of warm kernels imports beside torch: a kernel, and what most notebooks do.
 _OF_NOTEBOOKS = ["ipykernel.kernelapp", "pandas", "matplotlib.pyplot", "torchvision"]
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
-def file_transport() -> dict[str, str]:
-    """Return options of a KernelManager.
+_folder = cache(socket_folder)  # of this process, and gone with it
 
-    The files have short paths: Linux takes no more than 107 letters.
-    """
-    path = f"{tempfile.gettempdir()}/kernel-{uuid4().hex}.json"
+
+def file_transport() -> dict[str, str]:
+    """Return options of a KernelManager: nobody else can listen to what its cells show."""
+    path = f"{_folder().name}/kernel-{uuid4().hex}.json"
     return {"transport": "ipc", "connection_file": path}
 
 

@@ -27,6 +27,16 @@ from ddp_helpers.launch.server import PRELOADED, serve_to_the_end
 VARIABLE = "DDP_SERVER"
 
 
+def socket_folder() -> tempfile.TemporaryDirectory:
+    """Make a folder for sockets that its user alone can enter: in /tmp where TMPDIR is long.
+
+    Linux takes 107 bytes of a socket's path, and macOS 103. 50 of them are a kernel's in Jupyter.
+    """
+    usual = tempfile.gettempdir()
+    is_short = len(os.fsencode(usual)) <= 40
+    return tempfile.TemporaryDirectory(prefix="ddp", dir=usual if is_short else "/tmp")
+
+
 @contextmanager
 def shared_server() -> Iterator[None]:
     """Let this process, and all below it, have servers that are forked from one with torch.
@@ -36,7 +46,7 @@ def shared_server() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="ddp") as folder:  # of mode 0700
+    with socket_folder() as folder:
         command = [sys.executable, "-m", "ddp_helpers.launch.shared", f"{folder}/{_inherited()}"]
         pipe = subprocess.PIPE
         server = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 from playwright.sync_api import Browser, sync_playwright
@@ -73,25 +72,23 @@ def copy_of_the_course(folder: Path) -> Path:
     return course
 
 
-def environment(course: Path, state: Path, runtime: str, token: str) -> dict[str, str]:
+def environment(course: Path, state: Path, token: str, variables: dict[str, str]) -> dict[str, str]:
     """Nobody's settings but the environment's, and `ddp_helpers` from the copy: its ROOT is the copy."""
     own = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     own |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "share"}
-    folders = {name: str(state / folder) for name, folder in own.items()} | {"JUPYTER_RUNTIME_DIR": runtime}
-    return clean_environment() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)}
+    folders = {name: str(state / folder) for name, folder in own.items()}
+    return clean_environment() | folders | {"JUPYTER_TOKEN": token, "PYTHONPATH": str(course)} | variables
 
 
 @contextmanager
-def jupyter(course: Path, state: Path) -> Iterator[Lab]:
+def jupyter(course: Path, state: Path, **variables: str) -> Iterator[Lab]:
     """JupyterLab on the course, on this machine only, as `make lab` starts it, which trusts its notebooks."""
     token, lab_server = secrets.token_urlsafe(), Ranks()
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
-    command = [sys.executable, "-m", *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
+    command = [sys.executable, *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
     command.append(f"--port={lab.url.rpartition(':')[2]}")
-    command.append("--KernelManager.transport=ipc")  # a free port could be a rank's before the kernel has it
-    # The files that kernels listen on need a short path.
-    with TemporaryDirectory() as runtime, (state / "jupyter.log").open("w") as log:
-        env = environment(course, state, runtime, token)
+    with (state / "jupyter.log").open("w") as log:
+        env = environment(course, state, token, variables)
         paths = [str(path) for path in sorted((course / "notebooks").glob("*.ipynb"))]
         subprocess.run([sys.executable, "-m", "jupyter", "trust", *paths], env=env, stdout=log, check=True)
         try:

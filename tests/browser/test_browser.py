@@ -5,15 +5,17 @@ stopped; and the server is for this machine alone. `make test-all` looks at each
 opens and runs every notebook.
 """
 
+import json
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from real import LIMIT, weekly
+from real import LIMIT, until, weekly
 
 from browser.notebook import Notebook
 from browser.server import copy_of_the_course, jupyter
@@ -73,6 +75,20 @@ def test_jupyter_is_for_this_machine_and_asks_for_its_token(lab):
     listening = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
     assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
     assert status(lab) == status(lab, "?token=x") == 403 and status(lab, f"?token={lab.token}") == 200
+
+
+def test_nobody_else_can_listen_to_a_kernel_also_where_the_path_of_its_files_would_be_too_long(tmp_path):
+    (long := tmp_path / ("t" * 120)).mkdir()
+    with jupyter(copy_of_the_course(tmp_path), tmp_path, TMPDIR=str(long)) as lab:
+        name = f"kernel-{lab.ask('kernels', 'POST')['id']}.json"
+        words = [word for each in psutil.process_iter(["cmdline"]) for word in each.info["cmdline"] or []]
+        told = next(Path(word) for word in words if word.endswith(name))
+        channels = json.loads(told.read_text())
+        assert channels["transport"] == "ipc"  # ipykernel listens at one port more: it takes what its children print
+        files = [Path(f"{channels['ip']}-{number}") for part, number in channels.items() if part.endswith("_port")]
+        until(lambda: all(map(Path.is_socket, files)), "five channels")
+        assert {file.parent.stat().st_mode & 0o777 for file in files} == {0o700} and len(files) == 5
+    assert not told.parent.exists()
 
 
 def test_the_course_opens_at_its_page_whose_links_work_and_its_animations_do_so_before_any_cell_has_run(page, lab):

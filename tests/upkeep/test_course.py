@@ -1,5 +1,6 @@
 """The executor behind `make run` says what ran and where the figures are, and fails if a cell fails."""
 
+import os
 import re
 import signal
 import subprocess
@@ -11,11 +12,12 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from real import until
+from real import LIMIT, until
 from refusals import refused
 
 from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch.kernels import KernelOnFiles
+from ddp_helpers.launch.shared import VARIABLE
 from ddp_helpers.upkeep import course
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -77,6 +79,23 @@ def test_no_kernel_listens_on_a_port_that_a_rank_could_take_before_it(notebooks,
         assert executed.cells[-1].outputs[0].text == ON_FILES
 
 
+def in_another_process(notebooks):
+    """A program that executes this course as `make run` does."""
+    here = f"from pathlib import Path; from ddp_helpers.upkeep import course; here = Path({str(notebooks.parent)!r})"
+    here += "; course.NOTEBOOKS, course.BUILD, course.ROOT = here / 'notebooks', here / 'build', here"
+    return [sys.executable, "-c", f"{here}; course.run([], False, False)"]
+
+
+def test_the_sockets_of_a_run_have_short_paths_where_that_of_tmpdir_is_long(notebooks, tmp_path):
+    write(notebooks / "01_listens.ipynb", LISTENS)
+    (long := tmp_path / ("t" * 120)).mkdir()
+    env = {**os.environ, "TMPDIR": str(long), VARIABLE: ""}
+    done = subprocess.run(in_another_process(notebooks), env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert " ok " in done.stdout and done.stderr == "", done
+    executed = read(tmp_path / "build" / "notebooks" / "01_listens.ipynb")
+    assert executed.cells[0].outputs[0].text == ON_FILES
+
+
 def test_no_such_notebook_is_a_failure(notebooks):
     refused(course.run, ["42"], every=False, in_place=False, named=["42", "03"])
 
@@ -111,11 +130,7 @@ def test_two_run_at_a_time_the_longest_first_and_one_that_sends_jobs(notebooks, 
 def test_ctrl_c_ends_the_course_and_its_kernels(notebooks):
     cell = "import os, pathlib, time\npathlib.Path('part').write_text(str(os.getpid()))\nos.rename('part', 'pid')"
     write(notebooks / "01_long.ipynb", f"{cell}\ntime.sleep(600)")
-    here = f"from pathlib import Path; from ddp_helpers.upkeep import course; here = Path({str(notebooks.parent)!r})"
-    here += "; course.NOTEBOOKS, course.BUILD, course.ROOT = here / 'notebooks', here / 'build', here"
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{here}; course.run([], False, False)"], stderr=subprocess.PIPE
-    ) as started:
+    with subprocess.Popen(in_another_process(notebooks), stderr=subprocess.PIPE) as started:
         until(lambda: (notebooks / "pid").exists(), "a kernel")
         started.send_signal(signal.SIGINT)
         assert re.fullmatch(r"stopped by Ctrl-C: .*\n", started.communicate()[1].decode())
