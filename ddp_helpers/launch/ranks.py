@@ -14,7 +14,7 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers.launch.launch import LaunchError
-from ddp_helpers.launch.resident import LIMIT, ResidentRanks, Stopped
+from ddp_helpers.launch.resident import LIMIT, ResidentRanks, Stopped, UnknownName
 
 # The first line of a cell, behind `%%ranks`.
 OPTIONS = re.compile(
@@ -23,6 +23,7 @@ OPTIONS = re.compile(
     r"( limit=(?P<limit>\d+(\.\d+)?))?"
     r"(?P<fails> fails)?"
 )
+_FROM_THE_FIRST = "run the cells from the first with `%%ranks` on"
 
 _ranks: ResidentRanks | None = None
 
@@ -65,8 +66,7 @@ def pull(name: str) -> list:
     import torch  # here: a notebook that starts no ranks needs none of it
 
     if not _ranks or _ranks.busy or not _ranks.alive():
-        cure = "run the cells from the first with `%%ranks` on"
-        raise LaunchError(f"pull({name!r}): no ranks are there: {cure}")
+        raise LaunchError(f"pull({name!r}): no ranks are there: {_FROM_THE_FIRST}")
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder + '/'!r} + __import__('os').environ['RANK']"
         _ranks.run(f"__import__('torch').save({name}, {path})", LIMIT)
@@ -101,6 +101,8 @@ def ranks_magic(line: str, cell: str) -> None:
     except LaunchError as error:
         if isinstance(error, Stopped) or not options["fails"]:
             raise
+        if isinstance(error, UnknownName):
+            raise LaunchError(f"{error}\nthis was not meant to fail so: {_FROM_THE_FIRST}") from None
         print(error)
     else:
         if options["fails"]:

@@ -37,6 +37,10 @@ class Stopped(LaunchError):
     """A cell that was interrupted, or whose ranks did not start: `fails` does not expect that."""
 
 
+class UnknownName(LaunchError):
+    """A cell in which no rank knew a name: they may be new, and without what cells before made."""
+
+
 @dataclass
 class _Shown:
     """How much of a rank's output of one cell is shown, and how many lines are not."""
@@ -249,11 +253,15 @@ class ResidentRanks:
         except ChildProcessError as error:
             death = f"{error}\n"
         except KeyboardInterrupt:
-            delay, error_type = f"stopped:\n{self._positions(name, cell)}", Stopped
+            delay = self._positions(name, cell) or "no rank had begun the cell\n"
+            error_type = Stopped
         finally:
             if self.busy:  # also where something else went wrong
                 self.end()
             screen.draw()
+        errors = [traceback.rstrip().rpartition("\n")[2] for traceback in tracebacks.values()]
+        if sum(error.startswith("NameError: ") for error in errors) == self.size:
+            error_type = UnknownName
         ending = f"all {self.size} {_ENDED}"
         # A rank that died is the cause of the rest.
         parts = [death and death + ending, _shared_tracebacks(tracebacks), delay and delay + ending]
