@@ -243,12 +243,37 @@ def test_the_cluster_of_a_container_is_not_taken_for_our_own(other):
         shutil.rmtree(folder)
 
 
-def test_a_folder_that_cannot_be_used_is_one_line(other):
-    for folder, reason in ("a b", "Slurm cannot use the folder"), ("x" * 80, "longer than 107"), ("", "nowhere"):
-        home = other.home / folder if folder else Path("nowhere")
-        ended = other("up", XDG_STATE_HOME=str(home))
-        assert ended.returncode == 1 and reason in one_line(ended.stderr)
-        assert not home.exists()
+@pytest.mark.parametrize(
+    ("home", "reason"),
+    [
+        ("Heim von Anna", "Slurm cannot use the folder"),
+        ("jörg", "Slurm cannot use the folder"),
+        ("x" * 80, "longer than 107"),
+        (None, "is not yours"),  # HOME is not set
+    ],
+)
+def test_a_home_that_slurm_cannot_use_keeps_no_notebook_shut(home, reason):
+    need_slurm()
+    cluster = make_cluster(ORDINARY if os.getuid() == 0 else ())
+    unset = () if home else ("env", "--unset=HOME")
+    own = {"HOME": str(cluster.home / home) if home else "", "XDG_STATE_HOME": ""}
+    script = (*unset, cluster.home / "cluster")
+    try:
+        ended = cluster.run(*script, "with", "bash", "-c", "echo ran; exit 3", **own)
+        assert (ended.returncode, ended.stdout) == (3, "ran\n")
+        one_line(ended.stderr, reason, "XDG_STATE_HOME", "torchrun")
+        for verb, env in ((["up"], {}), (["with", "echo", "ran"], {"CI": "true"})):
+            ended = cluster.run(*script, *verb, **own, **env)
+            assert (ended.returncode, ended.stdout) == (1, "")
+            one_line(ended.stderr, reason, "XDG_STATE_HOME")
+        assert not home or not (cluster.home / home).exists()
+    finally:
+        remove(cluster)
+
+
+def test_a_folder_that_is_relative_is_one_line(other):
+    ended = other("up", XDG_STATE_HOME="nowhere")
+    assert ended.returncode == 1 and "nowhere" in one_line(ended.stderr) and not Path("nowhere").exists()
 
 
 def test_without_slurm_the_command_runs_and_ci_fails(tmp_path):
