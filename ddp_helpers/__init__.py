@@ -23,3 +23,15 @@ class PlainError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Have IPython show the message alone."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def own_folder(folder: Path) -> Path:
+    """Make a folder of the checkout, and return it. Raises PlainError where one may not write."""
+    cure = "make a copy of the course of your own: docs/trainers.md"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlainError(f"{folder} cannot be made ({error.strerror}): {cure}") from None
+    if not os.access(folder, os.W_OK):
+        raise PlainError(f"{folder} is not yours to write to: {cure}")
+    return folder

@@ -17,7 +17,8 @@ from ddp_helpers.rank.launchers import stop
 
 _DESCRIPTION = """Multi-GPU training scripts: write one, run it on Slurm, find out why it failed.
 
-In any folder. Runs go below the folder in which you are, or, in the course's own, to its runs/.
+In any folder. Runs go to $DDP_RUNS; where it is not set, below the folder in which you are, or, in
+the course's own, to its runs/.
 An audit is kept only in the course's build/, or in the folder that --folder names."""
 _EPILOG = """ddp-course COMMAND --help has an example, and what each exit status means.
 Status 2 is the same for all: what was given cannot be used, and one line says why."""

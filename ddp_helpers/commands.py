@@ -8,6 +8,7 @@ Jupyter. All raise PlainError, or stop, at input that cannot be used.
 import csv
 import io
 import json
+import os
 import platform
 import sys
 from argparse import Namespace
@@ -55,8 +56,7 @@ def make_job(args: Namespace) -> int:
     site = jobs.Site.load(args.name)
     gpus, ranks = _gpus_and_ranks(args, site)
     usual_name = f"{args.script.stem}-{args.nodes}x{ranks}"
-    root = RUNS if args.course else Path.cwd()
-    folder = jobs.run_folder(root, args.run, usual_name)
+    folder = jobs.run_folder(_root_of_runs(args), args.run, usual_name)
     jobs.prepare(
         args.script,
         args.arguments,
@@ -86,6 +86,11 @@ def make_job(args: Namespace) -> int:
         collect = f"ddp-course collect '{folder}'"
         print(f"# when it has ended: {collect}", file=sys.stderr)
     return 0
+
+
+def _root_of_runs(args: Namespace) -> Path:
+    """Return where run folders go: $DDP_RUNS, or the course's runs/, or the folder of who asks."""
+    return RUNS if args.course or os.environ.get("DDP_RUNS") else Path.cwd()
 
 
 def _would_be_taken(batch: Path) -> bool:
@@ -157,7 +162,7 @@ def run_doctor_job(args: Namespace) -> int:
     from ddp_helpers import jobs
     from ddp_helpers.records import runs
 
-    folder = runs.new_run_folder(RUNS if args.course else Path.cwd(), "ready")
+    folder = runs.new_run_folder(_root_of_runs(args), "ready")
     data = ROOT / "data" if args.course else None
     return int(not jobs.ready(args.name, folder, data, args.nodes, args.gpus))
 
@@ -167,7 +172,7 @@ def run_doctor(args: Namespace) -> int:
     from ddp_helpers.rank.scripts.doctor import main
 
     # Outside the course nobody has MNIST: the last --data counts.
-    usual = [] if args.course else ["--data", "none", "--run-dir", "."]
+    usual = [] if args.course else ["--data", "none", "--run-dir", str(_root_of_runs(args))]
     main([*usual, *args.arguments], args.prog)
     return 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from real import LIMIT
+from real import LIMIT, python
 from refusals import ended, one_line, refused
 
 from ddp_helpers import ROOT, jobs
@@ -248,6 +248,16 @@ def test_a_right_value_in_the_job_notebook(row, job_notebook) -> None:
     space = job_notebook(row)
     assert space["folder"].is_relative_to(Path.cwd() / "runs") and (space["folder"] / "job.sbatch").is_file()
     assert json.loads((space["folder"] / "job.json").read_text())["state"] == "WRITTEN"
+
+
+def test_a_run_goes_to_ddp_runs_in_whichever_folder_it_is_typed(tmp_path) -> None:
+    (tmp_path / "script.py").write_text("# init_process_group\n")
+    for runs in ("", str(tmp_path / "scratch" / "runs")):
+        (here := tmp_path / f"here{len(runs)}").mkdir()
+        env = os.environ | {"PYTHONPATH": str(ROOT), "DDP_RUNS": runs, "SLURM_CONF": "/none"}
+        done = python("-m", "ddp_helpers", "job", "local", tmp_path / "script.py", "--run", "mine", cwd=here, env=env)
+        assert done.returncode == 0, done
+        assert (Path(runs or here) / "mine" / "job.sbatch").is_file() and bool(runs) is (list(here.iterdir()) == [])
 
 
 def test_what_a_shell_types_ends_with_the_line_and_status_2(desk) -> None:

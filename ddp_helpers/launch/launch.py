@@ -15,7 +15,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT, PlainError, own_folder
 from ddp_helpers.launch.launchers import (
     LINE_PATTERNS,
     LOOPBACK_ONLY,
@@ -165,8 +165,7 @@ def launch_magic(line: str, cell: str) -> None:
     if not ranks or 0 in ranks or set(options) - {*map(str, ranks), "fails"}:
         usage = "give a number of ranks, one for each node, and `fails` if it is meant to"
         raise UsageError(f"%%launch {line}: {usage}")
-    path = ROOT / "build" / "cells" / f"cell_{zlib.crc32(cell.encode()):08x}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = own_folder(ROOT / "build" / "cells") / f"cell_{zlib.crc32(cell.encode()):08x}.py"
     path.write_text(cell)
     try:
         with one_interrupt():

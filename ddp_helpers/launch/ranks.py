@@ -102,7 +102,7 @@ def ranks_magic(line: str, cell: str) -> None:
         if isinstance(error, Stopped) or not options["fails"]:
             raise
         if isinstance(error, UnknownName):
-            raise LaunchError(f"{error}\nthis was not meant to fail so: {_FROM_THE_FIRST}") from None
+            raise LaunchError(f"{error}\nit was not meant to fail so: {_FROM_THE_FIRST}") from None
         print(error)
     else:
         if options["fails"]:

@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, PlainError, own_folder
 from ddp_helpers.launch.engine import end_launches
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
 from ddp_helpers.launch.shared import shared_server
@@ -223,6 +223,11 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
     if not paths:
         stop(f"no notebook begins with {' or '.join(only or CORE)}: give numbers, such as 03")
     folder, begin = NOTEBOOKS if in_place else BUILD / "notebooks", time.monotonic()
+    try:
+        for needed in (folder, BUILD / "figures"):
+            own_folder(needed)
+    except PlainError as error:
+        stop(str(error))
     try:
         if not in_place:  # on two CPUs, threads of two notebooks that wait actively would spin
             os.environ["GOMP_SPINCOUNT"] = "0"

@@ -66,12 +66,12 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
   torchrun --standalone --nproc-per-node 2 {program} --data none
 
 exit status: 0: all is green; 1: a row is red; 2: what was given cannot be used"""
-    data = os.environ.get("DDP_MNIST_ROOT", "data")
+    data, runs = os.environ.get("DDP_MNIST_ROOT", "data"), os.environ.get("DDP_RUNS") or "runs"
     run_dir_help = "folder for run records, which all nodes share"
     workers_help = "DataLoader workers that each rank will start"
     add = parser.add_argument
     add("--data", type=Path, default=data, help="holds MNIST/raw; none: not asked")
-    add("--run-dir", type=Path, default=Path("runs"), help=run_dir_help)
+    add("--run-dir", type=Path, default=runs, help=run_dir_help)
     add("--num-workers", type=int, default=0, help=workers_help)
     add("--timeout", type=int, default=30, help="seconds to wait for other ranks")
     add("--no-cuda", action="store_true", help="use the CPU even where there is a GPU")

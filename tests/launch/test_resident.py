@@ -217,6 +217,6 @@ def test_a_cell_that_is_meant_to_fail_does_not_do_so_by_a_name_that_new_ranks_do
     of_all, of_one = (f"import os\nif os.environ['RANK'] in {ranks!r}: lost\n1 / 0" for ranks in ("01", "0"))
     said = kernel.run(f"%%ranks 2 fails\n{of_all}")
     assert said.startswith("rank 0, 1: Traceback") and "NameError: name 'lost'" in said
-    assert said.endswith("was not meant to fail so: run the cells from the first with `%%ranks` on")
+    assert said.endswith("it was not meant to fail so: run the cells from the first with `%%ranks` on")
     said = kernel.run(f"%%ranks 2 fails\n{of_one}")
     assert "NameError: name 'lost'" in said and "ZeroDivisionError" in said and "from the first" not in said, "control"

@@ -1,5 +1,6 @@
 """The doctor: green where all is well, and red, with the rank and a cure, for each part that is taken away."""
 
+import os
 import re
 import shutil
 import socket
@@ -11,9 +12,10 @@ import pytest
 import torch
 from doctor_table import red, rows_of, seen_by
 from faults.ranks import Ranks
-from real import LIMIT, need_launcher, weekly
+from real import LIMIT, need_launcher, python, weekly
 from refusals import ended
 
+from ddp_helpers import ROOT
 from ddp_helpers.cli import main
 from ddp_helpers.launch import launch, scripts
 from ddp_helpers.rank.doctor import checks
@@ -58,6 +60,15 @@ def test_alone_it_is_green_and_leaves_nothing(tmp_path, digits, monkeypatch, cap
     assert end.value.code == 0 and red(out) == {} and not err
     assert re.search(r"^ranks .*\b1 rank .*\b1 host\b", out, re.M)
     assert list(tmp_path.iterdir()) == []  # nor the folder for runs
+
+
+@pytest.mark.parametrize("folder", [ROOT, None], ids=["in the course", "elsewhere"])
+def test_it_looks_where_runs_go(folder, tmp_path, digits):
+    """DDP_RUNS may be a disk that is full, or of another person, where the folder in which one is has room."""
+    env = {"PYTHONPATH": str(ROOT), "DDP_MNIST_ROOT": str(digits), "DDP_RUNS": str(tmp_path / ("x" * 300))}
+    done = python("-m", "ddp_helpers", "doctor", cwd=folder or tmp_path, env=os.environ | env)
+    seen, cure = red(done.stdout)["run folder"]
+    assert done.returncode == 1 and "xxx" in seen and "too long" in seen and "--run-dir" in cure
 
 
 def test_two_ranks_are_green_and_rank_0_says_it(examined, tmp_path):

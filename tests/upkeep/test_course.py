@@ -16,6 +16,7 @@ from real import LIMIT, until
 from refusals import refused
 
 from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.launch import launch
 from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.launch.shared import VARIABLE
 from ddp_helpers.upkeep import course
@@ -94,6 +95,14 @@ def test_the_sockets_of_a_run_have_short_paths_where_that_of_tmpdir_is_long(note
     assert " ok " in done.stdout and done.stderr == "", done
     executed = read(tmp_path / "build" / "notebooks" / "01_listens.ipynb")
     assert executed.cells[0].outputs[0].text == ON_FILES
+
+
+def test_a_checkout_that_one_may_not_write_to_is_one_line(notebooks, monkeypatch):
+    write(notebooks / "01_good.ipynb", "1")
+    (notebooks.parent / "build").touch()  # as little a folder to write to as root's is to others
+    refused(course.run, [], every=False, in_place=False, named=["build", "a copy of the course of your own"])
+    monkeypatch.setattr(launch, "ROOT", notebooks.parent)
+    refused(launch.launch_magic, "2", "1", named=["build", "a copy of the course of your own"])
 
 
 def test_no_such_notebook_is_a_failure(notebooks):

@@ -18,7 +18,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, own_folder
 from ddp_helpers.launch.engine import warm_server
 from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.launch.processes import exit_text
@@ -79,8 +79,7 @@ def write_cell_script(cell: str, framed: bool, cured: bool) -> Path:
     join, leave = (JOIN, LEAVE) if framed else ([], [])
     first_line = "; ".join([f"CURED = {cured}", *IMPORTS, *join])
     text = "\n".join([first_line, cell.rstrip("\n"), *leave, ""])
-    path = ROOT / "build" / "cells" / f"clinic_{zlib.crc32(text.encode()):08x}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = own_folder(ROOT / "build" / "cells") / f"clinic_{zlib.crc32(text.encode()):08x}.py"
     path.write_text(text)
     return path
 
