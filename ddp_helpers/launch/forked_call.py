@@ -21,6 +21,7 @@ from ddp_helpers.launch.processes import exit_text
 
 START = 90.0  # seconds that ranks have to form their group, also on a busy machine
 PATIENCE = 10.0  # seconds that they have from then on for a case, which needs milliseconds
+_QUIET = 2.0  # seconds that they may take without a word of it
 _REPLY = 3  # the descriptor on which a rank answers
 
 
@@ -66,9 +67,10 @@ class _Replies:
 def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> list:
     """Call a function on so many ranks of one group, and return what it returns on each.
 
-    Tensors come as lists. Raises ChildProcessError where a rank ended without an answer, or the
-    error of the rank that failed first, or TimeoutError where ranks wait for each other: after
-    `patience` seconds, which begin when all are in the group.
+    Tensors come as lists. It prints a line where this takes a while. Raises ChildProcessError where
+    a rank ended without an answer, or the error of the rank that failed first, or TimeoutError
+    where ranks wait for each other: after `patience` seconds, which begin when all are in the
+    group.
     """
     size, limit = int(size), time.monotonic() + START
     environment = {**clean_environment(), **LOOPBACK_ONLY, "OMP_NUM_THREADS": "1"}
@@ -85,9 +87,13 @@ def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> 
                     ranks.call(_answer, *arguments, environment=environment, files=files)
                 finally:  # the rank alone holds that end, which closes when it is gone
                     os.close(reply)
+            says = f"the ranks wait for each other, or work: up to {patience:g} s"
             while not ranks.wait(0.1) and time.monotonic() < limit:
                 if len(replies.met) == size:
                     limit = max(replies.met.values()) + patience
+                    if says and limit - time.monotonic() < patience - _QUIET:
+                        print(says, flush=True)
+                        says = ""
             statuses, order, in_time = ranks.statuses(), ranks.end_order(), {*replies.answers}
         finally:
             ranks.end()

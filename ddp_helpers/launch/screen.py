@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 
-# The colours of the ranks, as in figures, of the 256 that a terminal, JupyterLab and a code host
-# know: these can be read on white and on black.
-COLOURS = [27, 130, 28, 132, 30, 161, 243, 97]
+# The colours of the ranks, much as in figures, of the 256 that a terminal, JupyterLab and a code
+# host know. A label is white on its colour, since no colour can be read on white and on black.
+COLOURS = [27, 130, 28, 126, 24, 161, 243, 97]
 REDRAW = 0.2  # seconds from one drawing to the next, at least: a notebook is slow at it
 RATE = 100_000  # characters a second, at most: each drawing sends all that is shown to the browser
 WIDEST = 2000  # characters of a line that a notebook shows
@@ -39,14 +39,19 @@ def cut(line: str) -> str:
     return f"{line[:WIDEST]} … and {rest:,} more characters" if rest > 0 else line
 
 
+def on_colour(text: str, colour: int) -> str:
+    """Return a text in white on one of the 256 colours."""
+    return f"\x1b[38;5;231;48;5;{colour}m{text}\x1b[0m"
+
+
 def coloured_line(label: str, line: str) -> str:
-    """Return a line behind its label, in the colour of the rank that the label names."""
+    """Return a line behind its label, on the colour of the rank that the label names."""
     number = re.search(r"\d+", label)
     if not number:
         return line
     # Its last digits will do: what looks like a rank may be a number that is too long for int().
     colour = COLOURS[int(number[0][-6:]) % len(COLOURS)]
-    return f"\x1b[38;5;{colour}m[{label}]\x1b[0m {line}"
+    return f"{on_colour(f'[{label}]', colour)} {line}"
 
 
 def _rank_of(line: str) -> int:

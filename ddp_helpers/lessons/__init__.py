@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ddp_helpers import PlainError
+from ddp_helpers.launch.screen import on_colour
 from ddp_helpers.lessons.exercise import (
     INDENT,
     NOT_ATTEMPTED,
@@ -23,8 +24,7 @@ from ddp_helpers.lessons.exercise import (
     short,
 )
 
-# Colours of the first word, which can be read on white and on black.
-_GREEN, _RED = "\x1b[1;38;5;28m", "\x1b[1;38;5;161m"
+_GREEN, _RED = 28, 161  # colours of the first word, of the 256
 # JupyterLab breaks a line that is wider than its cell within a word.
 _WRAPPER = textwrap.TextWrapper(
     width=78, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
@@ -80,7 +80,7 @@ def check(answer: Callable) -> None:
     text = "\n".join(part for line in lines for part in _WRAPPER.wrap(line))
     for word, colour in ((RIGHT, _GREEN), (NOT_YET, _RED)):
         if text.startswith(word):
-            text = f"{colour}{word}\x1b[0m{text.removeprefix(word)}"
+            text = f"{on_colour(word, colour)}{text.removeprefix(word)}"
     print(text)
 
 

@@ -171,9 +171,10 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped_and_the_next_cells_are_jud
         assert stopped in said and "Traceback" not in said
     for number, word, colour in ((3, "not yet", "rgb(215, 0, 95)"), (4, "right", "rgb(0, 135, 0)")):
         notebook.run(number)
-        said = notebook.code(number).locator(".jp-OutputArea-output .ansi-bold", has_text=word)
+        said = notebook.code(number).locator(".jp-OutputArea-output span", has_text=word)
         said.wait_for()
-        assert said.evaluate("said => getComputedStyle(said).color") == colour
+        look = said.evaluate("said => [getComputedStyle(said).color, getComputedStyle(said).backgroundColor]")
+        assert look == ["rgb(255, 255, 255)", colour]
     notebook.picture(PICTURES / "verdict.png")
 
 

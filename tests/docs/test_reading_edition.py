@@ -13,7 +13,7 @@ from real import served
 from sphinx.search.en import SearchEnglish
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.screen import COLOURS
+from ddp_helpers.launch.screen import COLOURS, coloured_line
 
 COURSE = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 NOTEBOOKS = [*COURSE, *sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb")), ROOT / "slurm" / "job.ipynb"]
@@ -151,19 +151,23 @@ def of_256(number: int) -> str:
 
 
 def test_the_labels_of_ranks_can_be_read_on_light_and_on_dark(site: Path) -> None:
-    """JupyterLab has the same colours on white and on its dark ground: no colour has 4.5 on both."""
+    """JupyterLab has the same colours on white and on its dark ground, so each brings its own ground."""
     style, course = ((site / "_static" / name).read_text() for name in ("pygments.css", "course.css"))
     grounds = re.findall(r"^(?:body.*)?\.highlight { background: (#\w{6})", style, re.M)
-    labels = re.findall(r"-Color\[class\*=-(\w+)\].*\(--light, (#\w{6})\) var\(--dark, (#\w{6})\)", course)
-    assert len(grounds) == 3 and {f"C{colour}" for colour in COLOURS} < {name for name, *_ in labels}
-    for _, light, dark in labels:
+    words = re.findall(r"-Color\[class\*=-\w+\].*\(--light, (#\w{6})\) var\(--dark, (#\w{6})\)", course)
+    assert len(grounds) == 3 and len(words) == 6
+    for light, dark in words:
         assert contrast(light, grounds[0]) >= 4.5 and min(contrast(dark, ground) for ground in grounds[1:]) >= 4.5
+    labels = re.findall(r"-Color\[class\*=-BGC(\d+)\] { color: white; background: (#\w{6})", course)
+    assert {int(number) for number, _ in labels} == {*COLOURS}
+    assert min(contrast("#ffffff", ground) for _, ground in labels) >= 4.5
     removed, added = re.findall(r"^\.highlight \.g[di] { color: #(\w{6})", course, re.M)  # of a diff, on light
     assert max(re.findall("..", removed)) == removed[:2] and max(re.findall("..", added)) == added[2:4]  # red, green
     assert min(contrast(f"#{colour}", grounds[0]) for colour in (removed, added)) >= 4.5
-    for colour in map(of_256, COLOURS):
-        assert contrast(colour, "#ffffff") >= 4.3 and contrast(colour, "#111111") >= 3.6, colour
-    assert contrast("#ddb62b", "#ffffff") < 2, "the control: the yellow that rank 1 had"
+    said = "".join(coloured_line(f"rank {rank}", "") for rank in range(8))
+    pairs = [map(of_256, map(int, pair)) for pair in re.findall(r"\[38;5;(\d+);48;5;(\d+)m\[rank", said)]
+    assert len(pairs) == 8 and min(contrast(*pair) for pair in pairs) >= 4.5
+    assert contrast(of_256(27), "#111111") < 4, "the control: the blue of rank 0 as it was, on JupyterLab's dark ground"
 
 
 # ---- in a browser

@@ -21,7 +21,7 @@ from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 NOTEBOOKS = ROOT / "notebooks"
 NUMBERED = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 STUB = "raise NotImplementedError"
-FORGED = f"print('\\x1b[1;38;5;28m{RIGHT}\\x1b[0m', flush=True)"
+FORGED = f"print('\\x1b[38;5;231;48;5;28m{RIGHT}\\x1b[0m', flush=True)"
 
 
 def hand_in(path: Path, number: str, answers: dict[str, str]) -> None:

@@ -3,7 +3,9 @@
 import re
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 
 import pytest
 import torch.distributed as dist
@@ -99,6 +101,24 @@ def test_a_slow_start_is_no_hang(monkeypatch) -> None:
 
     monkeypatch.setattr(Ranks, "call", call)
     assert on_ranks(2, dist.get_rank, patience=5) == [0, 1]
+
+
+def test_an_answer_that_waits_says_so_while_it_waits(tmp_path) -> None:
+    """The ranks end when something has been printed, and not before."""
+    sign = tmp_path / "sign"
+
+    class Screen(StringIO):
+        def write(self, text: str) -> int:
+            sign.touch()
+            return super().write(text)
+
+    def wait() -> None:
+        while not sign.exists():
+            time.sleep(0.1)
+
+    with redirect_stdout(Screen()) as screen:
+        on_ranks(2, wait, patience=30)
+    assert screen.getvalue() == "the ranks wait for each other, or work: up to 30 s\n"
 
 
 def test_each_exercise_has_mistakes_that_are_told_apart() -> None:
