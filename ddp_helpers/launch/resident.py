@@ -14,6 +14,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 from ddp_helpers.launch.engine import Ranks
 from ddp_helpers.launch.launch import LaunchError, count_of_ranks
@@ -76,6 +77,8 @@ class ResidentRanks:
         self.size, self.cells = size, 0
         self.busy, self.waiting = True, set(range(size))
         self._mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
+        # Where they meet: at a port, any user of this machine could change what they tell another.
+        self._meeting = TemporaryDirectory()
         # Pairs of rank and line, None behind its last. Who prints more than is read here, waits.
         self._output: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
         self._readers: list[threading.Thread] = []
@@ -85,6 +88,7 @@ class ResidentRanks:
             for environment in rank_environments(size, {}):
                 self._start(environment)
             self._send(self._mark)
+            self._send(f"{self._meeting.name}/store")
         except BaseException:
             self.end()
             raise
@@ -127,6 +131,7 @@ class ResidentRanks:
             self.ranks.end()  # by SIGKILL at once: a cell may have SIGTERM do anything
             for rank_input in self._inputs:
                 rank_input.close()
+            self._meeting.cleanup()
             limit = time.monotonic() + 1
             while any(map(threading.Thread.is_alive, self._readers)) and time.monotonic() < limit:
                 with suppress(queue.Empty):  # let them come to the end of their pipes

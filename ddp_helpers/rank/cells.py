@@ -68,32 +68,38 @@ def _reopen_output(spare: int) -> None:
         print(f"this cell closed {names}: open again for the next one", flush=True)
 
 
-def _join() -> None:
-    """Join the group of all ranks: NCCL's where there is a GPU, else gloo's."""
+def _join(meeting: str) -> None:
+    """Join the group of all ranks, at a file: NCCL's where there is a GPU, else gloo's."""
     listen_narrowly()
     wait_before_fork_and_exit()
-    device = pick_device(int(os.environ["RANK"]))  # GPUs that are too few were hidden before
-    if device.type == "cpu":
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("nccl", device_id=device)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = pick_device(rank)  # GPUs that are too few were hidden before
+    on_cpu = device.type == "cpu"
+    dist.init_process_group(
+        "gloo" if on_cpu else "nccl",
+        store=dist.FileStore(meeting, size),
+        rank=rank,
+        world_size=size,
+        device_id=None if on_cpu else device,
+    )
 
 
 def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
-    The first line is a mark. It ends the output of the start and of each cell, with a traceback
-    behind it, which is empty if all went well.
+    The first line is a mark, the second the file at which the ranks meet. The mark ends the output
+    of the start and of each cell, with a traceback behind it, which is empty if all went well.
     """
     # Copies, since a cell may close or redirect its own; and its input() must not read the cells.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    mark, process_id, stderr_copy = requests.readline().strip(), os.getpid(), os.dup(2)
+    mark, meeting = (requests.readline().rstrip("\n") for _ in range(2))
+    process_id, stderr_copy = os.getpid(), os.dup(2)
     # As in a new Python, unseeded numbers are others on each rank: all are forked from one process.
     torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
-    _join()
+    _join(meeting)
     module = ModuleType("__main__")
     sys.modules["__main__"] = module  # where pickle looks for the classes of a cell
     failure = ""

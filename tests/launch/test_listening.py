@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import psutil
 import pytest
@@ -89,3 +90,12 @@ def test_an_answer_listens_on_this_machine_alone():
 def test_ranks_that_stay_listen_on_this_machine_alone(kernel):
     assert kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
     assert listening(*kernel.children()) == HERE
+
+
+def test_ranks_that_stay_have_no_store_that_a_neighbour_can_write_to(kernel):
+    """A store has no password, and where it listens any user of the machine can change what ranks tell each other."""
+    [port] = re.findall(r"\d+", kernel.run("%%ranks 2\nimport os\nint(os.environ['MASTER_PORT'])").split("]")[1])[:1]
+    assert listening(*kernel.children(), port=int(port)) == []
+    own = "import torch.distributed as dist\nif dist.get_rank() == 0: own = dist.TCPStore('127.0.0.1', {port}, 1, True)"
+    kernel.run(f"%%ranks 2\n{own.format(port=port)}")
+    assert listening(*kernel.children(), port=int(port)) == HERE, "the control"
