@@ -226,8 +226,8 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
     try:
         for needed in (folder, BUILD / "figures"):
             own_folder(needed)
-    except PlainError as error:
-        stop(str(error))
+    except PlainError as problem:
+        stop(str(problem))
     try:
         if not in_place:  # on two CPUs, threads of two notebooks that wait actively would spin
             os.environ["GOMP_SPINCOUNT"] = "0"

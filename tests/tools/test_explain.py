@@ -141,7 +141,7 @@ PREFIXES = {
     "srun": "{}: ",
     "Open MPI 4": "[1,{}]<stderr>:",
     "Open MPI 5": "[prterun-node-1-4711@1,{}]<stderr>: ",
-    "course": "\x1b[38;5;27m[rank {}]\x1b[0m ",
+    "course": "\x1b[38;5;231;48;5;27m[rank {}]\x1b[0m ",
 }
 
 
