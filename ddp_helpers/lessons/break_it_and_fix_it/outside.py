@@ -90,8 +90,11 @@ def start_torchrun(*arguments: str, folder: Path, **env: str) -> subprocess.Pope
 
     What it writes can be read from its stdout and stderr.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--local-addr=localhost", f"--nproc-per-node={_RANKS}", *arguments]
+    # Static, as `launchers` does it: a neighbour could write to what --standalone unpickles.
+    meeting = ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1"]
+    meeting.append(f"--master-port={free_port()}")
+    command = [sys.executable, "-m", "torch.distributed.run", *meeting]
+    command += [f"--nproc-per-node={_RANKS}", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
