@@ -218,7 +218,7 @@ def test_keys_and_screen_readers_reach_all(site: Path, tab) -> None:
 
 
 def test_light_and_dark_by_the_system_and_by_choice(site: Path, tab) -> None:
-    parts = ["body", ".highlight", ".highlight [class*=-Color-C27]", ".cell_output img"]
+    parts = ["body", ".highlight", ".cell_output img", ".highlight [class*=-BGC27]"]  # the last: a rank's label
     look = "parts => parts.map(part => getComputedStyle(document.querySelector(part)))"
     look += ".map(style => [style.color, style.backgroundColor, style.filter].join(' '))"
     looks = {}
@@ -229,6 +229,7 @@ def test_light_and_dark_by_the_system_and_by_choice(site: Path, tab) -> None:
             tab.evaluate("theme => document.body.dataset.theme = theme", chosen)
             looks[system, chosen] = tab.evaluate(look, parts)
     light, dark = looks["light", "auto"], looks["dark", "auto"]
-    assert all(one != other for one, other in zip(light, dark, strict=True))
+    assert [one != other for one, other in zip(light, dark, strict=True)] == [True, True, True, False]
+    assert light[-1].startswith("rgb(255, 255, 255) rgb(11, 87, 192)")
     assert looks["light", "light"] == looks["dark", "light"] == light
     assert looks["light", "dark"] == looks["dark", "dark"] == dark
