@@ -48,7 +48,7 @@ TYPED = [
         then="ddp-course collect",
     ),
     Typed("own", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
-    Typed("own", "torchrun --nnodes 1", r"\['my_training.py'\]\s+\['my_training.py'\]"),
+    Typed("own", "torchrun --nnodes 1", r"(\['my_training.py'\]\s*){2}"),
     Typed("own", "ddp-course curve", "After 3 epochs: "),
     Typed("own", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
     Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),

@@ -19,8 +19,8 @@ SCRIPTS = [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "notebooks" / "solutions
 SCRIPTS += [*(ROOT / "slurm" / "scripts").glob("*.py"), *(ROOT / "ddp_helpers").rglob("*.py")]
 SCRIPTS += (ROOT / "ddp_tools").rglob("*.py")
 # The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
-# called 2.10.0a0 was built before 2.10.
-IMAGES = {"25.08": "2.8.0a0+34c6371d24", "25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914"}
+# called 2.11.0a0 was built before 2.11.
+IMAGES = {"25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914", "26.04": "2.12.0a0+0291f960b6.nv26.04"}
 
 
 def leaves_the_gpus(path):
@@ -116,5 +116,5 @@ def test_an_image_that_a_site_names_has_a_torch_that_the_course_takes():
     [takes] = [need.specifier for need in needed if need.name == "torch"]
     texts = {path.name: path.read_text() for path in (ROOT / "slurm" / "sites").iterdir()}
     named = {(name, tag) for name, text in texts.items() for tag in re.findall(r"pytorch:([\d.]+)-py3", text)}
-    assert named and not takes.contains(IMAGES["25.08"], prereleases=True)
+    assert named and not takes.contains(IMAGES["26.02"], prereleases=True)
     assert [pair for pair in named if not takes.contains(IMAGES.get(pair[1], "0"), prereleases=True)] == []

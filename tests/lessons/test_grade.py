@@ -114,7 +114,7 @@ def test_what_cannot_be_graded_is_named_and_is_no_result(tmp_path):
 def test_a_cell_that_fails_is_told_as_that():
     for source, told in (
         ("import none_such\ndef pays_below(*_): ...", "the cell fails with ModuleNotFoundError: "),
-        ("def pays_below(*_): raise SystemExit", "not yet: pays_below ends with SystemExit"),
+        ("def pays_below(*_): raise SystemExit", "not yet: pays_below(4800000, 2.0, 0.002, 2) ends with SystemExit"),
         ("pays_below = 3", "not yet: "),
         ("lessons.check = lessons.exercise_called = print\ndef pays_below(*_): return 'right'", "not yet: "),
         ("%matplotlib inline\n!ls\ndef pays_below(*_):\n    raise NotImplementedError", NOT_ATTEMPTED),
