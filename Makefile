@@ -91,7 +91,7 @@ staged: .venv/installed
 # A command that the course uses where it is, and the Debian packages that bring it. What only tests use is a second
 # list, and what they use in CI alone a third: Slurm's accounting, for one, has no place on a laptop.
 USED := mpirun:openmpi-bin tc:iproute2 ps:procps sbatch:slurmctld,slurmd,slurm-client,munge
-TESTED := shellcheck:shellcheck chromium:chromium
+TESTED := shellcheck:shellcheck chromium:chromium g++:g++
 TESTED_IN_CI := slurmdbd:slurmdbd,mariadb-server ch-run:charliecloud-runtime modulecmd:environment-modules \
 	buildah:buildah mmdebstrap:mmdebstrap
 system:

@@ -23,7 +23,7 @@ An audit is kept only in the course's build/, or in the folder that --folder nam
 _EPILOG = """ddp-course COMMAND --help has an example, and what each exit status means.
 Status 2 is the same for all: what was given cannot be used, and one line says why."""
 # Commands with arguments for a script behind --.
-_WITH_A_SCRIPT = {"job", "audit"}
+_WITH_A_SCRIPT = {"job", "audit", "gpus"}
 # Commands whose folder may be at fault where the system refuses something.
 _WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve"}
 _SITE = "one of the course's sites, or the path of a .toml file"
@@ -59,6 +59,7 @@ def make_parser() -> Parser:
     _add_explain(subparsers)
     _add_audit(subparsers)
     _add_fits(subparsers)
+    _add_gpus(subparsers)
     _add_who_hangs(subparsers)
     _add_hang(subparsers)
     _add_grade(subparsers)
@@ -224,6 +225,24 @@ def _add_fits(subparsers: Commands) -> None:
     gpu, sizes = "GB as sold, or cards: T4, A10G, L40S, H100, …", ("16", "24", "40", "80")
     command.add_argument("--gpu", nargs="+", default=sizes, help=gpu)
     _add_json(command)
+
+
+def _add_gpus(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "gpus",
+        commands.run_on_simulated_gpus,
+        "run a command, and all that it starts, with simulated NVIDIA GPUs beneath PyTorch: scripts"
+        " that say cuda and nccl run as they are, on the CPU",
+        "gpus 2 -- torchrun --standalone --nproc-per-node 2 train.py",
+        "that of the command; 128 and more: the number of the signal that ended it, plus 128",
+    )
+    count = "how many of them the command sees; then -- and the command"
+    command.add_argument("count", type=int, metavar="N", help=count)
+    memory = "of each, after which PyTorch says: CUDA out of memory"
+    command.add_argument("--memory-mb", type=int, default=2048, help=memory)
+    beside = "even where a real GPU is: the command does not see that"
+    command.add_argument("--beside-real-gpus", action="store_true", help=beside)
 
 
 def _add_job(subparsers: Commands) -> None:

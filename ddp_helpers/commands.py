@@ -272,6 +272,13 @@ def predict_fit(args: Namespace) -> int:
     return int(not fits_somewhere(prediction, args.gpu))
 
 
+def run_on_simulated_gpus(args: Namespace) -> int:
+    """Run a command with simulated GPUs beneath PyTorch; the status is the command's."""
+    from ddp_tools.simulated_gpus.command import run
+
+    return run(args.count, args.memory_mb, args.arguments, args.beside_real_gpus)
+
+
 def name_who_hangs(args: Namespace) -> int:
     """Print which rank missed which collective; the status is 1 unless all ranks ended the same.
 

@@ -1,0 +1,146 @@
+"""Compile the simulated GPUs for the torch that is installed, once, into a cache. Needs g++.
+
+Nobody has to have CUDA for it: torch's own wheels bring the headers of CUDA and NCCL.
+"""
+
+import hashlib
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from ddp_helpers import PlainError
+
+_SOURCE = Path(__file__).parent / "source"
+# What the wheels' headers include beyond cuda_runtime_api.h is for nvcc: taken as included already.
+_CLOSED = ("CUDA_RUNTIME", "CUDA_FP16", "CUDA_BF16", "CUDA_FP8")
+# The headers of torch 2.14 need C++20; the sources are C++17.
+_FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{_SOURCE}"]
+_FLAGS += [f"-D__{name}_H__" for name in _CLOSED]
+# `import torch` calls what each distribution on the path names under torch.backends.
+_LOADER = """import torch
+
+def load():
+    if torch.__version__ != {version!r}:
+        lack = f"this is torch {{torch.__version__}}, the simulated GPUs are built for {version}"
+        raise RuntimeError(f"{{lack}}: start ddp-course with the Python that runs the script")
+    torch.ops.load_library({library!r})
+"""
+_ENTRY = "[torch.backends]\nsimulated_gpus = simulated_gpus_loader:load\n"
+
+
+def build() -> Path:
+    """Return the folder with the libraries; compiles them if this torch has none there yet.
+
+    Raises PlainError, with the cure, where they cannot be had.
+    """
+    torch, version, compiler = _look()
+    kind = f"{version} {torch} {platform.python_version()} {compiler} {_FLAGS}".encode()
+    files = sorted(path for path in [*_SOURCE.rglob("*"), Path(__file__)] if path.is_file())
+    checksum = hashlib.sha256(kind + b"".join(path.read_bytes() for path in files)).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-course"
+    folder = cache / f"simulated-gpus-{checksum[:16]}"
+    if folder.is_dir():
+        return folder
+    print(f"Compiling the simulated GPUs for torch {version}, once: half a minute", file=sys.stderr)
+    cache.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=cache, prefix="unfinished-"))
+    try:
+        _compile(made, torch, compiler)
+        _write_loader(made, version, folder / "operators.so")
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster, and has made the same
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _look() -> tuple[Path, str, str]:
+    """Return the folder of torch, its version, and the compiler. Raises PlainError."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        here = f"{platform.system()} {platform.machine()}"
+        raise PlainError(
+            f"simulated GPUs need Linux on x86-64, this is {here}: use a Linux machine"
+        )
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise PlainError("simulated GPUs need PyTorch, which this Python lacks: pip install torch")
+    torch = Path(spec.origin).parent
+    about = runpy.run_path(str(torch / "version.py"))
+    version = about["__version__"]
+    if not about["cuda"]:
+        cure = "install the one with CUDA, as pip install torch does"
+        raise PlainError(f"torch {version} is built without CUDA: {cure}")
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise PlainError("simulated GPUs need a C++ compiler: apt-get install g++, or set CXX")
+    return torch, version, compiler
+
+
+def _header_folders(torch: Path) -> list[str]:
+    """Return the flags for CUDA's, NCCL's and torch's headers. Raises PlainError."""
+    flags = [f"-I{torch / 'include'}"]
+    for header in ("cuda_runtime_api.h", "nccl.h"):
+        found = sorted((torch.parent / "nvidia").glob(f"*/include/{header}"))
+        if not found:
+            cure = "pip install --force-reinstall torch brings it"
+            raise PlainError(f"{header} is not beside torch in {torch.parent / 'nvidia'}: {cure}")
+        flags.append(f"-I{found[-1].parent}")
+    return flags
+
+
+def _compile(folder: Path, torch: Path, compiler: str) -> None:
+    """Compile both libraries into a folder."""
+    common = [compiler, *_FLAGS, *_header_folders(torch)]
+    sources = sorted(map(str, _SOURCE.glob("*.cpp")))
+    operators = str(_SOURCE / "operators.cpp")
+    sources.remove(operators)
+    library = folder / "libcuda.so.1"
+    # What torch takes from the driver as it is loaded must be there, whatever it is.
+    wanted = _run(["nm", "-D", "--undefined-only", str(torch / "lib" / "libcaffe2_nvrtc.so")])
+    names = {word for word in wanted.split() if word.startswith("cu")}
+    defined = "".join(path.read_text() for path in _SOURCE.glob("*.cpp"))
+    aliases = [
+        f"-Wl,--defsym={name}=simulated_gpus_refuse"
+        for name in sorted(names)
+        if f" {name}(" not in defined
+    ]
+    soname = f"-Wl,-soname,{library.name}"
+    _run([*common, *sources, "-o", str(library), soname, *aliases, "-lpthread", "-ldl"])
+    (folder / "libnvidia-ml.so.1").symlink_to(library.name)
+    torch_flags = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", str(library)]
+    _run([*common, operators, "-o", str(folder / "operators.so"), *torch_flags])
+
+
+def _run(command: list[str]) -> str:
+    """Run a command to its end, and return what it printed. Raises PlainError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PlainError(f"{command[0]} cannot be run ({error.strerror}): install g++") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise PlainError(
+            f"the simulated GPUs cannot be compiled by {command[0]}: {lines[0].strip()}"
+        )
+    return done.stdout
+
+
+def _write_loader(folder: Path, version: str, library: Path) -> None:
+    """Write what has `import torch` load the operators."""
+    info = folder / "python" / "simulated_gpus_loader-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: simulated-gpus-loader\nVersion: 0\n"
+    )
+    (info / "entry_points.txt").write_text(_ENTRY)
+    text = _LOADER.format(version=version, library=str(library))
+    (info.parent / "simulated_gpus_loader.py").write_text(text)

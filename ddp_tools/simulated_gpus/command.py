@@ -1,0 +1,72 @@
+"""`ddp-course gpus N -- COMMAND`: run a command on simulated GPUs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ddp_helpers import PlainError
+from ddp_tools.simulated_gpus.build import build
+
+_SPEED = "torch's own code for CUDA and NCCL runs, and computes on the CPU; take no speed from it"
+
+
+def real_gpus(devices: Path = Path("/dev")) -> list[str]:
+    """List the device files of real NVIDIA GPUs, those of a Windows host (WSL) too.
+
+    devices: the folder in which they would be.
+    """
+    found = [*devices.glob("nvidia[0-9]*"), *devices.glob("dxg")]
+    return sorted(str(path) for path in found)
+
+
+def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool = False) -> int:
+    """Run a command, and all that it starts, with simulated GPUs; return its exit status.
+
+    memory_mb: of each GPU. Raises PlainError where they cannot be had, or a real GPU is there.
+    """
+    if not command:
+        raise PlainError("gpus needs a command, as in: ddp-course gpus 2 -- python train.py")
+    if count < 1 or memory_mb < 1:
+        raise PlainError(f"{count} GPUs of {memory_mb} MB each cannot be: give 1 or more of both")
+    if (real := real_gpus()) and not beside_real_gpus:
+        cure = "run the command without ddp-course, or give --beside-real-gpus"
+        raise PlainError(f"this machine has a real GPU ({real[0]}): {cure}")
+    if shutil.which(command[0]) is None:
+        raise PlainError(f"{command[0]} is no command here: give a program, as in: python train.py")
+    libraries = build()
+    gpus = f"{count} simulated GPU{'s' if count > 1 else ''}"
+    print(f"{gpus}: {_SPEED}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="simulated-gpus-") as folder:
+        return _run(command, environment(libraries, count, memory_mb, folder))
+
+
+def environment(libraries: Path, count: int, memory_mb: int, folder: str) -> dict[str, str]:
+    """Return the environment of processes that see simulated GPUs.
+
+    libraries: what `build` returns. folder: where the ranks leave each other their numbers.
+    """
+    env = dict(os.environ)
+    first = {
+        "LD_PRELOAD": libraries / "libcuda.so.1",
+        "LD_LIBRARY_PATH": libraries,
+        "PYTHONPATH": libraries / "python",
+    }
+    for name, path in first.items():
+        env[name] = f"{path}:{env[name]}" if env.get(name) else str(path)
+    env |= {"SIMULATED_GPUS": str(count), "SIMULATED_GPUS_MEMORY_MB": str(memory_mb)}
+    return env | {"SIMULATED_GPUS_FOLDER": folder}
+
+
+def _run(command: list[str], env: dict[str, str]) -> int:
+    """Run a command to its end; pass on what would end this process."""
+    process = subprocess.Popen(command, env=env)
+    # Ctrl-C reaches the command by itself: a terminal sends it to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _frame: process.send_signal(number))
+    status = process.wait()
+    return status if status >= 0 else 128 - status  # as a shell says it

@@ -1,0 +1,267 @@
+// NCCL's functions, as far as torch calls them for the collectives of torch.distributed.
+#include "communicator.h"
+#include "reduce.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+using namespace simulated;
+
+static thread_local std::string told;  // the last error, of a call that has no communicator
+static ncclResult_t say(ncclResult_t result, std::string why) {
+  told = std::move(why);
+  return result;
+}
+
+static size_t width(ncclDataType_t type) {
+  size_t bytes = 1;  // of the 8-bit floating-point types
+  with_type(type, [&](auto* element) { bytes = sizeof *element; });
+  return bytes;
+}
+static Bytes copy(const void* from, size_t size) {
+  const auto* bytes = static_cast<const char*>(from);
+  return Bytes(bytes, bytes + size);
+}
+
+// ---- Groups of calls are one piece of work for each communicator.
+
+static thread_local int depth = 0;
+struct Grouped {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  std::vector<Call> calls;
+};
+static thread_local std::vector<Grouped> grouped;
+
+static ncclResult_t start_all() {
+  for (Grouped& group : std::exchange(grouped, {}))
+    group.comm->start(group.stream, std::move(group.calls));
+  return ncclSuccess;
+}
+static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Call call) {
+  const auto is_its = [&](const Grouped& group) { return group.comm == comm; };
+  auto found = std::find_if(grouped.begin(), grouped.end(), is_its);
+  if (found == grouped.end()) found = grouped.insert(found, {comm, stream, {}});
+  found->calls.push_back(std::move(call));
+  return depth ? ncclSuccess : start_all();
+}
+static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
+  return submit(comm, stream, Call{[] {}, std::move(work)});
+}
+
+// ---- Communicators
+
+// All ranks tell which GPU is theirs; this waits until all have come.
+static ncclResult_t join(ncclComm_t* made, int size, const std::string& folder, int rank) {
+  auto* comm = new ncclComm(rank, size, folder);
+  const int mine = physical(comm->device);
+  const auto all = comm->exchange({'i'}, copy(&mine, sizeof mine));
+  const char* may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  for (int r = 0; r < size; ++r) {
+    const bool is_mine = std::memcmp(all[r].data(), &mine, sizeof mine) == 0;
+    if (r == rank || !is_mine || (may_share && std::string(may_share) == "1")) continue;
+    return say(ncclInvalidUsage,
+               "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
+                   std::to_string(r) + " both on CUDA device " + std::to_string(mine + 1) + "000");
+  }
+  *made = comm;
+  return ncclSuccess;
+}
+
+extern "C" {
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const char* parent = std::getenv("SIMULATED_GPUS_FOLDER");
+  std::string folder = std::string(parent ? parent : "/tmp") + "/XXXXXX";
+  if (folder.size() >= sizeof id->internal || !mkdtemp(folder.data()))
+    return say(ncclSystemError, "simulated NCCL: no folder can be made: " + folder);
+  std::strncpy(id->internal, folder.c_str(), sizeof id->internal);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* made, int size, ncclUniqueId id, int rank) {
+  return join(made, size, id.internal, rank);
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t*) {
+  return join(made, size, id.internal, rank);
+}
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* made, int size, int rank, int,
+                                      ncclUniqueId* ids, ncclConfig_t*) {
+  return join(made, size, ids[0].internal, rank);
+}
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
+  const int wish[] = {color, key, comm->rank};
+  std::vector<Bytes> all;
+  std::string folder;
+  const auto ask = [&] {
+    all = comm->exchange({'s'}, copy(wish, sizeof wish));
+    folder = comm->subfolder(color);
+  };
+  comm->start(nullptr, {{[] {}, ask}});
+  comm->wait_for_all();
+  *made = nullptr;
+  if (all.empty()) return say(ncclSystemError, "simulated NCCL: aborted");
+  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  std::vector<std::pair<int, int>> members;  // key and old rank, in the order of the new ranks
+  for (const Bytes& bytes : all) {
+    const int* theirs = reinterpret_cast<const int*>(bytes.data());
+    if (theirs[0] == color) members.emplace_back(theirs[1], theirs[2]);
+  }
+  std::sort(members.begin(), members.end());
+  const auto me = std::find(members.begin(), members.end(), std::make_pair(key, comm->rank));
+  mkdir(folder.c_str(), 0700);  // or one of the others has
+  return join(made, static_cast<int>(members.size()), folder,
+              static_cast<int>(me - members.begin()));
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (comm) comm->wait_for_all();
+  return ncclSuccess;
+}
+// A communicator stays in memory: its threads, and torch's watchdog, may still look at it.
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return ncclCommFinalize(comm); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm) comm->abort();
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int) { return ncclCommAbort(comm); }
+
+const char* ncclGetLastError(ncclComm_t comm) {
+  return comm && comm->async_error != ncclSuccess ? comm->last_error.c_str() : told.c_str();
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  *error = comm->async_error;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  *count = comm->size;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+  *device = comm->device;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void** handle) {
+  *handle = nullptr;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
+ncclResult_t ncclMemAlloc(void** bytes, size_t size) {
+  return cudaMalloc(bytes, size) ? ncclUnhandledCudaError : ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* bytes) {
+  return cudaFree(bytes) ? ncclUnhandledCudaError : ncclSuccess;
+}
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t,
+                                      ncclScalarResidence_t, ncclComm_t) {
+  return say(ncclInvalidUsage, "simulated NCCL: it has no PREMUL_SUM");
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
+
+ncclResult_t ncclGroupStart() {
+  ++depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  return --depth ? ncclSuccess : start_all();
+}
+
+}  // extern "C"
+
+// ---- Collectives: each rank gets what all gave, and takes from it what is its.
+
+using Use = std::function<void(const std::vector<Bytes>& all)>;
+
+static ncclResult_t collect(const Request& request, const void* from, size_t size, ncclComm_t comm,
+                            cudaStream_t stream, const Use& use) {
+  return submit(comm, stream, [=] { use(comm->exchange(request, copy(from, size))); });
+}
+// Of `given` elements, `count` from the one numbered `first` on go to the root; -1: to all ranks.
+static ncclResult_t reduce(const Request& request, const void* from, size_t given, void* to,
+                           size_t first, ncclComm_t comm, cudaStream_t stream) {
+  const auto type = static_cast<ncclDataType_t>(request.type);
+  if (!with_type(type, [](auto*) {}))
+    return say(ncclInvalidArgument, "simulated NCCL: it reduces no 8-bit floating-point numbers");
+  return collect(request, from, given * width(type), comm, stream, [=](const auto& all) {
+    if (request.root >= 0 && request.root != comm->rank) return;
+    with_type(type, [&](auto* element) {
+      using T = std::remove_pointer_t<decltype(element)>;
+      reduce_as<T>(all, first, request.count, static_cast<ncclRedOp_t>(request.operation), to);
+    });
+  });
+}
+static void lay_out(const std::vector<Bytes>& all, void* to, size_t begin, size_t size) {
+  for (size_t r = 0; r < all.size(); ++r)
+    std::memcpy(static_cast<char*>(to) + r * size, all[r].data() + begin, size);
+}
+
+extern "C" {
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+  return reduce({'r', type, operation, -1, count}, from, count, to, 0, comm, stream);
+}
+ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                        ncclRedOp_t operation, int root, ncclComm_t comm, cudaStream_t stream) {
+  return reduce({'d', type, operation, root, count}, from, count, to, 0, comm, stream);
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+  return reduce({'x', type, operation, -1, count}, from, count * comm->size, to,
+                count * comm->rank, comm, stream);
+}
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const size_t size = count * width(type);
+  return collect({'b', type, 0, root, count}, from, comm->rank == root ? size : 0, comm, stream,
+                 [=](const auto& all) { std::memcpy(to, all[root].data(), size); });
+}
+ncclResult_t ncclBcast(void* bytes, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+  return ncclBroadcast(bytes, bytes, count, type, root, comm, stream);
+}
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const size_t size = count * width(type);
+  return collect({'g', type, 0, -1, count}, from, size, comm, stream,
+                 [=](const auto& all) { lay_out(all, to, 0, size); });
+}
+ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
+                          ncclComm_t comm, cudaStream_t stream) {
+  const size_t size = count * width(type);
+  return collect({'a', type, 0, -1, count}, from, size * comm->size, comm, stream,
+                 [=](const auto& all) { lay_out(all, to, size * comm->rank, size); });
+}
+ncclResult_t ncclGather(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  const size_t size = count * width(type);
+  return collect({'h', type, 0, root, count}, from, size, comm, stream, [=](const auto& all) {
+    if (comm->rank == root) lay_out(all, to, 0, size);
+  });
+}
+ncclResult_t ncclScatter(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                         ncclComm_t comm, cudaStream_t stream) {
+  const size_t size = count * width(type);
+  const size_t given = comm->rank == root ? size * comm->size : 0;
+  return collect({'t', type, 0, root, count}, from, given, comm, stream, [=](const auto& all) {
+    std::memcpy(to, all[root].data() + size * comm->rank, size);
+  });
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return submit(comm, stream, comm->send(from, peer, count * width(type)));
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return submit(comm, stream, comm->receive(to, peer, count * width(type)));
+}
+
+}  // extern "C"

@@ -1,0 +1,262 @@
+// Runs each of torch's CUDA operators on the CPU, over the very bytes of the GPU's tensors.
+//
+// `import torch` loads this (see build.py). It replaces all operators that are registered for CUDA,
+// whatever they are called, and keeps each original: where tensors or a generator are of different
+// devices, the original is asked first, and refuses them in PyTorch's own words.
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+extern "C" bool* simulated_gpus_only_asks();
+
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::Stack;
+
+template <class See>
+void each_tensor(const IValue& value, const See& see) {
+  if (value.isTensor() && value.toTensor().defined()) see(value.toTensor());
+  if (value.isTensorList())
+    for (const Tensor& t : value.toTensorVector()) if (t.defined()) see(t);
+  if (value.isOptionalTensorList())
+    for (const auto& t : value.toOptionalTensorVector()) if (t && t->defined()) see(*t);
+}
+
+template <class Change>
+IValue change_tensors(const IValue& value, const Change& change) {
+  const auto safely = [&](const Tensor& t) { return t.defined() ? change(t) : t; };
+  if (value.isTensor()) return safely(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& t : value.toTensorVector()) list.push_back(safely(t));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const auto& t : value.toOptionalTensorVector())
+      list.push_back(t ? std::optional<Tensor>(safely(*t)) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
+// The tensors of one call: each of the GPU's with one of the CPU that has the same bytes.
+class Loans {
+ public:
+  Tensor lend(const Tensor& ours) {
+    if (!ours.is_cuda()) return ours;
+    for (const auto& [known, lent] : pairs_) if (known.is_same(ours)) return lent;
+    auto cpu = at::detail::make_tensor<c10::TensorImpl>(
+        lend_storage(ours), c10::DispatchKeySet(c10::DispatchKey::CPU), ours.dtype());
+    auto* impl = cpu.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(ours.sizes(), ours.strides(), ours.storage_offset());
+    if (ours.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+    pairs_.emplace_back(ours, cpu);
+    return cpu;
+  }
+
+  // An operator may have made a tensor that it writes to larger: the CPU's bytes are then new.
+  void follow_resizes() {
+    for (const auto& [ours, cpu] : pairs_) {
+      auto* mine = ours.storage().unsafeGetStorageImpl();
+      auto* its = cpu.storage().unsafeGetStorageImpl();
+      if (its->data() != mine->data()) {
+        c10::DeviceGuard guard(ours.device());
+        auto bytes = mine->allocator()->allocate(its->nbytes());
+        if (its->nbytes()) std::memcpy(bytes.get(), its->data(), its->nbytes());
+        mine->set_data_ptr_noswap(std::move(bytes));
+        mine->set_nbytes(its->nbytes());
+        its->set_data_ptr_noswap({mine->mutable_data(), c10::Device(c10::kCPU)});
+      }
+      if (ours.sizes() == cpu.sizes() && ours.strides() == cpu.strides()) continue;
+      auto* impl = ours.unsafeGetTensorImpl();
+      impl->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+    }
+  }
+
+  // What the operator has returned, as a tensor of the GPU.
+  Tensor bring_home(const Tensor& cpu, c10::Device device) const {
+    for (const auto& [ours, lent] : pairs_) if (lent.is_same(cpu)) return ours;
+    TORCH_CHECK(cpu.layout() == c10::kStrided, "simulated GPU: it has no sparse tensors");
+    const Tensor whole = cpu.is_non_overlapping_and_dense() ? cpu : cpu.contiguous();
+    const auto options = whole.options().device(device);
+    Tensor ours = at::empty_strided(whole.sizes(), whole.strides(), options);
+    if (whole.numel()) std::memcpy(ours.mutable_data_ptr(), whole.const_data_ptr(), whole.nbytes());
+    return ours;
+  }
+
+ private:
+  c10::Storage lend_storage(const Tensor& ours) {
+    auto* storage = ours.storage().unsafeGetStorageImpl();
+    for (const auto& [known, lent] : pairs_)
+      if (known.storage().unsafeGetStorageImpl() == storage) return lent.storage();
+    return c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+        c10::DataPtr(storage->mutable_data(), c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+        /*resizable=*/true);
+  }
+
+  std::vector<std::pair<Tensor, Tensor>> pairs_;
+};
+
+// Runs with the numbers that come next in the GPU's generator, and leaves the CPU's as it was.
+class Draw {
+ public:
+  explicit Draw(const std::optional<at::Generator>& given, c10::Device device) : guard_(lock()) {
+    at::Generator gpu = given ? *given : at::globalContext().defaultGenerator(device);
+    std::lock_guard<std::mutex> guard(gpu.mutex());
+    auto* impl = gpu.unsafeGetGeneratorImpl();
+    const uint64_t seed = impl->current_seed(), offset = impl->get_offset();
+    impl->set_offset(offset + 4);  // a multiple of 4, as the generator wants it
+    cpu_.set_current_seed(seed * 0x9E3779B97F4A7C15 + offset);  // spreads seeds that are near
+  }
+  ~Draw() { cpu_.set_state(before_); }
+
+ private:
+  static std::mutex& lock() {
+    static auto& one = *new std::mutex;
+    return one;
+  }
+  std::lock_guard<std::mutex> guard_;
+  at::Generator cpu_ = at::globalContext().defaultGenerator(c10::kCPU);
+  Tensor before_ = cpu_.get_state();
+};
+
+class OnTheCPU : public c10::OperatorKernel {
+ public:
+  explicit OnTheCPU(c10::SafeKernelFunction original) : original_(std::move(original)) {}
+
+  void operator()(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const auto& arguments = op.schema().arguments();
+    const Stack given(stack->end() - arguments.size(), stack->end());
+    const bool copies = op.schema().name() == "aten::copy_";
+    if (!copies && is_mixed(given)) ask_original(op, keys, given);
+    TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+                                "simulated GPU: the CPU has no ", op.operator_name());
+    const c10::Device device = device_of(given);
+    wait_for_stream(device);
+    Loans loans;
+    std::optional<at::Generator> generator;
+    Stack work;
+    for (const IValue& value : given) {
+      if (value.isGenerator()) generator = value.toGenerator();
+      if (value.isGenerator()) work.emplace_back();
+      else if (value.isDevice()) work.emplace_back(c10::Device(c10::kCPU));
+      else work.push_back(change_tensors(value, [&](const Tensor& t) { return loans.lend(t); }));
+    }
+    compute(op, work, generator, device);
+    loans.follow_resizes();
+    torch::jit::drop(*stack, arguments.size());
+    const auto home = [&](const Tensor& t) { return loans.bring_home(t, device); };
+    for (const IValue& value : work) stack->push_back(change_tensors(value, home));
+  }
+
+ private:
+  // Numbers may be mixed with all; of anything else, the operator itself knows what it takes.
+  static bool is_mixed(const Stack& given) {
+    std::optional<c10::Device> first;
+    bool mixed = false;
+    for (const IValue& value : given) {
+      if (value.isGenerator()) mixed |= value.toGenerator().device().type() != c10::kCUDA;
+      each_tensor(value, [&](const Tensor& t) {
+        if (t.unsafeGetTensorImpl()->is_wrapped_number()) return;
+        mixed |= first && *first != t.device();
+        first = t.device();
+      });
+    }
+    return mixed;
+  }
+
+  void ask_original(const OperatorHandle& op, c10::DispatchKeySet keys, Stack given) const {
+    struct Asking {
+      Asking() { *simulated_gpus_only_asks() = true; }
+      ~Asking() { *simulated_gpus_only_asks() = false; }
+    } asking;
+    original_.callBoxed(op, keys, &given);
+  }
+
+  static c10::Device device_of(const Stack& given) {
+    std::optional<c10::Device> found;
+    for (const IValue& value : given) {
+      each_tensor(value, [&](const Tensor& t) { if (t.is_cuda() && !found) found = t.device(); });
+      if (!found && value.isDevice() && value.toDevice().has_index()) found = value.toDevice();
+    }
+    return found ? *found : c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
+  }
+
+  // A collective may still be writing what the operator reads.
+  static void wait_for_stream(c10::Device device) {
+    const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+    cuda.synchronizeStream(cuda.getStream(device));
+  }
+
+  static void compute(const OperatorHandle& op, Stack& work,
+                      const std::optional<at::Generator>& generator, c10::Device device) {
+    std::optional<Draw> draw;
+    if (op.hasTag(at::Tag::nondeterministic_seeded)) draw.emplace(generator, device);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &work);
+  }
+
+  const c10::SafeKernelFunction original_;
+};
+
+// Operators that run no kernel are torch's own: what only looks at memory, or asks for it.
+bool runs_no_kernel(const OperatorHandle& op) {
+  static const std::set<std::string> known = {
+      "aten::empty",     "aten::empty_strided", "aten::set_",          "aten::resize_",
+      "aten::is_set_to", "aten::record_stream", "aten::_local_scalar_dense"};
+  const auto& returns = op.schema().returns();
+  const bool is_view = !returns.empty() && returns[0].alias_info() &&
+                       !returns[0].alias_info()->isWrite();
+  return is_view || known.count(op.schema().name());
+}
+
+// There are no kernels of cuDNN to choose; attention is computed by plain operators.
+void choose_plain_operators() {
+  auto& context = at::globalContext();
+  context.setUserEnabledCuDNN(false);
+  context.setSDPUseFlash(false);
+  context.setSDPUseMemEfficient(false);
+  context.setSDPUseCuDNN(false);
+}
+
+// To replace an operator is what torch warns of.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto names = dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA);
+  // These have no kernel for CUDA: they choose one by the device.
+  for (const char* chooser : {"aten::convolution", "aten::convolution_backward", "aten::copy_"})
+    names.push_back({chooser, ""});
+  for (const auto& name : names) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->schema().name().rfind("aten::", 0) != 0 || runs_no_kernel(*op)) continue;
+    auto original = op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA);
+    auto kernel = std::make_unique<OnTheCPU>(std::move(original));
+    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedKernel(
+        c10::BoxedKernel::makeFromFunctor(std::move(kernel))));
+  }
+  choose_plain_operators();
+}
+
+}  // namespace

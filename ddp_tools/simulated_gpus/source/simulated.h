@@ -1,0 +1,31 @@
+// What the parts of the simulated GPUs tell each other.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <future>
+#include <vector>
+
+namespace simulated {
+
+using Clock = std::chrono::steady_clock;
+// Work that goes on beside the host: a collective. Its value is the moment at which it was done.
+// All else is computed at once, in the thread that calls, so that a stream is only its works.
+using Work = std::shared_future<Clock::time_point>;
+using Works = std::vector<Work>;
+
+Works pending(cudaStream_t stream);            // what the stream's next work has to wait for
+void append(cudaStream_t stream, Work work);   // the last work of the stream; those before are its
+void wait(const Works& works);
+bool done(const Work& work);
+
+int current_device();
+int physical(int device);                      // its number on the machine: see CUDA_VISIBLE_DEVICES
+int number(const char* variable);              // of an environment variable that `gpus` sets
+cudaError_t fail(cudaError_t error);           // remembers the error, as cudaGetLastError asks
+
+}  // namespace simulated
+
+// True while one of torch's own CUDA operators is only asked whether it would take its arguments:
+// see operators.cpp. Its kernels are passed over in silence.
+extern "C" bool* simulated_gpus_only_asks();
