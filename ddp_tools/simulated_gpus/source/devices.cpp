@@ -1,4 +1,4 @@
-// The GPUs that there are, and a driver and an NVML that answer what torch asks them.
+// The GPUs that there are, and a driver that answers what torch asks it.
 //
 // Preloaded, these functions stand before those of libcudart. What is not defined here is answered
 // by the real library: the texts of its errors, for one, need no driver.
@@ -132,7 +132,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaProfilerStart() { return cudaSuccess; }
 cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
-// ---- The driver and NVML. Each name that torch asks the driver for and that is not here, build.py
+// ---- The driver. Each name that torch asks the driver for and that is not here, build.py
 // makes another name of simulated_gpus_refuse, so that this library is a whole libcuda.so.1.
 
 CUresult simulated_gpus_refuse() { return CUDA_ERROR_NOT_SUPPORTED; }
@@ -153,13 +153,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   if (!*function) *function = reinterpret_cast<void*>(simulated_gpus_refuse);
   if (found) *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
-}
-
-// torch.cuda.device_count() asks NVML first; it then heeds CUDA_VISIBLE_DEVICES by itself.
-int nvmlInit() { return 0; }
-int nvmlDeviceGetCount_v2(int* count) {
-  *count = number("SIMULATED_GPUS");
-  return 0;
 }
 
 }  // extern "C"
