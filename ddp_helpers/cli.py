@@ -25,7 +25,7 @@ Status 2 is the same for all: what was given cannot be used, and one line says w
 # Commands with arguments for a script behind --.
 _WITH_A_SCRIPT = {"job", "audit", "gpus"}
 # Commands whose folder may be at fault where the system refuses something.
-_WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve"}
+_WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve", "gpus"}
 _SITE = "one of the course's sites, or the path of a .toml file"
 
 

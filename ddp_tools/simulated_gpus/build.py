@@ -39,8 +39,9 @@ def build() -> Path:
 
     Raises PlainError, with the cure, where they cannot be had.
     """
-    torch, version, compiler = _look()
-    kind = f"{version} {torch} {platform.python_version()} {compiler} {_FLAGS}".encode()
+    torch, version = _find_torch()
+    command = [_find_compiler(), *_FLAGS, *_header_folders(torch)]
+    kind = f"{version} {command}".encode()
     files = sorted(path for path in [*_SOURCE.rglob("*"), Path(__file__)] if path.is_file())
     checksum = hashlib.sha256(kind + b"".join(path.read_bytes() for path in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-course"
@@ -51,7 +52,7 @@ def build() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=cache, prefix="unfinished-"))
     try:
-        _compile(made, torch, compiler)
+        _compile(made, torch, command)
         _write_loader(made, version, folder / "operators.so")
         try:
             made.rename(folder)
@@ -63,8 +64,8 @@ def build() -> Path:
     return folder
 
 
-def _look() -> tuple[Path, str, str]:
-    """Return the folder of torch, its version, and the compiler. Raises PlainError."""
+def _find_torch() -> tuple[Path, str]:
+    """Return the folder of torch, and its version. Raises PlainError."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{platform.system()} {platform.machine()}"
         raise PlainError(
@@ -79,10 +80,15 @@ def _look() -> tuple[Path, str, str]:
     if not about["cuda"]:
         cure = "install the one with CUDA, as pip install torch does"
         raise PlainError(f"torch {version} is built without CUDA: {cure}")
+    return torch, version
+
+
+def _find_compiler() -> str:
+    """Return the path of the C++ compiler. Raises PlainError."""
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         raise PlainError("simulated GPUs need a C++ compiler: apt-get install g++, or set CXX")
-    return torch, version, compiler
+    return compiler
 
 
 def _header_folders(torch: Path) -> list[str]:
@@ -97,9 +103,8 @@ def _header_folders(torch: Path) -> list[str]:
     return flags
 
 
-def _compile(folder: Path, torch: Path, compiler: str) -> None:
+def _compile(folder: Path, torch: Path, command: list[str]) -> None:
     """Compile both libraries into a folder."""
-    common = [compiler, *_FLAGS, *_header_folders(torch)]
     sources = sorted(map(str, _SOURCE.glob("*.cpp")))
     operators = str(_SOURCE / "operators.cpp")
     sources.remove(operators)
@@ -114,10 +119,10 @@ def _compile(folder: Path, torch: Path, compiler: str) -> None:
         if f" {name}(" not in defined
     ]
     soname = f"-Wl,-soname,{library.name}"
-    _run([*common, *sources, "-o", str(library), soname, *aliases, "-lpthread", "-ldl"])
+    _run([*command, *sources, "-o", str(library), soname, *aliases, "-lpthread", "-ldl"])
     (folder / "libnvidia-ml.so.1").touch()  # found before a real one, which would count real GPUs
     torch_flags = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", str(library)]
-    _run([*common, operators, "-o", str(folder / "operators.so"), *torch_flags])
+    _run([*command, operators, "-o", str(folder / "operators.so"), *torch_flags])
 
 
 def _run(command: list[str]) -> str:

@@ -14,16 +14,17 @@ from ddp_tools.simulated_gpus.build import build
 _SPEED = "torch's own code for CUDA and NCCL runs, and computes on the CPU; take no speed from it"
 
 
-def real_gpus(devices: Path = Path("/dev")) -> list[str]:
-    """List the device files of real NVIDIA GPUs, those of a Windows host (WSL) too.
+def refuse_beside_real_gpus(devices: Path = Path("/dev")) -> None:
+    """Raise PlainError if a real GPU of NVIDIA's serves here, or, under WSL, any of Windows'.
 
-    devices: the folder in which they would be.
+    devices: the folder in which its device file would be.
     """
-    found = [*devices.glob("nvidia[0-9]*"), *devices.glob("dxg")]
-    return sorted(str(path) for path in found)
+    for path in sorted([*devices.glob("nvidia[0-9]*"), *devices.glob("dxg")]):
+        cure = "run the command without ddp-course, or give --beside-real-gpus"
+        raise PlainError(f"this machine has a real GPU ({path}): {cure}")
 
 
-def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool = False) -> int:
+def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool) -> int:
     """Run a command, and all that it starts, with simulated GPUs; return its exit status.
 
     memory_mb: of each GPU. Raises PlainError where they cannot be had, or a real GPU is there.
@@ -32,9 +33,8 @@ def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool =
         raise PlainError("gpus needs a command, as in: ddp-course gpus 2 -- python train.py")
     if count < 1 or memory_mb < 1:
         raise PlainError(f"{count} GPUs of {memory_mb} MB each cannot be: give 1 or more of both")
-    if (real := real_gpus()) and not beside_real_gpus:
-        cure = "run the command without ddp-course, or give --beside-real-gpus"
-        raise PlainError(f"this machine has a real GPU ({real[0]}): {cure}")
+    if not beside_real_gpus:
+        refuse_beside_real_gpus()
     if shutil.which(command[0]) is None:
         raise PlainError(f"{command[0]} is no command here: give a program, as in: python train.py")
     libraries = build()

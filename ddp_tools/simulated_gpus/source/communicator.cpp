@@ -70,23 +70,26 @@ static std::string pair(int from, int to) {
 Call ncclComm::send(const void* from, int peer, size_t size) {
   auto name = std::make_shared<std::string>();
   const auto* bytes = static_cast<const char*>(from);
-  return {[=] {
-            *name = pair(rank, peer);
-            *name += std::to_string(++messages[*name]);
-            leave(*name, {'p', 0, 0, -1, size}, Bytes(bytes, bytes + size));
-          },
-          [=] { until([&] { return access(path(*name).c_str(), F_OK) != 0; }); }};
+  Call call;
+  call.begin = [=] {
+    *name = pair(rank, peer);
+    *name += std::to_string(++messages[*name]);
+    leave(*name, {'p', 0, 0, -1, size}, Bytes(bytes, bytes + size));
+  };
+  call.end = [=] { until([&] { return access(path(*name).c_str(), F_OK) != 0; }); };
+  return call;
 }
 
 Call ncclComm::receive(void* to, int peer, size_t size) {
-  return {[] {},
-          [=] {
-            std::string name = pair(peer, rank);
-            name += std::to_string(++messages[name]);
-            const Bytes theirs = take(name, {'p', 0, 0, -1, size});
-            std::memcpy(to, theirs.data(), size);
-            unlink(path(name).c_str());
-          }};
+  Call call;
+  call.go_on = [=] {
+    std::string name = pair(peer, rank);
+    name += std::to_string(++messages[name]);
+    const Bytes theirs = take(name, {'p', 0, 0, -1, size});
+    std::memcpy(to, theirs.data(), size);
+    unlink(path(name).c_str());
+  };
+  return call;
 }
 
 std::string ncclComm::subfolder(int color) const {
@@ -107,7 +110,8 @@ void ncclComm::start(cudaStream_t stream, std::vector<Call> calls) {
     wait(before);
     try {
       for (const Call& call : calls) call.begin();
-      for (const Call& call : calls) call.finish();
+      for (const Call& call : calls) call.go_on();
+      for (const Call& call : calls) call.end();
     } catch (const Aborted&) {  // the stream goes on, with what the peers have not given
     }
     promise.set_value(Clock::now());

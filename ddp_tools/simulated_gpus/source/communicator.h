@@ -29,9 +29,10 @@ struct Request {
   size_t count = 0;
 };
 
-// One call's part of the work: what never waits (to leave a file), and what may.
+// What a call does. Of a group, all calls begin before one goes on: else two ranks that send to
+// each other before they receive would wait for each other.
 struct Call {
-  std::function<void()> begin, finish;
+  std::function<void()> begin = [] {}, go_on = [] {}, end = [] {};
 };
 
 }  // namespace simulated

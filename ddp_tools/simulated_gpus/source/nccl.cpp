@@ -50,7 +50,9 @@ static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Call call) {
   return depth ? ncclSuccess : start_all();
 }
 static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, std::function<void()> work) {
-  return submit(comm, stream, Call{[] {}, std::move(work)});
+  Call call;
+  call.go_on = std::move(work);
+  return submit(comm, stream, std::move(call));
 }
 
 // ---- Communicators
@@ -97,11 +99,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   const int wish[] = {color, key, comm->rank};
   std::vector<Bytes> all;
   std::string folder;
-  const auto ask = [&] {
+  Call ask;
+  ask.go_on = [&] {
     all = comm->exchange({'s'}, copy(wish, sizeof wish));
     folder = comm->subfolder(color);
   };
-  comm->start(nullptr, {{[] {}, ask}});
+  comm->start(nullptr, {ask});
   comm->wait_for_all();
   *made = nullptr;
   if (all.empty()) return say(ncclSystemError, "simulated NCCL: aborted");

@@ -1,0 +1,130 @@
+"""One of two ranks on simulated GPUs, given a mode and a folder for its answer: collectives, sharing, or hanging."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+RANK = int(os.environ["RANK"])
+GPU = torch.device("cuda", RANK)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+
+
+def join(device, **options):
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", **options)
+
+
+def error_of(call):
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing"
+
+
+def reduced(dtype, op):
+    numbers = torch.tensor([1, 2, 3], dtype=dtype, device=GPU) * (RANK + 1)
+    dist.all_reduce(numbers, op)
+    return numbers.tolist()
+
+
+def moved():
+    """What each collective that only moves numbers brings here, where rank r gives 10 r, 10 r + 1."""
+    mine = torch.arange(2.0, device=GPU) + 10 * RANK
+    whole, part, sent = torch.zeros(4, device=GPU), torch.zeros(1, device=GPU), mine.clone()
+    dist.all_gather_into_tensor(whole, mine)
+    dist.reduce_scatter_tensor(part, mine)
+    dist.broadcast(sent, src=1)
+    swapped = torch.zeros_like(mine)
+    dist.all_to_all_single(swapped, mine)
+    gathered = [torch.zeros(2, device=GPU) for _ in range(2)] if RANK == 0 else None
+    dist.gather(mine, gathered)
+    scattered = torch.zeros(2, device=GPU)
+    dist.scatter(scattered, [mine, mine + 5] if RANK == 0 else None)
+    received = torch.zeros(2, device=GPU)
+    calls = [dist.P2POp(dist.isend, mine, 1 - RANK), dist.P2POp(dist.irecv, received, 1 - RANK)]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    objects = [None, None]
+    dist.all_gather_object(objects, {"rank": RANK})
+    alone = torch.ones(1, device=GPU)
+    groups = [dist.new_group([r]) for r in range(2)]
+    dist.all_reduce(alone, group=groups[RANK])
+    tensors = {"whole": whole, "part": part, "sent": sent, "swapped": swapped, "scattered": scattered}
+    tensors |= {"received": received, "alone": alone}
+    answer = {name: tensor.tolist() for name, tensor in tensors.items()}
+    return answer | {"gathered": gathered and [t.tolist() for t in gathered], "objects": objects}
+
+
+def waits(size):
+    """Whether an all-reduce of so many numbers is not over a second after it began, and its work."""
+    work = dist.all_reduce(torch.ones(size, device=GPU), async_op=True)
+    time.sleep(1)
+    return not work.is_completed(), work
+
+
+def collectives():
+    join(GPU, device_id=GPU, timeout=timedelta(minutes=5))
+    store = dist.distributed_c10d._get_default_store()
+    answer = {"class": type(dist.group.WORLD._get_backend(GPU)).__name__, "moved": moved()}
+    answer["sums"] = {str(dtype): reduced(dtype, dist.ReduceOp.SUM) for dtype in DTYPES}
+    operations = ("AVG", "MAX", "MIN", "PRODUCT")
+    answer["reduced"] = {op: reduced(torch.float32, getattr(dist.ReduceOp, op)) for op in operations}
+    answer["cpu"] = error_of(lambda: dist.all_reduce(torch.ones(2)))
+    # Rank 1 comes late.
+    if RANK:
+        store.wait(["rank 0 has waited"])
+    late, work = waits(4)
+    store.set("rank 0 has waited", "")
+    work.wait()
+    torch.cuda.synchronize()
+    answer["late"] = [late, work.is_completed()]
+    # Rank 1 asks for something else, and ends.
+    answer["other"], work = waits(4 + RANK)
+    Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
+    if RANK:
+        store.wait(["rank 0 has seen it"])
+        os._exit(0)
+    store.set("rank 0 has seen it", "")
+    time.sleep(1)
+    answer["dead"] = not work.is_completed()
+    dist.group.WORLD._get_backend(GPU).abort()
+    torch.cuda.synchronize()  # without the abort it would wait for ever
+    answer["aborted"] = True
+    Path(sys.argv[2], "rank0").write_text(json.dumps(answer))
+    os._exit(0)
+
+
+def sharing():
+    """Both ranks on one GPU."""
+    os.environ.pop("NCCL_MULTI_RANK_GPU_ENABLE", None)
+    join(torch.device("cuda:0"))
+    answer = {"refused": error_of(lambda: dist.all_reduce(torch.ones(1, device="cuda:0")))}
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    both = torch.ones(1, device="cuda:0")
+    dist.all_reduce(both, group=dist.new_group([0, 1]))
+    answer["allowed"] = both.item()
+    Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
+    os._exit(0)
+
+
+def hanging():
+    """Rank 1 comes to no second all-reduce; the watchdog ends rank 0."""
+    join(GPU, device_id=GPU, timeout=timedelta(seconds=4))
+    numbers = torch.ones(4, device=GPU)
+    dist.all_reduce(numbers)
+    if RANK:
+        time.sleep(600)  # until the test ends it
+    dist.all_reduce(numbers)
+    torch.cuda.synchronize()
+    print("it has ended")
+
+
+if __name__ == "__main__":
+    {"collectives": collectives, "sharing": sharing, "hanging": hanging}[sys.argv[1]]()
