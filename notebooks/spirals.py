@@ -56,7 +56,7 @@ def main() -> None:
                 right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
         print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
     if args.save:
-        torch.save(model.state_dict(), args.save)
+        torch.save(model.cpu().state_dict(), args.save)
 
 
 if __name__ == "__main__":

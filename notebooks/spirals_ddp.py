@@ -105,7 +105,7 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
     if args.save and rank == 0:
-        torch.save(model.state_dict(), args.save)
+        torch.save(model.cpu().state_dict(), args.save)
     dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
     dist.destroy_process_group()
 

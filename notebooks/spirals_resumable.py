@@ -301,7 +301,7 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
         write(args.run_dir / "metrics.jsonl", progress["metrics"].encode())
         save(checkpoints, parts, progress)
     if args.save:
-        torch.save(model.state_dict(), weights := BytesIO())
+        torch.save(model.cpu().state_dict(), weights := BytesIO())
         write(args.save, weights.getvalue())
     return 0
 

@@ -40,8 +40,9 @@ def build() -> Path:
     Raises PlainError, with the cure, where they cannot be had.
     """
     torch, version = _find_torch()
-    command = [_find_compiler(), *_FLAGS, *_header_folders(torch)]
-    kind = f"{version} {command}".encode()
+    compiler = _find_compiler()
+    command = [compiler, *_FLAGS, *_header_folders(torch)]
+    kind = f"{version} {torch} {compiler}".encode()
     files = sorted(path for path in [*_SOURCE.rglob("*"), Path(__file__)] if path.is_file())
     checksum = hashlib.sha256(kind + b"".join(path.read_bytes() for path in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-course"

@@ -95,7 +95,7 @@ def train(cache, ranks, folder, *words):
         words = [sys.executable, *words[len(TORCHRUN) + 1 :]]
         done = subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), torch.load(folder / "weights.pt", map_location="cpu")
+    return done.stdout.splitlines(), torch.load(folder / "weights.pt")  # as on a machine without a GPU
 
 
 def off_by(weights, others):
@@ -119,6 +119,15 @@ def test_the_spirals_train_unchanged_on_one_and_two_simulated_gpus_as_on_the_cpu
         assert [line for line in lines if "epoch" in line] == [line for line in runs["cpu"][0] if "epoch" in line]
         assert off_by(weights, runs["cpu"][1]) < 1e-6
     assert off_by(runs["control"][1], runs["cpu"][1]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["spirals", "spirals_resumable"])
+def test_what_is_saved_on_a_gpu_can_be_loaded_without_one(name, cache, tmp_path):
+    words = [sys.executable, ROOT / "notebooks" / f"{name}.py", "--epochs", "1", "--save", tmp_path / "weights.pt"]
+    words += ["--run-dir", tmp_path / "run"] if name == "spirals_resumable" else []
+    done = run(cache, words)
+    assert done.returncode == 0, done.stderr
+    assert all(not tensor.is_cuda for tensor in torch.load(tmp_path / "weights.pt").values())
 
 
 @pytest.fixture(scope="module")

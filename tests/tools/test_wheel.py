@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from real import LIMIT
+from real import LIMIT, fail_in_ci
 from refusals import one_line
 
 from ddp_helpers import ROOT
@@ -86,7 +86,8 @@ def left(folder):
 def tool(programs, desk, *words, program="ddp-course", temporary=None):
     """Run ddp-course; torchrun is that of the tests' own environment."""
     path = f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return run([program, *words], desk, PATH=path, TMPDIR=str(temporary or desk.parent))
+    cache = str(desk.parent / "cache")
+    return run([program, *words], desk, PATH=path, TMPDIR=str(temporary or desk.parent), XDG_CACHE_HOME=cache)
 
 
 def example(programs, desk, name):
@@ -109,6 +110,7 @@ EXAMPLES = {  # each tool, the exit status of its example, and what that leaves 
     "script": (0, {"my_ddp.py"}),
     "job": (0, {"first", "first/job.json", "first/job.sbatch", "first/train.py"}),
     "explain": (1, set()),  # it is explained
+    "gpus": (0, set()),
 }
 
 
@@ -116,6 +118,10 @@ EXAMPLES = {  # each tool, the exit status of its example, and what that leaves 
 def test_the_example_of_a_tool_works_and_leaves_only_what_it_names(name, programs, desk):
     (program, *words), before = shlex.split(example(programs, desk, name)), left(desk)
     words += ["--save=spirals.pt"] if name == "audit" else []
+    if name == "gpus":
+        words[1:1] = ["--beside-real-gpus"]
+        if shutil.which("g++") is None:
+            fail_in_ci("simulated GPUs need g++")
     if name in WITH_JSON:
         before.add("answer.json")
         # Before the -- of the tool; the doctor's is torchrun's, and stands before the tool.

@@ -48,13 +48,18 @@ def write_at():
     return y.sum().item()
 
 
-def dropped():
+def draws():
+    """Each draw goes on in the GPU's generator, whose state can be had back; the CPU's is left alone."""
     torch.manual_seed(1)
-    kept = nn.functional.dropout(torch.ones(1000, device=GPU))
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(1)
+    kept = nn.functional.dropout(torch.ones(1000, device=GPU)).bool().sum().item()
     state = torch.cuda.get_rng_state()
-    first = torch.rand(3, device=GPU)
+    first, second = torch.rand(3, device=GPU), torch.rand(3, device=GPU)
     torch.cuda.set_rng_state(state)
-    return 400 < kept.bool().sum() < 600 and torch.equal(first, torch.rand(3, device=GPU))
+    again = torch.rand(3, device=GPU)
+    alone = torch.rand(3).tolist() == expected
+    return [400 < kept < 600, torch.equal(first, second), torch.equal(first, again), alone]
 
 
 FINE = {  # what a GPU takes, and what comes out
@@ -65,7 +70,7 @@ FINE = {  # what a GPU takes, and what comes out
     "copied from GPU to GPU": (lambda: (x_other.to(GPU) + x).sum().item(), 24),
     "pinned, and copied at once": (lambda: x_cpu.pin_memory().to(GPU, non_blocking=True).sum().item(), 12),
     "as much memory as there is": (lambda: torch.empty(60 << 20, dtype=torch.uint8, device=OTHER).numel(), 60 << 20),
-    "the numbers of the GPU's own generator": (dropped, True),
+    "the numbers of the GPU's own generator": (draws, [True, False, True, True]),
 }
 
 
