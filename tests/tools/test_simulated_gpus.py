@@ -72,9 +72,9 @@ def ranks(cache, mode, folder, **env):
         process.communicate()
 
 
-def answers(cache, mode, folder):
+def answers(cache, mode, folder, **env):
     """What both ranks write."""
-    with ranks(cache, mode, folder) as process:
+    with ranks(cache, mode, folder, **env) as process:
         process.communicate(timeout=LIMIT)
     for rank in range(2):
         assert (folder / f"rank{rank}").is_file(), (folder / f"{mode}.err{rank}").read_text()
@@ -228,11 +228,17 @@ def test_a_tensor_of_the_cpu_is_refused(two_ranks):
     assert [answer["cpu"] for answer in two_ranks] == ["No backend type associated with device type cpu"] * 2
 
 
-def test_two_ranks_on_one_gpu_are_refused_and_allowed_by_the_variable(cache, tmp_path):
-    for answer in answers(cache, "sharing", tmp_path):
-        assert "Duplicate GPU detected : rank " in answer["refused"]
-        assert "ncclInvalidUsage" in answer["refused"] and "both on CUDA device 1000" in answer["refused"]
-        assert answer["allowed"] == 2
+@pytest.mark.parametrize("may", ["", "1"])
+def test_two_ranks_on_one_gpu_are_refused_and_allowed_by_the_variable(may, cache, tmp_path):
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": may, "NCCL_DEBUG": "WARN"}
+    for rank, answer in enumerate(answers(cache, "sharing", tmp_path, **env)):
+        log = (tmp_path / f"sharing.err{rank}").read_text()
+        duplicate = f"Duplicate GPU detected : rank {rank} and rank {1 - rank} both on CUDA device 1000"
+        assert (duplicate in log) == (not may)
+        if may:
+            assert answer == {"error": "nothing", "sum": 2}
+        else:
+            assert "invalid usage (run with NCCL_DEBUG=WARN for details)" in answer["error"] and answer["sum"] == 1
 
 
 def test_a_rank_that_never_comes_is_seen_by_torchs_own_watchdog_and_flight_recorder(cache, tmp_path):

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -14,6 +15,7 @@ using namespace simulated;
 static thread_local std::string told;  // the last error, of a call that has no communicator
 static ncclResult_t say(ncclResult_t result, std::string why) {
   told = std::move(why);
+  if (std::getenv("NCCL_DEBUG")) std::fprintf(stderr, "simulated NCCL WARN %s\n", told.c_str());
   return result;
 }
 
@@ -80,7 +82,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const char* parent = std::getenv("SIMULATED_GPUS_FOLDER");
   std::string folder = std::string(parent ? parent : "/tmp") + "/XXXXXX";
   if (folder.size() >= sizeof id->internal || !mkdtemp(folder.data()))
-    return say(ncclSystemError, "simulated NCCL: no folder can be made: " + folder);
+    return say(ncclSystemError, "no folder can be made: " + folder);
   std::strncpy(id->internal, folder.c_str(), sizeof id->internal);
   return ncclSuccess;
 }
@@ -107,7 +109,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   comm->start(nullptr, {ask});
   comm->wait_for_all();
   *made = nullptr;
-  if (all.empty()) return say(ncclSystemError, "simulated NCCL: aborted");
+  if (all.empty()) return say(ncclSystemError, "aborted");
   if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   std::vector<std::pair<int, int>> members;  // key and old rank, in the order of the new ranks
   for (const Bytes& bytes : all) {
@@ -165,7 +167,7 @@ ncclResult_t ncclMemFree(void* bytes) {
 }
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t,
                                       ncclScalarResidence_t, ncclComm_t) {
-  return say(ncclInvalidUsage, "simulated NCCL: it has no PREMUL_SUM");
+  return say(ncclInvalidUsage, "it has no PREMUL_SUM");
 }
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
 
@@ -192,7 +194,7 @@ static ncclResult_t reduce(const Request& request, const void* from, size_t give
                            size_t first, ncclComm_t comm, cudaStream_t stream) {
   const auto type = static_cast<ncclDataType_t>(request.type);
   if (!with_type(type, [](auto*) {}))
-    return say(ncclInvalidArgument, "simulated NCCL: it reduces no 8-bit floating-point numbers");
+    return say(ncclInvalidArgument, "it reduces no 8-bit floating-point numbers");
   return collect(request, from, given * width(type), comm, stream, [=](const auto& all) {
     if (request.root >= 0 && request.root != comm->rank) return;
     with_type(type, [&](auto* element) {

@@ -103,13 +103,13 @@ def collectives():
 
 def sharing():
     """Both ranks on one GPU."""
-    os.environ.pop("NCCL_MULTI_RANK_GPU_ENABLE", None)
-    join(torch.device("cuda:0"))
-    answer = {"refused": error_of(lambda: dist.all_reduce(torch.ones(1, device="cuda:0")))}
-    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     both = torch.ones(1, device="cuda:0")
-    dist.all_reduce(both, group=dist.new_group([0, 1]))
-    answer["allowed"] = both.item()
+
+    def reduce_on_one():
+        join(both.device, device_id=both.device)
+        dist.all_reduce(both)
+
+    answer = {"error": error_of(reduce_on_one), "sum": both.item()}
     Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
     os._exit(0)
 
