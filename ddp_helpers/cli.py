@@ -235,7 +235,8 @@ def _add_gpus(subparsers: Commands) -> None:
         "run a command, and all that it starts, with simulated NVIDIA GPUs beneath PyTorch: scripts"
         " that say cuda and nccl run as they are, on the CPU",
         "gpus 2 -- torchrun --standalone --nproc-per-node 2 train.py",
-        "that of the command; 128 and more: the number of the signal that ended it, plus 128",
+        "0: the command's is 0; else the command's, or 128 plus the number of the signal that"
+        " ended it",
     )
     count = "how many of them the command sees; then -- and the command"
     command.add_argument("count", type=int, metavar="N", help=count)

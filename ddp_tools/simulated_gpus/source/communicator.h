@@ -1,8 +1,8 @@
 // The ranks of one NCCL communicator, on one machine: they leave each other files in a folder.
 //
-// As with NCCL, a collective is work on a stream: the call returns, and the work goes on until all
-// peers have come. One that never comes, has died or asks for something else is waited for for ever;
-// only an abort ends that. To end it otherwise is what torch's watchdog is for.
+// As with NCCL, a collective is work on a stream: the call returns, and the work goes on until
+// all peers have come. It waits for ever for one that never comes, has died or asks for something
+// else; only an abort ends that. To see it, and end it, is the work of torch's watchdog.
 #pragma once
 #include "simulated.h"  // before nccl.h, whose own way to CUDA's headers build.py closes
 

@@ -1,4 +1,4 @@
-// The memory of the simulated GPUs: the host's, counted, so that it ends at the size that was asked.
+// The memory of the simulated GPUs: the host's, counted, so that it ends where `gpus` says.
 #include "simulated.h"
 
 #include <cstdlib>

@@ -167,7 +167,7 @@ ncclResult_t ncclMemFree(void* bytes) {
 }
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t,
                                       ncclScalarResidence_t, ncclComm_t) {
-  return say(ncclInvalidUsage, "it has no PREMUL_SUM");
+  return say(ncclInvalidUsage, "the simulated NCCL has no PREMUL_SUM");
 }
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
 
@@ -194,7 +194,7 @@ static ncclResult_t reduce(const Request& request, const void* from, size_t give
                            size_t first, ncclComm_t comm, cudaStream_t stream) {
   const auto type = static_cast<ncclDataType_t>(request.type);
   if (!with_type(type, [](auto*) {}))
-    return say(ncclInvalidArgument, "it reduces no 8-bit floating-point numbers");
+    return say(ncclInvalidArgument, "the simulated NCCL reduces no 8-bit floating-point numbers");
   return collect(request, from, given * width(type), comm, stream, [=](const auto& all) {
     if (request.root >= 0 && request.root != comm->rank) return;
     with_type(type, [&](auto* element) {

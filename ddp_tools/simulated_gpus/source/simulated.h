@@ -20,7 +20,7 @@ void wait(const Works& works);
 bool done(const Work& work);
 
 int current_device();
-int physical(int device);                      // its number on the machine: see CUDA_VISIBLE_DEVICES
+int physical(int device);                      // its number on the machine, whatever is visible
 int number(const char* variable);              // of an environment variable that `gpus` sets
 cudaError_t fail(cudaError_t error);           // remembers the error, as cudaGetLastError asks
 
