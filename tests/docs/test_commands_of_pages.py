@@ -73,6 +73,7 @@ NOT_TYPED = {
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
     ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
+    ("gpus", "ddp-course gpus"): "tests/tools/test_wheel.py types the example of its --help",
     ("own", "ddp-course fits"): "tests/tools/test_wheel.py types the example of its --help",
     ("own", "rsync"): "LOGIN is another machine",
     ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/jobs/test_monitor.py",

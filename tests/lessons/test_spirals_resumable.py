@@ -44,7 +44,7 @@ OWN = [
     ("# YOUR EMA: average.update_parameters(model)", "average.update_parameters(model)"),
     ("in model.buffers():", "in [*model.buffers(), *average.buffers()]:"),
     ("right += (model(x.", "right += (average(x."),
-    ("torch.save(model.state_dict(), weights", "torch.save(average.state_dict(), weights"),
+    ("torch.save(model.cpu().state_dict(), weights", "torch.save(average.state_dict(), weights"),
     (
         "            optimizer.step()\n",
         "            optimizer.step()\n"
