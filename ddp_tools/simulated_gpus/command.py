@@ -1,6 +1,7 @@
 """`ddp-course gpus N -- COMMAND`: run a command on simulated GPUs."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -41,13 +42,18 @@ def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool) 
     gpus = f"{count} simulated GPU{'s' if count > 1 else ''}"
     print(f"{gpus}: {_SPEED}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="simulated-gpus-") as folder:
-        return _run(command, environment(libraries, count, memory_mb, folder))
+        if re.search(r"[\s:;]", folder):  # at which the loader cuts its lists of paths
+            raise PlainError(f"a library in {folder!r} cannot be preloaded: export TMPDIR=/tmp")
+        short = Path(folder, "libraries")
+        short.symlink_to(libraries)
+        return _run(command, environment(short, count, memory_mb, folder))
 
 
 def environment(libraries: Path, count: int, memory_mb: int, folder: str) -> dict[str, str]:
     """Return the environment of processes that see simulated GPUs.
 
-    libraries: what `build` returns. folder: where the ranks leave each other their numbers.
+    libraries: a link to what `build` returns, since a home may have a space, which ends a path of
+    LD_PRELOAD. folder: where the ranks leave each other their numbers.
     """
     env = dict(os.environ)
     first = {

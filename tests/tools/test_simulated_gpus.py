@@ -30,7 +30,7 @@ def cache(tmp_path_factory):
     """A cache with the simulated GPUs of this torch, built once for all tests."""
     if shutil.which("g++") is None or torch.version.cuda is None:
         fail_in_ci("simulated GPUs need g++, and torch's wheel for CUDA")
-    folder = tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.mktemp("a home: it's")  # LD_PRELOAD would cut its path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         built = build()
