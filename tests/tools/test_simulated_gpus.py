@@ -59,7 +59,7 @@ def run(cache, words, **options):
 @contextmanager
 def ranks(cache, mode, folder, **env):
     """Two ranks of ranks.py, each a process of its own; what still runs at the end is ended."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "TMPDIR": str(folder)}
     # One folder for NCCL's files, which each `gpus` would make for itself: so one `gpus` starts both.
     both = 'RANK=1 "$@" 2>"$0.err1" & RANK=0 "$@" 2>"$0.err0"; s=$?; echo $s >"$0.status0"; wait'
     words = ["bash", "-c", both, folder / mode, sys.executable, SCRIPTS / "ranks.py", mode, folder]

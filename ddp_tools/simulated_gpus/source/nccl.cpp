@@ -76,26 +76,30 @@ static ncclResult_t join(ncclComm_t* made, int size, const std::string& folder, 
   return ncclSuccess;
 }
 
+static std::string folder_of(const std::string& id) {
+  const char* all = std::getenv("SIMULATED_GPUS_FOLDER");
+  return std::string(all ? all : "/tmp") + "/" + id;
+}
+
 extern "C" {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  const char* parent = std::getenv("SIMULATED_GPUS_FOLDER");
-  std::string folder = std::string(parent ? parent : "/tmp") + "/XXXXXX";
-  if (folder.size() >= sizeof id->internal || !mkdtemp(folder.data()))
-    return say(ncclSystemError, "no folder can be made: " + folder);
-  std::strncpy(id->internal, folder.c_str(), sizeof id->internal);
+  std::string folder = folder_of("XXXXXX");
+  if (!mkdtemp(folder.data())) return say(ncclSystemError, "no folder can be made: " + folder);
+  const std::string name = folder.substr(folder.rfind('/') + 1);  // the id is too short for more
+  std::strncpy(id->internal, name.c_str(), sizeof id->internal);
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* made, int size, ncclUniqueId id, int rank) {
-  return join(made, size, id.internal, rank);
+  return join(made, size, folder_of(id.internal), rank);
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t*) {
-  return join(made, size, id.internal, rank);
+  return join(made, size, folder_of(id.internal), rank);
 }
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* made, int size, int rank, int,
                                       ncclUniqueId* ids, ncclConfig_t*) {
-  return join(made, size, ids[0].internal, rank);
+  return join(made, size, folder_of(ids[0].internal), rank);
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
   const int wish[] = {color, key, comm->rank};
