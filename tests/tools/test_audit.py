@@ -92,7 +92,10 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
         [TIME, ("        model.eval()", "        while rank:\n            time.sleep(0.1)")],
     ),
     "all ranks save": ("files", [TIME, ("    if args.save and rank == 0:", f"{IN_TURN}    if args.save:")]),
-    "the wrapper is saved": ("saved names", [("torch.save(model.state_dict()", "torch.save(ddp_model.state_dict()")]),
+    "the wrapper is saved": (
+        "saved names",
+        [("torch.save(model.cpu().state_dict()", "torch.save(ddp_model.cpu().state_dict()")],
+    ),
     "the same dropout": ("dice", [DROPOUT, ("torch.manual_seed(1 + rank)", "torch.manual_seed(1)")]),
     "a metric is not reduced": ("metrics", [("        dist.all_reduce(right)\n", "")]),
     "a mean of the ranks' unequal means": (
