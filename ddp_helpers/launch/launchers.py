@@ -185,11 +185,9 @@ def _torchrun_commands(program: list[str], per_node: Sequence[int], logs: str) -
     meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     # Without "--" torchrun would take a script's --n for its own --nnodes, or for another.
     torchrun = [*TORCHRUN, "--role=rank", "--tee=3", f"--log-dir={logs}", *meeting]
+    torchrun.append(f"--nnodes={len(per_node)}")
     return [
-        [
-            *[*torchrun, f"--nnodes={len(per_node)}", f"--node-rank={node}"],
-            *[f"--nproc-per-node={ranks}", "--", *program],
-        ]
+        [*torchrun, f"--node-rank={node}", f"--nproc-per-node={ranks}", "--", *program]
         for node, ranks in enumerate(per_node)
     ]
 
