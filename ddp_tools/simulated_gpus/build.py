@@ -6,6 +6,7 @@ Nobody has to have CUDA for it: torch's own wheels bring the headers of CUDA and
 import hashlib
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -110,9 +111,11 @@ def _compile(folder: Path, torch: Path, command: list[str]) -> None:
     operators = str(_SOURCE / "operators.cpp")
     sources.remove(operators)
     library = folder / "libcuda.so.1"
-    # What torch takes from the driver as it is loaded must be there, whatever it is.
+    # What torch, and Triton for torch.compile, take from the driver as they are loaded: all there.
     wanted = _run(["nm", "-D", "--undefined-only", str(torch / "lib" / "libcaffe2_nvrtc.so")])
-    names = {word for word in wanted.split() if word.startswith("cu")}
+    triton = torch.parent / "triton" / "backends" / "nvidia" / "driver.c"
+    wanted += triton.read_text() if triton.is_file() else ""
+    names = set(re.findall(r"\bcu[A-Z]\w+", wanted))
     defined = "".join(path.read_text() for path in _SOURCE.glob("*.cpp"))
     aliases = [
         f"-Wl,--defsym={name}=simulated_gpus_refuse"
@@ -122,7 +125,7 @@ def _compile(folder: Path, torch: Path, command: list[str]) -> None:
     soname = f"-Wl,-soname,{library.name}"
     _run([*command, *sources, "-o", str(library), soname, *aliases, "-lpthread", "-ldl"])
     (folder / "libnvidia-ml.so.1").touch()  # found before a real one, which would count real GPUs
-    torch_flags = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", str(library)]
+    torch_flags = [f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu", str(library)]
     _run([*command, operators, "-o", str(folder / "operators.so"), *torch_flags])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from real import LIMIT, fail_in_ci, until
+from real import LIMIT, fail_in_ci, until, weekly
 from refusals import ended, refused
 
 from ddp_helpers import ROOT
@@ -186,6 +186,26 @@ def test_what_a_gpu_takes_is_taken(one_process):
     }
 
 
+def test_a_cuda_graph_computes_what_the_same_steps_do_and_computes_nothing_while_it_is_recorded(one_process):
+    (eager, _), (played, changed) = one_process["graph"]["eager"], one_process["graph"]["graph"]
+    assert played == eager and not changed
+    assert len(set(played[3:])) == 5  # each launch draws its own dropout, and takes its own batch
+
+
+def test_what_the_host_would_wait_for_cannot_be_recorded(one_process):
+    *refused, taken = one_process["asked"]
+    assert all(said.startswith("AcceleratorError: CUDA error: operation") for said in refused) and taken == "nothing"
+
+
+@weekly  # a minute, most of it PyTorch's compiler
+def test_a_compiled_kernel_is_refused_with_the_variable_that_runs_it_without(cache):
+    script = "import torch; print(torch.compile(lambda x: x.relu() + 1)(torch.ones(1, device='cuda')).item())"
+    refused = run(cache, [sys.executable, "-c", script])
+    assert refused.returncode == 1
+    assert "a simulated GPU runs no compiled kernels: export TORCH_COMPILE_DISABLE=1 to run without" in refused.stderr
+    assert run(cache, [sys.executable, "-c", script], TORCH_COMPILE_DISABLE="1").stdout == "2.0\n"
+
+
 # ---- NCCL
 
 
@@ -216,6 +236,7 @@ def test_each_collective_brings_what_it_should(two_ranks):
             "gathered": None if rank else [[0, 1], [10, 11]],
             "objects": [{"rank": 0}, {"rank": 1}],
         }
+        assert answer["graph"] == [[1, 1], [1.5, 1.5], [2.25, 2.25], [3.375, 3.375]]
 
 
 def test_it_waits_for_who_is_late_asks_for_something_else_or_has_died_until_it_is_aborted(two_ranks):

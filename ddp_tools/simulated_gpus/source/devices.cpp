@@ -143,7 +143,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult, const char** text) {
-  *text = "not supported by the simulated driver";
+  *text = "a simulated GPU runs no compiled kernels: export TORCH_COMPILE_DISABLE=1 to run without";
   return CUDA_SUCCESS;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,

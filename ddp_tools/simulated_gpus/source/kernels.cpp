@@ -1,5 +1,5 @@
 // Kernels: none. operators.cpp computes in their place; one that is launched all the same is named
-// and refused. CUDA graphs are refused, too.
+// and refused.
 #include "simulated.h"
 
 #include <cstdio>
@@ -57,20 +57,5 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
   *blocks = 1;
   return cudaSuccess;
 }
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  std::fprintf(stderr, "simulated GPU: it captures no CUDA graphs; run without them\n");
-  return fail(cudaErrorNotSupported);
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
-  return cudaStreamIsCapturing(stream, status);  // which asks for nothing of the rest
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 }  // extern "C"

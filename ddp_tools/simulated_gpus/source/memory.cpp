@@ -95,6 +95,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind,
                             cudaStream_t stream) {
+  if (captures(stream)) {
+    record([=] { std::memmove(to, from, size); });
+    return cudaSuccess;
+  }
   wait(pending(stream));
   std::memmove(to, from, size);
   return cudaSuccess;
@@ -107,6 +111,10 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t siz
   return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
+  if (captures(stream)) {
+    record([=] { std::memset(to, value, size); });
+    return cudaSuccess;
+  }
   wait(pending(stream));
   std::memset(to, value, size);
   return cudaSuccess;

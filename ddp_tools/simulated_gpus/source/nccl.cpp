@@ -40,8 +40,16 @@ struct Grouped {
 static thread_local std::vector<Grouped> grouped;
 
 static ncclResult_t start_all() {
-  for (Grouped& group : std::exchange(grouped, {}))
-    group.comm->start(group.stream, std::move(group.calls));
+  for (const Grouped& group : std::exchange(grouped, {})) {
+    if (!captures(group.stream)) {
+      group.comm->start(group.stream, group.calls);
+      continue;
+    }
+    record([group] {  // a graph is played back one after the other
+      group.comm->start(group.stream, group.calls);
+      group.comm->wait_for_all();
+    });
+  }
   return ncclSuccess;
 }
 static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Call call) {

@@ -3,6 +3,8 @@
 // `import torch` loads this (see build.py). It replaces all operators that are registered for CUDA,
 // whatever they are called, and keeps each original: where tensors or a generator are of different
 // devices, the original is asked first, and refuses them in PyTorch's own words.
+#include "simulated.h"  // before torch's, whose own way to CUDA's headers build.py closes
+
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,16 +12,17 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
-
-extern "C" bool* simulated_gpus_only_asks();
 
 namespace {
 
@@ -55,6 +58,8 @@ IValue change_tensors(const IValue& value, const Change& change) {
   return value;
 }
 
+Tensor dense(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : t.contiguous(); }
+
 // The tensors of one call: each of the GPU's with one of the CPU that has the same bytes.
 class Loans {
  public:
@@ -89,11 +94,16 @@ class Loans {
     }
   }
 
+  bool has(const Tensor& ours) const {
+    return std::any_of(pairs_.begin(), pairs_.end(),
+                       [&](const auto& pair) { return pair.first.is_same(ours); });
+  }
+
   // What the operator has returned, as a tensor of the GPU.
   Tensor bring_home(const Tensor& cpu, c10::Device device) const {
     for (const auto& [ours, lent] : pairs_) if (lent.is_same(cpu)) return ours;
     TORCH_CHECK(cpu.layout() == c10::kStrided, "simulated GPU: it has no sparse tensors");
-    const Tensor whole = cpu.is_non_overlapping_and_dense() ? cpu : cpu.contiguous();
+    const Tensor whole = dense(cpu);
     const auto options = whole.options().device(device);
     Tensor ours = at::empty_strided(whole.sizes(), whole.strides(), options);
     if (whole.numel()) std::memcpy(ours.mutable_data_ptr(), whole.const_data_ptr(), whole.nbytes());
@@ -137,6 +147,53 @@ class Draw {
   Tensor before_ = cpu_.get_state();
 };
 
+// A call of an operator, with arguments of the CPU.
+struct Call {
+  const OperatorHandle op;
+  Stack arguments;
+  std::optional<at::Generator> generator;
+  c10::Device device;
+  std::vector<void*> made;  // where each result lies on the GPU, if it is new there
+
+  Stack compute() const {
+    std::optional<Draw> draw;
+    if (op.hasTag(at::Tag::nondeterministic_seeded)) draw.emplace(generator, device);
+    return run();
+  }
+  // While a graph is captured: what shapes the results will have. All else stays as it was.
+  Stack foresee() const {
+    std::vector<std::pair<Tensor, Tensor>> before;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias = op.schema().arguments()[i].alias_info();
+      const auto keep = [&](const Tensor& t) { before.emplace_back(t, t.clone()); };
+      if (alias && alias->isWrite()) each_tensor(arguments[i], keep);
+    }
+    at::Generator cpu = at::globalContext().defaultGenerator(c10::kCPU);
+    const Tensor state = cpu.get_state();
+    Stack results = run();
+    cpu.set_state(state);
+    for (const auto& [written, was] : before)
+      if (written.sizes() == was.sizes()) written.copy_(was);
+    return results;
+  }
+  // At each launch of the graph.
+  void play() const {
+    auto next = made.begin();
+    for (const IValue& value : compute())
+      each_tensor(value, [&](const Tensor& t) {
+        const Tensor whole = dense(t);
+        if (void* to = *next++) std::memcpy(to, whole.const_data_ptr(), whole.nbytes());
+      });
+  }
+
+ private:
+  Stack run() const {
+    Stack work = arguments;
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &work);
+    return work;
+  }
+};
+
 class OnTheCPU : public c10::OperatorKernel {
  public:
   explicit OnTheCPU(c10::SafeKernelFunction original) : original_(std::move(original)) {}
@@ -149,21 +206,32 @@ class OnTheCPU : public c10::OperatorKernel {
     TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
                                 "simulated GPU: the CPU has no ", op.operator_name());
     const c10::Device device = device_of(given);
-    wait_for_stream(device);
+    const bool captured = simulated::captures(c10::cuda::getCurrentCUDAStream(device.index()));
+    if (!captured) wait_for_stream(device);
+    else if (copies && is_mixed(given) && !given[2].toBool())
+      C10_CUDA_CHECK(simulated::break_capture());  // the host would wait for it
     Loans loans;
-    std::optional<at::Generator> generator;
-    Stack work;
+    Call call{op, {}, std::nullopt, device, {}};
+    const auto lend = [&](const Tensor& t) {
+      // A graph keeps a number of the CPU as it was, and copies what its memory will hold.
+      return captured && !copies && !t.is_cuda() ? t.clone() : loans.lend(t);
+    };
     for (const IValue& value : given) {
-      if (value.isGenerator()) generator = value.toGenerator();
-      if (value.isGenerator()) work.emplace_back();
-      else if (value.isDevice()) work.emplace_back(c10::Device(c10::kCPU));
-      else work.push_back(change_tensors(value, [&](const Tensor& t) { return loans.lend(t); }));
+      if (value.isGenerator()) call.generator = value.toGenerator();
+      if (value.isGenerator()) call.arguments.emplace_back();
+      else if (value.isDevice()) call.arguments.emplace_back(c10::Device(c10::kCPU));
+      else call.arguments.push_back(change_tensors(value, lend));
     }
-    compute(op, work, generator, device);
+    const Stack results = captured ? call.foresee() : call.compute();
     loans.follow_resizes();
     torch::jit::drop(*stack, arguments.size());
-    const auto home = [&](const Tensor& t) { return loans.bring_home(t, device); };
-    for (const IValue& value : work) stack->push_back(change_tensors(value, home));
+    const auto home = [&](const Tensor& cpu) {
+      const Tensor ours = loans.bring_home(cpu, device);
+      call.made.push_back(loans.has(ours) ? nullptr : ours.mutable_data_ptr());
+      return ours;
+    };
+    for (const IValue& value : results) stack->push_back(change_tensors(value, home));
+    if (captured) simulated::record([call = std::move(call)] { call.play(); });
   }
 
  private:
@@ -203,13 +271,6 @@ class OnTheCPU : public c10::OperatorKernel {
   static void wait_for_stream(c10::Device device) {
     const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
     cuda.synchronizeStream(cuda.getStream(device));
-  }
-
-  static void compute(const OperatorHandle& op, Stack& work,
-                      const std::optional<at::Generator>& generator, c10::Device device) {
-    std::optional<Draw> draw;
-    if (op.hasTag(at::Tag::nondeterministic_seeded)) draw.emplace(generator, device);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &work);
   }
 
   const c10::SafeKernelFunction original_;

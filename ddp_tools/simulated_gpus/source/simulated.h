@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <vector>
 
@@ -18,6 +19,13 @@ Works pending(cudaStream_t stream);            // what the stream's next work ha
 void append(cudaStream_t stream, Work work);   // the last work of the stream; those before are its
 void wait(const Works& works);
 bool done(const Work& work);
+
+// CUDA graphs. Work of a stream that is captured is recorded, and not done.
+bool captures(cudaStream_t stream);
+void record(std::function<void()> work);
+unsigned long long capture_of(cudaStream_t stream);             // 0: it is not captured
+void join_capture(unsigned long long id, cudaStream_t stream);  // its work is recorded, too
+cudaError_t break_capture();                                    // the host may not wait for it
 
 int current_device();
 int physical(int device);                      // its number on the machine, whatever is visible

@@ -17,6 +17,7 @@ struct Event {
   Works works;
   Clock::time_point recorded;
   bool is_recorded = false;
+  unsigned long long capture = 0;
 };
 
 static std::mutex lock;  // of the streams, and of what is in each event
@@ -80,9 +81,11 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (captures(stream)) return break_capture();
   return pending(stream).empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (captures(stream)) return break_capture();
   wait(pending(stream));
   return cudaSuccess;
 }
@@ -98,6 +101,7 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   std::lock_guard<std::mutex> guard(lock);
   Works& works = streams()[key(stream)];
+  join_capture(known(event)->capture, stream);
   const Works& more = known(event)->works;
   works.insert(works.end(), more.begin(), more.end());
   return cudaSuccess;
@@ -130,7 +134,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Works works = pending(stream);
   std::lock_guard<std::mutex> guard(lock);
-  *known(event) = {std::move(works), Clock::now(), true};
+  *known(event) = {std::move(works), Clock::now(), true, capture_of(stream)};
   return cudaSuccess;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {

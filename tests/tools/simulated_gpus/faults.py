@@ -105,11 +105,54 @@ def losses(device, dtype):
     return values
 
 
+def trained(as_graph):
+    """Eight losses, from the fourth on of a CUDA graph if asked, and whether recording it changed a weight."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 2)).to(GPU)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01, device=GPU), capturable=True)
+    batches = torch.rand(8, 6, 4, device=GPU)
+    batch, labels = batches[0].clone(), torch.arange(6, device=GPU) % 2
+
+    def step():
+        optimizer.zero_grad()
+        loss = cross_entropy(net(batch), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph, warm_up, losses, changed = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [], False
+    for number, images in enumerate(batches):
+        batch.copy_(images)
+        if not as_graph or number < 3:
+            with torch.cuda.stream(warm_up):  # not the default stream, or the recording would refuse its leftovers
+                losses.append(step().item())
+            continue
+        if number == 3:
+            before = [p.detach().clone() for p in net.parameters()]
+            with torch.cuda.graph(graph):
+                loss = step()
+            changed = not all(map(torch.equal, before, net.parameters()))
+        graph.replay()
+        losses.append(loss.item())
+    return losses, changed
+
+
+def ask_while_recording(question):
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        question(x.sum())
+
+
 if __name__ == "__main__":
     answer = {
         "faults": {name: message(fault) for name, fault in FAULTS.items()},
         "fine": {name: [call(), wanted] for name, (call, wanted) in FINE.items()},
         "names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "graph": {"eager": trained(as_graph=False), "graph": trained(as_graph=True)},
+        "asked": [
+            message(lambda: ask_while_recording(lambda total: total.item())),
+            message(lambda: ask_while_recording(lambda total: total.cpu())),
+            message(lambda: ask_while_recording(lambda total: total * 2)),
+        ],
         "losses": {
             f"{device} {dtype}": losses(device, dtype)
             for device in ("cpu", "cuda")

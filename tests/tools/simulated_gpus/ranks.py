@@ -69,10 +69,24 @@ def waits(size):
     return not work.is_completed(), work
 
 
+def graph():
+    """An all-reduce between two products, as a CUDA graph that is launched three times."""
+    x, graph = torch.ones(2, device=GPU), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x *= RANK + 1
+        dist.all_reduce(x)
+        x /= 2
+    values = [x.tolist()]
+    for _ in range(3):
+        graph.replay()
+        values.append(x.tolist())
+    return values
+
+
 def collectives():
     join(GPU, device_id=GPU, timeout=timedelta(minutes=5))
     store = dist.distributed_c10d._get_default_store()
-    answer = {"class": type(dist.group.WORLD._get_backend(GPU)).__name__, "moved": moved()}
+    answer = {"class": type(dist.group.WORLD._get_backend(GPU)).__name__, "moved": moved(), "graph": graph()}
     answer["sums"] = {str(dtype): reduced(dtype, dist.ReduceOp.SUM) for dtype in DTYPES}
     operations = ("AVG", "MAX", "MIN", "PRODUCT")
     answer["reduced"] = {op: reduced(torch.float32, getattr(dist.ReduceOp, op)) for op in operations}
