@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Jobs go to the site's Slurm, or to one on this machine for as long as the command runs.
 SLURM := slurm/cluster with
+# GPUS=2: so many simulated GPUs, here and on each node of the local Slurm. Real ones need no word.
+SIMULATED := $(if $(GPUS),$(BIN)/ddp-course gpus $(GPUS) --)
 .DEFAULT_GOAL := help
 .PHONY: help run run-all test test-all lab gpu notebooks scripts site slides bench keep faults cluster system tested staged clean
 
@@ -10,10 +12,10 @@ help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
 
 run: .venv/installed system staged  ## execute the core, 01 to 09, into build/, and say where the figures are; or ONLY="03 10"
-	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(ONLY)
+	@$(SIMULATED) $(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(ONLY)
 
 run-all: .venv/installed system staged  ## the same with every notebook
-	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course --all
+	@$(SIMULATED) $(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course --all
 
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
@@ -22,7 +24,7 @@ test: .venv/installed tested staged  ## all tests: helpers, scripts, and every n
 LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
 	@$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb slurm/*.ipynb >/dev/null || true
-	@$(SLURM) $(BIN)/python -m ddp_helpers.launch.lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
+	@$(SIMULATED) $(SLURM) $(BIN)/python -m ddp_helpers.launch.lab --ip=$(LAB_IP) $(if $(filter 0,$(shell id -u)),--allow-root) \
 		--ServerApp.root_dir=. --LabApp.default_url=/lab/tree/README.md
 
 # Its flags, such as GPU_FLAGS=--cpu. It says itself how it ended: the figures are drawn in any case.

@@ -43,7 +43,7 @@ def build() -> Path:
     torch, version = _find_torch()
     compiler = _find_compiler()
     command = [compiler, *_FLAGS, *_header_folders(torch)]
-    kind = f"{version} {torch} {compiler}".encode()
+    kind = f"{version} {torch} {compiler} {_run([compiler, '--version'])}".encode()
     files = sorted(path for path in [*_SOURCE.rglob("*"), Path(__file__)] if path.is_file())
     checksum = hashlib.sha256(kind + b"".join(path.read_bytes() for path in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-course"

@@ -12,6 +12,7 @@ from pathlib import Path
 from ddp_helpers import PlainError
 from ddp_tools.simulated_gpus.build import build
 
+_COMMANDS = Path(__file__).parent / "bin"  # nvidia-smi
 _SPEED = "torch's own code for CUDA and NCCL runs, and computes on the CPU; take no speed from it"
 
 
@@ -36,7 +37,7 @@ def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool) 
         raise PlainError(f"{count} GPUs of {memory_mb} MB each cannot be: give 1 or more of both")
     if not beside_real_gpus:
         refuse_beside_real_gpus()
-    if shutil.which(command[0]) is None:
+    if shutil.which(command[0], path=f"{_COMMANDS}{os.pathsep}{os.environ['PATH']}") is None:
         raise PlainError(f"{command[0]} is no command here: give a program, as in: python train.py")
     libraries = build()
     gpus = f"{count} simulated GPU{'s' if count > 1 else ''}"
@@ -44,27 +45,28 @@ def run(count: int, memory_mb: int, command: list[str], beside_real_gpus: bool) 
     with tempfile.TemporaryDirectory(prefix="simulated-gpus-") as folder:
         if re.search(r"[\s:;]", folder):  # at which the loader cuts its lists of paths
             raise PlainError(f"a library in {folder!r} cannot be preloaded: export TMPDIR=/tmp")
-        short = Path(folder, "libraries")
-        short.symlink_to(libraries)
-        return _run(command, environment(short, count, memory_mb, folder))
+        for name, target in {"libraries": libraries, "bin": _COMMANDS}.items():
+            Path(folder, name).symlink_to(target)
+        return _run(command, environment(Path(folder), count, memory_mb))
 
 
-def environment(libraries: Path, count: int, memory_mb: int, folder: str) -> dict[str, str]:
+def environment(folder: Path, count: int, memory_mb: int) -> dict[str, str]:
     """Return the environment of processes that see simulated GPUs.
 
-    libraries: a link to what `build` returns, since a home may have a space, which ends a path of
-    LD_PRELOAD. folder: where the ranks leave each other their numbers.
+    folder: where the ranks leave each other their numbers. `libraries` in it is a link to what
+    `build` returns, since a home may have a space, which ends a path of LD_PRELOAD.
     """
-    env = dict(os.environ)
+    env, libraries = dict(os.environ), folder / "libraries"
     first = {
         "LD_PRELOAD": libraries / "libcuda.so.1",
         "LD_LIBRARY_PATH": libraries,
         "PYTHONPATH": libraries / "python",
+        "PATH": folder / "bin",
     }
     for name, path in first.items():
         env[name] = f"{path}:{env[name]}" if env.get(name) else str(path)
     env |= {"SIMULATED_GPUS": str(count), "SIMULATED_GPUS_MEMORY_MB": str(memory_mb)}
-    return env | {"SIMULATED_GPUS_FOLDER": folder}
+    return env | {"SIMULATED_GPUS_FOLDER": str(folder)}
 
 
 def _run(command: list[str], env: dict[str, str]) -> int:

@@ -6,7 +6,9 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -51,6 +53,27 @@ static bool is_there(int device) {
 
 int physical(int device) { return visible().at(device); }
 int current_device() { return chosen; }
+
+// Slurm's nodes may be one machine; their GPUs are others all the same.
+static std::string node() {
+  const char* name = std::getenv("SLURMD_NODENAME");
+  return name ? name : "";
+}
+
+// A process that is forked later, such as a loader's worker, has told already.
+void announce() {
+  static std::atomic<bool> told{false};
+  if (told.exchange(true)) return;
+  std::string line;
+  for (const char* variable : {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}) {
+    const char* rank = std::getenv(variable);
+    if (rank && line.empty()) line = "rank " + std::string(rank) + ": ";
+  }
+  line += "simulated GPU " + std::to_string(physical(chosen));
+  if (!node().empty()) line += " of " + node();
+  line += ", computed on the CPU\n";
+  if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;  // in one piece, or not at all
+}
 cudaError_t fail(cudaError_t error) { return last = error; }
 
 }  // namespace simulated
@@ -84,7 +107,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (!is_there(device)) return fail(cudaErrorInvalidDevice);
   std::memset(p, 0, sizeof *p);
   std::snprintf(p->name, sizeof p->name, "simulated GPU");
-  std::memset(p->uuid.bytes, 1 + physical(device), sizeof p->uuid.bytes);
+  p->uuid.bytes[0] = static_cast<char>(1 + physical(device));
+  std::strncpy(p->uuid.bytes + 1, node().c_str(), sizeof p->uuid.bytes - 1);
   p->pciBusID = 1 + physical(device);
   p->totalGlobalMem = static_cast<size_t>(number("SIMULATED_GPUS_MEMORY_MB")) << 20;
   p->major = 9;  // Hopper: what a script does for bfloat16, it does

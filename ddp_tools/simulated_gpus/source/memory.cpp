@@ -60,6 +60,7 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** bytes, size_t size) {
   if (cudaError_t error = memory().take(bytes, size, current_device())) return error;
+  announce();
   std::memset(*bytes, 0x7f, size);  // 3e38 as a float: who reads before he writes shall see it
   return cudaSuccess;
 }

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 using namespace simulated;
@@ -65,20 +67,35 @@ static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, std::function<v
   return submit(comm, stream, std::move(call));
 }
 
+// ---- PREMUL_SUM: what a rank gives is multiplied by a factor of its own, and then summed.
+
+using Factor = std::function<Bytes()>;  // reads it: on a GPU it may be still to be computed
+static std::mutex factors_lock;
+static std::map<int, Factor> factors;  // by the operation that was made for it
+
+static Factor factor_of(int operation) {
+  std::lock_guard<std::mutex> guard(factors_lock);
+  const auto found = factors.find(operation);
+  return found == factors.end() ? Factor() : found->second;
+}
+
 // ---- Communicators
 
 // All ranks tell which GPU is theirs; this waits until all have come.
 static ncclResult_t join(ncclComm_t* made, int size, const std::string& folder, int rank) {
   auto* comm = new ncclComm(rank, size, folder);
-  const int mine = physical(comm->device);
-  const auto all = comm->exchange({'i'}, copy(&mine, sizeof mine));
+  cudaDeviceProp mine;
+  if (cudaGetDeviceProperties(&mine, comm->device)) return say(ncclUnhandledCudaError, "no GPU");
+  const char* id = mine.uuid.bytes;
+  const auto all = comm->exchange({'i'}, copy(id, sizeof mine.uuid.bytes));
   const char* may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   for (int r = 0; r < size; ++r) {
-    const bool is_mine = std::memcmp(all[r].data(), &mine, sizeof mine) == 0;
+    const bool is_mine = std::memcmp(all[r].data(), id, all[r].size()) == 0;
     if (r == rank || !is_mine || (may_share && std::string(may_share) == "1")) continue;
     return say(ncclInvalidUsage,
                "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
-                   std::to_string(r) + " both on CUDA device " + std::to_string(mine + 1) + "000");
+                   std::to_string(r) + " both on CUDA device " + std::to_string(mine.pciBusID) +
+                   "000");
   }
   *made = comm;
   return ncclSuccess;
@@ -177,11 +194,21 @@ ncclResult_t ncclMemAlloc(void** bytes, size_t size) {
 ncclResult_t ncclMemFree(void* bytes) {
   return cudaFree(bytes) ? ncclUnhandledCudaError : ncclSuccess;
 }
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t,
-                                      ncclScalarResidence_t, ncclComm_t) {
-  return say(ncclInvalidUsage, "the simulated NCCL has no PREMUL_SUM");
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* operation, void* factor, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t) {
+  Factor read = [=] { return copy(factor, width(type)); };
+  if (residence == ncclScalarHostImmediate) read = [value = read()] { return value; };
+  std::lock_guard<std::mutex> guard(factors_lock);
+  static int last = ncclNumOps;  // which stands for all of them in what ranks ask for
+  *operation = static_cast<ncclRedOp_t>(++last);
+  factors[last] = read;
+  return ncclSuccess;
 }
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t operation, ncclComm_t) {
+  std::lock_guard<std::mutex> guard(factors_lock);
+  factors.erase(operation);
+  return ncclSuccess;
+}
 
 ncclResult_t ncclGroupStart() {
   ++depth;
@@ -202,15 +229,20 @@ static ncclResult_t collect(const Request& request, const void* from, size_t siz
   return submit(comm, stream, [=] { use(comm->exchange(request, copy(from, size))); });
 }
 // Of `given` elements, `count` from the one numbered `first` on go to the root; -1: to all ranks.
-static ncclResult_t reduce(const Request& request, const void* from, size_t given, void* to,
+static ncclResult_t reduce(Request request, const void* from, size_t given, void* to,
                            size_t first, ncclComm_t comm, cudaStream_t stream) {
+  const Factor factor = factor_of(request.operation);
+  if (factor) request.operation = ncclNumOps;
   const auto type = static_cast<ncclDataType_t>(request.type);
   if (!with_type(type, [](auto*) {}))
     return say(ncclInvalidArgument, "the simulated NCCL reduces no 8-bit floating-point numbers");
-  return collect(request, from, given * width(type), comm, stream, [=](const auto& all) {
-    if (request.root >= 0 && request.root != comm->rank) return;
+  return submit(comm, stream, [=] {
+    Bytes mine = copy(from, given * width(type));
     with_type(type, [&](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
+      if (factor) multiply<T>(mine, factor());
+      const auto all = comm->exchange(request, mine);
+      if (request.root >= 0 && request.root != comm->rank) return;
       reduce_as<T>(all, first, request.count, static_cast<ncclRedOp_t>(request.operation), to);
     });
   });

@@ -16,8 +16,16 @@ T combine(T a, T b, ncclRedOp_t operation) {
     case ncclProd: return a * b;
     case ncclMax: return a < b ? b : a;
     case ncclMin: return b < a ? b : a;
-    default: return a + b;  // sum, and average
+    default: return a + b;  // sum, average, and sum of products
   }
+}
+
+// What a rank gives, times its factor.
+template <class T>
+void multiply(std::vector<char>& given, const std::vector<char>& factor) {
+  T* elements = reinterpret_cast<T*>(given.data());
+  const T by = *reinterpret_cast<const T*>(factor.data());
+  for (size_t i = 0; i < given.size() / sizeof(T); ++i) elements[i] = elements[i] * by;
 }
 
 // From what each rank gave, element by element, from the element `first` on.

@@ -30,6 +30,7 @@ cudaError_t break_capture();                                    // the host may 
 int current_device();
 int physical(int device);                      // its number on the machine, whatever is visible
 int number(const char* variable);              // of an environment variable that `gpus` sets
+void announce();                               // which GPU this process uses, once, on stderr
 cudaError_t fail(cudaError_t error);           // remembers the error, as cudaGetLastError asks
 
 }  // namespace simulated
