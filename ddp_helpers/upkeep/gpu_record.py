@@ -11,10 +11,11 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from ddp_helpers import ROOT
+from ddp_helpers import ROOT, PlainError
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
+from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 
 COMMITTED = ROOT / "notebooks" / "results" / "gpu"
@@ -101,12 +102,22 @@ def _draw_step(ax: Axes, lanes: dict[str, list]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
+def keep(folder: Path) -> None:
+    """Draw the figures that stay beside a record. Raises PlainError for one of simulated GPUs."""
+    record = read_record(folder)
+    if record["facts"]["seen"].get("simulated"):
+        cure = "make gpu, where a real GPU is, and without ddp-course gpus"
+        raise PlainError(f"{folder} is of simulated GPUs, whose times mean nothing: {cure}")
+    for step, draw in {"speed": draw_speed, "overlap": draw_overlap}.items():
+        figure = folder / f"{step}.png"
+        if record.get(step, {}).get("ended") == "by itself" and not figure.exists():
+            print("drawn:", draw(record).save(figure).relative_to(ROOT))
+
+
 if __name__ == "__main__":
     records = [path.parent for folder in _FOLDERS for path in folder.glob("*/record.jsonl")]
     if records:
-        newest = max(records, key=lambda folder: folder.stat().st_mtime)
-        record = read_record(newest)
-        for step, draw in {"speed": draw_speed, "overlap": draw_overlap}.items():
-            figure = newest / f"{step}.png"
-            if record.get(step, {}).get("ended") == "by itself" and not figure.exists():
-                print("drawn:", draw(record).save(figure).relative_to(ROOT))
+        try:
+            keep(max(records, key=lambda folder: folder.stat().st_mtime))
+        except PlainError as error:
+            stop(str(error))

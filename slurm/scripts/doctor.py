@@ -386,6 +386,7 @@ def find_sum(case: Case) -> str:
 def _form_and_reduce(case: Case, device: torch.device) -> str:
     """Form the group of all ranks, and all-reduce tensors of all sizes; every rank calls it."""
     on_gpu = device.type == "cuda"
+    is_simulated = on_gpu and "SIMULATED_GPUS" in os.environ  # by `ddp-course gpus`: no speed
     if on_gpu:
         torch.cuda.set_device(device)  # each thread has a current GPU
     # An error, in place of an abort; torchrun has set it to 1 for its ranks.
@@ -399,13 +400,14 @@ def _form_and_reduce(case: Case, device: torch.device) -> str:
         device_id=device if on_gpu else None,
     )
     try:
-        large = torch.full((2**26 if on_gpu else 2**22,), case.rank + 1.0, device=device)
+        most = 2**26 if on_gpu and not is_simulated else 2**22
+        large = torch.full((most,), case.rank + 1.0, device=device)
         dist.all_reduce(large)
         right = case.size * (case.size + 1) / 2
         wrong = large[large != right][:1].tolist()  # also what is not a number
         large.zero_()  # sums of sums would overflow below
         sizes = {name: large[:floats] for name, floats in _SIZES.items() if floats <= len(large)}
-        seconds = {name: _seconds_of(part) for name, part in sizes.items()}
+        seconds = {name: _seconds_of(part) for name, part in sizes.items() if not is_simulated}
         name = type(dist.distributed_c10d._get_default_group()._get_backend(device)).__name__
     finally:
         capture(dist.destroy_process_group)  # what was wrong before counts
@@ -413,6 +415,8 @@ def _form_and_reduce(case: Case, device: torch.device) -> str:
         raise CheckFailed(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
     if case.rank:
         return ""
+    if is_simulated:
+        return f"right sums over {name}; simulated GPUs, so no speed"
     speeds = ", ".join(f"{name} {1e3 * each:.3g} ms" for name, each in seconds.items())
     busbw = large.nbytes / [*seconds.values()][-1] * 2 * (case.size - 1) / case.size / 1e9
     return f"right sums over {name}; {speeds}; busbw {busbw:.2f} GB/s"
@@ -520,7 +524,8 @@ def find_device(case: Case) -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[device.index :][:1]
     part = "".join(f" {name}" for name in given if name.startswith("MIG-"))
     case.gpu = f"GPU {card.uuid}{part} on {case.host}"
-    return [case.gpu, case.device]
+    simulated = " (simulated)" if "SIMULATED_GPUS" in os.environ else ""  # by `ddp-course gpus`
+    return [case.gpu, case.device + simulated]
 
 
 def compare_devices(rank: int, devices: dict) -> str:

@@ -62,7 +62,7 @@ def main() -> int:
                 break
     finally:
         print_table(lines)
-    if not args.cpu:  # what CPUs show is no record of a GPU
+    if not (args.cpu or SIMULATED):  # what CPUs show is no record of a GPU
         print(f"send this folder to the course, or commit it: {out}")
     if lines[-1]["ended"] == "interrupted":
         return 130
@@ -86,7 +86,8 @@ def read_flags() -> Namespace:
         cure = f"download_data.py --data {args.data} gets them, where there is a network"
         parser.error(f"--data {args.data} has no MNIST/raw/{missing[0]}-ubyte: {cure}")
     in_course = (COURSE / "notebooks" / "results").is_dir()
-    home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
+    place = "build" if args.cpu or SIMULATED else "notebooks/results"
+    home = COURSE / place if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
     args.ranks, args.gpus, args.visible = 0, 0, ""  # `facts` will tell
     return args
@@ -185,6 +186,7 @@ HERE = PROGRAM.parent
 COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
 if not (COURSE / "notebooks" / "spirals.py").exists():
     COURSE = HERE
+SIMULATED = "SIMULATED_GPUS" in os.environ  # by `ddp-course gpus`
 MNIST = [f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 COUNTER = itertools.count()
 
@@ -460,7 +462,7 @@ def facts(step: Step) -> None:
     most = max((ranks for ranks in (1, 2, 4, 8) if ranks <= gpus), default=0)
     ranks = 2 if step.cpu else alone if gpus == 1 else most
     step.note(counted=counted, gpus=gpus, names=names, visible=visible, why=why, nccl=nccl)
-    step.note(bf16=bf16, ranks=ranks)
+    step.note(bf16=bf16, ranks=ranks, simulated=SIMULATED and bool(gpus))
     where = f"{gpus} x {names[0]}" if gpus else f"{cpus_of_rank()} CPUs"
     step.note(ok=bool(gpus or step.cpu), found=f"{where}, torch {torch.__version__}")
 

@@ -4,8 +4,9 @@ import json
 import re
 
 from pages import DOCS, rows
+from refusals import refused
 
-from ddp_helpers.upkeep.gpu_record import COMMITTED, read_record
+from ddp_helpers.upkeep.gpu_record import COMMITTED, keep, read_record
 
 PAGE = (DOCS / "gpus.md").read_text()
 
@@ -64,3 +65,12 @@ def test_a_record_that_contradicts_the_page_is_noticed(tmp_path):
         said = contradictions(read_record(tmp_path), PAGE)
         assert len(said) == expected
     assert re.search("nothing overlaps.*newer class 80%", said[0])
+
+
+def test_no_figure_is_drawn_from_a_record_of_simulated_gpus(tmp_path):
+    """The line is what the step writes on them, and the control what it writes on a GPU; neither has a figure to draw."""
+    line = {"step": "facts", "ended": "by itself", "seen": {"gpus": 1, "simulated": True}}
+    (tmp_path / "record.jsonl").write_text(json.dumps(line) + "\n")
+    refused(keep, tmp_path, named=(str(tmp_path), "simulated", "make gpu"))
+    (tmp_path / "record.jsonl").write_text(json.dumps(line | {"seen": {"gpus": 1, "simulated": False}}) + "\n")
+    keep(tmp_path)

@@ -71,7 +71,8 @@ def find_device(case: Case) -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[device.index :][:1]
     part = "".join(f" {name}" for name in given if name.startswith("MIG-"))
     case.gpu = f"GPU {card.uuid}{part} on {case.host}"
-    return [case.gpu, case.device]
+    simulated = " (simulated)" if "SIMULATED_GPUS" in os.environ else ""  # by `ddp-course gpus`
+    return [case.gpu, case.device + simulated]
 
 
 def compare_devices(rank: int, devices: dict) -> str:

@@ -19,6 +19,7 @@ HERE = PROGRAM.parent
 COURSE = HERE.parents[1]  # where it stands in the course's slurm/scripts, as it is committed
 if not (COURSE / "notebooks" / "spirals.py").exists():
     COURSE = HERE
+SIMULATED = "SIMULATED_GPUS" in os.environ  # by `ddp-course gpus`
 MNIST = [f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 COUNTER = itertools.count()
 

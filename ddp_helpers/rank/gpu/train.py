@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_helpers.rank.gpu.step import COURSE, HERE, Step, difference, found, metrics, raw_file
+from ddp_helpers.rank.gpu.step import (
+    COURSE,
+    HERE,
+    SIMULATED,
+    Step,
+    difference,
+    found,
+    metrics,
+    raw_file,
+)
 from ddp_helpers.rank.launchers import cpus_of_rank
 
 
@@ -59,7 +68,7 @@ def facts(step: Step) -> None:
     most = max((ranks for ranks in (1, 2, 4, 8) if ranks <= gpus), default=0)
     ranks = 2 if step.cpu else alone if gpus == 1 else most
     step.note(counted=counted, gpus=gpus, names=names, visible=visible, why=why, nccl=nccl)
-    step.note(bf16=bf16, ranks=ranks)
+    step.note(bf16=bf16, ranks=ranks, simulated=SIMULATED and bool(gpus))
     where = f"{gpus} x {names[0]}" if gpus else f"{cpus_of_rank()} CPUs"
     step.note(ok=bool(gpus or step.cpu), found=f"{where}, torch {torch.__version__}")
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ddp_helpers.rank.gpu.outside import NO_TIME, STEPS, take_step, verdict
 from ddp_helpers.rank.gpu.probes import PROBES
-from ddp_helpers.rank.gpu.step import COURSE, MNIST, Step, raw_file
+from ddp_helpers.rank.gpu.step import COURSE, MNIST, SIMULATED, Step, raw_file
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
                 break
     finally:
         print_table(lines)
-    if not args.cpu:  # what CPUs show is no record of a GPU
+    if not (args.cpu or SIMULATED):  # what CPUs show is no record of a GPU
         print(f"send this folder to the course, or commit it: {out}")
     if lines[-1]["ended"] == "interrupted":
         return 130
@@ -82,7 +82,8 @@ def read_flags() -> Namespace:
         cure = f"download_data.py --data {args.data} gets them, where there is a network"
         parser.error(f"--data {args.data} has no MNIST/raw/{missing[0]}-ubyte: {cure}")
     in_course = (COURSE / "notebooks" / "results").is_dir()
-    home = COURSE / ("build" if args.cpu else "notebooks/results") if in_course else Path.cwd()
+    place = "build" if args.cpu or SIMULATED else "notebooks/results"
+    home = COURSE / place if in_course else Path.cwd()
     args.out = (args.out or home / "gpu").resolve()
     args.ranks, args.gpus, args.visible = 0, 0, ""  # `facts` will tell
     return args

@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <thread>
 
 using namespace simulated;
@@ -48,7 +48,9 @@ Bytes ncclComm::take(const std::string& name, const Request& expected) {
   Request theirs;
   file.read(reinterpret_cast<char*>(&theirs), sizeof theirs);
   if (std::memcmp(&theirs, &expected, sizeof theirs) != 0) until([] { return false; });
-  return Bytes(std::istreambuf_iterator<char>(file), {});
+  Bytes bytes(std::filesystem::file_size(path(name)) - sizeof theirs);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
 }
 
 std::vector<Bytes> ncclComm::exchange(const Request& request, const Bytes& mine) {
