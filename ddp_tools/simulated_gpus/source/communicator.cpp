@@ -120,6 +120,11 @@ void ncclComm::start(cudaStream_t stream, std::vector<Call> calls) {
   }).detach();
 }
 
+bool ncclComm::is_idle() {
+  std::lock_guard<std::mutex> guard(lock);
+  return done(last);
+}
+
 void ncclComm::wait_for_all() {
   Work all;
   {

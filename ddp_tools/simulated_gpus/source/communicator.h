@@ -50,6 +50,7 @@ struct ncclComm {
   // Does the calls' work when the stream, and this communicator's calls before, have come to it.
   void start(cudaStream_t stream, std::vector<simulated::Call> calls);
   void wait_for_all();
+  bool is_idle();
   // A folder for the ranks that chose this color in the exchange just made.
   std::string subfolder(int color) const;
   void abort() { aborted = true; }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 using namespace simulated;
@@ -158,11 +159,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 // A communicator stays in memory: its threads, and torch's watchdog, may still look at it.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return ncclCommFinalize(comm); }
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
   if (comm) comm->abort();
   return ncclSuccess;
 }
-ncclResult_t ncclCommRevoke(ncclComm_t comm, int) { return ncclCommAbort(comm); }
+// NCCL frees the communicator before it returns. In this time, here a second, the stream is free
+// again: under torchrun, whose ranks abort, a script goes on with what its peers have not given.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const bool was_waiting = comm && !comm->is_idle();
+  ncclCommRevoke(comm, 0);
+  const char* seconds = std::getenv("SIMULATED_GPUS_ABORT_SECONDS");  // a test has it last longer
+  if (was_waiting) std::this_thread::sleep_for(std::chrono::seconds(seconds ? atoi(seconds) : 1));
+  return ncclSuccess;
+}
 
 const char* ncclGetLastError(ncclComm_t comm) {
   return comm && comm->async_error != ncclSuccess ? comm->last_error.c_str() : told.c_str();
