@@ -381,7 +381,8 @@ def restart(step: Step) -> None:
     for script, text in texts.items():
         print(f"---- {script}\n{text}")
     lived = {script: "lived" in text for script, text in texts.items()}
-    begun = {script: text.count("rank 0 of") for script, text in texts.items()}
+    first = f"rank 0 of {step.size} on"
+    begun = {script: text.count(first) for script, text in texts.items()}
     step.note(statuses=statuses, begun=begun, lived=lived)
     as_told = lived["mnist_ddp_resumable"] and not lived.get("mnist_ddp", False)
     step.note(ok=as_told and {*begun.values()} == {2})
@@ -934,6 +935,9 @@ def probe_again(script: str, seconds: str, lives: str) -> None:
 
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         probe_late(seconds, script)
+        # NCCL: under torchrun the watchdog aborts the all-reduce, and the rank goes on until it
+        # has ended the process.
+        time.sleep(600)
     rank, _, _ = join(60, script)
     time.sleep(float(lives))
     dist.barrier()

@@ -70,7 +70,8 @@ def restart(step: Step) -> None:
     for script, text in texts.items():
         print(f"---- {script}\n{text}")
     lived = {script: "lived" in text for script, text in texts.items()}
-    begun = {script: text.count("rank 0 of") for script, text in texts.items()}
+    first = f"rank 0 of {step.size} on"
+    begun = {script: text.count(first) for script, text in texts.items()}
     step.note(statuses=statuses, begun=begun, lived=lived)
     as_told = lived["mnist_ddp_resumable"] and not lived.get("mnist_ddp", False)
     step.note(ok=as_told and {*begun.values()} == {2})

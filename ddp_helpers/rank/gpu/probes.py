@@ -215,6 +215,9 @@ def probe_again(script: str, seconds: str, lives: str) -> None:
 
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         probe_late(seconds, script)
+        # NCCL: under torchrun the watchdog aborts the all-reduce, and the rank goes on until it
+        # has ended the process.
+        time.sleep(600)
     rank, _, _ = join(60, script)
     time.sleep(float(lives))
     dist.barrier()
