@@ -18,6 +18,7 @@ from pathlib import Path
 from ddp_helpers import PlainError
 
 _SOURCE = Path(__file__).parent / "source"
+_MISSING = Path(__file__).parent / "missing.py"
 # What the wheels' headers include beyond cuda_runtime_api.h is for nvcc: taken as included already.
 _CLOSED = ("CUDA_RUNTIME", "CUDA_FP16", "CUDA_BF16", "CUDA_FP8")
 # The headers of torch 2.14 need C++20; the sources are C++17.
@@ -31,6 +32,7 @@ def load():
         lack = f"this is torch {{torch.__version__}}, the simulated GPUs are built for {version}"
         raise RuntimeError(f"{{lack}}: start ddp-course with the Python that runs the script")
     torch.ops.load_library({library!r})
+    import simulated_gpus_missing
 """
 _ENTRY = "[torch.backends]\nsimulated_gpus = simulated_gpus_loader:load\n"
 
@@ -44,7 +46,7 @@ def build() -> Path:
     compiler = _find_compiler()
     command = [compiler, *_FLAGS, *_header_folders(torch)]
     kind = f"{version} {torch} {compiler} {_run([compiler, '--version'])}".encode()
-    files = sorted(path for path in [*_SOURCE.rglob("*"), Path(__file__)] if path.is_file())
+    files = sorted(filter(Path.is_file, [*_SOURCE.rglob("*"), _MISSING, Path(__file__)]))
     checksum = hashlib.sha256(kind + b"".join(path.read_bytes() for path in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp-course"
     folder = cache / f"simulated-gpus-{checksum[:16]}"
@@ -153,3 +155,4 @@ def _write_loader(folder: Path, version: str, library: Path) -> None:
     (info / "entry_points.txt").write_text(_ENTRY)
     text = _LOADER.format(version=version, library=str(library))
     (info.parent / "simulated_gpus_loader.py").write_text(text)
+    shutil.copyfile(_MISSING, info.parent / "simulated_gpus_missing.py")

@@ -66,6 +66,7 @@ def environment(folder: Path, count: int, memory_mb: int) -> dict[str, str]:
     for name, path in first.items():
         env[name] = f"{path}:{env[name]}" if env.get(name) else str(path)
     env |= {"SIMULATED_GPUS": str(count), "SIMULATED_GPUS_MEMORY_MB": str(memory_mb)}
+    env["TORCH_DISABLE_NATIVE_JIT"] = "1"  # else some operators go to Triton, past the simulation
     return env | {"SIMULATED_GPUS_FOLDER": str(folder)}
 
 

@@ -6,8 +6,11 @@
 #include "simulated.h"  // before torch's, whose own way to CUDA's headers build.py closes
 
 #include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -58,7 +61,10 @@ IValue change_tensors(const IValue& value, const Change& change) {
   return value;
 }
 
-Tensor dense(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : t.contiguous(); }
+Tensor dense(const Tensor& given) {
+  const Tensor t = given.resolve_conj().resolve_neg();
+  return t.is_non_overlapping_and_dense() ? t : t.contiguous();
+}
 
 // The tensors of one call: each of the GPU's with one of the CPU that has the same bytes.
 class Loans {
@@ -71,6 +77,8 @@ class Loans {
     auto* impl = cpu.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(ours.sizes(), ours.strides(), ours.storage_offset());
     if (ours.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+    impl->_set_conj(ours.is_conj());
+    impl->_set_neg(ours.is_neg());
     pairs_.emplace_back(ours, cpu);
     return cpu;
   }
@@ -280,20 +288,24 @@ class OnTheCPU : public c10::OperatorKernel {
 bool runs_no_kernel(const OperatorHandle& op) {
   static const std::set<std::string> known = {
       "aten::empty",     "aten::empty_strided", "aten::set_",          "aten::resize_",
-      "aten::is_set_to", "aten::record_stream", "aten::_local_scalar_dense"};
+      "aten::is_set_to", "aten::record_stream", "aten::_local_scalar_dense",
+      "aten::_efficientzerotensor", "aten::_fused_sdp_choice", "aten::_use_cudnn_ctc_loss",
+      "aten::_use_miopen_ctc_loss"};
   const auto& returns = op.schema().returns();
   const bool is_view = !returns.empty() && returns[0].alias_info() &&
                        !returns[0].alias_info()->isWrite();
   return is_view || known.count(op.schema().name());
 }
 
-// There are no kernels of cuDNN to choose; attention is computed by plain operators.
-void choose_plain_operators() {
-  auto& context = at::globalContext();
-  context.setUserEnabledCuDNN(false);
-  context.setSDPUseFlash(false);
-  context.setSDPUseMemEfficient(false);
-  context.setSDPUseCuDNN(false);
+// Attention is computed by plain operators, unless there is no kernel that a GPU could take.
+int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                         const std::optional<Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool grouped) {
+  const int64_t choice = at::_ops::_fused_sdp_choice::redispatch(
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), query, key, value, mask, dropout, causal, scale,
+      grouped);
+  const auto none = static_cast<int64_t>(at::SDPBackend::error);
+  return choice == none ? none : static_cast<int64_t>(at::SDPBackend::math);
 }
 
 // To replace an operator is what torch warns of.
@@ -317,7 +329,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedKernel(
         c10::BoxedKernel::makeFromFunctor(std::move(kernel))));
   }
-  choose_plain_operators();
+  at::globalContext().setUserEnabledCuDNN(false);  // there are no kernels of cuDNN to choose
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(choose_attention);
 }
 
 }  // namespace
