@@ -1,11 +1,13 @@
-"""Which device a rank takes: GPUs are pretended, those that CUDA cannot use among them."""
+"""Which device a rank takes: on simulated GPUs, and on pretended ones that CUDA cannot use."""
 
+import json
 import os
 import sys
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from simulated import run
 
 from ddp_helpers.launch import launchers
 from ddp_helpers.launch.machine import machine
@@ -19,51 +21,58 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Have this process see so many GPUs, of which CUDA can use all or, with an error, none; gives what is claimed."""
+    """Have this process see so many GPUs, none of which CUDA can use, for this reason."""
 
-    def start(count, error=""):
-        claimed = []
-
-        def run_kernel(*size, device):
-            if error:
-                raise RuntimeError(error)
-            return torch.ones(*size)
-
+    def start(count, error):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
-        monkeypatch.setattr(torch, "zeros", run_kernel)
+        monkeypatch.setattr(torch.cuda, "set_device", Mock())
+        monkeypatch.setattr(torch, "zeros", Mock(side_effect=RuntimeError(error)))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        return claimed
 
     return start
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
-@pytest.mark.parametrize("local_rank", range(4))
-def test_a_rank_claims_a_gpu_of_its_own_or_the_one_that_it_is_shown_or_stops(gpus, local_rank, pretend):
-    claimed = pretend(gpus)
-    if local_rank >= gpus > 1:
-        with pytest.raises(SystemExit, match=rf"local rank {local_rank} has no GPU \({gpus} here\): start {gpus} "):
-            pick_device(local_rank)
-    elif gpus:
-        assert [pick_device(local_rank)] == claimed == [torch.device("cuda", local_rank if gpus > 1 else 0)]
-    assert gpus or pick_device(local_rank) == CPU
-    assert pick_device(local_rank, no_cuda=True) == CPU and len(claimed) <= 1
+PICKS = """
+import json, os, sys
+from ddp_helpers.rank.device import pick_device
+for visible, local_rank, env in json.loads(sys.argv[1]):
+    if not os.fork():  # CUDA lives in one process, and torch is imported once
+        os.environ |= {"CUDA_VISIBLE_DEVICES": visible} | env
+        try:
+            picked = [str(pick_device(local_rank, no_cuda)) for no_cuda in (True, False)]
+        except SystemExit as stopped:
+            picked = str(stopped)
+        print(json.dumps(picked), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1"}
+MAY_SHARE = TORCHRUN | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
-@pytest.mark.parametrize(("variable", "stops"), [("", True), ("1", False)])
-def test_two_ranks_of_torchrun_on_one_gpu_stop_unless_nccl_was_told(variable, stops, pretend, monkeypatch):
-    claimed = pretend(1)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", variable)
-    assert pick_device(0) == torch.device("cuda", 0)
-    if stops:
-        with pytest.raises(
-            SystemExit, match=r"local rank 1 has no GPU \(1 here\): start 1 on a node, or give --no-cuda"
-        ):
-            pick_device(1)
-    else:
-        assert [*claimed, pick_device(1)] == [torch.device("cuda", 0)] * 2
+def picked(simulated_gpus, cases):
+    """What each rank takes with --no-cuda and without, or the line with which it stops, on simulated GPUs."""
+    done = run(simulated_gpus, [sys.executable, "-c", PICKS, json.dumps(cases)], gpus=4)
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_a_rank_claims_a_gpu_of_its_own_or_the_one_that_it_is_shown_or_stops(simulated_gpus):
+    cases = [(count, local_rank) for count in (0, 1, 2, 4) for local_rank in range(4)]
+    visible = [("0,1,2,3"[: max(0, 2 * count - 1)], local_rank, {}) for count, local_rank in cases]
+    for (count, local_rank), seen in zip(cases, picked(simulated_gpus, visible), strict=True):
+        if local_rank >= count > 1:
+            assert (
+                seen == f"local rank {local_rank} has no GPU ({count} here): start {count} on a node, or give --no-cuda"
+            )
+        else:
+            mine = f"cuda:{local_rank if count > 1 else 0}"
+            assert seen == ["cpu", mine if count else "cpu"]
+
+
+def test_two_ranks_of_torchrun_on_one_gpu_stop_unless_nccl_was_told(simulated_gpus):
+    cases = [("0", local_rank, env) for env in (TORCHRUN, MAY_SHARE) for local_rank in (0, 1)]
+    stops = "local rank 1 has no GPU (1 here): start 1 on a node, or give --no-cuda"
+    assert picked(simulated_gpus, cases) == [["cpu", "cuda:0"], stops, ["cpu", "cuda:0"], ["cpu", "cuda:0"]]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +104,10 @@ GIVEN = {  # what stands in the environment of a process that was given GPUs, an
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_gpus_that_were_given_and_are_not_seen_stop_a_run(case, pretend, monkeypatch):
+def test_gpus_that_were_given_and_are_not_seen_stop_a_run(case, monkeypatch):
     env, says = GIVEN[case]
-    pretend(0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # also where there are some
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     if says:
