@@ -58,8 +58,9 @@ class Site:
 
         The learner's own file, ~/.config/ddp-course/site.toml, adds its `sbatch` options behind
         the site's, where Slurm takes the last of equal ones; other keys of it take the place of the
-        site's. At `local`, where another cluster's account is not known, it does not count. Raises
-        JobError where there is no such site, or a key of it cannot be used.
+        site's. At `local`, where another cluster's account is not known, it does not count; there
+        scripts are kept from GPUs unless `ddp-course gpus` simulates them. Raises JobError where
+        there is no such site, or a key of it cannot be used.
         """
         path = Path(name) if str(name).endswith(".toml") else SITES / f"{name}.toml"
         is_file = False
@@ -76,6 +77,8 @@ class Site:
             learners = _read_keys(own)
             options = values.get("sbatch", ()) + learners.get("sbatch", ())
             values |= learners | {"sbatch": options}
+        if path.stem == "local" and "SIMULATED_GPUS" in os.environ:  # then the ranks can use them
+            values["script_args"] = ()
         return cls(path.stem, **values)
 
 

@@ -105,7 +105,8 @@ def _child(call: str) -> list[str]:
 
 def _here(course: Path) -> dict[str, str]:
     """Return the environment of a process that takes the packages from this copy of the course."""
-    return os.environ | {"PYTHONPATH": str(course)}
+    inherited = os.environ.get("PYTHONPATH")  # simulated GPUs stand there
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(course), inherited]))}
 
 
 def _run(name: str, ranks: int, text: str, beside: Path | None, limit: float, alone: bool) -> str:

@@ -68,7 +68,7 @@ def test_a_record_that_contradicts_the_page_is_noticed(tmp_path):
 
 
 def test_no_figure_is_drawn_from_a_record_of_simulated_gpus(tmp_path):
-    """The line is what the step writes on them, and the control what it writes on a GPU; neither has a figure to draw."""
+    """The line is what the step writes on them, and the control what it writes on a GPU; neither has figures."""
     line = {"step": "facts", "ended": "by itself", "seen": {"gpus": 1, "simulated": True}}
     (tmp_path / "record.jsonl").write_text(json.dumps(line) + "\n")
     refused(keep, tmp_path, named=(str(tmp_path), "simulated", "make gpu"))

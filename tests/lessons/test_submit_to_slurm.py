@@ -126,6 +126,9 @@ def test_a_sites_flags_reach_slurms_commands_and_its_gpus_the_cells(monkeypatch,
         monkeypatch.delenv(name)
     flags = start.flags_of("local", gpus_per_node=4)
     assert flags == ("--gres=gpu:1", "--gres=gpu:2", "--gres=gpu:4", "--no-cuda")
+    with monkeypatch.context() as patch:
+        patch.setenv("SIMULATED_GPUS", "4")
+        assert start.flags_of("local", gpus_per_node=4) == (*flags[:3], "")
     assert {name: os.environ.get(name) for name in names} == {
         name: "course" if name.endswith("PARTITION") else None for name in names
     }

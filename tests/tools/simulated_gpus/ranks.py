@@ -34,6 +34,15 @@ def reduced(dtype, op):
     return numbers.tolist()
 
 
+def scaled(dtype):
+    """Sums of what each rank gives times a half, as FSDP2 asks for in 16 bits: all of it, and this rank's part."""
+    half = torch.tensor(0.5, device=GPU) if dtype is torch.float32 else 0.5  # torch reads a tensor in 32 bits alone
+    given, part = torch.tensor([2, 4], dtype=dtype, device=GPU) * (RANK + 1), torch.zeros(1, dtype=dtype, device=GPU)
+    dist.reduce_scatter_tensor(part, given, dist._make_nccl_premul_sum(half))
+    dist.all_reduce(given, dist._make_nccl_premul_sum(half))
+    return given.tolist() + part.tolist()
+
+
 def moved():
     """What each collective that only moves numbers brings here, where rank r gives 10 r, 10 r + 1."""
     mine = torch.arange(2.0, device=GPU) + 10 * RANK
@@ -90,6 +99,7 @@ def collectives():
     answer["sums"] = {str(dtype): reduced(dtype, dist.ReduceOp.SUM) for dtype in DTYPES}
     operations = ("AVG", "MAX", "MIN", "PRODUCT")
     answer["reduced"] = {op: reduced(torch.float32, getattr(dist.ReduceOp, op)) for op in operations}
+    answer["scaled"] = {str(dtype): scaled(dtype) for dtype in DTYPES[:4]}
     answer["cpu"] = error_of(lambda: dist.all_reduce(torch.ones(2)))
     # Rank 1 comes late.
     if RANK:
