@@ -5,9 +5,11 @@ Or silent there too, as on a real GPU: the second table says why, and has the pl
 
 import json
 import re
+import shlex
 import sys
 
 import pytest
+import yaml
 from changed_text import replaced
 from notebook_texts import cells
 from real import python
@@ -15,6 +17,8 @@ from simulated import FORKED, built, run
 
 from ddp_helpers import ROOT
 
+PAGE = (ROOT / "docs" / "gpus.md").read_text()
+OTHER = "simple_ddp with the page's diff"
 DRIVER = FORKED.with_name("planted_programs.py")
 # Each program: the file, or the number of a notebook and texts of its cells; its ranks; and its flags.
 PROGRAMS = {
@@ -55,7 +59,7 @@ some = range(32)
 climb = lambda rung, model, batches: train(model, Adadelta(model.parameters()), batches)
 """
 LOADS = 'print("begins", load("run.pt", {}), flush=True)\n'
-ENDS = {"01": "", "11": LOADS}
+BOTH = ('"nccl" if options', '"cpu:gloo,cuda:nccl" if options')  # of which notebook 11 says that its loop needs it
 LEAVE = "dist.barrier()\ndist.destroy_process_group()\n"
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but "
@@ -264,7 +268,7 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
         TWO_DEVICES,
         "target = features[:, :1] + noise",
     ),
-    "11: its question and its place are on the CPU, as the notebook says": ("11", [], OF_THE_CPU, "dist.broadcast("),
+    "11: NCCL alone, where its loop asks CPU tensors": ("11", [BOTH[::-1]], OF_THE_CPU, "dist.broadcast("),
     "14: the batch is made on the CPU": (
         "14",
         [("torch.randn(2, 8, device=device)", "torch.randn(2, 8)")],
@@ -272,9 +276,6 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
         "ddp_model(torch.randn(",
     ),
 }
-AS_IT_IS = {
-    "11"
-}  # this one, without a change, is a fault under NCCL: with the group that the notebook names it is none
 LEFT = "    dist.barrier()  # srun"
 # Silent on GPUs as well: what is printed on the last rank there, with the planted line that prints it.
 SILENT = {
@@ -326,11 +327,6 @@ SILENT = {
         "epoch 1: test accuracy",
     ),
     "01: an order on the CPU: it is copied": ("01", [("len(some), device=device)", "len(some))")], ""),
-    "11: the group of both backends takes tensors of both": (
-        "11",
-        [('"nccl" if options else "gloo", **options', '"cpu:gloo,cuda:nccl" if options else "gloo"')],
-        "begins (1, 0)",
-    ),
 }
 
 
@@ -344,13 +340,22 @@ def text_of(program):
     found = [[text for text in cells(path, "code") if mark in text] for mark in marks]
     assert all(len(texts) == 1 for texts in found), f"not once in {path}: {marks}"
     parts = [re.sub(r"^%%.*\n", "", text) for [text] in found]
-    return "\n".join([ONE, *parts]) if number == "01" else "\n".join([GROUP, *parts, ENDS.get(number, ""), LEAVE])
+    begin = replaced(GROUP, [BOTH]) if number == "11" else GROUP
+    return "\n".join([ONE, *parts] if number == "01" else [begin, *parts, LOADS * (number == "11"), LEAVE])
+
+
+def diff_of_the_page():
+    """The changes that serve other makers' devices: what stands there, and what comes in its place."""
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
+    hunks = [hunk.splitlines(keepends=True)[1:] for hunk in re.split(r"^@@", diff, flags=re.M)[1:]]
+    return [tuple("".join(line[1:] for line in hunk if line[0] in signs) for signs in (" -", " +")) for hunk in hunks]
 
 
 def plan(folder, digits):
     """Write all programs, as they are and planted; returns their command lines, and their ranks."""
     planted = {name: (program, changes) for name, (program, changes, *_) in (SEEN | SILENT).items()}
-    planted |= {program: (program, []) for program in PROGRAMS if program not in AS_IT_IS}
+    planted |= {program: (program, []) for program in PROGRAMS}
+    planted[OTHER] = ("simple_ddp", diff_of_the_page())
     lines = {}
     for number, (name, (program, changes)) in enumerate(planted.items()):
         (path := folder / str(number) / "planted.py").parent.mkdir(parents=True)
@@ -362,11 +367,17 @@ def plan(folder, digits):
 
 
 @pytest.fixture(scope="module")
-def on_gpus(tmp_path_factory, digits):
+def cache(tmp_path_factory):
+    """The simulated GPUs of this torch."""
+    return built(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def on_gpus(cache, tmp_path_factory, digits):
     """What each rank of each program printed on simulated GPUs, and its exit status."""
     folder = tmp_path_factory.mktemp("gpus")
     (asked := folder / "asked.json").write_text(json.dumps(plan(folder, digits)))
-    done = run(built(tmp_path_factory.mktemp("cache")), [sys.executable, FORKED, DRIVER, asked], gpus=4, memory_mb=512)
+    done = run(cache, [sys.executable, FORKED, DRIVER, asked], gpus=4, memory_mb=512)
     assert done.returncode == 0, done.stderr
     return json.loads(asked.read_text())
 
@@ -386,7 +397,7 @@ def passes(told):
     assert [status for status, _ in told] == [0] * len(told), "\n".join(text for _, text in told)
 
 
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in AS_IT_IS])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_without_a_fault_each_program_passes_on_both(program, on_cpu, on_gpus):
     passes(on_cpu[program])
     passes(on_gpus[program])
@@ -411,5 +422,25 @@ def test_a_fault_that_gpus_forgive_too_is_known(name, on_cpu, on_gpus):
     assert printed in on_gpus[name][-1][1]
 
 
-def test_twenty_faults_or_more_are_seen():
-    assert len(SEEN) >= 20
+def test_the_page_counts_the_faults():
+    assert f"{len(SEEN)} wrong-device faults" in PAGE
+
+
+def test_the_diff_of_the_page_serves_gpus_and_the_cpu_without_a_word_of_cuda(on_cpu, on_gpus):
+    code = [line.split("#")[0] for line in replaced(text_of("simple_ddp"), diff_of_the_page()).splitlines()]
+    assert not [line for line in code if '"nccl"' in line or "torch.cuda" in line or '"cuda"' in line]
+    for told, device in ((on_cpu[OTHER], "cpu"), (on_gpus[OTHER], "cuda:{}")):
+        passes(told)
+        assert all(f"rank {rank} on {device.format(rank)}:" in text for rank, (_, text) in enumerate(told))
+    assert "all 2 ranks hold the same model" in on_gpus[OTHER][0][1]
+
+
+def test_the_job_of_the_page_fails_for_a_tensor_that_stayed_on_the_cpu(cache, tmp_path):
+    [job] = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)]
+    words = shlex.split(job["jobs"]["two-gpus"]["steps"][-1]["run"])
+    assert words[:4] == ["ddp-course", "gpus", "2", "--"] and words[4] == "torchrun"
+    path = tmp_path / "train.py"
+    path.write_text(replaced(text_of("spirals_ddp"), SEEN["an all-reduce of a CPU tensor"][1]))
+    words = [path if word == path.name else word for word in words[5:]]
+    done = run(cache, [sys.executable, "-m", "torch.distributed.run", *words])
+    assert done.returncode == 1 and OF_THE_CPU in done.stderr, done.stderr
