@@ -43,7 +43,9 @@ struct Grouped {
 static thread_local std::vector<Grouped> grouped;
 
 static ncclResult_t start_all() {
+  const int here = current_device();
   for (const Grouped& group : std::exchange(grouped, {})) {
+    cudaSetDevice(group.comm->device);  // the default stream is the one of the current device
     if (!captures(group.stream)) {
       group.comm->start(group.stream, group.calls);
       continue;
@@ -53,6 +55,7 @@ static ncclResult_t start_all() {
       group.comm->wait_for_all();
     });
   }
+  cudaSetDevice(here);
   return ncclSuccess;
 }
 static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Call call) {
@@ -126,6 +129,20 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int size, ncclUniqueId id,
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* made, int size, int rank, int,
                                       ncclUniqueId* ids, ncclConfig_t*) {
   return join(made, size, folder_of(ids[0].internal), rank);
+}
+// One process with all GPUs, as nn.DataParallel.
+ncclResult_t ncclCommInitAll(ncclComm_t* made, int size, const int* devices) {
+  ncclUniqueId id;
+  if (const auto result = ncclGetUniqueId(&id)) return result;
+  std::vector<std::thread> ranks;
+  std::atomic<ncclResult_t> worst{ncclSuccess};
+  for (int rank = 0; rank < size; ++rank)
+    ranks.emplace_back([&, rank] {
+      cudaSetDevice(devices ? devices[rank] : rank);
+      if (const auto result = ncclCommInitRank(&made[rank], size, id, rank)) worst = result;
+    });
+  for (auto& rank : ranks) rank.join();
+  return worst;
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t*) {
   const int wish[] = {color, key, comm->rank};
