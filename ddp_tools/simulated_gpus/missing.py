@@ -1,4 +1,4 @@
-"""Operators that torch has for CUDA alone, made of those that the CPU has, too.
+"""Operators that torch has for CUDA alone, made of those that the CPU has, too; and a few switches.
 
 `build` copies this file beside the loader, which imports it once torch and the library are there.
 """
@@ -116,3 +116,22 @@ for _name, _function in {"lstm": _lstm_cell, "gru": _gru_cell}.items():
     for _key in ("AutogradCUDA", "CPU"):  # the CPU's in inference_mode
         _LIBRARY.impl(f"_thnn_fused_{_name}_cell", _function, _key)
 _LIBRARY.impl("_fused_rms_norm", torch.ops.aten._fused_rms_norm.default.decompose, "AutogradCUDA")
+
+# ---- switches
+
+_load_library = torch.ops.load_library
+
+
+def _load_and_replace(path: str) -> None:
+    _load_library(path)
+    torch.ops.simulated_gpus.replace_operators()
+
+
+torch.ops.load_library = _load_and_replace  # type: ignore[method-assign]
+# There are no kernels of cuDNN to choose, whatever a script says.
+torch._C._set_cudnn_enabled(False)
+torch._C._set_cudnn_enabled = lambda _: None
+vars(torch.backends.cudnn.CudnnModule)["enabled"].setter = torch._C._set_cudnn_enabled
+torch.backends.mha.set_fastpath_enabled(
+    False
+)  # it makes nested tensors, which have no bytes to lend

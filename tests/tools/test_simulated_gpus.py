@@ -148,6 +148,16 @@ def test_operators_compute_what_the_cpu_computes(one_process):
         assert losses[f"cuda torch.{low}"] != losses["cuda torch.float32"]
 
 
+def test_what_has_operators_of_its_own_for_cuda_computes_what_the_cpu_computes(cache, tmp_path):
+    done = run(cache, [sys.executable, SCRIPTS / "operators.py", tmp_path / "answer.json"])
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["off"].pop("control") > 1e-3
+    assert len(answer["off"]) == 17 and all(off < 1e-5 for off in answer["off"].values()), answer["off"]
+    # Its own refusals stay PyTorch's: flash attention takes no float32.
+    assert answer["flash"] == ["torch.float16", "No available kernel. Aborting execution."]
+
+
 BOTH = "RuntimeError: Expected all tensors to be on the same device, but "
 TWO = f"{BOTH}found at least two devices, cuda:0 and cpu!"
 FAULTS = {  # what a GPU does not forgive, in PyTorch's words
@@ -238,6 +248,12 @@ def test_each_collective_brings_what_it_should(two_ranks):
             "objects": [{"rank": 0}, {"rank": 1}],
         }
         assert answer["graph"] == [[1, 1], [1.5, 1.5], [2.25, 2.25], [3.375, 3.375]]
+
+
+def test_sync_batch_norm_and_fsdp_train_as_one_process_with_the_whole_batch(cache, tmp_path):
+    for answer in answers(cache, "training", tmp_path):
+        assert answer["SyncBatchNorm"] < 1e-4 < 1e-2 < answer["BatchNorm"]
+        assert answer["fully_shard"] < 1e-4 < 1e-2 < answer["untrained"]
 
 
 def test_it_waits_for_who_is_late_asks_for_something_else_or_has_died_until_it_is_aborted(two_ranks):

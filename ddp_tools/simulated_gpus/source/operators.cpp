@@ -313,9 +313,12 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+// At first all operators of torch; later what another library has brought since, as torchvision.
+void replace_operators() {
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  static auto& seen = *new std::set<std::string>;
+  const bool is_first = seen.empty();
   auto& dispatcher = c10::Dispatcher::singleton();
   auto names = dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA);
   // These have no kernel for CUDA: they choose one by the device.
@@ -323,13 +326,21 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     names.push_back({chooser, ""});
   for (const auto& name : names) {
     const auto op = dispatcher.findSchema(name);
-    if (!op || op->schema().name().rfind("aten::", 0) != 0 || runs_no_kernel(*op)) continue;
+    if (!seen.insert(c10::toString(name)).second || !op || runs_no_kernel(*op)) continue;
+    const std::string library_name(*name.getNamespace());
+    if (is_first && library_name != "aten") continue;
     auto original = op->getComputedKernelForDispatchKey(c10::DispatchKey::CUDA);
     auto kernel = std::make_unique<OnTheCPU>(std::move(original));
-    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedKernel(
+    auto* library = new torch::Library(torch::Library::IMPL, library_name, c10::DispatchKey::CUDA,
+                                       __FILE__, __LINE__);  // what it registers lives as long
+    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedKernel(
         c10::BoxedKernel::makeFromFunctor(std::move(kernel))));
   }
-  at::globalContext().setUserEnabledCuDNN(false);  // there are no kernels of cuDNN to choose
+}
+
+TORCH_LIBRARY(simulated_gpus, library) {
+  library.def("replace_operators", replace_operators);
+  replace_operators();
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(choose_attention);
 }
 

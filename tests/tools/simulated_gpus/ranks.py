@@ -1,14 +1,18 @@
-"""One of two ranks on simulated GPUs, given a mode and a folder for its answer: collectives, sharing, or hanging."""
+"""One of two ranks on simulated GPUs, given a mode and a folder for its answer: collectives, training, sharing, or hanging."""
 
 import json
 import os
 import sys
 import time
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 RANK = int(os.environ["RANK"])
 GPU = torch.device("cuda", RANK)
@@ -125,6 +129,50 @@ def collectives():
     os._exit(0)
 
 
+def off_by(tensors, others):
+    return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in zip(tensors, others, strict=True))
+
+
+def normalized(net, x):
+    """A net's gradients and running statistics after the backward of one batch."""
+    net(x).square().sum().backward()
+    return [*(p.grad for p in net.parameters()), *(b for b in net.buffers() if b.is_floating_point())]
+
+
+def stepped(net, x, steps=3):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+    return [getattr(p, "full_tensor", lambda p=p: p)() for p in net.parameters()]
+
+
+def training():
+    """Both ranks, with their parts of a batch, against one process with all of it."""
+    join(GPU, device_id=GPU, timeout=timedelta(minutes=5))
+    torch.manual_seed(0)
+    batch = torch.rand(8, 3, 4, 4)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    answer = {}
+    for name, convert in (("SyncBatchNorm", nn.SyncBatchNorm.convert_sync_batchnorm), ("BatchNorm", lambda x: x)):
+        mine = DistributedDataParallel(convert(deepcopy(net)).to(GPU), device_ids=[RANK])
+        part = batch[:3] if RANK == 0 else batch[3:]
+        ours, ones = normalized(mine, part.to(GPU)), normalized(deepcopy(net), batch)
+        count = len([*net.parameters()])
+        answer[name] = off_by([2 * grad for grad in ours[:count]] + ours[count:], ones)  # DDP halves the sum
+    net = nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5), nn.Linear(5, 3))
+    sharded = deepcopy(net).to(GPU)
+    for layer in sharded:
+        fully_shard(layer)
+    fully_shard(sharded)
+    weights = stepped(sharded, batch[4 * RANK : 4 * RANK + 4].to(GPU))
+    answer["fully_shard"] = off_by(weights, stepped(deepcopy(net), batch))
+    answer["untrained"] = off_by(weights, net.parameters())
+    Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
+    dist.destroy_process_group()
+
+
 def sharing():
     """Both ranks on one GPU."""
     both = torch.ones(1, device="cuda:0")
@@ -153,4 +201,4 @@ def hanging():
 
 
 if __name__ == "__main__":
-    {"collectives": collectives, "sharing": sharing, "hanging": hanging}[sys.argv[1]]()
+    {"collectives": collectives, "training": training, "sharing": sharing, "hanging": hanging}[sys.argv[1]]()
