@@ -289,11 +289,13 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
                 if heard[-1]:  # a test may be longer than the warning: break it off
                     end_workers()
                     break
-        told = vote(loss, model)  # one after the test, in which shares differ in length
+        dist.all_reduce(right)
+        # One vote after the test, in which shares differ in length; and after the count:
+        # at a time-out of NCCL, no count without a peer's share is written.
+        told = vote(loss, model)
         if told:  # the next attempt tests again
             save(checkpoints, parts, progress)
             return told
-        dist.all_reduce(right)
         if rank == 0:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
         line = {"epoch": epoch, "test_accuracy": right.item() / len(test_set)}

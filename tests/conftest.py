@@ -26,6 +26,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from real import LIMIT, THOROUGH, fail_in_ci
+from simulated import built
 from solved import ClientWithSolutions
 
 from ddp_helpers.jobs import available
@@ -132,6 +133,13 @@ def nobody_launched_us(monkeypatch):
 def digits(tmp_path_factory):
     """A data folder with 512 training and 200 test images."""
     return write_digits(tmp_path_factory.mktemp("digits"), train=512, test=200)
+
+
+@pytest.fixture(scope="session")
+def simulated_gpus(tmp_path_factory):
+    """A cache with the simulated GPUs, which the processes that test share: one of them compiles them."""
+    folder = tmp_path_factory.getbasetemp()
+    return built(folder if WORKER == "alone" else folder.parent)
 
 
 @pytest.fixture

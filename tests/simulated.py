@@ -1,19 +1,28 @@
-"""Programs on simulated GPUs, for tests."""
+"""Programs on simulated GPUs, for tests: one command, or many that are forked from a process with torch."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from real import LIMIT, fail_in_ci
+from real import LIMIT, fail_in_ci, until
 
 from ddp_helpers import ROOT
+from ddp_helpers.launch.processes import marked_processes
 from ddp_tools.simulated_gpus.build import build
 
 FORKED = ROOT / "tests" / "gpus" / "forked_programs.py"
+MARK = "SIMULATED_PROGRAMS"
+SERVER = FORKED.with_name("program_server.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def built(shared):
@@ -28,13 +37,13 @@ def built(shared):
     return home
 
 
-def start(cache, words, gpus=2, memory_mb=64, **env):
+def start(cache, words, gpus=2, memory_mb=64, stdin=None, **env):
     """Start a command on simulated GPUs, in a session of its own."""
     lean = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     lean |= {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     options = ["--memory-mb", str(memory_mb), "--beside-real-gpus"]
     command = [sys.executable, "-m", "ddp_helpers", "gpus", str(gpus), *options, "--", *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=lean | env, start_new_session=True, **pipes)
 
 
@@ -43,3 +52,67 @@ def run(cache, words, **options):
     process = start(cache, words, **options)
     out, err = process.communicate(timeout=LIMIT)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+@dataclass
+class Program:
+    """A program that was started: its process, and the file with what it says."""
+
+    pid: int
+    log: Path
+
+    def said(self) -> str:
+        """All that it and its ranks have said so far."""
+        return self.log.read_text(errors="replace")
+
+    def has_ended(self) -> bool:
+        """Tell whether it has ended."""
+        return self.log.with_suffix(".status").exists()
+
+    def kill_ranks(self) -> None:
+        """Kill what torchrun has started."""
+        for rank in psutil.Process(self.pid).children() if not self.has_ended() else ():
+            rank.kill()
+
+    def status(self) -> int:
+        """Wait for its end."""
+        until(self.has_ended, self.said)
+        return int(self.log.with_suffix(".status").read_text())
+
+
+class Programs:
+    """Programs on simulated GPUs, forked from one process that has imported torch: each otherwise takes seconds."""
+
+    def __init__(self, cache: Path, gpus: int) -> None:
+        self.mark = f"{os.getpid()}.{id(self)}"
+        words, options = [sys.executable, FORKED, SERVER], {"stdin": subprocess.PIPE, MARK: self.mark}
+        self.server = start(cache, words, gpus, 2048, **options)
+
+    def start(self, log: Path, words: tuple, **env: object) -> Program:
+        """Start Python with these words; what it says goes to log, in whose folder it runs."""
+        log.with_suffix(".status").unlink(missing_ok=True)
+        given = {name: str(value) for name, value in env.items()}
+        asked = {"words": [*map(str, words)], "log": str(log), "cwd": str(log.parent), "env": given}
+        print(json.dumps(asked), file=self.server.stdin, flush=True)
+        return Program(int(self.server.stdout.readline()), log)
+
+    def torchrun(self, ranks: int, log: Path, *words: object, **env: object) -> Program:
+        """Start a script on so many ranks with torchrun."""
+        return self.start(log, (*TORCHRUN, ranks, *words), **env)
+
+    def end(self) -> None:
+        """End all that is left: each has the server's environment."""
+        for process in marked_processes(self.mark, MARK):
+            with suppress(ProcessLookupError):
+                process.kill()
+        self.server.communicate()
+
+
+@contextmanager
+def programs(cache, gpus):
+    """Programs on so many simulated GPUs, which end with the block."""
+    started = Programs(cache, gpus)
+    try:
+        yield started
+    finally:
+        started.end()

@@ -110,7 +110,7 @@ def steps(folder: Path) -> list[int]:
 
 def weights(folder: Path) -> str:
     """A digest of what the newest checkpoint holds to the bit: model, optimizer, schedule."""
-    state = torch.load(checkpoints(folder)[0], weights_only=True)
+    state = torch.load(checkpoints(folder)[0], map_location="cpu", weights_only=True)
     held = bits([state["model"], state["optimizer"], state["schedule"], state["progress"]["step"]])
     return hashlib.sha256(repr(held).encode()).hexdigest()
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from real import LIMIT, fail_in_ci, until, weekly
+from real import LIMIT, until, weekly
 from refusals import ended, refused
+from simulated import built, run, start
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launchers import free_port
-from ddp_tools.simulated_gpus.build import build
 from ddp_tools.simulated_gpus.command import refuse_beside_real_gpus
 
 SCRIPTS = Path(__file__).parent / "simulated_gpus"
@@ -26,34 +25,15 @@ NOTICE = "simulated GPUs: torch's own code for CUDA and NCCL runs, and computes 
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache with the simulated GPUs of this torch, built once for all tests."""
-    if shutil.which("g++") is None or torch.version.cuda is None:
-        fail_in_ci("simulated GPUs need g++, and torch's wheel for CUDA")
-    folder = tmp_path_factory.mktemp("a home: it's")  # LD_PRELOAD would cut its path
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        built = build()
-        before = sorted(path.stat().st_mtime_ns for path in built.iterdir())
-        assert build() == built and before == sorted(path.stat().st_mtime_ns for path in built.iterdir()), "twice"
-    return folder
+def cache(simulated_gpus):
+    """The cache, which stays as it is when somebody builds once more."""
 
+    def state():
+        return {path: path.stat().st_mtime_ns for path in simulated_gpus.rglob("*")}
 
-def start(cache, words, gpus=2, memory_mb=64, **env):
-    """Start a command on simulated GPUs, in a session of its own."""
-    lean = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    lean |= {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    options = ["--memory-mb", str(memory_mb), "--beside-real-gpus"]
-    command = [sys.executable, "-m", "ddp_helpers", "gpus", str(gpus), *options, "--", *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=lean | env, start_new_session=True, **pipes)
-
-
-def run(cache, words, **options):
-    """Run a command on simulated GPUs to its end."""
-    process = start(cache, words, **options)
-    out, err = process.communicate(timeout=LIMIT)
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    before = state()
+    assert before and built(simulated_gpus.parent) == simulated_gpus and state() == before
+    return simulated_gpus
 
 
 @contextmanager

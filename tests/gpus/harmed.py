@@ -1,0 +1,50 @@
+"""Run a script as one rank of a first attempt, with a harm planted: harmed.py RANK HARM MOMENT NUMBER SCRIPT FLAGS."""
+
+import os
+import runpy
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from faults.inject import HARMS, MOMENTS, on_call
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def is_vote(_tensor, op=dist.ReduceOp.SUM):
+    """Whether an all-reduce is a vote on stopping."""
+    return op == dist.ReduceOp.MAX
+
+
+def come_late():
+    """From now on ranks wait four seconds for each other, and the last does not come."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=4))
+    if int(os.environ["WORLD_SIZE"]) - 1 == RANK:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torchrun ends it
+        time.sleep(3600)
+
+
+def ask_for_too_much():
+    """Ask this rank's GPU for more memory than there is."""
+    torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+
+
+MOMENTS |= {
+    "vote": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=is_vote),
+    "count": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=lambda *given: not is_vote(*given)),
+    "objects": lambda n, harm: on_call(dist, "all_gather_object", n, harm),
+}
+HARMS |= {"late": come_late, "full": ask_for_too_much}
+
+if __name__ == "__main__":
+    rank, harm, moment, number, script, *flags = sys.argv[1:]
+    if rank in (str(RANK), "all") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        MOMENTS[moment](int(number), HARMS[harm])
+    sys.argv, sys.path[0] = [script, *flags], str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
