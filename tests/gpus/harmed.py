@@ -38,7 +38,6 @@ def ask_for_too_much():
 MOMENTS |= {
     "vote": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=is_vote),
     "count": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=lambda *given: not is_vote(*given)),
-    "objects": lambda n, harm: on_call(dist, "all_gather_object", n, harm),
 }
 HARMS |= {"late": come_late, "full": ask_for_too_much}
 

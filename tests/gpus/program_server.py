@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 if __name__ == "__main__":
+    available = torch.accelerator.is_available
     # Else torchrun, to place its ranks on CPUs, counts the GPUs, after which torch lets no fork use them.
-    torch.accelerator.is_available = lambda: False
+    torch.accelerator.is_available = lambda: not sys.argv[0].endswith("distributed/run.py") and available()
     running, is_open = [], True
     while is_open or running:
         if is_open and select.select([sys.stdin.buffer], [], [], 0.02)[0]:
