@@ -3,11 +3,8 @@
 import ast
 import re
 import tomllib
-from pathlib import Path
 
-import pytest
 import torch.distributed as dist
-from faults.ranks import run
 from notebook_texts import cells
 from packaging.requirements import Requirement
 
@@ -21,23 +18,6 @@ SCRIPTS += (ROOT / "ddp_tools").rglob("*.py")
 # The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
 # called 2.11.0a0 was built before 2.11.
 IMAGES = {"25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914", "26.04": "2.12.0a0+0291f960b6.nv26.04"}
-
-
-def leaves_the_gpus(path):
-    """Whether a notebook has cells for ranks, and does not hide the GPUs from them."""
-    sources = "\n".join(cells(path, "code"))
-    return "%%ranks " in sources and 'os.environ["CUDA_VISIBLE_DEVICES"] = ""' not in sources
-
-
-ON_GPUS = {path.stem: ["cells", path] for path in NOTEBOOKS if leaves_the_gpus(path)}
-ON_GPUS |= {"a control": ["a_tensor_of_the_cpu"], "a script trains and votes": ["a_script"]}
-
-
-@pytest.mark.parametrize("case", ON_GPUS)
-def test_ranks_on_gpus_send_tensors_of_the_gpu_alone(case, tmp_path):
-    """The GPUs are pretended; `a control` is a cell of the course that sends one of the CPU, and is refused."""
-    ended = run(Path(__file__).with_name("on_gpus.py"), *ON_GPUS[case], size=1, folder=tmp_path)
-    assert ended.statuses == [0], ended.said[0][-10_000:]
 
 
 def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gpus(monkeypatch):

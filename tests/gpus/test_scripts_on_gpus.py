@@ -3,14 +3,12 @@
 import ctypes
 import mmap
 import re
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from real import python
 
 from ddp_helpers.launch import launchers
 from ddp_helpers.rank.doctor.case import capture
@@ -59,32 +57,6 @@ def test_an_error_of_nccl_keeps_its_reason_in_a_line_of_the_script_and_in_the_do
         for line in (ended.value.code, capture(refused)[1]):
             assert error in line and reason in line, line
             assert not any(noise in line for noise in ("\n", "c10::Error", "raised from", "frame #0")), line
-
-
-ASKS_FOR_NCCL = """
-import torch, torch.distributed as dist
-from ddp_helpers.rank.scripts.mnist_ddp import join, pick_device
-torch.cuda.device_count = lambda: 1  # and what the claim would do to it
-torch.cuda.set_device = lambda device: None
-torch.zeros = lambda *size, device: torch.ones(1)
-pick_device(0)
-init = dist.init_process_group
-dist.init_process_group = lambda backend, device_id, **more: init(backend, **more)  # which would be refused before
-join(0, 1, torch.device("cuda", 0), 5)
-group = dist.distributed_c10d._get_default_group()
-print(type(group._get_backend(torch.device("cuda"))).__name__)  # torch 2.14's newer class asks for no GPU yet
-"""
-
-
-def test_ranks_take_the_older_class_unless_another_is_asked_for():
-    answers = {None: "ProcessGroupNCCL is only supported with GPUs"}  # as it comes, and by request
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
-        # 2.15 aborts when it takes the group down, where no driver is.
-        answers["1"] = "nccl2 requires|^ProcessGroupNCCL2$|c10d::nccl2::ProcessGroupNCCL"
-    for asked, answer in answers.items():
-        env = {"PYTHONPATH": ":".join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
-        done = python("-c", ASKS_FOR_NCCL, env=env | ({"TORCH_DIST_USE_NCCL2": asked} if asked else {}))
-        assert re.search(answer, done.stdout + done.stderr, re.M), done.stderr
 
 
 @pytest.mark.parametrize(
