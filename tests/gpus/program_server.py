@@ -21,7 +21,10 @@ if __name__ == "__main__":
     while is_open or running:
         if is_open and select.select([sys.stdin.buffer], [], [], 0.02)[0]:
             is_open = bool(line := sys.stdin.buffer.raw.readline())
-            if line:
+            if not line:  # who tests has ended, or was ended: torchrun ends its ranks
+                for process, _ in running:
+                    process.terminate()
+            else:
                 asked = json.loads(line)
                 log = Path(asked["log"])
                 with log.open("wb") as file:
