@@ -103,8 +103,9 @@ class Programs:
     def end(self) -> None:
         """End all that is left: each has the server's environment."""
         for process in marked_processes(self.mark, MARK):
-            with suppress(ProcessLookupError):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):
+                if process.pid != self.server.pid:  # which ends then, and takes its folder away
+                    process.kill()
         self.server.communicate()
 
 
