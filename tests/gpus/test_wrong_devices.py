@@ -13,7 +13,7 @@ import yaml
 from changed_text import replaced
 from notebook_texts import cells
 from real import python
-from simulated import FORKED, built, run
+from simulated import FORKED, run
 
 from ddp_helpers import ROOT
 
@@ -367,9 +367,9 @@ def plan(folder, digits):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache(simulated_gpus):
     """The simulated GPUs of this torch."""
-    return built(tmp_path_factory.mktemp("cache"))
+    return simulated_gpus
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One of two ranks on simulated GPUs, given a mode and a folder for its answer: collectives, training, sharing, or hanging."""
+"""One of two ranks on simulated GPUs, given a folder and a mode: collectives, training, sharing, or hanging."""
 
 import json
 import os
