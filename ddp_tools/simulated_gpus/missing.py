@@ -130,7 +130,7 @@ def _load_and_replace(path: str) -> None:
 torch.ops.load_library = _load_and_replace  # type: ignore[method-assign]
 # There are no kernels of cuDNN to choose, whatever a script says.
 torch._C._set_cudnn_enabled(False)
-torch._C._set_cudnn_enabled = lambda _: None
+torch._C._set_cudnn_enabled = lambda arg: None
 vars(torch.backends.cudnn.CudnnModule)["enabled"].setter = torch._C._set_cudnn_enabled
 torch.backends.mha.set_fastpath_enabled(
     False

@@ -232,7 +232,7 @@ def test_each_collective_brings_what_it_should(two_ranks):
 
 def test_sync_batch_norm_and_fsdp_train_as_one_process_with_the_whole_batch(cache, tmp_path):
     for answer in answers(cache, "training", tmp_path):
-        assert answer["SyncBatchNorm"] < 1e-4 < 1e-2 < answer["BatchNorm"]
+        assert answer["SyncBatchNorm"] < 1e-2 < 1 < answer["BatchNorm"]
         assert answer["fully_shard"] < 1e-4 < 1e-2 < answer["untrained"]
 
 
