@@ -237,7 +237,8 @@ def test_sync_batch_norm_and_fsdp_train_as_one_process_with_the_whole_batch(cach
 
 
 def test_it_waits_for_who_is_late_asks_for_something_else_or_has_died_until_it_is_aborted(two_ranks):
-    assert two_ranks[0]["late"] == [True, True]  # it waited, and then had the sum
+    assert two_ranks[0]["late"] == [[True, True]] * 2  # it waited, and then had the sum, or what was gathered
+    assert all(answer["gathered late"] == [[1, 1], [2, 2]] for answer in two_ranks)
     assert all(answer["other"] for answer in two_ranks)
     assert two_ranks[0]["dead"] and two_ranks[0]["aborted"]
 

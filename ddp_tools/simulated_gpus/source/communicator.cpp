@@ -99,25 +99,16 @@ std::string ncclComm::subfolder(int color) const {
 }
 
 void ncclComm::start(cudaStream_t stream, std::vector<Call> calls) {
-  std::promise<Clock::time_point> promise;
-  Works before = pending(stream);
-  Work mine = promise.get_future().share();
-  {
-    std::lock_guard<std::mutex> guard(lock);
-    before.push_back(last);
-    last = mine;
-  }
-  append(stream, mine);
-  std::thread([before, calls = std::move(calls), promise = std::move(promise)]() mutable {
-    wait(before);
+  std::lock_guard<std::mutex> guard(lock);
+  last = enqueue(stream, [before = last, calls = std::move(calls)] {
+    before.wait();
     try {
       for (const Call& call : calls) call.begin();
       for (const Call& call : calls) call.go_on();
       for (const Call& call : calls) call.end();
     } catch (const Aborted&) {  // the stream goes on, with what the peers have not given
     }
-    promise.set_value(Clock::now());
-  }).detach();
+  });
 }
 
 bool ncclComm::is_idle() {

@@ -214,10 +214,16 @@ class OnTheCPU : public c10::OperatorKernel {
     TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
                                 "simulated GPU: the CPU has no ", op.operator_name());
     const c10::Device device = device_of(given);
-    const bool captured = simulated::captures(c10::cuda::getCurrentCUDAStream(device.index()));
-    if (!captured) wait_for_stream(device);
-    else if (copies && is_mixed(given) && !given[2].toBool())
+    const c10::DeviceGuard guard(device);  // whose default stream may be meant
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    const bool captured = simulated::captures(stream);
+    if (captured && copies && is_mixed(given) && !given[2].toBool())
       C10_CUDA_CHECK(simulated::break_capture());  // the host would wait for it
+    // A collective may still be writing what the operator reads. A copy can wait for it on the
+    // stream: one is part of a gather, which would not come back to be seen by the watchdog.
+    const simulated::Works before = captured ? simulated::Works() : simulated::pending(stream);
+    const bool later = copies && !before.empty() && !is_mixed(given);
+    if (!later) simulated::wait(before);
     Loans loans;
     Call call{op, {}, std::nullopt, device, {}};
     const auto lend = [&](const Tensor& t) {
@@ -229,6 +235,12 @@ class OnTheCPU : public c10::OperatorKernel {
       if (value.isGenerator()) call.arguments.emplace_back();
       else if (value.isDevice()) call.arguments.emplace_back(c10::Device(c10::kCPU));
       else call.arguments.push_back(change_tensors(value, lend));
+    }
+    if (later) {
+      simulated::enqueue(stream, [call] { call.compute(); });
+      torch::jit::drop(*stack, arguments.size());
+      stack->push_back(given[0]);
+      return;
     }
     const Stack results = captured ? call.foresee() : call.compute();
     loans.follow_resizes();
@@ -273,12 +285,6 @@ class OnTheCPU : public c10::OperatorKernel {
       if (!found && value.isDevice() && value.toDevice().has_index()) found = value.toDevice();
     }
     return found ? *found : c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
-  }
-
-  // A collective may still be writing what the operator reads.
-  static void wait_for_stream(c10::Device device) {
-    const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
-    cuda.synchronizeStream(cuda.getStream(device));
   }
 
   const c10::SafeKernelFunction original_;

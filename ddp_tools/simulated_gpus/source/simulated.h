@@ -16,7 +16,7 @@ using Work = std::shared_future<Clock::time_point>;
 using Works = std::vector<Work>;
 
 Works pending(cudaStream_t stream);            // what the stream's next work has to wait for
-void append(cudaStream_t stream, Work work);   // the last work of the stream; those before are its
+Work enqueue(cudaStream_t stream, std::function<void()> work);  // done after those before
 void wait(const Works& works);
 bool done(const Work& work);
 

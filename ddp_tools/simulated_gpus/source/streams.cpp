@@ -38,9 +38,18 @@ Works pending(cudaStream_t stream) {
   works.erase(std::remove_if(works.begin(), works.end(), done), works.end());
   return works;
 }
-void append(cudaStream_t stream, Work work) {
+Work enqueue(cudaStream_t stream, std::function<void()> work) {
+  std::promise<Clock::time_point> promise;
+  const Work mine = promise.get_future().share();
+  const Works before = pending(stream);
+  std::thread([before, work = std::move(work), promise = std::move(promise)]() mutable {
+    wait(before);
+    work();
+    promise.set_value(Clock::now());
+  }).detach();
   std::lock_guard<std::mutex> guard(lock);
-  streams()[key(stream)] = {std::move(work)};
+  streams()[key(stream)] = {mine};  // which those before are part of
+  return mine;
 }
 
 static Event* known(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }

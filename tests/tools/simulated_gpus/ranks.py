@@ -75,9 +75,9 @@ def moved():
     return answer | {"gathered": gathered and [t.tolist() for t in gathered], "objects": objects}
 
 
-def waits(size):
-    """Whether an all-reduce of so many numbers is not over a second after it began, and its work."""
-    work = dist.all_reduce(torch.ones(size, device=GPU), async_op=True)
+def waits(collective, *tensors):
+    """Whether a collective is not over a second after it began, and its work."""
+    work = collective(*tensors, async_op=True)
     time.sleep(1)
     return not work.is_completed(), work
 
@@ -108,13 +108,18 @@ def collectives():
     # Rank 1 comes late.
     if RANK:
         store.wait(["rank 0 has waited"])
-    late, work = waits(4)
+    gathered = [torch.zeros(2, device=GPU) for _ in range(2)]
+    calls = {"sum": (dist.all_reduce, torch.ones(4, device=GPU))}
+    calls["gather"] = dist.all_gather, gathered, torch.full((2,), RANK + 1.0, device=GPU)
+    late = {name: waits(*call) for name, call in calls.items()}
     store.set("rank 0 has waited", "")
-    work.wait()
+    for _, work in late.values():
+        work.wait()
     torch.cuda.synchronize()
-    answer["late"] = [late, work.is_completed()]
+    answer["late"] = [[waited, work.is_completed()] for waited, work in late.values()]
+    answer["gathered late"] = [part.tolist() for part in gathered]
     # Rank 1 asks for something else, and ends.
-    answer["other"], work = waits(4 + RANK)
+    answer["other"], work = waits(dist.all_reduce, torch.ones(4 + RANK, device=GPU))
     Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
     if RANK:
         store.wait(["rank 0 has seen it"])
