@@ -75,6 +75,20 @@ def test_simple_ddp_has_the_same_model_on_four_gpus(gpus, tmp_path):
     assert all(f"rank {rank} on cuda:{rank}: " in said for rank in range(4))
 
 
+def test_mnist_fast_ends_with_the_same_bits_with_and_without_its_cuda_graph(gpus, digits, tmp_path):
+    eager, flags = tmp_path / "eager.py", [*MNIST[:2], "--save-model", "--data", digits]
+    graph = "as_graph(step, args.batch_size, device) if on_gpu else step"
+    eager.write_text(replaced((SCRIPTS / "mnist_fast.py").read_text(), [(graph, "step")]))
+    train(gpus, eager, 0, tmp_path / "without", *flags)
+    train(gpus, SCRIPTS / "mnist_fast.py", 0, tmp_path / "with", *flags)
+    train(gpus, SCRIPTS / "mnist_fast.py", 0, tmp_path / "control", *flags, "--lr", 0.05)
+    without, recorded, control = (
+        torch.load(tmp_path / name / "mnist_cnn.pt") for name in ("without", "with", "control")
+    )
+    assert all(torch.equal(without[name], recorded[name]) for name in without)
+    assert not any(torch.equal(without[name], control[name]) for name in without)
+
+
 # ---- harmed, and started again
 
 
