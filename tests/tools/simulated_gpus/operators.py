@@ -121,7 +121,6 @@ CASES = {
     "fused Adam": trained(torch.optim.Adam, fused=True),
     "fused AdamW": trained(torch.optim.AdamW, fused=True),
     "fused SGD": trained(torch.optim.SGD, fused=True),
-    "fused Adagrad": trained(torch.optim.Adagrad, fused=True),
     "capturable Adam": trained(torch.optim.Adam, capturable=True),
     "control": trained(torch.optim.SGD, momentum=0.1),
 }
