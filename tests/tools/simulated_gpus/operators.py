@@ -134,7 +134,7 @@ def off_by(case):
 
 def refusal():
     """What flash attention says of numbers that it does not take."""
-    x = numbers.to("cuda")
+    x = numbers[None].to("cuda")  # with four dimensions, as older versions want it
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
         half = functional.scaled_dot_product_attention(x.half(), x.half(), x.half())
         try:
