@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from real import LIMIT, python, until, weekly
+from simulated import start
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.processes import marked_processes
@@ -71,6 +72,24 @@ def test_its_controls_differ_and_what_they_control_does_not(whole):
     assert seen["killed"]["statuses"][1] == -signal.SIGKILL
     lanes = seen["overlap"]["classes"]["gloo"]
     assert lanes["sent"] >= lanes["hidden"] >= 0 < len(lanes["lanes"]["compute"])
+
+
+# What torch's own code for CUDA and NCCL decides, and no hardware.
+DECIDED = ["scripts", "equal", "graph", "resume", "timeout", "restart", "killed", "full"]
+
+
+@weekly
+def test_what_needs_no_hardware_is_true_on_two_simulated_gpus(simulated_gpus, digits, tmp_path):
+    words = [sys.executable, *FORKED, "--data", digits, "--out", tmp_path, "--seconds", SECONDS, "--only", *DECIDED]
+    process = start(simulated_gpus, words, memory_mb=2048)
+    out, err = process.communicate(timeout=2 * SECONDS)
+    [record] = tmp_path.glob("simulated-gpu-*")
+    lines = {line["step"]: line for line in map(json.loads, (record / "record.jsonl").read_text().splitlines())}
+    assert {step: line["ok"] for step, line in lines.items()} == dict.fromkeys(["facts", *DECIDED], True), out + err
+    assert process.returncode == 0 and lines["facts"]["seen"]["simulated"]
+    for step in ("graph", "resume"):
+        off = lines[step]["seen"]["off"]
+        assert 0 in off.values() and off["control"] > 1e-3, off
 
 
 def test_what_is_hidden_of_a_gpus_all_reduces_is_read_from_its_kernels():

@@ -260,6 +260,13 @@ def test_two_ranks_on_one_gpu_are_refused_and_allowed_by_the_variable(may, cache
             assert "invalid usage (run with NCCL_DEBUG=WARN for details)" in answer["error"] and answer["sum"] == 1
 
 
+@pytest.mark.parametrize(("newer", "name"), [("0", "ProcessGroupNCCL"), ("1", "ProcessGroupNCCL2")])
+def test_backward_goes_on_behind_a_late_all_reduce_with_the_older_class_alone(newer, name, cache, tmp_path):
+    waiting, _ = both = answers(cache, "future", tmp_path, TORCH_DIST_USE_NCCL2=newer)
+    assert waiting["started"] == (newer == "0")
+    assert all(answer["class"] == name and answer["numbers"] == [[2] * 4, [2] * 4] for answer in both)
+
+
 def test_a_rank_that_never_comes_is_seen_by_torchs_own_watchdog_and_flight_recorder(cache, tmp_path):
     recorder = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "fr_rank_")}
     recorder |= {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000", "TORCH_DIST_USE_NCCL2": "0"}

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 from copy import deepcopy
 from datetime import timedelta
@@ -134,6 +135,31 @@ def collectives():
     os._exit(0)
 
 
+def future():
+    """Whether an operator starts while an all-reduce waits for rank 1, after its future was asked for, as DDP asks."""
+    join(GPU, device_id=GPU, timeout=timedelta(minutes=5))
+    store = dist.distributed_c10d._get_default_store()
+    mine, other = torch.ones(4, device=GPU), torch.ones(4, device=GPU)
+    dist.barrier()
+    if RANK:
+        store.wait(["rank 0 has looked"])
+    work = dist.all_reduce(mine, async_op=True)
+    done = work.get_future()
+    started = threading.Event()
+    operator = threading.Thread(target=lambda: (other.mul_(2), started.set()))
+    operator.start()
+    # It never starts, or as soon as this machine has time.
+    seen = started.wait(3 if os.environ["TORCH_DIST_USE_NCCL2"] == "1" else 300)
+    store.set("rank 0 has looked", "")
+    operator.join()
+    done.wait()
+    torch.cuda.synchronize()
+    answer = {"class": type(dist.group.WORLD._get_backend(GPU)).__name__, "started": seen}
+    answer["numbers"] = [mine.tolist(), other.tolist()]
+    Path(sys.argv[2], f"rank{RANK}").write_text(json.dumps(answer))
+    dist.destroy_process_group()
+
+
 def off_by(tensors, others):
     return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in zip(tensors, others, strict=True))
 
@@ -206,4 +232,6 @@ def hanging():
 
 
 if __name__ == "__main__":
-    {"collectives": collectives, "training": training, "sharing": sharing, "hanging": hanging}[sys.argv[1]]()
+    {"collectives": collectives, "future": future, "training": training, "sharing": sharing, "hanging": hanging}[
+        sys.argv[1]
+    ]()
