@@ -80,7 +80,7 @@ DECIDED = ["scripts", "equal", "graph", "resume", "timeout", "restart", "killed"
 
 @weekly
 def test_what_needs_no_hardware_is_true_on_two_simulated_gpus(simulated_gpus, digits, tmp_path):
-    words = [sys.executable, *FORKED, "--data", digits, "--out", tmp_path, "--seconds", SECONDS, "--only", *DECIDED]
+    words = [sys.executable, PROGRAM, "--data", digits, "--out", tmp_path, "--seconds", SECONDS, "--only", *DECIDED]
     process = start(simulated_gpus, words, memory_mb=2048)
     out, err = process.communicate(timeout=2 * SECONDS)
     [record] = tmp_path.glob("simulated-gpu-*")
