@@ -75,7 +75,19 @@ def test_make_gives_the_course_so_many_gpus_and_none_unasked(target, tmp_path, s
     program(tmp_path / "ddp-course", f'exec "{tmp_path}/module" -m ddp_helpers "$1" "$2" --beside-real-gpus "${{@:3}}"')
     program(tmp_path / "python", 'echo "$SIMULATED_GPUS GPUs: ${LD_PRELOAD:+preloaded}"')
     program(tmp_path / "jupyter", "true")
-    command = ["make", "-o", ".venv/installed", "-o", "system", "-o", "staged", f"BIN={tmp_path}", "SLURM=", target]
+    command = [
+        "make",
+        "--no-print-directory",
+        "-o",
+        ".venv/installed",
+        "-o",
+        "system",
+        "-o",
+        "staged",
+        f"BIN={tmp_path}",
+        "SLURM=",
+        target,
+    ]
     env = os.environ | {"XDG_CACHE_HOME": str(simulated_gpus)}
     said = [
         subprocess.run([*command, *gpus], cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT, check=True)
