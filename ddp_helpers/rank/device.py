@@ -40,11 +40,6 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
-def is_real_gpu(device: torch.device) -> bool:
-    """Tell a GPU from the CPU, and from a GPU that `ddp-course gpus` simulates on it."""
-    return device.type == "cuda" and "SIMULATED_GPUS" not in os.environ
-
-
 def has_bf16(device: torch.device) -> bool:
     """Tell whether the device has units for bfloat16.
 
