@@ -76,7 +76,7 @@ class Program:
 
     def status(self) -> int:
         """Wait for its end."""
-        until(self.has_ended, self.said)
+        until(self.has_ended, f"the end of {self.log}")
         return int(self.log.with_suffix(".status").read_text())
 
 
