@@ -185,7 +185,15 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
-    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
+    store = dist.HashStore()  # alone: nobody to meet
+    if world_size > 1:
+        meeting = dist.rendezvous("env://", rank, world_size, timeout=group["timeout"])
+        store, *_ = next(meeting)
+        # torchrun keeps its store for a restart. A time-out of NCCL leaves a key that
+        # ends processes; all others get the number of the attempt before their names.
+        getattr(store, "_underlying_non_prefix_store", store).delete_key("exception_dump")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    group["store"] = dist.PrefixStore(attempt, store)
     group["device_id"] = device if gpus else None
     dist.init_process_group("nccl" if gpus else "gloo", **group)
     # The record: what was asked, where it runs, and how it ended.

@@ -28,8 +28,7 @@ def fork(popen, *given):
     """In the place of Popen's own start: where a Python is asked for, a fork of this process becomes it."""
     asked = inspect.signature(start_program).bind(popen, *given).arguments
     command = list(map(os.fsdecode, asked["args"]))
-    # A fork of a process with threads, as torchrun's agent is when it starts ranks again, may wait for ever.
-    if command[0] != sys.executable or "NOT_FORKED" in map(os.fsdecode, asked["env"] or ()):
+    if command[0] != sys.executable:
         start_program(popen, *given)
         return
     popen.pid, popen._child_created = os.fork(), True

@@ -43,7 +43,9 @@ HARMS |= {"late": come_late, "full": ask_for_too_much}
 
 if __name__ == "__main__":
     rank, harm, moment, number, script, *flags = sys.argv[1:]
-    if rank in (str(RANK), "all") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        time.sleep(0 if RANK else 3)  # so the others look first at what the attempt before left in torchrun's store
+    elif rank in (str(RANK), "all"):
         MOMENTS[moment](int(number), HARMS[harm])
     sys.argv, sys.path[0] = [script, *flags], str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")

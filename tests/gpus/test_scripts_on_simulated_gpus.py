@@ -110,7 +110,6 @@ class Run:
     def start(self, *harm, restarts=0, **env):
         """Start an attempt, in which this rank is harmed at this moment: rank, harm, moment, number."""
         words = [f"--max-restarts={restarts}", *([HARMED, *harm] if harm else []), self.script, *self.flags]
-        env |= {"NOT_FORKED": 1} if restarts else {}
         return self.gpus.torchrun(2, self.log, *words, **env)
 
     def ends(self, status, *harm, **env):
