@@ -185,7 +185,8 @@ def test_the_third_finds_its_rank_its_device_and_its_group_by_the_lines_of_the_s
     for begin, end in (
         ("import torch.distributed.nn  #", "\n"),
         ("# Where launchers tell", "\n]\n"),
-        ("    rank, local_rank, world_size = 0", 'gloo", **group)\n'),
+        ("    rank, local_rank, world_size = 0", "minutes=10)}\n"),
+        ('    group["device_id"]', "**group)\n"),
     ):
         first, second = (text[text.index(begin) :].partition(end)[0] for text in texts)
         assert first == second and len(first) > 50
