@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -25,11 +26,13 @@ _INLINE = "module://matplotlib_inline.backend_inline"
 
 
 _folder = cache(socket_folder)  # of this process, and gone with it
+_making = Lock()  # two threads that both ask first would make two, one of which goes at once
 
 
 def file_transport() -> dict[str, str]:
     """Return options of a KernelManager: nobody else can listen to what its cells show."""
-    path = f"{_folder().name}/kernel-{uuid4().hex}.json"
+    with _making:
+        path = f"{_folder().name}/kernel-{uuid4().hex}.json"
     return {"transport": "ipc", "connection_file": path}
 
 

@@ -5,6 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,9 +16,9 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from real import until
 
-from ddp_helpers.launch import engine
+from ddp_helpers.launch import engine, kernels
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
-from ddp_helpers.launch.shared import VARIABLE, shared_server
+from ddp_helpers.launch.shared import VARIABLE, shared_server, socket_folder
 
 # What a process may have from the one that forked it, where a new Python has it from its start.
 STATE = """import json, os, resource, signal, sys
@@ -50,6 +54,19 @@ def executed(manager, folder):
     client = NotebookClient(notebook, kernel_name="python3", kernel_manager_class=manager, resources=resources)
     asyncio.run(client.async_execute())
     return json.loads(notebook.cells[0].outputs[0].text)
+
+
+def test_kernels_that_start_at_once_listen_in_one_folder_which_stays(monkeypatch):
+    """functools.cache calls the function for each thread that comes before the first has its result."""
+
+    def slow():
+        time.sleep(0.2)
+        return socket_folder()
+
+    monkeypatch.setattr(kernels, "_folder", cache(slow))
+    with ThreadPoolExecutor(2) as threads:
+        files = [each.result()["connection_file"] for each in [threads.submit(kernels.file_transport) for _ in "12"]]
+    assert {Path(file).parent for file in files} == {Path(kernels._folder().name)} and Path(files[0]).parent.is_dir()
 
 
 def test_a_forked_kernel_is_as_a_new_one(tmp_path, monkeypatch):
