@@ -40,12 +40,17 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
+def is_real_gpu(device: torch.device) -> bool:
+    """Tell whether the device is a GPU, and none that `ddp-course gpus` simulates on the CPU."""
+    return device.type == "cuda" and "SIMULATED_GPUS" not in os.environ
+
+
 def has_bf16(device: torch.device) -> bool:
     """Tell whether the device has units for bfloat16.
 
     A processor without them emulates it, and is slower than with float32.
     """
-    if device.type == "cuda":
+    if is_real_gpu(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     units = torch.cpu.get_capabilities()
     return any(units.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))

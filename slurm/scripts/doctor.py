@@ -354,12 +354,17 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
+def is_real_gpu(device: torch.device) -> bool:
+    """Tell whether the device is a GPU, and none that `ddp-course gpus` simulates on the CPU."""
+    return device.type == "cuda" and "SIMULATED_GPUS" not in os.environ
+
+
 def has_bf16(device: torch.device) -> bool:
     """Tell whether the device has units for bfloat16.
 
     A processor without them emulates it, and is slower than with float32.
     """
-    if device.type == "cuda":
+    if is_real_gpu(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     units = torch.cpu.get_capabilities()
     return any(units.get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))
@@ -386,7 +391,7 @@ def find_sum(case: Case) -> str:
 def _form_and_reduce(case: Case, device: torch.device) -> str:
     """Form the group of all ranks, and all-reduce tensors of all sizes; every rank calls it."""
     on_gpu = device.type == "cuda"
-    is_simulated = on_gpu and "SIMULATED_GPUS" in os.environ  # by `ddp-course gpus`: no speed
+    is_simulated = on_gpu and not is_real_gpu(device)  # which has no speed
     if on_gpu:
         torch.cuda.set_device(device)  # each thread has a current GPU
     # An error, in place of an abort; torchrun has set it to 1 for its ranks.
@@ -524,8 +529,7 @@ def find_device(case: Case) -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[device.index :][:1]
     part = "".join(f" {name}" for name in given if name.startswith("MIG-"))
     case.gpu = f"GPU {card.uuid}{part} on {case.host}"
-    simulated = " (simulated)" if "SIMULATED_GPUS" in os.environ else ""  # by `ddp-course gpus`
-    return [case.gpu, case.device + simulated]
+    return [case.gpu, case.device + ("" if is_real_gpu(device) else " (simulated)")]
 
 
 def compare_devices(rank: int, devices: dict) -> str:

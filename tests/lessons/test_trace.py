@@ -95,6 +95,18 @@ def test_on_a_gpu_kernels_count_and_nccl_is_the_all_reduce(tmp_path):
     })  # fmt: skip
 
 
+def test_without_a_recorded_all_reduce_no_number_of_it_is_told(folder, tmp_path, capsys):
+    for rank in range(2):  # as on simulated GPUs
+        alone = json.loads(gpu()) | {"distributedInfo": {"world_size": 2}}
+        (tmp_path / f"gpu_rank{rank}.json").write_text(json.dumps(alone))
+    traces = trace.read_traces(tmp_path, "gpu")
+    assert capsys.readouterr().out.startswith("gpu: no all-reduce was recorded, and `compute` has its time: ")
+    titles = [trace.draw_lanes(traces, traces, loss).figure.get_suptitle() for loss in ("data", "late", "exposed")]
+    assert [title[:9] for title in titles] == ["Rank 0 wa", "No all-re", "No all-re"]
+    late = trace.read_traces(folder, "late")
+    assert "No all-reduce" not in trace.draw_lanes(late, traces, "late").figure.get_suptitle() + capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [

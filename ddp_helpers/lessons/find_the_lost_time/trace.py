@@ -35,6 +35,7 @@ _PARTS = {
     "exposed": ("only all-reduces", RED),
     "late": ("waits for the late rank", "white"),
 }
+_OF_ALL_REDUCES = ["hidden", "exposed", "late"]
 _LOSSES = {  # what a rank loses, as the title says it
     "data": "waits for data",
     "exposed": "has an all-reduce that nothing hides",
@@ -56,8 +57,9 @@ class Trace:
 def read_traces(folder: Path | str, name: str) -> list[Trace]:
     """Read NAME_rank0.json, NAME_rank1.json, … of one run, on one clock; any process may call it.
 
-    Raises FileNotFoundError for a rank without a trace, ValueError for traces without steps or not
-    of one run.
+    Prints a line if the ranks recorded no all-reduce, as those on simulated GPUs do. Raises
+    FileNotFoundError for a rank without a trace, ValueError for traces without steps or not of one
+    run.
     """
     files = [_File(Path(folder, f"{name}_rank0.json"))]
     files += [_File(Path(folder, f"{name}_rank{rank}.json")) for rank in range(1, files[0].ranks)]
@@ -66,6 +68,9 @@ def read_traces(folder: Path | str, name: str) -> list[Trace]:
     if len(set(counts)) > 1:
         told = f"{name}: ranks recorded {counts} collectives"
         raise ValueError(f"{told}: are these traces of one run?")
+    if len(files) > 1 and not sent[0]:
+        why = "a simulated GPU has no kernels; of a real one, profile the activity CUDA, too"
+        print(f"{name}: no all-reduce was recorded, and `compute` has its time: {why}")
     # A node's clock may be ahead: all ranks leave an all-reduce together, so their ends tell.
     for file, spans in zip(files, sent, strict=True):
         ahead = [end - other for (_, end), (_, other) in zip(spans, sent[0], strict=True)]
@@ -170,6 +175,9 @@ def draw_lanes(before: list[Trace], after: list[Trace], loss: str, where: str = 
     title = f"Rank {rank} {_LOSSES[loss]}: "
     title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms a step, "
     title += f"then {now[loss][rank]:.0f} of {now['step'][rank]:.0f}"
+    sent = was[_OF_ALL_REDUCES].to_numpy().any() or now[_OF_ALL_REDUCES].to_numpy().any()
+    if loss in _OF_ALL_REDUCES and not sent:
+        title = "No all-reduce was recorded: what it costs does not show"
     size = WIDTH, 2.3 + 1.0 * len(before)
     figure, (above, below) = plt.subplots(2, figsize=size, sharex=True, layout="constrained")
     _draw_ranks(above, before)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torchvision
 
-from ddp_helpers.rank.device import pick_device
+from ddp_helpers.rank.device import is_real_gpu, pick_device
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture
 from ddp_helpers.rank.doctor.reduce import find_sum
 from ddp_helpers.rank.mnist_files import check_data
@@ -71,8 +71,7 @@ def find_device(case: Case) -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[device.index :][:1]
     part = "".join(f" {name}" for name in given if name.startswith("MIG-"))
     case.gpu = f"GPU {card.uuid}{part} on {case.host}"
-    simulated = " (simulated)" if "SIMULATED_GPUS" in os.environ else ""  # by `ddp-course gpus`
-    return [case.gpu, case.device + simulated]
+    return [case.gpu, case.device + ("" if is_real_gpu(device) else " (simulated)")]
 
 
 def compare_devices(rank: int, devices: dict) -> str:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_helpers.rank.device import is_real_gpu
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture, one_line
 
 _SIZES = {"4 B": 1, "64 kB": 2**14, "1 MB": 2**18, "16 MB": 2**22, "256 MB": 2**26}  # in floats
@@ -35,7 +36,7 @@ def find_sum(case: Case) -> str:
 def _form_and_reduce(case: Case, device: torch.device) -> str:
     """Form the group of all ranks, and all-reduce tensors of all sizes; every rank calls it."""
     on_gpu = device.type == "cuda"
-    is_simulated = on_gpu and "SIMULATED_GPUS" in os.environ  # by `ddp-course gpus`: no speed
+    is_simulated = on_gpu and not is_real_gpu(device)  # which has no speed
     if on_gpu:
         torch.cuda.set_device(device)  # each thread has a current GPU
     # An error, in place of an abort; torchrun has set it to 1 for its ranks.
