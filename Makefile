@@ -54,8 +54,9 @@ bench: .venv/installed system staged  ## measure, side by side: one device, DDP'
 keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOLDER=runs/mine NAME=mine
 	@$(BIN)/python -m ddp_helpers.upkeep.records $(FOLDER) $(NAME)
 
-test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser
-	@TEST_ALL=1 $(MAKE) --no-print-directory --keep-going test faults
+test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser, and on simulated GPUs
+	@TEST_ALL=1 $(MAKE) --no-print-directory --keep-going test faults; status=$$?; \
+		$(MAKE) --no-print-directory run-all GPUS=2 && exit $$status
 
 faults: .venv/installed tested  ## the fault matrix: harm a run in every way, and see that nothing is lost
 	@$(SLURM) env TEST_ALL=1 PYTHONPATH=tests $(BIN)/python -m faults --times 3

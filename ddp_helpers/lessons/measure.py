@@ -5,6 +5,7 @@ process makes rows of a table. Needs an initialized process group; it knows gloo
 on GPUs.
 """
 
+import math
 import os
 import socket
 import struct
@@ -252,6 +253,6 @@ def print_rows(results: Mapping[str, Result]) -> None:
         row = table_row(results, name)
         allocated = result["allocated"]
         cuda = f" ({allocated / 1e6:.1f} at most, says CUDA)" if allocated else ""
-        print(f"{name:<14}holds {row['held']:5.1f} MB{cuda}, ", end="")
-        print(f"sends {row['sent']:5.2f} MB a step, ", end="")
+        sends = "" if math.isnan(row["sent"]) else f"sends {row['sent']:5.2f} MB a step, "
+        print(f"{name:<14}holds {row['held']:5.1f} MB{cuda}, {sends}", end="")
         print(f"{row['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")
