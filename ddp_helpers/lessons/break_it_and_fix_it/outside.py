@@ -1,9 +1,11 @@
 """What notebooks 10 and 10b look at from outside: a job that hangs, and torchrun with its ranks.
 
 The notebooks' kernel calls it; the processes that it starts run on this machine, or as a Slurm job.
+With `gpus` torchrun's ranks see simulated GPUs, and NCCL's own messages can be had without a GPU.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_helpers import jobs
+from ddp_helpers import PlainError, jobs
 from ddp_helpers.jobs.queue import send
 from ddp_helpers.launch.launchers import clean_environment, free_port
+from ddp_helpers.launch.screen import coloured_line, shorten_paths
+from ddp_helpers.lessons.run_script import LINE_WIDTH
+from ddp_tools.simulated_gpus.build import build
 
 _RANKS = 2
 # As in 07's job file, the training is the second step: JOB.1, and not JOB.0.
@@ -85,9 +90,12 @@ def _start_rank(script: Path, rank: int, port: str) -> subprocess.Popen[bytes]:
         )
 
 
-def start_torchrun(*arguments: str, folder: Path, **env: str) -> subprocess.Popen[str]:
+def start_torchrun(
+    *arguments: str, folder: Path, gpus: int = 0, **env: str
+) -> subprocess.Popen[str]:
     """Start a script on two ranks in a folder: torchrun's flags, and last the script's name.
 
+    gpus: how many simulated GPUs the ranks see, even beside real ones; 0: what this machine has.
     What it writes can be read from its stdout and stderr.
     """
     # Static, as `launchers` does it: a neighbour could write to what --standalone unpickles.
@@ -95,11 +103,68 @@ def start_torchrun(*arguments: str, folder: Path, **env: str) -> subprocess.Pope
     meeting.append(f"--master-port={free_port()}")
     command = [sys.executable, "-m", "torch.distributed.run", *meeting]
     command += [f"--nproc-per-node={_RANKS}", *arguments]
+    inherited = clean_environment()
+    if gpus:
+        words = ["-m", "ddp_helpers", "gpus", str(gpus), "--beside-real-gpus", "--"]
+        command = [sys.executable, *words, *command]
+        inherited.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=clean_environment() | env,
+        env=inherited | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def simulates_gpus() -> bool:
+    """Tell whether this machine can simulate GPUs, and print why if not.
+
+    They are compiled if they are not there yet, which takes half a minute.
+    """
+    try:
+        build()
+    except PlainError as error:
+        print(f"no simulated GPUs, so what needs them is left out: {error}")
+        return False
+    return True
+
+
+# What stands before a line of a rank: who wrote it, and when and where; for NCCL also the group.
+_BEFORE = re.compile(
+    r"(?P<rank>\[rank\d+\]: ?)?(\[[EWI]\d{4} [^]]*\] )?(\[PG (ID \d+ )?[^]]*Rank \d+\] +)?"
+)
+_TRACE = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+
+
+def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = None) -> None:
+    """Wait for the end of what `start_torchrun` has started, and print its telling lines.
+
+    They are those that begin so, without what stands before: the time, torch's file, the group.
+    recorder: a folder with the ranks' flight recorders, which torchfrtrace compares.
+    Raises LookupError, with the log, if no line begins with one of them.
+    """
+    log = "".join(run.communicate())
+    if recorder:
+        words = [*_TRACE, str(recorder), "--prefix", "fr_rank_", "--allow-incomplete-ranks"]
+        trace = subprocess.run(words, capture_output=True, text=True, check=False)
+        log += "torchfrtrace says:\n" + trace.stdout + trace.stderr
+        beginnings += ("torchfrtrace says:",)
+    lines = dict.fromkeys(map(_cleaned, log.splitlines()))
+    for beginning in beginnings:
+        if not any(text.startswith(beginning) for _, text in lines):
+            raise LookupError(f"no line begins with {beginning!r}:\n{log}")
+    for label, text in lines:
+        if text.startswith(beginnings):
+            shown = text if len(text) <= LINE_WIDTH else f"{text[:LINE_WIDTH]} …"
+            print(" ", coloured_line(label, shown))
+
+
+def _cleaned(line: str) -> tuple[str, str]:
+    """Return the label of a line, "" if it is no rank's, and what the line says."""
+    before = _BEFORE.match(line)
+    rank = before and before["rank"]
+    text = line[before.end() :] if before else line
+    label = f"rank {rank.strip(':[] ').removeprefix('rank')}" if rank else ""
+    return label, re.sub(r" \(pid: \d+\)", "", shorten_paths(text.strip()))
