@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_helpers import PlainError, jobs
+from ddp_helpers import jobs
 from ddp_helpers.jobs.queue import send
 from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.launch.screen import coloured_line, shorten_paths
 from ddp_helpers.lessons.run_script import LINE_WIDTH
-from ddp_tools.simulated_gpus.build import build
+from ddp_helpers.lessons.simulated import on_simulated_gpus
 
 _RANKS = 2
 # As in 07's job file, the training is the second step: JOB.1, and not JOB.0.
@@ -105,8 +105,7 @@ def start_torchrun(
     command += [f"--nproc-per-node={_RANKS}", *arguments]
     inherited = clean_environment()
     if gpus:
-        words = ["-m", "ddp_helpers", "gpus", str(gpus), "--beside-real-gpus", "--"]
-        command = [sys.executable, *words, *command]
+        command = [*on_simulated_gpus(gpus), *command]
         inherited.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
     return subprocess.Popen(
         command,
@@ -116,19 +115,6 @@ def start_torchrun(
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def simulates_gpus() -> bool:
-    """Tell whether this machine can simulate GPUs, and print why if not.
-
-    They are compiled if they are not there yet, which takes half a minute.
-    """
-    try:
-        build()
-    except PlainError as error:
-        print(f"no simulated GPUs, so what needs them is left out: {error}")
-        return False
-    return True
 
 
 # What stands before a line of a rank: who wrote it, and when and where; for NCCL also the group.
