@@ -121,6 +121,7 @@ def start_torchrun(
 _BEFORE = re.compile(
     r"(?P<rank>\[rank\d+\]: ?)?(\[[EWI]\d{4} [^]]*\] )?(\[PG (ID \d+ )?[^]]*Rank \d+\] +)?"
 )
+_LIMIT = 180.0  # seconds that a run on simulated GPUs may take
 _TRACE = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 
 
@@ -129,9 +130,13 @@ def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = N
 
     They are those that begin so, without what stands before: the time, torch's file, the group.
     recorder: a folder with the ranks' flight recorders, which torchfrtrace compares.
-    Raises LookupError, with the log, if no line begins with one of them.
+    A run that takes too long is ended. Raises LookupError, with the log, if no line begins with one of them.
     """
-    log = "".join(run.communicate())
+    try:
+        log = "".join(run.communicate(timeout=_LIMIT))
+    except subprocess.TimeoutExpired:  # with the newer class ranks were seen to hang at their exit
+        run.terminate()  # it is passed on to torchrun, which ends its ranks
+        log = "".join(run.communicate())
     if recorder:
         words = [*_TRACE, str(recorder), "--prefix", "fr_rank_", "--allow-incomplete-ranks"]
         trace = subprocess.run(words, capture_output=True, text=True, check=False)
