@@ -130,7 +130,8 @@ def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = N
 
     They are those that begin so, without what stands before: the time, torch's file, the group.
     recorder: a folder with the ranks' flight recorders, which torchfrtrace compares.
-    A run that takes too long is ended. Raises LookupError, with the log, if no line begins with one of them.
+    A run that takes too long is ended.
+    Raises LookupError, with the log, if no line begins with one of them.
     """
     try:
         log = "".join(run.communicate(timeout=_LIMIT))
