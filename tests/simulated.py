@@ -22,6 +22,10 @@ from ddp_tools.simulated_gpus.build import build
 FORKED = ROOT / "tests" / "gpus" / "forked_programs.py"
 MARK = "SIMULATED_PROGRAMS"
 SERVER = FORKED.with_name("program_server.py")
+# What NCCL says of two ranks on one GPU, in its release that torch brings.
+IS_SHARED = (
+    "Multiple Ranks are using the same GPU" if torch.cuda.nccl.version() >= (2, 30) else "Duplicate GPU detected"
+)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

@@ -13,7 +13,7 @@ import yaml
 from changed_text import replaced
 from notebook_texts import cells
 from real import python
-from simulated import FORKED, run
+from simulated import FORKED, IS_SHARED, run
 
 from ddp_helpers import ROOT
 
@@ -149,7 +149,7 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
     "`cuda:0` on every rank": (
         "spirals_ddp",
         [("cuda:{local_rank if gpus > 1 else 0}", "cuda:0")],
-        "Duplicate GPU detected",
+        IS_SHARED,
         "dist.init_process_group(",
     ),
     "a counter on `cuda:0` on every rank": (
@@ -174,7 +174,7 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
             ('device_id=device if device.type == "cuda" else None', "device_id=None"),
             ("nn.Linear(42, 3).to(device)", "nn.Linear(42, 3).to(device.type)"),
         ],
-        "Duplicate GPU detected",
+        IS_SHARED,
         "model = DDP(",
     ),
     "the votes on the CPU": (

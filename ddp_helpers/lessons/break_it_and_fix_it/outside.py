@@ -135,7 +135,7 @@ def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = N
     """
     try:
         log = "".join(run.communicate(timeout=_LIMIT))
-    except subprocess.TimeoutExpired:  # with the newer class ranks were seen to hang at their exit
+    except subprocess.TimeoutExpired:
         run.terminate()  # it is passed on to torchrun, which ends its ranks
         log = "".join(run.communicate())
     if recorder:

@@ -96,10 +96,16 @@ static ncclResult_t join(ncclComm_t* made, int size, const std::string& folder, 
   for (int r = 0; r < size; ++r) {
     const bool is_mine = std::memcmp(all[r].data(), id, all[r].size()) == 0;
     if (r == rank || !is_mine || (may_share && std::string(may_share) == "1")) continue;
+#if NCCL_VERSION_CODE >= 23000
+    return say(ncclInvalidUsage,
+               "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 "
+               "to enable this configuration.");
+#else
     return say(ncclInvalidUsage,
                "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
                    std::to_string(r) + " both on CUDA device " + std::to_string(mine.pciBusID) +
                    "000");
+#endif
   }
   *made = comm;
   return ncclSuccess;
