@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+GIVEN = dict(os.environ)
 # Tests run in several processes: each has its own run folders, which ddp_helpers reads from this when it is imported,
 # and its own Slurm.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
@@ -17,7 +18,8 @@ os.environ["DDP_RUNS"] = str(ROOT / "build" / "tests" / WORKER / "runs")
 # ruff: noqa: E402
 
 # Hidden GPUs make every machine alike: all tests run on CPUs, and ranks can be forked after a backward. A test that
-# wants some pretends them. Set before torch can ask for them; `make test` never uses a GPU.
+# wants some pretends them. Set before torch can ask for them; `make test` never uses a GPU, and of `make gpu` only the
+# programs that it starts do.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import jupyter_client
@@ -57,13 +59,19 @@ nbmake.nb_run.NotebookClient = ClientWithSolutions
 LONG = (
     "test_faults",
     "test_audit",
-    "test_first_run",
+    "test_survives",
     "test_commands_of_pages",
     "test_browser",
     "test_reading_edition",
     "test_wheel",
 )
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
+
+
+def pytest_addoption(parser):
+    """`make gpu` is tests/on_gpus with real GPUs."""
+    told = "run tests/on_gpus on this machine's GPUs, and write a record into a new folder in this one"
+    parser.addoption("--real-gpus", metavar="FOLDER", help=told)
 
 
 SHARED = ExitStack()  # the server that has torch, of all workers
@@ -82,12 +90,13 @@ def pytest_unconfigure():
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """Sort the tests into groups, and put the long ones first."""
+def pytest_collection_modifyitems(config, items):
+    """Sort the tests into groups, and put the long ones first, but on real GPUs, where what can be spared is last."""
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: not (item.path.suffix == ".ipynb" or item.path.stem in LONG))
+    if not config.getoption("--real-gpus"):
+        items.sort(key=lambda item: not (item.path.suffix == ".ipynb" or item.path.stem in LONG))
 
 
 SLURM: list[subprocess.Popen] = []  # the cluster of this process, once something has needed it
@@ -127,6 +136,12 @@ def nobody_launched_us(monkeypatch):
         if INHERITED.match(name) or OF_A_JOB.match(name):
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where a test before has changed it
+
+
+@pytest.fixture(scope="session")
+def given_environment():
+    """What these tests were started with: real GPUs are not hidden in it."""
+    return GIVEN
 
 
 @pytest.fixture(scope="session")

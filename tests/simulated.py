@@ -1,4 +1,4 @@
-"""Programs on simulated GPUs, for tests: one command, or many that are forked from a process with torch."""
+"""Programs on GPUs, for tests: a command on simulated ones, or many that one process starts."""
 
 import fcntl
 import json
@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -20,13 +21,13 @@ from ddp_helpers.launch.processes import marked_processes
 from ddp_tools.simulated_gpus.build import build
 
 FORKED = ROOT / "tests" / "gpus" / "forked_programs.py"
-MARK = "SIMULATED_PROGRAMS"
+MARK, COUNTER = "PROGRAMS_OF_A_TEST", count()
 SERVER = FORKED.with_name("program_server.py")
 # What NCCL says of two ranks on one GPU, in its release that torch brings.
 IS_SHARED = (
     "Multiple Ranks are using the same GPU" if torch.cuda.nccl.version() >= (2, 30) else "Duplicate GPU detected"
 )
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node")
 
 
 def built(shared):
@@ -78,27 +79,46 @@ class Program:
         for rank in psutil.Process(self.pid).children() if not self.has_ended() else ():
             rank.kill()
 
+    def kill(self) -> None:
+        """Kill it, if it has not ended, and what it has started."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for each in [process, *process.children(recursive=True)] if not self.has_ended() else ():
+                each.kill()
+
+    def ended(self) -> float:
+        """When it ended, once it has."""
+        return self.log.with_suffix(".status").stat().st_mtime
+
     def status(self) -> int:
         """Wait for its end."""
         until(self.has_ended, f"the end of {self.log}")
         return int(self.log.with_suffix(".status").read_text())
 
 
+@dataclass
 class Programs:
-    """Programs on simulated GPUs, forked from one process that has imported torch: each otherwise takes seconds."""
+    """Programs of Python on GPUs. `program_server.py` starts them, with this mark in their environment."""
 
-    def __init__(self, cache: Path, gpus: int) -> None:
-        self.mark = f"{os.getpid()}.{id(self)}"
-        words, options = [sys.executable, FORKED, SERVER], {"stdin": subprocess.PIPE, MARK: self.mark}
-        self.server = start(cache, words, gpus, 2048, **options)
+    server: subprocess.Popen
+    mark: str
+    env: dict[str, str] = field(default_factory=dict)  # of each program, beside what it is given
+    started: list[Program] = field(default_factory=list)
+
+    def __enter__(self) -> "Programs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def start(self, log: Path, words: tuple, **env: object) -> Program:
         """Start Python with these words; what it says goes to log, in whose folder it runs."""
         log.with_suffix(".status").unlink(missing_ok=True)
-        given = {name: str(value) for name, value in env.items()}
+        given = self.env | {name: str(value) for name, value in env.items()}
         asked = {"words": [*map(str, words)], "log": str(log), "cwd": str(log.parent), "env": given}
         print(json.dumps(asked), file=self.server.stdin, flush=True)
-        return Program(int(self.server.stdout.readline()), log)
+        self.started.append(Program(int(self.server.stdout.readline()), log))
+        return self.started[-1]
 
     def torchrun(self, ranks: int, log: Path, *words: object, **env: object) -> Program:
         """Start a script on so many ranks with torchrun."""
@@ -113,11 +133,8 @@ class Programs:
         self.server.communicate()
 
 
-@contextmanager
 def programs(cache, gpus):
-    """Programs on so many simulated GPUs, which end with the block."""
-    started = Programs(cache, gpus)
-    try:
-        yield started
-    finally:
-        started.end()
+    """Programs on so many simulated GPUs, forked from one process that has torch: else each takes seconds to begin."""
+    mark = f"{os.getpid()}.{next(COUNTER)}"
+    words, options = [sys.executable, FORKED, SERVER], {"stdin": subprocess.PIPE, MARK: mark}
+    return Programs(start(cache, words, gpus, 2048, **options), mark)

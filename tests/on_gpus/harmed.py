@@ -26,8 +26,15 @@ def come_late():
     """From now on ranks wait four seconds for each other, and the last does not come."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=4))
     if int(os.environ["WORLD_SIZE"]) - 1 == RANK:
+        print(f"late since {time.time()}", flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torchrun ends it
         time.sleep(3600)
+
+
+def wait_first():
+    """Have the ranks of a second attempt live for a while before they train."""
+    print("the second attempt", flush=True)
+    time.sleep(float(os.environ.get("SECOND_ATTEMPT_WAITS", "0")))
 
 
 def ask_for_too_much():
@@ -44,6 +51,7 @@ HARMS |= {"late": come_late, "full": ask_for_too_much}
 if __name__ == "__main__":
     rank, harm, moment, number, script, *flags = sys.argv[1:]
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        MOMENTS["step"](1, wait_first)
         time.sleep(0 if RANK else 3)  # so the others look first at what the attempt before left in torchrun's store
     elif rank in (str(RANK), "all"):
         MOMENTS[moment](int(number), HARMS[harm])
