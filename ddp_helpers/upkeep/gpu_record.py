@@ -1,9 +1,8 @@
-"""Read the records of first GPU runs, and draw what they show.
-
-`make gpu` runs it: speed.png and overlap.png are written into the newest record's folder.
-"""
+"""Keep the record of `make gpu`, which runs it: beside it stand speed.png and overlap.png."""
 
 import json
+import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +18,33 @@ from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 
 COMMITTED = ROOT / "notebooks" / "results" / "gpu"
-_FOLDERS = (COMMITTED, ROOT / "build" / "gpu")  # the second has the runs with --cpu
+_MADE = ROOT / "build" / "gpu"  # where the tests have written them
 _RECIPES = ROOT / "notebooks" / "results" / "recipes"
 # A rung of notebook 01's ladder: its name in the record, and the recorded run on two CPU cores.
 _RUNGS = {
     "plain loader, no workers": ("plain, no workers", "plain-seed1"),
     "plain loader, with workers": ("plain, with workers", ""),
-    "mnist_fast, batch 64": ("fast, batch 64, seed 1", "fast-seed1"),
-    "mnist_fast, batch 256": ("fast, batch 256, seed 1", ""),
-    "mnist_fast, batch 1024": ("fast, batch 1024, seed 1", ""),
+    "mnist_fast, batch 64": ("fast, batch 64", "fast-seed1"),
+    "mnist_fast, batch 256": ("fast, batch 256", ""),
+    "mnist_fast, batch 1024": ("fast, batch 1024", ""),
 }
-Record = dict[str, dict[str, Any]]  # the lines of a record by their steps
+Record = dict[str, dict[str, Any]]  # `facts` of the machine, and `steps`
 
 
 def read_record(folder: Path) -> Record:
-    """Read record.jsonl: the line of each step."""
-    lines = map(json.loads, (folder / "record.jsonl").read_text().splitlines())
-    return {line["step"]: line for line in lines}
+    """Read record.json."""
+    return json.loads((folder / "record.json").read_text())
 
 
 def machine(record: Record) -> str:
     """Name the machine of a record, for a caption."""
-    return record["facts"]["found"]
+    facts = record["facts"]
+    return f"{facts['gpus']} x {facts['names'][0]}, torch {facts['torch']}"
 
 
 def draw_speed(record: Record) -> Picture:
     """Draw the images per second of the ladder's rungs, beside those of two CPU cores."""
-    rows = record["speed"]["seen"]["rows"]
+    rows = record["steps"]["speed"]["seen"]["rows"]
     here, cores = {}, {}
     for rung, (name, recorded) in _RUNGS.items():
         if speeds := rows.get(name, {}).get("images_per_second"):  # none of a script that failed
@@ -72,13 +71,12 @@ def draw_speed(record: Record) -> Picture:
     best, slowest = (choose(here, key=lambda rung: here[rung]) for choose in (max, min))
     times = here[best] / here[slowest]
     title = f"{best}: {times:.1f} times the images per second of {slowest}"
-    images = "all images" if record["facts"]["seen"]["gpus"] else "the first 512 images"
-    return captioned(figure, title, f"{machine(record)}; {images}; the fastest epoch of each")
+    return captioned(figure, title, f"{machine(record)}; the fastest epoch of each")
 
 
 def draw_overlap(record: Record) -> Picture:
     """Draw one step with each class of NCCL: computing above, all-reduces below."""
-    classes = record["overlap"]["seen"]["classes"]
+    classes = record["steps"]["overlap"]["seen"]["classes"]
     size = WIDTH, 1.7 + 1.3 * len(classes)
     figure, axes = plt.subplots(len(classes), 1, figsize=size, sharex=True, squeeze=False)
     figure.set_layout_engine("constrained")
@@ -87,7 +85,7 @@ def draw_overlap(record: Record) -> Picture:
         milliseconds = seen["milliseconds"]["ddp"]
         ax.set_title(f"{name}, {milliseconds:.1f} ms a step without the profiler", loc="left")
     axes[-1, 0].set_xlabel("time in a recorded step of rank 0 [ms]")
-    shares = record["overlap"]["seen"]["shares"]
+    shares = record["steps"]["overlap"]["seen"]["shares"]
     hidden = ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
     title = f"All-reduces hidden behind computing, of what can be: {hidden}"
     return captioned(figure, title, machine(record), "a step of six equal layers, with DDP")
@@ -102,22 +100,30 @@ def _draw_step(ax: Axes, lanes: dict[str, list]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def keep(folder: Path) -> None:
-    """Draw the figures that stay beside a record. Raises PlainError for one of simulated GPUs."""
+def keep(folder: Path) -> Path:
+    """Move a record to notebooks/results/gpu, draw its figures there, and return its new folder.
+
+    Raises PlainError for a record of simulated GPUs.
+    """
     record = read_record(folder)
-    if record["facts"]["seen"].get("simulated"):
+    if record["facts"]["simulated"]:
         cure = "make gpu, where a real GPU is, and without ddp-course gpus"
         raise PlainError(f"{folder} is of simulated GPUs, whose times mean nothing: {cure}")
+    numbers = (COMMITTED / f"{folder.name.rpartition('-')[0]}-{number}" for number in count(1))
+    target = next(path for path in numbers if not path.exists())
+    COMMITTED.mkdir(exist_ok=True)
+    shutil.move(folder, target)
     for step, draw in {"speed": draw_speed, "overlap": draw_overlap}.items():
-        figure = folder / f"{step}.png"
-        if record.get(step, {}).get("ended") == "by itself" and not figure.exists():
-            print("drawn:", draw(record).save(figure).relative_to(ROOT))
+        if record["steps"].get(step, {}).get("seen"):
+            draw(record).save(target / f"{step}.png")
+    return target
 
 
 if __name__ == "__main__":
-    records = [path.parent for folder in _FOLDERS for path in folder.glob("*/record.jsonl")]
+    records = [path.parent for path in _MADE.glob("*/record.json")]
     if records:
         try:
-            keep(max(records, key=lambda folder: folder.stat().st_mtime))
+            kept = keep(max(records, key=lambda folder: folder.stat().st_mtime))
+            print(f"send this folder to the course, or commit it: {kept}")
         except PlainError as error:
             stop(str(error))

@@ -70,7 +70,7 @@ NOT_TYPED = {
     ("README", "make lab"): "stays open; tests/browser types it, and opens its address",
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
     ("elsewhere", "docker build"): "needs Docker",
-    ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_first_run.py runs the same with --cpu",
+    ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_gpu_record.py gives the same tests simulated ones",
     ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("gpus", "ddp-course gpus"): "tests/tools/test_wheel.py types the example of its --help",

@@ -9,12 +9,11 @@ import pytest
 from clusters import make_cluster, need_slurm, our_python, program, remove
 from doctor_table import red, rows_of
 from real import LIMIT
-from refusals import one_line, refused
+from refusals import one_line
 from simulated import run
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch.launchers import free_port
-from ddp_helpers.upkeep import gpu_record
 
 # ---- the local Slurm
 
@@ -126,21 +125,9 @@ def test_a_process_says_once_that_its_gpu_is_simulated_and_those_that_it_forks_d
     assert len(idle.stderr.splitlines()) == 1, "who uses none"
 
 
-def test_a_first_gpu_run_on_them_notes_it_and_does_not_ask_for_its_record(simulated_gpus, digits, tmp_path):
-    program = ROOT / "slurm" / "scripts" / "gpu_first_run.py"
-    for cpu in ([], ["--cpu"]):
-        words = [sys.executable, program, "--data", digits, "--only", "facts", "--out", tmp_path, *cpu]
-        done = run(simulated_gpus, words)
-        assert done.returncode == 0 and "commit it" not in done.stdout, done.stdout + done.stderr
-    simulated = gpu_record.read_record(tmp_path / "simulated-gpu-1")["facts"]["seen"]
-    assert simulated["simulated"] is True and simulated["names"] == ["simulated GPU"] * 2
-    assert gpu_record.read_record(tmp_path / "cpu-1")["facts"]["seen"]["simulated"] is False
-    refused(gpu_record.keep, tmp_path / "simulated-gpu-1", named=("simulated", "make gpu"))
-
-
 # ---- nvidia-smi
 
-FIELDS = "name,driver_version,compute_cap,compute_mode,mig.mode.current,memory.total"  # as the first GPU run asks
+FIELDS = "name,driver_version,compute_cap,compute_mode,mig.mode.current,memory.total"  # as `make gpu` asks
 SMI = {  # the words after nvidia-smi, and its lines
     f"--query-gpu={FIELDS} --format=csv,noheader": ["simulated GPU, [N/A], 9.0, Default, [N/A], 64 MiB"] * 2,
     "--query-gpu=index,utilization.gpu,power.draw --format=csv": [
