@@ -132,11 +132,11 @@ def test_a_record_of_simulated_gpus_is_not_kept_and_one_of_real_ones_is_with_its
 
 
 @weekly
-def test_what_is_measured_on_real_gpus_runs(simulated_gpus, tmp_path):
-    folder, done = make_gpu(simulated_gpus, tmp_path, "speed or scaling")
+def test_the_speed_that_is_measured_can_be_drawn(simulated_gpus, tmp_path):
+    folder, done = make_gpu(simulated_gpus, tmp_path, "speed")
     record = read_record(folder)
     assert done.returncode == 0, done.stdout
-    assert len(record["steps"]["speed"]["seen"]["accuracy_of_seeds"]) == 10
+    assert all(0 < each[-1] < 1 for each in record["steps"]["speed"]["seen"]["accuracy_of_seeds"].values())
     rungs = "|".join(gpu_record._RUNGS)  # which of them is the fastest is this machine's affair
     assert re.match(rf"({rungs}): \d+\.\d times the images per second of (?!\1)({rungs})", draw_speed(record).alt)
 
