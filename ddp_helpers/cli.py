@@ -153,7 +153,7 @@ def _add_audit(subparsers: Commands) -> None:
         subparsers,
         "audit",
         commands.audit_script,
-        "run a DDP script, anybody's, unchanged on two CPU ranks, record what it asks of torch,"
+        "run a DDP script, anybody's, unchanged on two ranks, record what it asks of torch,"
         " and say what is wrong with it",
         "audit train.py -- --epochs 2",
         "0: no row is red, and all was seen; 1: a row is red; 2, too: the script failed before it"
@@ -166,7 +166,7 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("--cwd", type=Path, help=cwd)
     limit = "seconds that the script may take"
     command.add_argument("--limit", type=float, default=120, help=limit)
-    on_cpu = "for a script that asks for CUDA: do it on the CPU, under gloo"
+    on_cpu = "for a script that asks for CUDA, where no GPUs can be simulated: use the CPU"
     command.add_argument("--on-cpu", action="store_true", help=on_cpu)
     two_nodes = "each rank is told that it is alone on its node: finds local_rank taken for rank"
     command.add_argument("--two-nodes", action="store_true", help=two_nodes)

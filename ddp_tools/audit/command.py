@@ -3,6 +3,7 @@
 The learner's process calls it. Needs no torch in this process.
 """
 
+import os
 import shlex
 import shutil
 import sys
@@ -82,10 +83,12 @@ class _Runs:
             MIRRORED: str(self.cwd or ""),
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
             "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
-            "CUDA_VISIBLE_DEVICES": "",
             "DDP_AUDIT_STOP": stop_rank,
             "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
         }
+        # Of `ddp-course gpus` each rank has one of its own, unless both are told to be the first.
+        if "SIMULATED_GPUS" not in os.environ or self.on_cpu or self.two_nodes:
+            env["CUDA_VISIBLE_DEVICES"] = ""
         command = [str(self.script), *arguments]
         return _launch(ranks, command, self.folder / work, notes, self.limit, env)
 
@@ -102,7 +105,9 @@ def audit(
     course: Path | None = ROOT,
     two_nodes: bool = False,
 ) -> list[Row]:
-    """Run an unchanged script on two CPU ranks under witnesses, and judge it.
+    """Run an unchanged script on two ranks under witnesses, and judge it.
+
+    They have CPUs, or under `ddp-course gpus` simulated GPUs.
 
     arguments: the script's. folder: for all that the audit leaves; without it, a folder of
     build/audit in the course, or, where there is no course, one that is removed at the end. cwd:

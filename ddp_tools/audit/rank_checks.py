@@ -39,7 +39,8 @@ _NO_GPU = re.compile(
     "only supported with GPUs|no NVIDIA driver|No CUDA GPUs|not compiled with CUDA|no CUDA-capable"
     "|have NCCL built in|on a CUDA device but|assert.*cuda.is_available"
 )
-NEEDS_STAND_IN = "give --on-cpu: the audit runs on CPUs, and has one stand in for each GPU"
+NEEDS_STAND_IN = "run the audit on simulated GPUs, as in: ddp-course gpus 2 -- ddp-course audit …; "
+NEEDS_STAND_IN += "where they cannot be had, give --on-cpu: a CPU stands in for each GPU"
 UNUSED = "Expected to have finished reduction"
 # What the commonest errors begin with, or hold, and their cure.
 _KNOWN = {

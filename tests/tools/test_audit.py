@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import sys
 
 import pytest
+import simulated
 from audited import ON_CPU, Script, audit_all, launch, table
 from changed_text import replaced
 from real import LIMIT, THOROUGH
@@ -343,6 +345,48 @@ def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
     assert calls == [["send"], ["recv"]]
     with pytest.raises(PlainError, match=r"\b3 ranks.*\b2\b"):
         command.check_started(noted["mp.spawn of three"], tmp_path)
+
+
+FOR_GPUS = """import os
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(96, 4), torch.randint(0, 3, (96,)))
+loader = DataLoader(data, 8, sampler=DistributedSampler(data))
+model = DDP(torch.nn.Linear(4, 3).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    loader.sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.cuda()), y.cuda()).backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_for_gpus_runs_as_it_is_on_simulated_ones_and_a_tensor_left_on_the_cpu_is_seen(
+    simulated_gpus, tmp_path
+):
+    changes = {"right": [], "wrong": [("y.cuda()", "y")]}
+    started = {}
+    for name, change in changes.items():
+        (script := tmp_path / f"{name}.py").write_text(replaced(FOR_GPUS, change))
+        words = [sys.executable, "-m", "ddp_helpers", "audit", script, "--folder", tmp_path / name]
+        started[name] = simulated.start(simulated_gpus, [*words, "--json", tmp_path / f"{name}.json"])
+    said = {name: "".join(process.communicate(timeout=LIMIT)) for name, process in started.items()}
+    told = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in started}
+    rows = {name: {row["name"]: row for row in each} for name, each in told.items()}
+    assert {name: process.returncode for name, process in started.items()} == {"right": 0, "wrong": 1}, said
+    assert all(rows["right"][name]["verdict"] == OK for name in ("end", "samples", "replicas", "gradients", "order"))
+    assert "rank 1: simulated GPU 1" in (tmp_path / "right" / "notes" / "output.log").read_text()
+    end = rows["wrong"]["end"]
+    assert "wrong.py:19: RuntimeError: Expected all tensors to be on the same device" in end["seen"], end
 
 
 @pytest.mark.parametrize(
