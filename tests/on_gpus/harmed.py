@@ -22,13 +22,25 @@ def is_vote(_tensor, op=dist.ReduceOp.SUM):
     return op == dist.ReduceOp.MAX
 
 
+def is_last_and_waited_for(seconds):
+    """From now on ranks wait so long for each other; whether this is the last."""
+    # Not from the start: one may come to the join long after the other.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+    return int(os.environ["WORLD_SIZE"]) - 1 == RANK
+
+
 def come_late():
-    """From now on ranks wait four seconds for each other, and the last does not come."""
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=4))
-    if int(os.environ["WORLD_SIZE"]) - 1 == RANK:
+    """The last rank does not come, for which the others wait four seconds."""
+    if is_last_and_waited_for(4):
         print(f"late since {time.time()}", flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torchrun ends it
         time.sleep(3600)
+
+
+def be_killed():
+    """The last rank is killed, for which the others wait ten seconds."""
+    if is_last_and_waited_for(10):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_first():
@@ -46,7 +58,7 @@ MOMENTS |= {
     "vote": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=is_vote),
     "count": lambda n, harm: on_call(dist, "all_reduce", n, harm, only=lambda *given: not is_vote(*given)),
 }
-HARMS |= {"late": come_late, "full": ask_for_too_much}
+HARMS |= {"late": come_late, "killed": be_killed, "full": ask_for_too_much}
 
 if __name__ == "__main__":
     rank, harm, moment, number, script, *flags = sys.argv[1:]
