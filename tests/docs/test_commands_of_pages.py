@@ -78,6 +78,7 @@ NOT_TYPED = {
     ("own", "rsync"): "LOGIN is another machine",
     ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/jobs/test_monitor.py",
     ("tools", "ddp-course audit"): "tests/tools/test_wheel.py types the example of its --help",
+    ("tools", "ddp-course gpus 2"): "tests/tools/test_audit.py runs it, with a script for GPUs",
     ("tools", "ddp-course hang"): "tests/tools/test_hang.py gives a seed the same words; notebook 17 types one",
     ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
     ("trainers", "ddp-course data /shared"): "the shared folder again",
