@@ -72,4 +72,6 @@ def test_the_weekly_run_comes_to_the_fault_matrix_also_where_a_test_fails_and_en
     options = {"env": {"PATH": os.environ["PATH"]}, "capture_output": True, "text": True, "timeout": LIMIT}
     done = subprocess.run(["make", "test-all"], cwd=tmp_path, check=False, **options)
     assert done.returncode != 0 and "called: -m pytest\n" in done.stdout, done.stderr
-    assert done.stdout.endswith("called: -m faults --times 3\n")
+    assert "called: -m faults --times 3\n" in done.stdout
+    on_simulated_gpus = "gpus 2 -- slurm/cluster with .venv/bin/python -m ddp_helpers.upkeep.course --all"
+    assert done.stdout.endswith(f"called: {on_simulated_gpus}\n"), done.stdout
