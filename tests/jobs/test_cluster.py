@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pytest
@@ -73,6 +74,15 @@ def test_two_jobs_on_a_node_get_one_gpu_slot_each(shared):
     options = {"env": shared.up().env(SLURM_CONF=str(shared.state / "slurm.conf")), "text": True}
     pair = [subprocess.Popen(one, stdout=subprocess.PIPE, **options) for _ in range(2)]
     assert sorted(job.communicate(timeout=LIMIT)[0] for job in pair) == ["0\n", "1\n"]
+
+
+def test_a_controller_that_is_silent_for_longer_than_usual_is_waited_for(shared):
+    """As beside programs that take all CPUs; Slurm's commands give up after ten seconds, if nothing else is set."""
+    [controller] = [pid for pid, name in daemons(shared.up()).items() if name == "slurmctld"]
+    os.kill(controller, signal.SIGSTOP)
+    Timer(12, os.kill, (controller, signal.SIGCONT)).start()
+    assert shared.slurm("sinfo", "-h", "-o", "%D") == "2\n"
+    until(lambda: shared.slurm("sinfo", "-N", "-o", "%N %t %c %G") == NODES, "both nodes are there")
 
 
 def test_up_twice_changes_nothing(shared):

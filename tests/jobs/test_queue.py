@@ -291,17 +291,3 @@ def test_a_job_whose_time_is_up_is_timed_out(late, capsys):
     out = capsys.readouterr().out
     assert "TIMEOUT after" in out and "its last word" in out and "DUE TO TIME LIMIT" in out
     assert sys.executable not in out
-
-
-@pytest.mark.parametrize("misses", [1, 3])
-def test_a_controller_that_gives_no_answer_in_time_is_asked_again(misses, tmp_path, monkeypatch):
-    (tmp_path / "sinfo").write_text(
-        f"#!/bin/sh\necho x >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -gt {misses} ]\n"
-    )
-    (tmp_path / "sbatch").touch()
-    (tmp_path / "slurm.conf").touch()
-    for name in ("sinfo", "sbatch"):
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    assert available() == (misses < 3)
