@@ -23,9 +23,11 @@ from ddp_tools.simulated_gpus.build import build
 FORKED = ROOT / "tests" / "gpus" / "forked_programs.py"
 MARK, COUNTER = "PROGRAMS_OF_A_TEST", count()
 SERVER = FORKED.with_name("program_server.py")
-# What NCCL says of two ranks on one GPU, in its release that torch brings.
+# How NCCL's words for two ranks on one GPU begin, in the release that torch brings.
 IS_SHARED = (
-    "Multiple Ranks are using the same GPU" if torch.cuda.nccl.version() >= (2, 30) else "Duplicate GPU detected"
+    "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1"
+    if torch.cuda.nccl.version() >= (2, 30)
+    else "Duplicate GPU detected"
 )
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node")
 
