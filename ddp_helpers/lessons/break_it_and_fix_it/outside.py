@@ -17,7 +17,7 @@ from ddp_helpers import jobs
 from ddp_helpers.jobs.queue import send
 from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.launch.screen import coloured_line, shorten_paths
-from ddp_helpers.lessons.run_script import LINE_WIDTH
+from ddp_helpers.lessons.run_script import LINE_WIDTH, STAMP
 from ddp_helpers.lessons.simulated import on_simulated_gpus
 
 _RANKS = 2
@@ -117,10 +117,8 @@ def start_torchrun(
     )
 
 
-# What stands before a line of a rank: who wrote it, and when and where; for NCCL also the group.
-_BEFORE = re.compile(
-    r"(?P<rank>\[rank\d+\]: ?)?(\[[EWI]\d{4} [^]]*\] )?(\[PG (ID \d+ )?[^]]*Rank \d+\] +)?"
-)
+_RANK = re.compile(r"\[rank(\d+)\]:")
+_GROUP = re.compile(r"^\[PG (ID \d+ )?[^]]*Rank \d+\] +")  # NCCL's
 _LIMIT = 180.0  # seconds that a run on simulated GPUs may take
 _TRACE = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 
@@ -155,8 +153,7 @@ def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = N
 
 def _cleaned(line: str) -> tuple[str, str]:
     """Return the label of a line, "" if it is no rank's, and what the line says."""
-    before = _BEFORE.match(line)
-    rank = before and before["rank"]
-    text = line[before.end() :] if before else line
-    label = f"rank {rank.strip(':[] ').removeprefix('rank')}" if rank else ""
-    return label, re.sub(r" \(pid: \d+\)", "", shorten_paths(text.strip()))
+    rank = _RANK.match(line)
+    text = _GROUP.sub("", STAMP.sub("", line))
+    said = re.sub(r" \(pid: \d+\)", "", shorten_paths(text.strip()))
+    return f"rank {rank[1]}" if rank else "", said

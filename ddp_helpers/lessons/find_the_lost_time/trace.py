@@ -171,13 +171,13 @@ def draw_lanes(before: list[Trace], after: list[Trace], loss: str, where: str = 
     loss: the part that was to be cured, as `account` names it. where: the machine, for the caption.
     """
     was, now = account(before), account(after)
-    rank = was[loss].idxmax()
-    title = f"Rank {rank} {_LOSSES[loss]}: "
-    title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms a step, "
-    title += f"then {now[loss][rank]:.0f} of {now['step'][rank]:.0f}"
-    sent = was[_OF_ALL_REDUCES].to_numpy().any() or now[_OF_ALL_REDUCES].to_numpy().any()
-    if loss in _OF_ALL_REDUCES and not sent:
+    if loss in _OF_ALL_REDUCES and not pd.concat([was, now])[_OF_ALL_REDUCES].to_numpy().any():
         title = "No all-reduce was recorded: what it costs does not show"
+    else:
+        rank = was[loss].idxmax()
+        title = f"Rank {rank} {_LOSSES[loss]}: "
+        title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms a step, "
+        title += f"then {now[loss][rank]:.0f} of {now['step'][rank]:.0f}"
     size = WIDTH, 2.3 + 1.0 * len(before)
     figure, (above, below) = plt.subplots(2, figsize=size, sharex=True, layout="constrained")
     _draw_ranks(above, before)
