@@ -6,6 +6,8 @@ Every room imports what stands here; it needs the standard library alone.
 import os
 from pathlib import Path
 
+from ddp_tools import PlainError
+
 __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
 # The run folders: beside the course, or where somebody wants them, such as $SCRATCH/runs.
@@ -15,14 +17,6 @@ RUNS = Path(os.environ.get("DDP_RUNS") or ROOT / "runs").absolute()
 _BESIDE = ROOT / "slurm"
 IN_CHECKOUT = (_BESIDE / "job.sbatch.jinja").is_file()
 SLURM = _BESIDE if IN_CHECKOUT else Path(__file__).resolve().parent / "slurm"
-
-
-class PlainError(Exception):
-    """An error whose message says all: a traceback through the helpers would help nobody."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Have IPython show the message alone."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 def own_folder(folder: Path) -> Path:

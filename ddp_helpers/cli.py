@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from ddp_helpers import IN_CHECKOUT, ROOT, PlainError, commands
-from ddp_helpers.launch.scripts import NAMES
+from ddp_helpers import IN_CHECKOUT, ROOT, commands
 from ddp_helpers.rank.launchers import stop
+from ddp_helpers.rank.scripts import NAMES
+from ddp_tools import PlainError
 
 _DESCRIPTION = """Multi-GPU training scripts: write one, run it on Slurm, find out why it failed.
 

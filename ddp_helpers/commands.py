@@ -17,8 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_helpers import ROOT, RUNS, PlainError, __version__
+from ddp_helpers import ROOT, RUNS, __version__
 from ddp_helpers.rank.files import write_whole
+from ddp_tools import PlainError
 
 if TYPE_CHECKING:
     from ddp_helpers.jobs import Site
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def stage_data(args: Namespace) -> int:
     """Put MNIST, or the offline digits, into a folder."""
-    from ddp_helpers.rank.staging import stage
+    from ddp_helpers.data.staging import stage
 
     print(f"use it with: --data {stage(args.folder)}")
     return 0
@@ -34,7 +35,7 @@ def stage_data(args: Namespace) -> int:
 
 def write_script(args: Namespace) -> int:
     """Write a standalone script."""
-    from ddp_helpers.launch.scripts import write_script
+    from ddp_helpers.rank.scripts import write_script
 
     path = write_script(args.name, args.path)
     if path.is_file():

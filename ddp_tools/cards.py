@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 
 # What nvidia-smi reports of a card. Most are from github.com/modal-labs/modal-client/pull/2797, the
 # V100-16 from 4paradigm/k8s-vgpu-scheduler issue 7; A10G, V100-32 and H200 are as many public logs

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ddp_helpers import PlainError
-from ddp_tools import cards
+from ddp_tools import PlainError, cards
 from ddp_tools.cards import FITS, SIZES
 from ddp_tools.fits import KINDS, RANKS, Prediction, Row, digits, need_of_ddp
 

@@ -15,8 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD, Optimizer
 
-from ddp_helpers import PlainError
-from ddp_tools import cards
+from ddp_tools import PlainError, cards
 from ddp_tools.cards import BESIDE, CLOSE, FITS, SIZES, SLACK
 from ddp_tools.memory import StepMemory, measure_step
 from ddp_tools.model_file import advice, error_line, needs_memory, start_autograd

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 from ddp_tools.movable import movable
 
 # How torch says that it cannot do something on tensors without memory.

@@ -31,12 +31,12 @@ from real import LIMIT, THOROUGH, fail_in_ci
 from simulated import built
 from solved import ClientWithSolutions
 
+from ddp_helpers.data.digits import write_digits
 from ddp_helpers.jobs import available
 from ddp_helpers.jobs.queue import run_slurm
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
 from ddp_helpers.launch.launchers import INHERITED
 from ddp_helpers.launch.shared import VARIABLE, shared_server
-from ddp_helpers.rank.digits import write_digits
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
 settings.register_profile(

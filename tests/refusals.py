@@ -3,7 +3,7 @@
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 
 
 def one_line(text, *named):

@@ -12,7 +12,8 @@ from refusals import refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.parameters import execute
-from ddp_helpers.launch import launch, scripts
+from ddp_helpers.launch import launch
+from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
 from ddp_helpers.upkeep import records as keeping
 

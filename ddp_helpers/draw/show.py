@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from ddp_helpers.launch.screen import shorten_paths
-from ddp_helpers.launch.scripts import parts
+from ddp_helpers.rank.scripts import parts
 
 # Colours in the text itself: a code host and a static page have no style sheet of ours.
 # Dark on light in any theme.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 # The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds,

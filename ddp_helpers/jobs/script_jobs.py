@@ -18,7 +18,7 @@ from ddp_helpers.jobs.project import Project
 from ddp_helpers.jobs.queue import available, states_of_job
 from ddp_helpers.jobs.run import submit, write_job
 from ddp_helpers.jobs.site import Site
-from ddp_helpers.launch import scripts
+from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
 
 
@@ -199,7 +199,7 @@ def ready(
     loaded = Site.load(site)
     words: list[object] = [] if loaded.has_data else ["--data", "none"]
     if data and words:
-        from ddp_helpers.rank.staging import stage  # it imports torch, which no other job needs
+        from ddp_helpers.data.staging import stage  # it imports torch, which no other job needs
 
         words[1] = stage(data).absolute()
     prepare(

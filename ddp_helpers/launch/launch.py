@@ -15,7 +15,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers import ROOT, PlainError, own_folder
+from ddp_helpers import ROOT, own_folder
 from ddp_helpers.launch.launchers import (
     LINE_PATTERNS,
     LOOPBACK_ONLY,
@@ -26,6 +26,7 @@ from ddp_helpers.launch.launchers import (
 from ddp_helpers.launch.processes import one_interrupt
 from ddp_helpers.launch.programs import lines_of
 from ddp_helpers.launch.screen import Screen, shorten_paths
+from ddp_tools import PlainError
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 

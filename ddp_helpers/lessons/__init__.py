@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from ddp_helpers import PlainError
 from ddp_helpers.launch.screen import on_colour
 from ddp_helpers.lessons.exercise import (
     INDENT,
@@ -23,6 +22,7 @@ from ddp_helpers.lessons.exercise import (
     Project,
     short,
 )
+from ddp_tools import PlainError
 
 _GREEN, _RED = 28, 161  # colours of the first word, of the 256
 # JupyterLab breaks a line that is wider than its cell within a word.

@@ -26,10 +26,11 @@ from types import ModuleType
 from typing import NamedTuple
 from uuid import uuid4
 
-from ddp_helpers import ROOT, PlainError, lessons
+from ddp_helpers import ROOT, lessons
 from ddp_helpers.launch.processes import end_found, exit_text, marked_processes
 from ddp_helpers.lessons.exercise import NOT_YET, RIGHT
 from ddp_helpers.lessons.handed_in import code_cells, exercises_in, program, recognise
+from ddp_tools import PlainError
 
 MARK = "DDP_COURSE_GRADE"  # the environment variable by which an exercise's processes are found
 PATIENCE = 30.0  # seconds that live ranks have, as in the notebook's own cells

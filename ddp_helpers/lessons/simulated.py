@@ -5,7 +5,7 @@ The notebooks' kernel calls it.
 
 import sys
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 from ddp_tools.simulated_gpus.build import build
 
 

@@ -25,11 +25,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adadelta
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.launch import launch, scripts
+from ddp_helpers.data.digits import write_digits
+from ddp_helpers.launch import launch
 from ddp_helpers.launch.launchers import enough_gpus
 from ddp_helpers.launch.machine import provenance
+from ddp_helpers.rank import scripts
 from ddp_helpers.rank.device import has_bf16, pick_device
-from ddp_helpers.rank.digits import write_digits
 from ddp_helpers.rank.scripts.mnist_ddp import Net, one_pass, read_flags
 from ddp_helpers.records import runs
 

@@ -24,11 +24,12 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from ddp_helpers import ROOT, PlainError, own_folder
+from ddp_helpers import ROOT, own_folder
 from ddp_helpers.launch.engine import end_launches
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
 from ddp_helpers.launch.shared import shared_server
 from ddp_helpers.rank.launchers import stop
+from ddp_tools import PlainError
 
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"

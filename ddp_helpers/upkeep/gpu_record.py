@@ -10,12 +10,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.draw.drawing import Picture
 from ddp_helpers.draw.labels import captioned
 from ddp_helpers.draw.style import BLUE, GREY, ORANGE, WIDTH
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
+from ddp_tools import PlainError
 
 COMMITTED = ROOT / "notebooks" / "results" / "gpu"
 _MADE = ROOT / "build" / "gpu"  # where the tests have written them

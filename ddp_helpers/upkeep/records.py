@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 
 from ddp_helpers import ROOT
+from ddp_helpers.data.digits import FILES
 from ddp_helpers.jobs.job import NAME
 from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
-from ddp_helpers.rank.digits import FILES
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 

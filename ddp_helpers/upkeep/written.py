@@ -4,7 +4,7 @@
 """
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import NAMES, script_text
+from ddp_helpers.rank.scripts import NAMES, script_text
 
 FOLDER = ROOT / "slurm" / "scripts"
 

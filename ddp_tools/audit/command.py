@@ -14,10 +14,10 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
 from ddp_helpers.launch.programs import lines_of
-from ddp_tools import printable
+from ddp_tools import PlainError, printable
 from ddp_tools.audit import one_rank, restart
 from ddp_tools.audit.judge import EARLY, judge
 from ddp_tools.audit.mirror import MIRRORED, mirror

@@ -18,7 +18,7 @@ def mirror(folder: Path, to: Path, without: Path) -> None:
     A link stays one, also to a folder. without: a folder that is left out. Raises PlainError where
     there are too many files.
     """
-    from ddp_helpers import PlainError  # here: the ranks' script does not see the course
+    from ddp_tools import PlainError  # here: the ranks' script does not see the course
 
     count = 0
     for place, folders, files in os.walk(folder):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 from ddp_tools.explain.jobfile import explain_job, is_job_file
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import STDIN, read_logs

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddp_helpers import PlainError
-from ddp_tools import printable
+from ddp_tools import PlainError, printable
 from ddp_tools.explain.jobfile_checks import compare, unread
 from ddp_tools.explain.jobfile_text import JobFile, Start
 

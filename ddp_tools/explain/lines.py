@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 from ddp_tools.explain.prefixes import (
     is_labelled,
     split_at_marks,

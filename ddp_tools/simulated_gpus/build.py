@@ -15,7 +15,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 
 _SOURCE = Path(__file__).parent / "source"
 _MISSING = Path(__file__).parent / "missing.py"

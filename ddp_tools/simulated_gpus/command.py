@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ddp_helpers import PlainError
+from ddp_tools import PlainError
 from ddp_tools.simulated_gpus.build import build
 
 _COMMANDS = Path(__file__).parent / "bin"  # nvidia-smi

@@ -180,8 +180,8 @@ def test_the_lines_of_ranks_stream_and_can_be_stopped_and_the_next_cells_are_jud
 
 TRAINS = """from ddp_helpers import ROOT
 from ddp_helpers.launch import launch
-from ddp_helpers.launch import scripts
-from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank import scripts
+from ddp_helpers.data.digits import write_digits
 data = write_digits(ROOT / "build" / "bar", train=4096, test=64)
 script = scripts.write_script("mnist_ddp", ROOT / "build" / "bar.py")
 done = launch.run(script, "--data", data, "--epochs", 1, "--batch-size", 2, "--log-interval", 2, ranks=2)"""

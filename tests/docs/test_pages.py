@@ -15,7 +15,7 @@ import yaml
 from pages import DOCS, GLOSSARY, HOLE, PAGES, README, SEEDS, TRAINERS, TROUBLE, assigned, contents, prose, rows, ways
 
 from ddp_helpers import ROOT, __version__, cli
-from ddp_helpers.launch import scripts
+from ddp_helpers.rank import scripts
 from ddp_helpers.upkeep import troubleshooting
 from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, minutes
 from ddp_tools.explain.rules import load_rules

@@ -15,8 +15,8 @@ from changed_text import replaced
 from real import LIMIT
 from torch import nn
 
-from ddp_helpers.launch import scripts
-from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.data.digits import write_digits
+from ddp_helpers.rank import scripts
 from ddp_helpers.rank.scripts.mnist_ddp import Net
 from faults.ranks import run
 

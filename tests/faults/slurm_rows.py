@@ -12,8 +12,8 @@ from real import LIMIT, until
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.jobs.queue import run_slurm
-from ddp_helpers.launch import scripts
 from ddp_helpers.launch.processes import marked_processes
+from ddp_helpers.rank import scripts
 from faults.matrix import NAME, TWO_EPOCHS, events, weights
 
 # A job's program that arms one of its ranks and becomes the script.

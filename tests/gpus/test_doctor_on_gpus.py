@@ -12,11 +12,10 @@ from doctor_table import red, seen_by
 from faults.ranks import run
 from torch._C import _distributed_c10d as c10d
 
-from ddp_helpers import PlainError
 from ddp_helpers.rank.doctor.case import Case, capture
 from ddp_helpers.rank.doctor.checks import make_plan
 from ddp_helpers.rank.doctor.reduce import find_sum
-from ddp_tools import cards, fits, watched, who_hangs
+from ddp_tools import PlainError, cards, fits, watched, who_hangs
 
 TORCH = Path(torch.__file__).parent
 

@@ -15,7 +15,7 @@ from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, Site, collect, rank_lines, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
 from ddp_helpers.jobs.parameters import execute
-from ddp_helpers.launch import scripts
+from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
 
 JOB = ROOT / "slurm" / "job.ipynb"

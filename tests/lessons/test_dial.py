@@ -7,8 +7,8 @@ import psutil
 import pytest
 from real import fail_in_ci, until
 
-from ddp_helpers import PlainError
 from ddp_helpers.lessons.find_the_lost_time import dial, dial_ranks, figures
+from ddp_tools import PlainError
 
 BURST = 128 * 1024  # bytes that the dial lets pass at once
 

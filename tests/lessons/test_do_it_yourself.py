@@ -9,11 +9,11 @@ import pytest
 from changed_text import replaced
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.launch.scripts import script_text, write_script
 from ddp_helpers.lessons import exercise_called, exercises
 from ddp_helpers.lessons.do_it_yourself import mending
 from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
 from ddp_helpers.lessons.exercise import SEPARATOR
+from ddp_helpers.rank.scripts import script_text, write_script
 
 MY_RUN, MEND = exercises()["my_run"], exercises()["mend"]
 

@@ -6,8 +6,8 @@ from collections import Counter
 from changed_text import replaced
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import scripts
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
+from ddp_helpers.rank import scripts
 
 SMALLER = {"width: int = 128, depth: int = 4": "width: int = 32, depth: int = 1"}
 SMALLER |= {"(2048, seed=1), sentences(256,": "(256, seed=1), sentences(64,", "Adadelta(": "AdamW("}

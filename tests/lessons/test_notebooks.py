@@ -10,7 +10,7 @@ import pytest
 from notebook_texts import MEANT, cells
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import NAMES, script_text
+from ddp_helpers.rank.scripts import NAMES, script_text
 from ddp_helpers.upkeep.course import code_checksum
 
 PATHS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))

@@ -17,7 +17,8 @@ from refusals import ended
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import main
-from ddp_helpers.launch import launch, scripts
+from ddp_helpers.launch import launch
+from ddp_helpers.rank import scripts
 from ddp_helpers.rank.doctor import checks
 from ddp_helpers.rank.doctor.case import Case, capture
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER

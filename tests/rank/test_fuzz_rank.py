@@ -16,9 +16,9 @@ from fuzzing import INPUTS, fuzz, put
 from refusals import outcome, refused
 from torch import nn
 
-from ddp_helpers.rank.digits import FILES, write_digits
+from ddp_helpers.data.digits import FILES, write_digits
+from ddp_helpers.data.mnist_files import check_data
 from ddp_helpers.rank.launchers import LAUNCHERS, who_am_i
-from ddp_helpers.rank.mnist_files import check_data
 from ddp_helpers.rank.scripts import mnist_ddp_resumable as resumable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")

@@ -17,12 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_helpers import ROOT
+from ddp_helpers.data.mnist_files import check_data, has_files
 from ddp_helpers.launch import launch
-from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.lessons.run_script import weight_distance
-from ddp_helpers.rank.mnist_files import check_data
-from ddp_helpers.rank.scripts import mnist_ddp
-from ddp_helpers.rank.scripts.download_data import has_files
+from ddp_helpers.rank.scripts import mnist_ddp, write_script
 from ddp_helpers.records import runs
 
 SMALL = ("--epochs=1", "--batch-size=64", "--no-cuda", "--save-model")

@@ -22,9 +22,9 @@ from notebook_texts import files
 from real import LIMIT, python, until
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import scripts
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.launch.processes import marked_processes
+from ddp_helpers.rank import scripts
 from ddp_helpers.rank.scripts import mnist_ddp_resumable as resumable
 from ddp_helpers.records import runs
 

@@ -12,8 +12,8 @@ from faults.ranks import Ranks
 from real import LIMIT, THOROUGH
 
 from ddp_helpers.launch.launchers import free_port
-from ddp_helpers.launch.scripts import write_script
 from ddp_helpers.rank.launchers import LAUNCHERS
+from ddp_helpers.rank.scripts import write_script
 from ddp_helpers.records import runs
 
 FLAGS = ("--epochs=1", "--dry-run", "--no-cuda", "--timeout=30")

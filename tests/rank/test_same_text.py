@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import NAMES, script_text
+from ddp_helpers.rank.scripts import NAMES, script_text
 
 SCRIPTS = [f"scripts/{name}.py" for name in ("mnist_ddp", "mnist_ddp_resumable", "mnist_fast", "simple_ddp")]
 HELPERS = ["launchers.py", "device.py", "record.py"]

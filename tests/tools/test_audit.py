@@ -12,11 +12,12 @@ from changed_text import replaced
 from real import LIMIT, THOROUGH
 from refusals import refused
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.cli import main
+from ddp_helpers.data.digits import write_digits
 from ddp_helpers.launch.launchers import free_port
-from ddp_helpers.launch.scripts import script_text
-from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank.scripts import script_text
+from ddp_tools import PlainError
 from ddp_tools.audit import command, mirror
 from ddp_tools.audit.judge import CHECKS, judge
 from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select

@@ -19,10 +19,10 @@ from torch import UntypedStorage, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts.mnist_ddp import Net
-from ddp_tools import changes, fits, memory, model_file
+from ddp_tools import PlainError, changes, fits, memory, model_file
 
 PAGE = (ROOT / "docs" / "own.md").read_text()
 LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, Site, render
+from ddp_tools import PlainError
 from ddp_tools.explain.command import explain
 from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults, not_seen
 from ddp_tools.explain.jobfile_text import JobFile

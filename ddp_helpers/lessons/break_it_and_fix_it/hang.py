@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.lessons.break_it_and_fix_it.evidence import Evidence
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
     CURES,
@@ -24,7 +24,7 @@ from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
     choose_plant,
 )
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
-from ddp_tools import watched
+from ddp_tools import PlainError, watched
 
 # What can be looked at: methods of `Evidence`. R stands for the number of a rank, N for a line's.
 EVIDENCE = ("exits", "who_hangs", "log R", "stack R", "lines N")

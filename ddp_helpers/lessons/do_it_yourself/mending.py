@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.scripts import script_text
+from ddp_helpers.data.digits import write_digits
 from ddp_helpers.lessons.exercise import Answer
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
@@ -23,7 +23,7 @@ from ddp_helpers.lessons.run_script import (
     weight_distance,
 )
 from ddp_helpers.lessons.script_notes import RankNotes
-from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.rank.scripts import script_text
 
 _RANKS, _EPOCHS = 2, 2
 _TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the test set is seen

@@ -11,8 +11,8 @@ from ddp_helpers import RUNS
 from ddp_helpers.jobs.job import JobError
 from ddp_helpers.jobs.queue import ACTIVE
 from ddp_helpers.jobs.run import read_job_record
-from ddp_helpers.launch.scripts import script_text
 from ddp_helpers.lessons.exercise import Answer
+from ddp_helpers.rank.scripts import script_text
 from ddp_helpers.records import runs
 
 BAR = 0.8  # share of the test images that must be right

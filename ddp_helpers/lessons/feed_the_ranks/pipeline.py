@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 from torchvision.datasets import MNIST
 
-from ddp_helpers.rank.digits import write_digits
+from ddp_helpers.data.digits import write_digits
 
 
 def write_forms(folder: Path, images: int, shards: int) -> dict[str, list[Path]]:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ddp_helpers import ROOT, PlainError
+from ddp_helpers import ROOT
 from ddp_helpers.launch.launchers import LINE_PATTERNS, launch_commands, launch_environment
 from ddp_helpers.launch.machine import provenance
 from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.launch.programs import lines_of
+from ddp_tools import PlainError
 
 RANKS = Path(__file__).with_name("dial_ranks.py")
 NODES = Path(__file__).with_name("dial_nodes.py")

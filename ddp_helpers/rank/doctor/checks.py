@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import torchvision
 
+from ddp_helpers.data.mnist_files import check_data
 from ddp_helpers.rank.device import is_real_gpu, pick_device
 from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture
 from ddp_helpers.rank.doctor.reduce import find_sum
-from ddp_helpers.rank.mnist_files import check_data
 
 
 def find_place(case: Case) -> list:

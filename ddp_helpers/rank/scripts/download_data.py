@@ -3,16 +3,11 @@
 python download_data.py --data data
 """
 
-import socket
-import tempfile
 from argparse import ArgumentParser
-from http.client import HTTPException
 from pathlib import Path
 
-from torchvision.datasets import MNIST
-
-from ddp_helpers.rank.launchers import stop
-from ddp_helpers.rank.mnist_files import MNIST_MD5, check_data
+from ddp_helpers.data.download import download
+from ddp_helpers.data.mnist_files import check_data, has_files, refuse
 
 
 def main() -> None:
@@ -27,34 +22,10 @@ def main() -> None:
             download(folder)
     except ConnectionError as error:
         cure = "copy MNIST/raw there from a machine that has a network"
-        stop(f"--data {folder}: no download ({error}): {cure}")
+        refuse(folder, f": no download ({error}): {cure}")
     except OSError as error:
-        stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
+        refuse(folder, f" cannot be written ({error.strerror}): choose another folder")
     print(f"{check_data(folder)} is whole; use it with: --data {folder}")
-
-
-def has_files(root: Path) -> bool:
-    """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
-    return any((root / "MNIST" / "raw" / name).is_file() for name in MNIST_MD5)
-
-
-def download(root: Path, seconds: float = 10) -> None:
-    """Have torchvision download MNIST into root.
-
-    Raises ConnectionError where it cannot, or where a mirror says nothing for so many seconds.
-    """
-    usual = socket.getdefaulttimeout()
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
-        socket.setdefaulttimeout(seconds)  # a network that drops packets would hold it for ever
-        try:
-            MNIST(folder, download=True)
-        except (OSError, RuntimeError, HTTPException) as error:
-            raise ConnectionError(str(error)) from error
-        finally:
-            socket.setdefaulttimeout(usual)
-        check_data(Path(folder))
-        if not has_files(root):
-            (Path(folder) / "MNIST").rename(root / "MNIST")
 
 
 if __name__ == "__main__":

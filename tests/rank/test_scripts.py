@@ -15,7 +15,7 @@ from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import main
-from ddp_helpers.launch.scripts import NAMES, script_text, write_script
+from ddp_helpers.rank.scripts import NAMES, script_text, write_script
 
 
 def parsed(text):
@@ -52,7 +52,7 @@ def test_a_script_needs_no_helpers_and_says_its_flags(tmp_path):
 
 
 def test_a_script_is_written_where_nothing_is_installed(tmp_path):
-    code = "from ddp_helpers.launch.scripts import NAMES, write_script\nimport sys\n"
+    code = "from ddp_helpers.rank.scripts import NAMES, write_script\nimport sys\n"
     code += "for name in NAMES: write_script(name, name)\nassert not {'torch', 'numpy', 'jinja2'} & {*sys.modules}"
     command = [sys.executable, "-S", "-c", code]
     subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)

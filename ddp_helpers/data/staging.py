@@ -6,9 +6,9 @@ The learner's process calls it. It needs torchvision.
 import os
 from pathlib import Path
 
-from ddp_helpers.rank.digits import write_digits
-from ddp_helpers.rank.mnist_files import check_data
-from ddp_helpers.rank.scripts.download_data import download, has_files
+from ddp_helpers.data.digits import write_digits
+from ddp_helpers.data.download import download
+from ddp_helpers.data.mnist_files import check_data, has_files
 
 
 def stage(folder: Path = Path("data")) -> Path:

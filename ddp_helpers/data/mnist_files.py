@@ -4,9 +4,9 @@
 """
 
 import hashlib
+import sys
 from pathlib import Path
-
-from ddp_helpers.rank.launchers import stop
+from typing import NoReturn
 
 # MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
 MNIST_MD5 = {
@@ -15,6 +15,11 @@ MNIST_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+
+
+def has_files(root: Path) -> bool:
+    """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
+    return any((root / "MNIST" / "raw" / name).is_file() for name in MNIST_MD5)
 
 
 def check_data(root: Path) -> str:
@@ -28,20 +33,24 @@ def check_data(root: Path) -> str:
         for name in MNIST_MD5:
             path = raw / name
             if not path.is_file():
-                stop(
-                    f"--data {root}: {path} is missing; get it once, before any rank: "
-                    f"ddp-course data {root}, "
-                    f"or without the course download_data.py --data {root}"
+                refuse(
+                    root,
+                    f": {path} is missing; get it once, before any rank: ddp-course data {root}, "
+                    f"or without the course download_data.py --data {root}",
                 )
             if hashlib.md5(path.read_bytes()).hexdigest() != digests.get(name):
-                stop(
-                    f"--data {root}: {path} is cut short or damaged (wrong MD5); "
-                    f"remove {raw} and get it again"
-                )
+                problem = f": {path} is cut short or damaged (wrong MD5)"
+                refuse(root, f"{problem}; remove {raw} and get it again")
     except OSError as error:
-        problem = f"{error.filename} cannot be read ({error.strerror})"
-        stop(f"--data {root}: {problem}: choose another folder")
+        problem = f": {error.filename} cannot be read ({error.strerror})"
+        refuse(root, f"{problem}: choose another folder")
     return "MNIST" if digests == MNIST_MD5 else "digits"
+
+
+def refuse(root: Path, problem: str) -> NoReturn:
+    """End this process with one line on stderr and exit status 2."""
+    print(f"--data {root}{problem}".replace("\n", " "), file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def _read_digests(path: Path) -> dict[str, str]:

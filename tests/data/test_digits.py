@@ -6,8 +6,8 @@ import pytest
 import torch
 from torchvision.datasets import MNIST
 
-from ddp_helpers.rank import digits
-from ddp_helpers.rank.mnist_files import check_data
+from ddp_helpers.data import digits
+from ddp_helpers.data.mnist_files import check_data
 
 
 def contents(root: Path) -> dict[str, bytes]:
