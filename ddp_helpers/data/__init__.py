@@ -1,0 +1,1 @@
+"""The data, put on the disk once, by one process, before any rank starts."""
