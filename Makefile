@@ -36,10 +36,11 @@ gpu: .venv/installed staged  ## try on a GPU what only a GPU can show, in ten mi
 notebooks: .venv/installed system staged  ## execute the notebooks in place: the outputs that are committed; or ONLY="03 10"
 	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.course $(or $(ONLY),--all) --in-place
 	@$(BIN)/python -m ddp_helpers.upkeep.front_page
-	@$(MAKE) --no-print-directory scripts
 
-scripts:  ## write the scripts of slurm/scripts anew; nothing is installed for it
-	@$(PYTHON) -m ddp_helpers.upkeep.written
+scripts:  ## write all scripts into slurm/scripts, to copy them; nothing is installed for it
+	@mkdir -p slurm/scripts
+	@for script in ddp_helpers/rank/scripts/[a-z]*.py; do name=$$(basename $$script .py); \
+		$(PYTHON) -m ddp_helpers script $$name slurm/scripts/$$name.py || exit; done
 
 site: .venv/installed  ## build the reading edition, pages to read without a network, from the notebooks as they are
 	@rm -rf build/site

@@ -2,7 +2,7 @@
 
 To add a launcher: write down here what it sets for a rank (SETS, and a line of RECORDED for each way in which it may
 start), then a row of LAUNCHERS in rank/launchers.py, in the scripts that have the table, and in two of notebooks/,
-spirals_ddp.py and spirals_resumable.py. One that may start in a Slurm job stands before `slurm`. Then `make scripts`.
+spirals_ddp.py and spirals_resumable.py. One that may start in a Slurm job stands before `slurm`.
 """
 
 

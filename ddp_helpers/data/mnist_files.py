@@ -33,23 +33,25 @@ def check_data(root: Path) -> str:
         for name in MNIST_MD5:
             path = raw / name
             if not path.is_file():
-                refuse(
-                    root,
-                    f": {path} is missing; get it once, before any rank: ddp-course data {root}, "
-                    f"or without the course download_data.py --data {root}",
+                stop(
+                    f"--data {root}: {path} is missing; get it once, before any rank: "
+                    f"ddp-course data {root}, "
+                    f"or without the course download_data.py --data {root}"
                 )
             if hashlib.md5(path.read_bytes()).hexdigest() != digests.get(name):
-                problem = f": {path} is cut short or damaged (wrong MD5)"
-                refuse(root, f"{problem}; remove {raw} and get it again")
+                stop(
+                    f"--data {root}: {path} is cut short or damaged (wrong MD5); "
+                    f"remove {raw} and get it again"
+                )
     except OSError as error:
-        problem = f": {error.filename} cannot be read ({error.strerror})"
-        refuse(root, f"{problem}: choose another folder")
+        problem = f"{error.filename} cannot be read ({error.strerror})"
+        stop(f"--data {root}: {problem}: choose another folder")
     return "MNIST" if digests == MNIST_MD5 else "digits"
 
 
-def refuse(root: Path, problem: str) -> NoReturn:
+def stop(line: str) -> NoReturn:
     """End this process with one line on stderr and exit status 2."""
-    print(f"--data {root}{problem}".replace("\n", " "), file=sys.stderr, flush=True)
+    print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 

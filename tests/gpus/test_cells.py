@@ -13,8 +13,7 @@ from ddp_helpers.lessons.measure import trains_alike
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 SCRIPTS = [*(ROOT / "notebooks").glob("*.py"), *(ROOT / "notebooks" / "solutions").glob("*.py")]
-SCRIPTS += [*(ROOT / "slurm" / "scripts").glob("*.py"), *(ROOT / "ddp_helpers").rglob("*.py")]
-SCRIPTS += (ROOT / "ddp_tools").rglob("*.py")
+SCRIPTS += [*(ROOT / "ddp_helpers").rglob("*.py"), *(ROOT / "ddp_tools").rglob("*.py")]
 # The torch in NVIDIA's PyTorch images: 25.12's as in its release notes, the others as their users print it. What is
 # called 2.11.0a0 was built before 2.11.
 IMAGES = {"25.12": "2.10.0a0+b4e4ee81d3", "26.02": "2.11.0a0+eb65b36914", "26.04": "2.12.0a0+0291f960b6.nv26.04"}
@@ -34,8 +33,7 @@ def test_weights_are_equal_to_the_bit_on_cpus_and_gradients_up_to_rounding_on_gp
 def programs():
     """Every program of the course, place and text: of a notebook what its kernel runs, what its ranks, each file."""
     for path in SCRIPTS:
-        if ROOT / "ddp_helpers" / "rank" not in path.parents:  # slurm/scripts has what these make up
-            yield str(path.relative_to(ROOT)), path.read_text()
+        yield str(path.relative_to(ROOT)), path.read_text()
     for path in NOTEBOOKS:
         texts = {}
         for place, cell in enumerate(cells(path, "code")):

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from ddp_helpers.data.download import download
-from ddp_helpers.data.mnist_files import check_data, has_files, refuse
+from ddp_helpers.data.mnist_files import check_data, has_files, stop
 
 
 def main() -> None:
@@ -22,9 +22,9 @@ def main() -> None:
             download(folder)
     except ConnectionError as error:
         cure = "copy MNIST/raw there from a machine that has a network"
-        refuse(folder, f": no download ({error}): {cure}")
+        stop(f"--data {folder}: no download ({error}): {cure}")
     except OSError as error:
-        refuse(folder, f" cannot be written ({error.strerror}): choose another folder")
+        stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
     print(f"{check_data(folder)} is whole; use it with: --data {folder}")
 
 
