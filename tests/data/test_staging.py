@@ -13,12 +13,12 @@ from real import LIMIT, served
 from refusals import refused
 from torchvision.datasets import MNIST
 
-from ddp_helpers.rank.scripts import write_script
 from ddp_helpers.data import mnist_files, staging
 from ddp_helpers.data.digits import write_digits
-from ddp_helpers.data.mnist_files import check_data
 from ddp_helpers.data.download import download
+from ddp_helpers.data.mnist_files import check_data
 from ddp_helpers.data.staging import stage
+from ddp_helpers.rank.scripts import write_script
 
 REFUSING = ["http://127.0.0.1:9/"]  # nobody listens there
 
