@@ -298,6 +298,9 @@ def _add_script(subparsers: Commands) -> None:
     )
     command.add_argument("name", help=f"one of {', '.join(NAMES)}")
     command.add_argument("path", type=Path, help="the file to write; - prints it")
+    parts = "a file with your own Net, datasets, loss_and_metrics or make_optimizer, and what they"
+    parts += " need, to stand in the script instead of its own"
+    command.add_argument("--parts", type=Path, help=parts)
 
 
 def _add_who_hangs(subparsers: Commands) -> None:

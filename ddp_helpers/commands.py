@@ -37,7 +37,7 @@ def write_script(args: Namespace) -> int:
     """Write a standalone script."""
     from ddp_helpers.rank.scripts import write_script
 
-    path = write_script(args.name, args.path)
+    path = write_script(args.name, args.path, args.parts)
     if path.is_file():
         print(f"wrote {path}")
     return 0

@@ -3,7 +3,7 @@
 python letters.py --epochs 2
 
 On many devices, with all that a cluster asks for:
-scripts.write_script("mnist_ddp", "letters_ddp.py", replace=letters.PARTS)
+ddp-course script mnist_ddp letters_ddp.py --parts letters.py
 """
 
 from argparse import ArgumentParser
@@ -98,10 +98,6 @@ def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tup
     right = (scores.argmax(dim=2) == following).double().mean(dim=1).sum()
     loss = F.cross_entropy(scores.flatten(0, 1), following.flatten())
     return loss, {"accuracy": right, "samples": len(text)}
-
-
-# what goes into a script instead of its network, data and loss
-PARTS = [Net, Block, datasets, sentences, loss_and_metrics]
 
 
 def main() -> None:

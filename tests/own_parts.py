@@ -1,4 +1,4 @@
-"""What a learner may put in the place of the course's, for the tests of `replace=`.
+"""What a learner may put in the place of the course's, for the tests of `parts=`.
 
 Colour pictures, a network with BatchNorm, and its loss; lines as short as those of the scripts.
 """
@@ -54,6 +54,3 @@ def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tup
     best = scores.topk(2, dim=1).indices == target[:, None]
     counts = {"accuracy": best[:, 0].sum(), "top2": best.any(dim=1).sum(), "samples": len(target)}
     return F.cross_entropy(scores, target), counts
-
-
-PARTS = [Net, Block, datasets, loss_and_metrics]  # for scripts.write_script(..., replace=)

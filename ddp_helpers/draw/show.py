@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from ddp_helpers.launch.screen import shorten_paths
-from ddp_helpers.rank.scripts import parts
+from ddp_helpers.rank.scripts import places
 
 # Colours in the text itself: a code host and a static page have no style sheet of ours.
 # Dark on light in any theme.
@@ -53,8 +53,8 @@ class _Opening(Code):
 
 def functions(text: str, names: Sequence[str]) -> str:
     """Return the source of these functions or classes in a file's text, in the order of names."""
-    lines, places = text.splitlines(), parts(text)
-    return "\n\n\n".join("\n".join(lines[slice(*places[name])]) for name in names)
+    lines, found = text.splitlines(), places(text)
+    return "\n\n\n".join("\n".join(lines[slice(*found[name])]) for name in names)
 
 
 def source(thing: Path | Callable | type, first: Sequence[str] = ()) -> Code:

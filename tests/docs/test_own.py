@@ -29,6 +29,7 @@ from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.launch.forked_script import ForkedScript, wait_for_runs
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.lessons.run_script import LearnerRun
+from ddp_helpers.rank.scripts import write_script
 from ddp_helpers.records import runs, scaling
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import read_logs
@@ -219,7 +220,7 @@ def test_where_rank_0_decides_alone_the_others_wait_for_it_in_the_next_backward(
 
 def test_the_pages_task_trains_in_the_script_on_two_ranks(tmp_path):
     (tmp_path / "task.py").write_text(block(TASK))
-    train(tmp_path / "task.py", ranks=1)
+    write_script("mnist_ddp", tmp_path / "my_ddp.py", parts=tmp_path / "task.py")
     words = ("--epochs", "5", "--lr", "0.01", "--run-dir", "record")
     [run] = train(tmp_path / "my_ddp.py", words=words)
     assert run.exit_statuses == [0, 0], said(run)

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import asdict
 
+import own_parts
 import pytest
 from changed_text import replaced
 
@@ -37,7 +38,7 @@ def change(name, **values):
 def run(tmp_path, digits):
     """The recorded run of 2 nodes of 2 ranks, as if its script had held another net and read 200 test images."""
     folder = shutil.copytree(RECORDED, tmp_path / "run")
-    write_script("mnist_ddp", folder / "mnist_ddp.py", replace=[mending.Net])
+    write_script("mnist_ddp", folder / "mnist_ddp.py", parts=own_parts.__file__)
     job = jobs.Job("17_my_net", ("mnist_ddp.py", "--epochs", "2"), nodes=2, tasks_per_node=2, gpus_per_node=2)
     change("job.json", job=asdict(job))(folder)
     change("spec.json", data=str(digits))(folder)
@@ -59,9 +60,9 @@ DOCTORED = {
     "too few ranks": (change("env.json", world_size=2), "the world size is 2 on 2 nodes, but"),
     "the course's net": (
         lambda folder: (folder / "mnist_ddp.py").write_text(script_text("mnist_ddp")),
-        "replace=[Net]",
+        "parts=",
     ),
-    "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "replace=[Net]"),
+    "no net": (lambda folder: (folder / "mnist_ddp.py").write_text("class Other: pass"), "parts="),
     "padded test": (change("metrics.jsonl", test_samples=202), "202 test images were counted, and there are 200"),
     "guesses": (change("metrics.jsonl", test_accuracy=0.1), "10.0% of the test images are right"),
 }

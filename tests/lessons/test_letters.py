@@ -17,7 +17,7 @@ def test_the_transformer_in_the_courses_script_learns(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "notebooks")
     import letters
 
-    script = scripts.write_script("mnist_ddp", tmp_path / "letters_ddp.py", replace=letters.PARTS)
+    script = scripts.write_script("mnist_ddp", tmp_path / "letters_ddp.py", parts=letters.__file__)
     script.write_text(replaced(script.read_text(), SMALLER.items()))
     flags = ["--epochs=2", "--lr=0.01", "--gamma=1", "--num-workers=0", "--batch-size=8", "--run-dir=record"]
     run = LearnerRun(script, *flags, ranks=2)

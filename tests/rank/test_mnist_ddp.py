@@ -38,9 +38,9 @@ def trained(script, folder, ranks, *flags, **options):
     return forked(script, *args, size=ranks, folder=folder, **options)
 
 
-def changed(folder, *changes, replace=()):
+def changed(folder, *changes, parts=None):
     """The script with some of its lines changed, in a folder."""
-    path = write_script("mnist_ddp", folder / "changed.py", replace)
+    path = write_script("mnist_ddp", folder / "changed.py", parts)
     path.write_text(replaced(path.read_text(), changes))
     return path
 
@@ -166,12 +166,12 @@ def counted_and_recounted(folder):
 
 
 def test_what_was_counted_is_what_the_saved_model_counts(tmp_path):
-    own = write_script("mnist_ddp", tmp_path / "own.py", replace=own_parts.PARTS)
+    own = write_script("mnist_ddp", tmp_path / "own.py", parts=own_parts.__file__)
     ran = trained(own, tmp_path, 2, "--batch-size=32")
     assert ran.statuses == [0, 0], ran.said
     recorded, expected = counted_and_recounted(tmp_path)
     assert recorded == pytest.approx(expected, rel=1e-5) and 30 < recorded[0] < recorded[1] < 201
-    own = changed(tmp_path, (BUFFERS, "pass"), replace=own_parts.PARTS)  # the control
+    own = changed(tmp_path, (BUFFERS, "pass"), parts=own_parts.__file__)  # the control
     assert trained(own, tmp_path / "own", 2, "--batch-size=32").statuses == [0, 0]
     (*_, loss), (*_, expected) = counted_and_recounted(tmp_path / "own")
     assert loss != pytest.approx(expected, rel=1e-3), "each rank tests with its own averages, and nobody sees"

@@ -282,7 +282,7 @@ def test_nor_does_it_kill_the_run_of_notebook_11(tmp_path):
 
 def test_averages_of_batchnorm_go_on_to_the_bit_in_a_script_with_the_learners_own_parts(matrix):
     script, told = matrix.folder / "own_parts.py", (1, "SIGUSR2", "step", 13)
-    scripts.write_script("mnist_ddp_resumable", script, replace=own_parts.PARTS)
+    scripts.write_script("mnist_ddp_resumable", script, parts=own_parts.__file__)
     folder, lost = matrix.fresh("averages"), matrix.fresh("without_averages")
     assert matrix.train(folder, script=script, fault=told).statuses == [75, 75]
     matrix.must_resume_equal(folder, script=script)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import own_parts
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
+from changed_text import replaced
 from real import python, without_helpers
 from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts import NAMES, script_text, write_script
+from ddp_tools import PlainError
 
 
 def parsed(text):
@@ -62,97 +63,62 @@ def test_a_script_is_written_where_nothing_is_installed(tmp_path):
 # ---- a learner's own parts
 
 
-def test_own_parts_stand_where_those_of_their_names_stood():
-    before, after = parsed(script_text("mnist_ddp")), parsed(script_text("mnist_ddp", own_parts.PARTS))
+def test_own_parts_stand_in_the_place_of_the_scripts():
+    before, after = parsed(script_text("mnist_ddp")), parsed(script_text("mnist_ddp", own_parts.__file__))
     own = parsed(Path(own_parts.__file__).read_text())
-    assert after == before | {name: own[name] for name in ("Net", "Block", "datasets", "loss_and_metrics")}
-    names = list(after)
-    assert names.index("Block") < names.index("Net") and names.index("train") < names.index("datasets")
+    assert after == before | own and {*own} == {"Net", "Block", "datasets", "loss_and_metrics"}
 
 
-CELLS = {
-    "imports": """%load_ext autoreload
-from math import floor, tau as turn
+OWN = """\"\"\"A file of mine.\"\"\"
+
+from math import tau
+
 import numpy as np
-from pathlib import Path
-import torch.fx
 import torch
 from torch import nn
-from torch.nn import functional as F
-width = 3""",
-    "Net": """class Net(nn.Module):
+
+width = 3
+
+
+class Net(nn.Module):  # mine
     def forward(self, x):
-        width = floor(turn)
-        return F.relu(x) * width * np.pi * torch.fx.__name__.count("t") * len(str(Path()))""",
-    "Outside": """class Net(nn.Module):
-    def forward(self, x):
-        return x * width""",
-    "Based": """class Base(nn.Module):
-    def extra(self):
-        return 1
-class Net(Base):
-    def forward(self, x):
-        return x""",
-    "NoMethod": """class Net(nn.Module):
-    pass""",
-    "Missing": """def make_optimizer(model, args):
-    return nowhere(model)""",
-    "another F": """import torch.fft as F""",
-    "a part": """from math import gamma as train""",
-    "Uses": """def make_optimizer(model, args):
-    return train(model)""",
-}
+        return torch.relu(x) * width * tau * np.pi
 
 
-@pytest.fixture
-def notebook():
-    """Run cells in an IPython shell of their own; gives its names."""
-    shell = InteractiveShell(user_module=None)
-    saved = sys.modules["__main__"]
-    sys.modules["__main__"] = shell.user_module
-
-    def run(*cells):
-        for cell in cells:
-            shell.run_cell(CELLS[cell], store_history=True).raise_error()
-        return shell.user_ns
-
-    yield run
-    sys.modules["__main__"] = saved
+def main():
+    print(Net())
 
 
-def test_a_class_from_a_cell_lands_with_its_imports(notebook, tmp_path):
-    text = script_text("mnist_ddp", [notebook("imports", "Net")["Net"]])
-    assert parsed(text)["Net"] == ast.unparse(ast.parse(CELLS["Net"]).body[0])
-    head = text.partition("def main")[0].splitlines()
-    assert {"import numpy as np", "from math import floor", "from math import tau as turn", "import torch.fx"} <= {
-        *head
-    }
-    assert [line for line in head if line.endswith("as F")] == ["import torch.nn.functional as F"], "it has its F"
-    own = script_text("mnist_ddp", [notebook("Based")["Net"], notebook("Based")["Base"]])
-    assert list(parsed(own)).index("Base") < list(parsed(own)).index("Net")
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_file_lands_with_its_imports_and_without_its_main(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    text = script_text("mnist_ddp", tmp_path / "own.py")
+    assert parsed(text)["main"] == parsed(script_text("mnist_ddp"))["main"]
+    assert text.count("class Net") == 1 and "class Net(nn.Module):  # mine" in text and "A file of mine" not in text
+    assert all(line in text for line in ("from math import tau", "import numpy as np", "width = 3"))
+    assert text.index("import numpy as np") < text.index("class Net") < text.index("def main")
+    compile(text, "own", "exec")
 
 
 REFUSED = {
-    "a value of the notebook": (("imports", "Outside"), "Net", "Net uses width"),
-    "another F": (("imports", "another F", "Net"), "Net", "Net uses F"),
-    "another class": (("imports", "Based"), "Net", "Net uses Base"),
-    "what is nowhere": (("imports", "Missing"), "make_optimizer", "make_optimizer uses nowhere"),
-    "a part of the script by another": (("imports", "a part", "Uses"), "make_optimizer", "make_optimizer uses train"),
-    "no source": (("imports", "NoMethod"), "Net", "Net has no source"),
+    "another F": (("import torch\n", "import torch.fft as F\n"), "F is torch.fft in it, and torch.nn.functional"),
+    "a helper": (("import torch\n", "from ddp_helpers import ROOT\n"), "it imports ROOT from the course"),
+    "no part": (("class Net", "class Network"), "it defines none of"),
+    "no Python": (("class Net", "class class"), "invalid syntax"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_stand_in_the_script_is_refused_by_name(case, notebook, tmp_path):
-    cells, name, says = REFUSED[case]
-    with pytest.raises(ValueError, match=says):
-        write_script("mnist_ddp", tmp_path / "own.py", replace=[notebook(*cells)[name]])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_part_that_the_script_does_not_have_is_refused():
-    with pytest.raises(ValueError, match="simple_ddp has no part called Net"):
-        script_text("simple_ddp", [own_parts.Net])
+def test_what_cannot_stand_in_the_script_is_refused_by_name(case, tmp_path):
+    change, says = REFUSED[case]
+    (tmp_path / "own.py").write_text(replaced(OWN, [change]))
+    with pytest.raises(PlainError, match=f"own.py cannot stand in mnist_ddp: {says}"):
+        write_script("mnist_ddp", tmp_path / "new.py", tmp_path / "own.py")
+    assert not (tmp_path / "new.py").exists()
 
 
 # ---- the file
@@ -163,7 +129,7 @@ def test_another_text_is_kept_and_the_same_is_not(tmp_path):
     write_script("mnist_ddp", path)
     assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]
     path.write_text("edited by hand")
-    write_script("mnist_ddp", path, replace=own_parts.PARTS)
+    write_script("mnist_ddp", path, parts=own_parts.__file__)
     assert (tmp_path / "mine.py.old").read_text() == "edited by hand" and "Block" in path.read_text()
 
 

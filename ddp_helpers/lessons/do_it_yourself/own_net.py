@@ -69,7 +69,7 @@ def _mistakes(run: runs.RunRecord, program: str, nodes: int, gpus: int) -> list[
         actual = f"the world size is {ranks} on {run.nodes} nodes"
         lines.append(f"{actual}, but {expected}: look at the Job's three numbers")
     if _net_in((run.folder / program).read_text()) in ("", _net_in(script_text("mnist_ddp"))):
-        cure = "hand yours to scripts.write_script, as replace=[Net]"
+        cure = "hand the file with yours to scripts.write_script, as parts="
         lines.append(f"{program} holds no Net but the course's: {cure}")
     path = run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number

@@ -5,34 +5,33 @@ The learner's process calls this, also with nothing installed: it needs Python a
 """
 
 import ast
-import builtins
-import inspect
-import symtable
-import sys
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Set
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from ddp_helpers import ROOT
 from ddp_helpers.rank.files import write_whole
 from ddp_helpers.rank.launchers import stop
+from ddp_tools import PlainError
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
-def write_script(name: str, path: str | Path, replace: Sequence[type | Callable] = ()) -> Path:
+def write_script(name: str, path: str | Path, parts: str | Path | None = None) -> Path:
     """Write the script `name` to `path`; another text that is there is kept as PATH.old.
 
-    replace: one's own Net, datasets, loss_and_metrics or make_optimizer in the place of the
-    script's, and what these need. "-" is stdout. Stops, with nothing changed, at an unknown script
-    and at a path that cannot be written. Raises ValueError for a part that cannot stand there.
+    parts: a file with one's own Net, datasets, loss_and_metrics or make_optimizer, and what these
+    need, which stands in the script in the place of its own. A path of "-" is stdout. Stops, with
+    nothing changed, at an unknown script and at a path that cannot be written. Raises PlainError,
+    with nothing changed, at parts that do not fit.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
-    text = script_text(name, replace)
+    try:
+        text = script_text(name, parts)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise PlainError(f"{parts} cannot stand in {name}: {error}") from None
     if str(path) in ("-", "/dev/stdout"):
         print(text, end="", flush=True)
         return Path(path)
@@ -47,36 +46,65 @@ def write_script(name: str, path: str | Path, replace: Sequence[type | Callable]
     return path
 
 
-def script_text(name: str, replace: Sequence[type | Callable] = ()) -> str:
-    """Return the text of a script; each part of `replace` stands where that of its name stood.
-
-    Parts of other names stand before the first of them. Raises ValueError.
-    """
+def script_text(name: str, parts: str | Path | None = None) -> str:
+    """Return the text of a script, with the definitions of a file in the place of its own."""
     text = _joined(FOLDER / f"{name}.py")
-    lines, places = text.splitlines(), parts(text)
-    given = {part.__name__: _source_of(part) for part in replace}
-    if given and not given.keys() & places.keys():
-        raise ValueError(f"{name} has no part called {' or '.join(given)}")
-    imports = sorted({line for part in replace for line in _imports_of(part, text, given)})
-    first = min(places[each] for each in given if each in places) if given else 0
-    more = [f"{source}\n\n" for each, source in given.items() if each not in places]
-    edits = [(places[each], given[each]) for each in given if each in places]
-    for (begin, end), source in sorted(edits, reverse=True):
-        lines[begin:end] = [source]
-        if (begin, end) == first:
-            lines[begin:begin] = more
-    at = max(node.end_lineno or 0 for node in ast.parse(text).body if _is_import(node))
-    return "\n".join([*lines[:at], *imports, *lines[at:]]) + "\n"
+    return text if parts is None else _with_parts(text, Path(parts).read_text())
 
 
-def parts(text: str) -> dict[str, tuple[int, int]]:
+def places(text: str) -> dict[str, tuple[int, int]]:
     """Say of each function and class of a program in which lines it stands, with its decorators."""
-    places = {}
+    found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            places[node.name] = begin - 1, node.end_lineno or begin
-    return places
+            found[node.name] = begin - 1, node.end_lineno or begin
+    return found
+
+
+def _with_parts(text: str, own: str) -> str:
+    """Put a file, but for its docstring and its own `main`, after the imports of a script.
+
+    What it defines goes from the script. Raises ValueError if it defines no part of the script, or
+    imports a helper of the course, or something else by a name that the script imports.
+    """
+    theirs, mine = _imports_in(text), _imports_in(own)
+    if helpers := [name for name, origin in mine.items() if origin.startswith("ddp_helpers")]:
+        raise ValueError(f"it imports {helpers[0]} from the course, which a script does not have")
+    for name in theirs.keys() & mine.keys():
+        if theirs[name] != mine[name]:
+            raise ValueError(f"{name} is {mine[name]} in it, and {theirs[name]} in the script")
+    parts = places(own).keys() - {"main"}
+    if not parts & places(text).keys():
+        raise ValueError(f"it defines none of {', '.join(places(text))}")
+    own = _without(own.partition('if __name__ == "__main__":')[0], {"main"})
+    module = ast.parse(own)
+    begin = (module.body[0].end_lineno or 0) if ast.get_docstring(module) else 0
+    text = _without(text, parts)
+    at = max(node.end_lineno or 0 for node in ast.parse(text).body if _is_import(node))
+    lines = text.splitlines()
+    return "\n".join([*lines[:at], *own.splitlines()[begin:], "", "", *lines[at:], ""])
+
+
+def _without(text: str, names: Set[str]) -> str:
+    """Take these functions and classes out of a program."""
+    lines = text.splitlines()
+    found = places(text)
+    for begin, end in sorted((found[name] for name in found.keys() & names), reverse=True):
+        del lines[begin:end]
+    return "\n".join(lines)
+
+
+def _imports_in(text: str) -> dict[str, str]:
+    """Map the names that the imports at the top of a program bind to what they mean."""
+    found = {}
+    for node in filter(_is_import, ast.parse(text).body):
+        for alias in node.names:
+            module = getattr(node, "module", "")
+            name = alias.asname or alias.name.partition(".")[0]
+            means = alias.name if alias.asname else name  # `import a.b` binds a, as `import a` does
+            found[name] = f"{module}.{alias.name}" if module else means
+    return found
 
 
 def _joined(path: Path) -> str:
@@ -118,85 +146,3 @@ def _joined(path: Path) -> str:
 
 def _is_import(node: ast.AST) -> TypeGuard[ast.Import | ast.ImportFrom]:
     return isinstance(node, ast.Import | ast.ImportFrom)
-
-
-# ---- a learner's parts
-
-
-def _source_of(part: type | Callable) -> str:
-    """Return the source of a function or a class; of a class in a cell, by one of its methods.
-
-    Raises ValueError where none is to be found.
-    """
-    methods: list[Any] = [each for each in vars(part).values() if inspect.isfunction(each)]
-    for known in [part, *methods] if isinstance(part, type) else [part]:
-        with suppress(OSError, TypeError):
-            text = "".join(inspect.findsource(known)[0])
-            if part.__name__ in (places := parts(text)):
-                begin, end = places[part.__name__]
-                return "\n".join(text.splitlines()[begin:end])
-    with suppress(OSError, TypeError):
-        return textwrap.dedent(inspect.getsource(part)).rstrip()
-    cure = "define it, and a method of it, in a cell or a file"
-    raise ValueError(f"{part.__name__} has no source to be found: {cure}")
-
-
-def _imports_of(part: type | Callable, text: str, given: dict[str, str]) -> Iterator[str]:
-    """Yield the imports that a part needs, and the script does not have.
-
-    Raises ValueError for a name that means something else, or nothing, in the script.
-    """
-    scope = vars(sys.modules[part.__module__])
-    own, theirs = _imports_in(_texts_of(scope)), _imports_in([text])
-    known = symtable.symtable(text, "script", "exec").get_identifiers()
-    for name in sorted(_globals(symtable.symtable(given[part.__name__], "part", "exec"))):
-        if name in given or hasattr(builtins, name):
-            continue
-        lines, has, problem = own.get(name, {}), theirs.get(name, {}), ""
-        if name in scope and not lines:
-            problem = "which stands outside of it: give it to replace=, too, or define it inside"
-        elif any(" ddp_helpers" in line for line in lines):
-            if name in known:  # the script's own
-                continue
-            problem = "a helper of the course, which the script does not have"
-        elif name not in scope and name not in known:
-            problem = "which is nowhere defined"
-        elif has and {*lines.values()} - {*has.values()}:
-            problem = f"which the script has from elsewhere: {' and '.join(has)}"
-        elif name in known and not has and lines:
-            problem = "which is a part of the script: choose another name"
-        if problem:
-            raise ValueError(f"{part.__name__} uses {name}, {problem}")
-        # Of a module that the script has only the submodules are missing.
-        missing = lines.keys() - has.keys()
-        yield from (each for each in missing if not has or each.startswith(f"import {name}."))
-
-
-def _texts_of(scope: dict) -> list[str]:
-    """Return the text in which a part was defined: a file, or the cells of the notebook."""
-    if isinstance(path := scope.get("__file__"), str):
-        return [Path(path).read_text()]
-    magic = ("%", "!")
-    return ["\n".join(x for x in cell.splitlines() if x[:1] not in magic) for cell in scope["In"]]
-
-
-def _imports_in(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """List by the name that they define the imports in some texts, each with what it means."""
-    found: dict[str, dict[str, str]] = {}
-    for text in texts:
-        with suppress(SyntaxError):  # a cell that is no Python
-            for node in filter(_is_import, ast.walk(ast.parse(text))):
-                module = getattr(node, "module", "")
-                for alias in node.names:
-                    origin = f"{module}.{alias.name}" if module else alias.name
-                    one = ast.ImportFrom(module, [alias], 0) if module else ast.Import([alias])
-                    name = alias.asname or alias.name.partition(".")[0]
-                    means = origin if module or alias.asname else name
-                    found.setdefault(name, {})[ast.unparse(one)] = means
-    return found
-
-
-def _globals(table: symtable.SymbolTable) -> set[str]:
-    """List the names that a piece of code takes from outside; its own variables are others."""
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-    return names.union(*map(_globals, table.get_children()))
