@@ -11,12 +11,19 @@ from ddp_tools import PlainError
 __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
 # The run folders: beside the course, or where somebody wants them, such as $SCRATCH/runs.
-RUNS = Path(os.environ.get("DDP_RUNS") or ROOT / "runs").absolute()
+RUNS: Path  # made by __getattr__
 # The template of the job files, and the sites: beside the package in a checkout, and inside it in
 # an installed package, where setup.py has put them.
 _BESIDE = ROOT / "slurm"
 IN_CHECKOUT = (_BESIDE / "job.sbatch.jinja").is_file()
 SLURM = _BESIDE if IN_CHECKOUT else Path(__file__).resolve().parent / "slurm"
+
+
+def __getattr__(name: str) -> Path:
+    """Return RUNS by the environment of who imports it: a forked process has one of its own."""
+    if name != "RUNS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return Path(os.environ.get("DDP_RUNS") or ROOT / "runs").absolute()
 
 
 def own_folder(folder: Path) -> Path:

@@ -22,6 +22,11 @@ import cloudpickle
 from ddp_helpers.launch.processes import MARK, SURE, end_all, no_interrupt
 from ddp_helpers.launch.server import Request
 from ddp_helpers.launch.shared import connect
+from ddp_tools import PlainError
+
+
+class LaunchError(PlainError, RuntimeError):
+    """A launch that failed or took too long; the message names a rank and has its last lines."""
 
 
 class _Server:

@@ -16,6 +16,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT, own_folder
+from ddp_helpers.launch.engine import LaunchError
 from ddp_helpers.launch.launchers import (
     LINE_PATTERNS,
     LOOPBACK_ONLY,
@@ -26,7 +27,6 @@ from ddp_helpers.launch.launchers import (
 from ddp_helpers.launch.processes import one_interrupt
 from ddp_helpers.launch.programs import lines_of
 from ddp_helpers.launch.screen import Screen, shorten_paths
-from ddp_tools import PlainError
 
 __all__ = ["Launch", "LaunchError", "free_port", "load_ipython_extension", "run"]
 
@@ -39,10 +39,6 @@ FIRST_FAILED = re.compile(
 )
 LAST_LINES = 8  # lines of a rank that failed which its error shows
 TRACEBACK = "Traceback (most recent call last):"
-
-
-class LaunchError(PlainError, RuntimeError):
-    """A launch that failed or took too long; the message names a rank and has its last lines."""
 
 
 @dataclass
@@ -78,7 +74,7 @@ def run(
     per_node = [ranks] if isinstance(ranks, int) else list(ranks)
     launch = Launch([], 0.0)
     screen = Screen()
-    screen.wait(f"starting {count_of_ranks(sum(per_node))} with {launcher} …")
+    screen.wait_for_ranks(sum(per_node), f" with {launcher}")
     network = {} if launcher == "srun" else LOOPBACK_ONLY  # srun's ranks may be on other machines
     begin = time.monotonic()
     try:
@@ -99,11 +95,6 @@ def run(
         failed = f"{launcher} ended with exit status {max(statuses, key=abs)}"
         raise LaunchError(failure_report(launch, failed))
     return launch
-
-
-def count_of_ranks(count: int) -> str:
-    """Return "1 rank", "2 ranks", and so on."""
-    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def _follow(

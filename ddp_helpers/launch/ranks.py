@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers.launch.launch import LaunchError
+from ddp_helpers.launch.engine import LaunchError
 from ddp_helpers.launch.resident import LIMIT, ResidentRanks, Stopped, UnknownName
 
 # The first line of a cell, behind `%%ranks`.

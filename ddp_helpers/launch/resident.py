@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from ddp_helpers.launch.engine import Ranks
-from ddp_helpers.launch.launch import LaunchError, count_of_ranks
+from ddp_helpers.launch.engine import LaunchError, Ranks
 from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, shorten_paths
@@ -243,7 +242,7 @@ class ResidentRanks:
         error_type: type[LaunchError] = LaunchError
         try:
             if not self.cells:
-                screen.wait(f"starting {count_of_ranks(self.size)} …")
+                screen.wait_for_ranks(self.size)
                 self._show_output(screen, LIMIT, tracebacks)
                 screen.draw()
             self.cells += 1

@@ -80,9 +80,10 @@ class Screen:
 
             self._handle = DisplayHandle()
 
-    def wait(self, text: str) -> None:
-        """In a notebook, say what is waited for until the first line: it may take seconds."""
+    def wait_for_ranks(self, count: int, how: str = "") -> None:
+        """In a notebook, say that ranks start, until the first line: it may take seconds."""
         if self._handle is not None:
+            text = f"starting {count} rank{'s' * (count != 1)}{how} …"
             self._handle.display({"text/plain": text}, raw=True)
             self._drawn = time.monotonic()  # the first line need not wait
 

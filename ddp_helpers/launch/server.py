@@ -3,7 +3,7 @@
 The learner's process runs it as a program, and asks it through a socket. A forked rank is there in
 hundredths of a second, where a new Python would import torch for seconds. All that it forks leads a
 session of its own, and ends with the server; the server ends all, also what has lost its parent,
-when the learner's process is gone.
+when the learner's process is gone. The one that many processes share forks such a server for each.
 """
 
 import atexit
@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-def serve(connection: Connection) -> None:
+def _serve(connection: Connection) -> None:
     """Start what is requested, until the other end of the connection has closed.
 
     Answers with (number, process id, None), and at its end with (number, None, exit status).
@@ -175,19 +175,58 @@ def _call(request: Request) -> int:
     return status & 0xFF
 
 
-def serve_to_the_end(connection: Connection) -> None:
+def _serve_to_the_end(connection: Connection) -> None:
     """Serve until the other end closes, and end all that was started."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        serve(connection)
+        _serve(connection)
     finally:  # all that this process, and what it has forked, have started
         end_found(lambda: psutil.Process().children(recursive=True))
 
 
+def _listen(address: str) -> None:
+    """Import torch, and fork a server for each who connects at this address, until stdin closes."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a server has ended
+    with socket.socket(socket.AF_UNIX) as listener, selectors.PollSelector() as selector:
+        listener.bind(address)
+        listener.listen(64)
+        print("listening", flush=True)
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while all(key.fileobj is listener for key, _ in selector.select()):
+            connected = listener.accept()[0]
+            if os.fork() == 0:
+                listener.close()
+                _serve_as_if_started(Connection(connected.detach()))
+                os._exit(0)
+            connected.close()
+
+
+def _serve_as_if_started(connection: Connection) -> None:
+    """Be a server as if whoever has connected had started it, in that environment and folder."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    environment, folder = connection.recv()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    _serve_to_the_end(connection)
+
+
 def main() -> None:
-    """Serve whoever holds the other end of the socket whose descriptor is the argument."""
+    """Serve, as the argument says: the descriptor of a socket, or the address of a shared server.
+
+    The other end of the socket is with the process that it serves.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve_to_the_end(Connection(int(sys.argv[1])))
+    where = sys.argv[1]
+    if where.isdecimal():
+        _serve_to_the_end(Connection(int(where)))
+    else:
+        _listen(where)
     os._exit(0)  # nothing is left to end, and triton 3.9 would list what it has not freed
 
 

@@ -1,15 +1,11 @@
 """One server that has torch already, from which many processes get their warm servers as forks.
 
 Whoever executes many notebooks or tests starts it with `shared_server`; `engine` connects to it, in
-each process below. It runs as a program: `python -m ddp_helpers.launch.shared ADDRESS`.
+each process below. What it does stands in `server`.
 """
 
-import gc
-import importlib
 import os
 import resource
-import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-import ddp_helpers
-from ddp_helpers.launch.server import PRELOADED, serve_to_the_end
 
 # The folder in which the server listens: an environment variable that all processes below inherit.
 VARIABLE = "DDP_SERVER"
@@ -47,7 +40,7 @@ def shared_server() -> Iterator[None]:
         yield
         return
     with socket_folder() as folder:
-        command = [sys.executable, "-m", "ddp_helpers.launch.shared", f"{folder}/{_inherited()}"]
+        command = [sys.executable, "-m", "ddp_helpers.launch.server", f"{folder}/{_inherited()}"]
         pipe = subprocess.PIPE
         server = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         with server:
@@ -92,45 +85,3 @@ def _inherited() -> str:
     at_import = [os.environ.get(name) for name in ("PYTHONPATH", "LD_PRELOAD", "SLURM_JOB_ID")]
     facts = [sys.prefix, __file__, os.geteuid(), os.sched_getaffinity(0), spaces, limits, at_import]
     return f"{zlib.crc32(repr(facts).encode()):08x}"
-
-
-def listen(address: str) -> None:
-    """Import torch, and fork a server for each who connects at this address, until stdin closes."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a server has ended
-    with socket.socket(socket.AF_UNIX) as listener, selectors.PollSelector() as selector:
-        listener.bind(address)
-        listener.listen(64)
-        print("listening", flush=True)
-        selector.register(listener, selectors.EVENT_READ)
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        while all(key.fileobj is listener for key, _ in selector.select()):
-            connected = listener.accept()[0]
-            if os.fork() == 0:
-                listener.close()
-                _serve(Connection(connected.detach()))
-                os._exit(0)
-            connected.close()
-
-
-def _serve(connection: Connection) -> None:
-    """Be a server as if whoever has connected had started it, in that environment and folder."""
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    environment, folder = connection.recv()
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    importlib.reload(ddp_helpers)  # it reads the environment: where the run folders are
-    serve_to_the_end(connection)
-
-
-if __name__ == "__main__":
-    # By the module's own name, as in `server`.
-    from ddp_helpers.launch import shared
-
-    shared.listen(sys.argv[1])
-    os._exit(0)  # as `server` does

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.launch import forked_script
+from ddp_helpers.launch.engine import LaunchError
 from ddp_helpers.launch.forked_call import on_ranks
-from ddp_helpers.launch.launch import LaunchError
 from ddp_helpers.lessons import run_script
 from ddp_helpers.lessons.break_it_and_fix_it import clinic
 from ddp_helpers.lessons.break_it_and_fix_it.figures import find_the_fault, where_they_stand

@@ -19,8 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_helpers import ROOT, own_folder
-from ddp_helpers.launch.engine import warm_server
-from ddp_helpers.launch.launch import LaunchError
+from ddp_helpers.launch.engine import LaunchError, warm_server
 from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.launch.screen import coloured_line
 from ddp_helpers.lessons.run_script import LIMIT, LearnerRun, telling_lines, wait_for_runs
