@@ -116,7 +116,7 @@ def _kill(process_id: int) -> None:
 
 
 _server: _Server | None = None
-_launches: "weakref.WeakSet[Ranks]" = weakref.WeakSet()
+_launches: "weakref.WeakSet[Processes]" = weakref.WeakSet()
 
 
 def warm_server() -> _Server:
@@ -141,7 +141,7 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-class Ranks:
+class Processes:
     """The processes of one launch, each with a session of its own; ended together.
 
     What they start is found by the mark in its environment, and by its process group.
@@ -255,7 +255,7 @@ def end_launches() -> None:
         launch.end()
 
 
-def wait_for_an_end(*launches: Ranks, seconds: float) -> None:
+def wait_for_an_end(*launches: Processes, seconds: float) -> None:
     """Return when one more rank of these launches has ended, or after so many seconds."""
     before = [launch.statuses().count(None) for launch in launches]
     end = time.monotonic() + seconds

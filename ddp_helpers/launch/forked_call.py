@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch.distributed as dist
 
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.launchers import LOOPBACK_ONLY, clean_environment
 from ddp_helpers.launch.processes import exit_text
 
@@ -74,7 +74,9 @@ def on_ranks(size: int, work: Callable[[], Any], patience: float = PATIENCE) -> 
     """
     size, limit = int(size), time.monotonic() + START
     environment = {**clean_environment(), **LOOPBACK_ONLY, "OMP_NUM_THREADS": "1"}
-    replies, ranks, sent = _Replies(), Ranks(), cloudpickle.dumps(work)
+    replies, ranks = _Replies(), Processes()
+    # Pickled apart from the call: a rank that cannot unpickle it says so in its Answer.
+    sent = cloudpickle.dumps(work)
     with TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
         try:

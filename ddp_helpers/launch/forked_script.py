@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ddp_helpers.launch.engine import Ranks, wait_for_an_end
+from ddp_helpers.launch.engine import Processes, wait_for_an_end
 from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import no_interrupt
 from ddp_helpers.launch.screen import shorten_paths
@@ -27,7 +27,7 @@ GRACE = 4.0
 Around = Callable[[int], AbstractContextManager[None]]
 
 
-class ForkedScript(Ranks):
+class ForkedScript(Processes):
     """Ranks that run one script, with the output of each in a file.
 
     exit_statuses: of each rank, None until it has ended; seconds: how long the run took.

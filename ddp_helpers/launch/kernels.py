@@ -16,7 +16,7 @@ from uuid import uuid4
 from jupyter_client import AsyncKernelManager, KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
 
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.processes import SURE
 from ddp_helpers.launch.shared import socket_folder
 
@@ -65,7 +65,7 @@ class _Forked:
 
     stdin = stdout = stderr = None
 
-    def __init__(self, launch: Ranks) -> None:
+    def __init__(self, launch: Processes) -> None:
         self.launch, self.pid = launch, launch.process_ids[0]
 
     def poll(self) -> int | None:
@@ -90,7 +90,7 @@ class _Forks(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
         """Fork the kernel; the command is `python -m ipykernel_launcher -f FILE`."""
-        launch = Ranks()
+        launch = Processes()
         launch.call(
             _serve_cells,
             cmd[cmd.index("-f") :],

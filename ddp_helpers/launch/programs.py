@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.launchers import TORCHRUN
 
 
@@ -47,7 +47,7 @@ def lines_of(
     """
     limit = time.monotonic() + timeout
     lines: queue.Queue[str | None] = queue.Queue()
-    started = Ranks()
+    started = Processes()
     try:
         for command in commands:
             output, given = os.pipe()

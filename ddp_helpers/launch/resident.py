@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from ddp_helpers.launch.engine import LaunchError, Ranks
+from ddp_helpers.launch.engine import LaunchError, Processes
 from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, shorten_paths
@@ -82,7 +82,7 @@ class ResidentRanks:
         self._output: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
         self._readers: list[threading.Thread] = []
         self._inputs: list[io.FileIO] = []
-        self.ranks = Ranks()
+        self.processes = Processes()
         try:
             for environment in rank_environments(size, {}):
                 self._start(environment)
@@ -100,7 +100,7 @@ class ResidentRanks:
         self._readers.append(reader)
         reader.start()
         try:
-            self.ranks.call(_serve, environment=environment, files=[requests, theirs, theirs])
+            self.processes.call(_serve, environment=environment, files=[requests, theirs, theirs])
         finally:
             os.close(requests)
             os.close(theirs)
@@ -122,12 +122,12 @@ class ResidentRanks:
 
     def alive(self) -> bool:
         """Say whether every process is still there."""
-        return not any(status is not None for status in self.ranks.statuses())
+        return not any(status is not None for status in self.processes.statuses())
 
     def end(self) -> None:
         """End all ranks, and what they have started; an interrupt changes nothing."""
         with no_interrupt():
-            self.ranks.end()  # by SIGKILL at once: a cell may have SIGTERM do anything
+            self.processes.end()  # by SIGKILL at once: a cell may have SIGTERM do anything
             for rank_input in self._inputs:
                 rank_input.close()
             self._meeting.cleanup()
@@ -171,7 +171,7 @@ class ResidentRanks:
             except queue.Empty:
                 screen.refresh()
                 for rank in self.waiting:  # its child may hold the pipe open
-                    if self.ranks.statuses()[rank] is not None:
+                    if self.processes.statuses()[rank] is not None:
                         raise ChildProcessError(self._ending(rank)) from None
                 continue
             if line is None:
@@ -181,9 +181,9 @@ class ResidentRanks:
 
     def _ending(self, rank: int) -> str:
         """Say how a rank has ended."""
-        if not self.ranks.wait(ANSWER, rank):
+        if not self.processes.wait(ANSWER, rank):
             return f"rank {rank} has closed its output"
-        return f"rank {rank} is gone: {exit_text(self.ranks.statuses()[rank])}"
+        return f"rank {rank} is gone: {exit_text(self.processes.statuses()[rank])}"
 
     def _positions(self, name: str, cell: str) -> str:
         """Say in which line of the cell each waiting rank stands, a line of text for each position.
@@ -212,7 +212,7 @@ class ResidentRanks:
         """
         for _ in range(self._output.qsize()):
             self._output.get()
-        self.ranks.send_signal(rank, signal.SIGUSR1)
+        self.processes.send_signal(rank, signal.SIGUSR1)
         end = time.monotonic() + ANSWER
         with suppress(queue.Empty):
             while (seconds := end - time.monotonic()) > 0:

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 from real import LIMIT, make_lab
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.launch import free_port
 from ddp_helpers.launch.launchers import clean_environment
 
@@ -83,7 +83,7 @@ def environment(course: Path, state: Path, token: str, variables: dict[str, str]
 @contextmanager
 def jupyter(course: Path, state: Path, **variables: str) -> Iterator[Lab]:
     """JupyterLab on the course, on this machine only, as `make lab` starts it, which trusts its notebooks."""
-    token, lab_server = secrets.token_urlsafe(), Ranks()
+    token, lab_server = secrets.token_urlsafe(), Processes()
     lab = Lab(course, f"http://127.0.0.1:{free_port()}", token)
     command = [sys.executable, *make_lab(), "--no-browser", "--ServerApp.port_retries=0"]
     command.append(f"--port={lab.url.rpartition(':')[2]}")

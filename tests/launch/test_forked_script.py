@@ -12,7 +12,7 @@ import torch.distributed as dist
 from real import LIMIT
 
 from ddp_helpers.launch import forked_call
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 
@@ -61,14 +61,14 @@ def test_an_error_of_a_rank_and_an_answer_that_cannot_be_sent_are_raised():
 
 
 def test_ranks_that_wait_for_each_other_are_told_so_whichever_is_ended_first(monkeypatch):
-    end_all = Ranks.end
+    end_all = Processes.end
 
     def end_one_by_one(ranks):
         ranks.send_signal(1, signal.SIGKILL)
         ranks.wait(LIMIT, rank=0)  # it hears that rank 1 has gone, and answers with that error
         end_all(ranks)
 
-    monkeypatch.setattr(Ranks, "end", end_one_by_one)
+    monkeypatch.setattr(Processes, "end", end_one_by_one)
     with pytest.raises(TimeoutError, match="rank 0 and 1 waited"):
         on_ranks(2, lambda: dist.recv(torch.zeros(1), 1 - dist.get_rank()), patience=1)
 

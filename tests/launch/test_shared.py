@@ -36,8 +36,8 @@ print(json.dumps({
 
 # Says who has forked its rank, and what that finds; then waits with a rank that waits.
 PROGRAM = """import os, time
-from ddp_helpers.launch.engine import Ranks
-launch = Ranks()
+from ddp_helpers.launch.engine import Processes
+launch = Processes()
 says = "echo $OWN; pwd; tr '\\\\0' ' ' </proc/$(ps -o ppid= $PPID | tr -d ' ')/cmdline; echo"
 launch.call(os.system, says, environment=dict(os.environ))
 launch.wait(600)

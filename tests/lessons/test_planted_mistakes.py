@@ -15,7 +15,7 @@ from real import LIMIT, THOROUGH
 
 from ddp_helpers import ROOT
 from ddp_helpers.launch import ranks
-from ddp_helpers.launch.engine import Ranks
+from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons import exercises
 from ddp_helpers.lessons.build_it_yourself.schedule import bubble, length, most_held, schedule
@@ -90,7 +90,7 @@ def test_in_a_cell_of_ranks_they_judge_and_say_the_same() -> None:
 
 
 def test_a_slow_start_is_no_hang(monkeypatch) -> None:
-    start = Ranks.call
+    start = Processes.call
 
     def call(ranks, function, *arguments, **options):
         def late():
@@ -99,7 +99,7 @@ def test_a_slow_start_is_no_hang(monkeypatch) -> None:
 
         start(ranks, late, **options)
 
-    monkeypatch.setattr(Ranks, "call", call)
+    monkeypatch.setattr(Processes, "call", call)
     assert on_ranks(2, dist.get_rank, patience=5) == [0, 1]
 
 
