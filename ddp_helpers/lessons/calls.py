@@ -5,9 +5,11 @@ ranks that never returned who waited for whom.
 """
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,19 +17,14 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
-    *("all_gather_coalesced", "all_reduce", "all_reduce_coalesced", "all_to_all"),
-    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
-    *("gather_into_tensor", "gather_object", "gather_single", "monitored_barrier", "reduce"),
-    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter"),
-    "scatter_object_list",
-)
+_COLLECTIVE = re.compile("all_|barrier|broadcast|gather|monitored|reduce(?!_op)|scatter")
+COLLECTIVES = [*filter(_COLLECTIVE.match, distributed_c10d.__all__)]
 _SENT_BY_NAME = ("input_tensor", "input_tensor_list", "input_list", "input", "tensor")
 _PEER_BY_NAME = ("dst", "src", "group_dst", "group_src")
-_BEGINS, _NOWHERE, _RETURNED = "begins", "is in no call of torch.distributed", "has returned"
+WAIT, OUTSIDE, RETURNED = "wait", "outside", "returned"  # where a rank is that is in no call
 
 
 @dataclass(eq=False)
@@ -55,7 +52,7 @@ class CallLog:
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the log of this rank; the file is written line by line."""
+        """Make the log of this rank; each line of the file is a pair of JSON: place and call."""
         self._path = path
         self.calls: list[Call] = []
         self.begun: list[Call] = []  # all of them, of earlier listening, too
@@ -66,15 +63,15 @@ class CallLog:
     def listening(self) -> Iterator[None]:
         """Log what is called inside, from an empty log on; every rank that is judged calls it."""
         self.calls, self.events, self.waits_for_earlier = [], [], 0
-        self._write(_BEGINS)
+        self._path.write_text("")
         with ExitStack() as stack:
             for name in (*COLLECTIVES, *POINT_TO_POINT):
-                if function := getattr(dist, name, None):
-                    stack.enter_context(patch.object(dist, name, self._logged(name, function)))
+                logged = self._logged(name, getattr(dist, name))
+                stack.enter_context(patch.object(dist, name, logged))
             for name, replace in (("P2POp", _planned), ("batch_isend_irecv", self._batched)):
                 stack.enter_context(patch.object(dist, name, replace(getattr(dist, name))))
             yield
-        self._write(_RETURNED)
+        self._write(RETURNED)
 
     def listened(self, function: Callable) -> Callable:
         """Wrap a function so that each of its calls is listened to."""
@@ -108,7 +105,7 @@ class CallLog:
             peers = [given[each] for each in _PEER_BY_NAME if given.get(each) is not None]
             call = self._add(Call(name, _numbers(given), peers[0] if peers else None))
             work = function(*arguments, **options)
-            self._write(_NOWHERE)
+            self._write(OUTSIDE)
             if isinstance(work, dist.Work):
                 return _LoggedWork(self, call, work)
             call.done = True
@@ -127,7 +124,7 @@ class CallLog:
                 for each in p2p_op_list
             ]
             works = function(p2p_op_list)
-            self._write(_NOWHERE)
+            self._write(OUTSIDE)
             if len(works) == 1:  # one for all of them
                 works = works * len(calls)
             return [_LoggedWork(self, *pair) for pair in zip(calls, works, strict=True)]
@@ -142,23 +139,23 @@ class CallLog:
         self.calls.append(call)
         self.begun.append(call)
         self.events.append(str(call))
-        self._write(f"is in {call}")
+        self._write(call.name, call)
         return call
 
     def begin_wait(self, call: Call) -> None:
         """Log that this rank begins to wait for a call that has returned already."""
         self.events.append("wait")
         self.waits_for_earlier += call not in self.calls
-        self._write(f"is in wait() for {call}")
+        self._write(WAIT, call)
 
     def end_wait(self, call: Call) -> None:
         """Log that a call is complete."""
         call.done = True
-        self._write(_NOWHERE)
+        self._write(OUTSIDE)
 
-    def _write(self, line: str) -> None:
+    def _write(self, place: str, call: Call | None = None) -> None:
         with self._path.open("a") as file:
-            file.write(f"{line}\n")
+            file.write(f"{json.dumps([place, call and asdict(call)], default=int)}\n")
 
 
 def _planned(function: Callable) -> Callable:
@@ -208,16 +205,24 @@ def _numbers(given: dict[str, Any]) -> int:
 
 
 class RankState(NamedTuple):
-    """What a log's file says of a rank: its calls since the log began, and where it is."""
+    """What a log's file says of a rank: its calls since the log began, and where it is.
 
-    calls: list[str]
-    place: str  # such as `is in send of 4 numbers to rank 1`
+    place: the name of a call, or WAIT, OUTSIDE, RETURNED; call: that one, or the one that it waits
+    for.
+    """
+
+    calls: list[Call]
+    place: str
+    call: Call | None
 
 
 def read_log(path: Path) -> RankState:
     """Read the log of a rank, which may have been ended at any line."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    begins = max((number for number, line in enumerate(lines) if line == _BEGINS), default=-1)
-    lines = lines[begins + 1 :]
-    calls = [line.removeprefix("is in ") for line in lines if line.startswith("is in ")]
-    return RankState(calls, lines[-1] if lines else _NOWHERE)
+    calls: list[Call] = []
+    place, call = OUTSIDE, None
+    for line in path.read_text().splitlines() if path.exists() else ():
+        place, given = json.loads(line)
+        call = Call(**given) if given else None
+        if call and place != WAIT:
+            calls.append(call)
+    return RankState(calls, place, call)

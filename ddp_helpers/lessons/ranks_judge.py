@@ -17,7 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_helpers.launch.forked_call import on_ranks
-from ddp_helpers.lessons.calls import COLLECTIVES, CallLog, RankState, read_log
+from ddp_helpers.lessons.calls import (
+    COLLECTIVES,
+    OUTSIDE,
+    RETURNED,
+    WAIT,
+    CallLog,
+    RankState,
+    read_log,
+)
 from ddp_helpers.lessons.comparison import Comparison, difference, explanations
 from ddp_helpers.lessons.exercise import Answer, Project
 
@@ -150,13 +158,10 @@ def _failure(
     """Say why the ranks did not come to an end: who waits for whom, or the error; first a hint."""
     disagreement = _disagreement(states)
     if isinstance(error, TimeoutError):
-        places = "; ".join(f"rank {rank} {state.place}" for rank, state in enumerate(states))
-        first_words = {state.place.removeprefix("is in ").split()[0] for state in states}
-        word = "has" if "has" in first_words else " and ".join(first_words)
-        if word == "recv" and any("isend" in call for state in states for call in state.calls):
-            word = "recv, though isend began"
-        reason = disagreement or _WAITING.get(word, "")
-        return [*filter(None, [reason]), f"time is up, and {places}"]
+        places = [_PLACES.get(state.place, "is in {}").format(state.call) for state in states]
+        told = "; ".join(f"rank {rank} {place}" for rank, place in enumerate(places))
+        reason = disagreement or _why_ranks_wait(states)
+        return [*filter(None, [reason]), f"time is up, and {told}"]
     known = [hint for part, hint in {**_HINTS, **hints}.items() if part in str(error)]
     if disagreement and ("by peer" in str(error) or isinstance(error, ChildProcessError)):
         return [*known[:1], disagreement]
@@ -174,22 +179,37 @@ def _place(error: Exception, answer: Answer) -> str:
     return "".join(f", line {frame.lineno}, in {frame.name}" for frame in own[-1:])
 
 
+def _why_ranks_wait(states: list[RankState]) -> str:
+    """Say why they may wait, if all are in one place or one has returned; else nothing."""
+    places = {state.place for state in states}
+    if RETURNED in places:
+        return _WAITING[RETURNED]
+    if places == {"recv"} and any(call.name == "isend" for state in states for call in state.calls):
+        return _SENDS_HAVE_BEGUN
+    return _WAITING.get(places.pop(), "") if len(places) == 1 else ""
+
+
 KEEP_AND_WAIT = "Keep what isend and irecv return, and call its wait()."
-_WAITING = {  # by the first word of where all ranks are, or one is
+_PLACES = {
+    WAIT: "is in wait() for {}",
+    OUTSIDE: "is in no call of torch.distributed",
+    RETURNED: "has returned",
+}
+_SENDS_HAVE_BEGUN = (
+    f"Sends have begun: does each rank receive from the rank that sends to it? {KEEP_AND_WAIT}"
+)
+_WAITING = {  # by where all ranks are, or one is
     "send": (
         "Nobody comes to recv: send returns only when the receiver has taken the message. Begin "
         "with isend, and wait for it after the recv."
     ),
     "recv": "All wait for a message that nobody has begun to send: isend comes before recv.",
-    "recv, though isend began": (
-        f"Sends have begun: does each rank receive from the rank that sends to it? {KEEP_AND_WAIT}"
-    ),
-    "wait()": (
+    WAIT: (
         "A send ends when the receiver has taken the message: does every rank receive? "
         f"{KEEP_AND_WAIT}"
     ),
-    "no": "No rank is in a call of torch.distributed: does a loop end?",
-    "has": (
+    OUTSIDE: "No rank is in a call of torch.distributed: does a loop end?",
+    RETURNED: (
         "A rank that has returned sends and receives nothing more: has it made the call for which "
         f"the other waits? {KEEP_AND_WAIT}"
     ),
@@ -202,7 +222,7 @@ def _disagreement(states: list[RankState]) -> str:
     Sends and receives differ by their nature, and are left out.
     """
     first, *others = [
-        [call for call in state.calls if call.split()[0] in COLLECTIVES] for state in states
+        [str(call) for call in state.calls if call.name in COLLECTIVES] for state in states
     ]
     for rank, calls in enumerate(others, 1):
         longest = max(len(first), len(calls))

@@ -52,6 +52,7 @@ _RING = _planted(
     ),
     # all receive first
     ((_RECEIVE, "        sending = dist"), ("", f"{_RECEIVE}        sending = dist"), "All wait for a message"),
+    ("arrived, (rank - 1)", "arrived, (rank + 1)", "Sends have begun"),
     ("    rank, size", "    while True:\n        pass\n    rank, size", "does a loop end?"),
     ("        sending.wait()\n", "", "Keep what isend and irecv return"),
     ("dist.recv(", "dist.irecv(", "Keep what isend and irecv return"),
