@@ -19,7 +19,7 @@ from ddp_helpers.lessons.exercise import (
     NOT_YET,
     RIGHT,
     Exercise,
-    Project,
+    JudgedExercise,
     short,
 )
 from ddp_tools import PlainError
@@ -34,15 +34,15 @@ _OF_ALL_RANKS = re.compile(r"on \d+ ranks, rank \d+: ")
 _LESSONS = Path(__file__).parent
 
 
-def exercises() -> dict[str, Exercise | Project]:
+def exercises() -> dict[str, Exercise | JudgedExercise]:
     """Map names to exercises, of the whole course."""
-    by_name: dict[str, Exercise | Project] = {}
+    by_name: dict[str, Exercise | JudgedExercise] = {}
     for path in sorted(_LESSONS.glob("*/exercises.py")):
         by_name |= _exercises_of(path)
     return by_name
 
 
-def exercise_called(name: str) -> Exercise | Project | None:
+def exercise_called(name: str) -> Exercise | JudgedExercise | None:
     """Return the exercise of this name, None if there is none.
 
     Imports no other lesson than those whose exercises mention the name.
@@ -53,7 +53,7 @@ def exercise_called(name: str) -> Exercise | Project | None:
     return None
 
 
-def _exercises_of(path: Path) -> dict[str, Exercise | Project]:
+def _exercises_of(path: Path) -> dict[str, Exercise | JudgedExercise]:
     """Map names to exercises, of one lesson."""
     module = import_module(f"{__name__}.{path.parent.name}.exercises")
     return {exercise.name: exercise for exercise in module.EXERCISES}
@@ -75,7 +75,7 @@ def check(answer: Callable) -> None:
     if _rank_0_says(verdict):
         return
     lines = verdict.splitlines()
-    if verdict == RIGHT and isinstance(exercise, Project):
+    if verdict == RIGHT and isinstance(exercise, JudgedExercise):
         lines.append(exercise.unseen)
     text = "\n".join(part for line in lines for part in _WRAPPER.wrap(line))
     for word, colour in ((RIGHT, _GREEN), (NOT_YET, _RED)):

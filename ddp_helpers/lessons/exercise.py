@@ -7,12 +7,13 @@ To add one: (1) in the notebook, under *Check yourself*, a question with a fold 
 cell with the stub, which raises NotImplementedError, and `lessons.check(name)`. (2) In the lesson's
 exercises.py an `Exercise` with the oracle, two or more cases, and the mistakes that people make,
 each under the sentence that helps who made it. For an answer that runs on ranks it is a trial
-(ranks_judge.py), for a script or a run a `Project`. The name belongs to one exercise of the whole
-course. A mistake is told where its results equal the answer's in *all* cases, so the cases together
-tell each from the right answer and from the others. (3) In notebooks/solutions the right function,
-with a line on why. (4) For a trial, two mistakes or more in tests/lessons/planted_mistakes.py, in a
-table whose name is added to PLANTED. Then `pytest tests/lessons -k "NAME or told_apart"`, and
-execute the notebook. A notebook has three exercises: put a better one into the place of another.
+(ranks_judge.py), for a script or a run a `JudgedExercise`. The name belongs to one exercise of the
+whole course. A mistake is told where its results equal the answer's in *all* cases, so the cases
+together tell each from the right answer and from the others. (3) In notebooks/solutions the right
+function, with a line on why. (4) For a trial, two mistakes or more in
+tests/lessons/planted_mistakes.py, in a table whose name is added to PLANTED. Then `pytest
+tests/lessons -k "NAME or told_apart"`, and execute the notebook. A notebook has three exercises:
+put a better one into the place of another.
 """
 
 import copy
@@ -76,9 +77,13 @@ class Exercise:
         return ""
 
 
+class NotCheckedError(Exception):
+    """What a judge needs is not on this machine."""
+
+
 @dataclass(frozen=True)
-class Project:
-    """An exercise whose `judge` runs an answer, and lists its mistakes.
+class JudgedExercise:
+    """An exercise with a `judge` of its own, which runs an answer and lists its mistakes.
 
     unseen: the line below `right` that says what the judge does not look at.
     """
@@ -88,11 +93,13 @@ class Project:
     unseen: str = ""
 
     def verdict(self, answer: Answer) -> str:
-        """Judge a learner's function: right, not attempted, or all its mistakes, a line each."""
+        """Judge a learner's function: right, not attempted, not checked, or its mistakes."""
         try:
             mistakes = self.judge(answer)
         except NotImplementedError:
             return NOT_ATTEMPTED
+        except NotCheckedError as error:
+            return f"not checked: {error}"
         except (Exception, SystemExit) as error:
             return f"{NOT_YET}: {self.name} ends with {type(error).__name__}: {error}"
         return f"{NOT_YET}: {SEPARATOR.join(mistakes)}" if mistakes else RIGHT

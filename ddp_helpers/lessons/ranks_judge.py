@@ -27,7 +27,7 @@ from ddp_helpers.lessons.calls import (
     read_log,
 )
 from ddp_helpers.lessons.comparison import Comparison, difference, explanations
-from ddp_helpers.lessons.exercise import Answer, Project
+from ddp_helpers.lessons.exercise import Answer, JudgedExercise
 
 SIZES = (2, 3)
 Trial = Callable[[Answer, CallLog], Iterator[Comparison]]
@@ -45,7 +45,7 @@ _HINTS = {  # by a part of an error's text, for all exercises, and before their 
 }
 
 
-def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
+def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> JudgedExercise:
     """Make the exercise that has the name of its trial.
 
     hints: by a part of an error's text, the sentence that helps who meets this error. The verdict
@@ -59,7 +59,7 @@ def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> Project:
             of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
             return next(filter(None, of_sizes), [])
 
-    return Project(trial.__name__, judge)
+    return JudgedExercise(trial.__name__, judge)
 
 
 def _in_cell(

@@ -12,7 +12,7 @@ import torch
 
 from ddp_helpers.lessons.do_it_yourself.mending import mend
 from ddp_helpers.lessons.do_it_yourself.own_net import my_run
-from ddp_helpers.lessons.exercise import Answer, Exercise, Project
+from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise
 from ddp_helpers.lessons.run_script import LearnerRun, weight_distance
 
 # ---- how a test set was counted
@@ -113,7 +113,7 @@ def my_resumable_script(path_of_script: Answer) -> list[str]:
 
 EXERCISES = [
     Exercise(how_tested, _TESTED_CASES, _TESTED_TRAPS),
-    Project("my_run", my_run),
-    Project("mend", mend),
-    Project("my_resumable_script", my_resumable_script),
+    JudgedExercise("my_run", my_run),
+    JudgedExercise("mend", mend),
+    JudgedExercise("my_resumable_script", my_resumable_script),
 ]

@@ -8,12 +8,11 @@ import json
 import re
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import JobError, available, states_of_job
-from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, Answer, Exercise, Project
+from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise, NotCheckedError
 from ddp_helpers.lessons.submit_to_slurm.terminal import environment
 from ddp_helpers.records import runs
 
@@ -29,26 +28,14 @@ with open(f"who-{env('SLURM_JOB_ID')}-{env('SLURMD_NODENAME')}-{os.getpid()}.jso
 """
 
 
-@dataclass(frozen=True)
-class _JobFile(Project):
-    """A project whose answer is the text of a job file that runs who.py on each rank."""
-
-    def verdict(self, answer: Answer) -> str:
-        """Judge a job file: right, not attempted, not checked, or a hint and what the ranks did."""
-        told = super().verdict(answer)
-        if available() or told == NOT_ATTEMPTED:
-            return told
-        return "not checked: no Slurm answers here; make cluster starts one on this machine"
-
-
 def _run_job(text: Any) -> list[dict[str, Any]]:
     """Submit a job file in a new folder, wait for its end, and read what each task wrote.
 
-    The tasks are in the order of their ranks. Raises JobError where Slurm refuses the job, or where
-    there is none.
+    The job file runs who.py on each rank; the tasks are in the order of their ranks. Raises
+    JobError where Slurm refuses the job, and NotCheckedError where there is none.
     """
     if not available():
-        raise JobError("no Slurm answers here")
+        raise NotCheckedError("no Slurm answers here; make cluster starts one on this machine")
     folder = runs.new_run_folder(ROOT / "build" / "jobs", "exercise")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "who.py").write_text(_WHO)
@@ -167,7 +154,7 @@ _LOG_TRAPS = {
 
 
 EXERCISES = [
-    _JobFile("job_file", job_file),
-    _JobFile("array_job", array_job),
+    JudgedExercise("job_file", job_file),
+    JudgedExercise("array_job", array_job),
     Exercise(first_to_fail, _LOGS, _LOG_TRAPS),
 ]

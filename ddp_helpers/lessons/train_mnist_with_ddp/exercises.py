@@ -12,7 +12,7 @@ from statistics import mean
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.comparison import Comparison, difference
-from ddp_helpers.lessons.exercise import Answer, Exercise, Project
+from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
     LearnerRun,
@@ -185,5 +185,5 @@ def _epoch_lines(run: LearnerRun) -> list[str]:
 EXERCISES = [
     Exercise(epoch_line, _LINE_CASES, _LINE_TRAPS),
     Exercise(same_training, _SAME_CASES, _SAME_TRAPS),
-    Project("my_ddp_script", my_ddp_script, _UNSEEN),
+    JudgedExercise("my_ddp_script", my_ddp_script, _UNSEEN),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ddp_helpers.lessons.comparison import Comparison, difference, explanations
-from ddp_helpers.lessons.exercise import Answer, Exercise, Project, same
+from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise, same
 from ddp_helpers.lessons.run_script import WEIGHT_TOLERANCE, weight_distance
 
 Batches = list[tuple[Tensor, Tensor]]  # images and labels
@@ -116,6 +116,6 @@ def _judge_pass(answer: Answer) -> list[str]:
 
 EXERCISES = [
     Exercise(best_speed_up, [(0.5,), (0.2,), (0.0,)], _SPEED_UP_TRAPS),
-    Project("accuracy", _judge_accuracy),
-    Project("train_pass", _judge_pass),
+    JudgedExercise("accuracy", _judge_accuracy),
+    JudgedExercise("train_pass", _judge_pass),
 ]
