@@ -1,6 +1,6 @@
 """Start ranks and programs through one warm server, hear how each ends, and end all of a launch.
 
-It is used in the learner's process, for cells, functions, scripts, launchers and kernels.
+It runs in the learner's process.
 """
 
 import os

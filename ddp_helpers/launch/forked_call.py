@@ -1,6 +1,6 @@
 """Call a function on ranks that the warm server forks; return what it returns on each.
 
-The judges of exercises call it, in the learner's process, with functions of cells, too.
+It runs in the learner's process; the function may be one of a cell.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Run a script on ranks that the warm server forks, and keep what each of them prints.
 
-Lessons and tests call it, in the learner's process. Each rank is given its numbers as by torchrun.
+It runs in the learner's process. Each rank is given its numbers as by torchrun.
 """
 
 import runpy

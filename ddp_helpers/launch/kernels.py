@@ -1,7 +1,7 @@
 """Start kernels that listen on files: a rank may take a port before a kernel listens on it.
 
-Whoever executes a notebook calls it: upkeep, jobs and tests. A warm kernel is forked from the warm
-server, which has imported what notebooks import: it is there seconds earlier.
+A warm kernel is forked from the warm server, which has imported what notebooks import: it is there
+seconds earlier.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Run a script on N ranks under a launcher, and show their lines; `%%launch` does so with a cell.
 
-Notebooks and tests call it, in the learner's process. What it starts has ended when it returns.
+It runs in the learner's process. What it starts has ended when it returns.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Command lines and environments with which torchrun, mpirun, srun or Python start the ranks.
 
-Whoever starts ranks calls it, in the learner's process, or in a job in that of the notebook.
+It runs in the learner's process, or, in a job, in that of the notebook.
 """
 
 import os

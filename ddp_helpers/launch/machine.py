@@ -1,6 +1,6 @@
 """Name the hardware that an output or a record came from.
 
-The learner's process calls it, and prints or keeps what it returns; `chip` may be asked anywhere.
+It runs in the learner's process; `chip` may be asked anywhere.
 """
 
 import platform

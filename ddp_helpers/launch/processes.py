@@ -1,6 +1,6 @@
 """Find the processes of a launch by their mark, end them, and hear one interrupt meanwhile.
 
-The learner's process calls it, and the warm server.
+It runs in the learner's process, and in the warm server.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Start programs, such as launchers, and read their lines until they have ended.
 
-`launch`, the network dial and the audit call it, in the learner's process.
+It runs in the learner's process.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Ranks that stay: `%%ranks 2` runs a cell on two processes of one group, which keep its variables.
 
-Notebooks call it, in the learner's process.
+It runs in the learner's process; the ranks are `resident`'s.
 """
 
 import atexit

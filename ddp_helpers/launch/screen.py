@@ -1,6 +1,6 @@
 """The lines of many ranks on one screen: labelled, coloured, the progress bar of each on a line.
 
-Whoever waits for ranks or jobs writes to it, in the learner's process: a notebook, or a terminal.
+It is in the learner's process: a notebook, or a terminal.
 """
 
 import re

@@ -1,7 +1,7 @@
 """One server that has torch already, from which many processes get their warm servers as forks.
 
-Whoever executes many notebooks or tests starts it with `shared_server`; `engine` connects to it, in
-each process below. What it does stands in `server`.
+It saves each of many notebooks or tests the import of torch. What it does stands in `server`; here
+it is started, and connected to.
 """
 
 import os

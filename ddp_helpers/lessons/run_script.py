@@ -1,6 +1,6 @@
 """Run a learner's script on ranks, keep what they print and do, and say what went wrong.
 
-The judges of Projects, `%%clinic` and the hang lab call it, in the learner's process.
+It runs in the learner's process.
 """
 
 import re

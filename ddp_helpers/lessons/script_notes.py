@@ -1,6 +1,6 @@
 """Note on each rank what a learner's whole script does: samples, saved objects, final weights.
 
-The judges of Projects call it through `run_script`. It needs torch.
+`run_script` has each rank do so. It needs torch.
 """
 
 from collections.abc import Iterator
