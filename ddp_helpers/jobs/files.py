@@ -14,7 +14,7 @@ from typing import Any
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.rank.files import write_whole
-from ddp_helpers.records.values import parse_object
+from ddp_helpers.records.runs import parse_object
 
 BATCH = "job.sbatch"
 SUBMITTED = "submitted"  # the file in which the job file notes the id of each submission

@@ -1,16 +1,13 @@
-"""Read the record of a run, or a table of many.
-
-Notebooks, the command line, `jobs` and `draw` call it, in one process; it needs only run folders.
-"""
+"""Read the record of a run, or a table of many, in one process; it needs only run folders."""
 
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
-
-from ddp_helpers.records.values import parse_object, usable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +38,28 @@ _IDLE_SETTINGS = {
     "resume",
     "checkpoint_every",
     "vote_every",
+}
+# What a table counts, times or draws: a number, or not there. Anything else has any type.
+_NUMBERS = {
+    "spec.json": ("batch_size", "batch_size_per_rank"),
+    "env.json": ("world_size", "global_batch_size", "train_set", "cpus"),
+    "job.json": (
+        "seconds",
+        "batch_size_per_rank",
+        "nodes",
+        "tasks_per_node",
+        "cpus_per_task",
+    ),
+    "metrics.jsonl": (
+        "images_per_second",
+        "seconds",
+        "data_seconds",
+        "test_seconds",
+        "train_loss",
+        "test_loss",
+        "train_accuracy",
+        "test_accuracy",
+    ),
 }
 
 
@@ -79,7 +98,14 @@ class RunRecord:
     @property
     def _job_fields(self) -> dict[str, Any]:
         """The fields of the run's job: {} if it was none."""
-        return self.job.get("job") or {}
+        fields = self.job.get("job")
+        return fields if isinstance(fields, dict) else {}
+
+    @property
+    def _places(self) -> list[dict[str, Any]]:
+        """Where each rank ran: [] where that is not recorded, or in no form of the course's."""
+        ranks = self.env.get("ranks")
+        return [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
 
     def row(self) -> dict[str, Any]:
         """Return the setting of the run, and where it ran, as one row of the table."""
@@ -130,8 +156,8 @@ class RunRecord:
     @property
     def machine(self) -> str | None:
         """The chips of all ranks, each once; in brackets behind CPU where the ranks used CPUs."""
-        ranks = self.env.get("ranks") or [self.env]
-        chips = sorted({part["chip"] for part in [self.env, *ranks] if part.get("chip")})
+        ranks = self._places or [self.env]
+        chips = sorted({str(part["chip"]) for part in [self.env, *ranks] if part.get("chip")})
         if not chips:
             return None
         names = ", ".join(chips)
@@ -152,8 +178,7 @@ class RunRecord:
 
         What the launcher pretends to be several nodes counts as such.
         """
-        ranks = self.env.get("ranks") or []
-        seen = sum(rank["local_rank"] == 0 for rank in ranks)
+        seen = sum(rank.get("local_rank") == 0 for rank in self._places)
         single = 1 if self.ranks == 1 else None
         return seen or self._job_fields.get("nodes") or single
 
@@ -161,7 +186,8 @@ class RunRecord:
 def read_run(folder: str | Path) -> RunRecord:
     """Read the record in a run folder.
 
-    A missing file or a half-written line is named in `problems`, never invented.
+    A missing file or a half-written line is named in `problems`, never invented. With a text where
+    a number must be, the whole run is left out: its record is empty but for the line that says so.
     """
     run = RunRecord(Path(folder))
     run.spec = _read_object(run, "spec.json")
@@ -170,28 +196,53 @@ def read_run(folder: str | Path) -> RunRecord:
     run.job = _read_object(run, "job.json")
     for number, line in enumerate(_metrics_lines(run), 1):
         try:
-            epoch, problems = usable(parse_object(line), "metrics.jsonl")
-            epoch["epoch"] += 0  # there is one, and it is a number
-        except (ValueError, TypeError, KeyError):
+            epoch = parse_object(line)
+        except ValueError:
+            epoch = {}
+        if type(epoch.get("epoch")) is not int:
             run.problems.append(f"metrics.jsonl line {number}: half-written, left out")
         else:
             run.epochs.append(epoch)
-            run.problems += [f"metrics.jsonl line {number}: {problem}" for problem in problems]
-    return run
+    wrong = _no_number(run)
+    return RunRecord(run.folder, problems=[*run.problems, wrong]) if wrong else run
+
+
+def parse_object(content: str) -> dict[str, Any]:
+    """Read the JSON object in a text. Raises ValueError if it holds anything else."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} instead of names and values")
+    return value
+
+
+def _no_number(run: RunRecord) -> str:
+    """Name the first of a record's _NUMBERS that is none; '' if all are."""
+    contents = {
+        "spec.json": [run.spec],
+        "env.json": [run.env],
+        "job.json": [run.job | run._job_fields],
+        "metrics.jsonl": run.epochs,
+    }
+    for file, names in _NUMBERS.items():
+        for content, name in product(contents[file], names):
+            value = content.get(name)
+            if not isinstance(value, int | float | None):
+                return f"{file}: {name} is {short(value)}, no number: the run is left out"
+    return ""
 
 
 def _read_object(run: RunRecord, file: str) -> dict[str, Any]:
     """Read one of a run's JSON files; {} where that is not possible. Adds to the run's problems."""
     try:
-        text = (run.folder / file).read_text()
-        content, problems = usable(parse_object(text), file)
+        return parse_object((run.folder / file).read_text())
     except (OSError, ValueError) as error:
         is_no_job = file == "job.json" and isinstance(error, FileNotFoundError)
         if not is_no_job:
             run.problems.append(f"{file}: {type(error).__name__}")
         return {}
-    run.problems += [f"{file}: {problem}" for problem in problems]
-    return content
 
 
 def _metrics_lines(run: RunRecord) -> list[str]:

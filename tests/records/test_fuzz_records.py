@@ -1,4 +1,4 @@
-"""Ten thousand odd run records: each is read, what is wrong is named, and nothing is invented."""
+"""Ten thousand damaged run records: each is read, what is not whole is named, and nothing is invented."""
 
 import json
 from contextlib import redirect_stderr, suppress
@@ -20,36 +20,24 @@ NESTED = b'{"a":' * 20_000
 SCALAR = (str, int, float, type(None))
 
 
+def damaged(choices, content):
+    """A file of a record with its bytes cut or changed, or nested without an end."""
+    return choices.damaged(content) if choices.below(8) else content[: choices.below(40)] + NESTED
+
+
 def altered(choices, content):
-    """A JSON value with another one somewhere in it, or with a name more, or without one."""
-    if isinstance(content, dict) and content and choices.below(4):
-        key = choices.one(sorted(content))
-        if not choices.below(8):
-            return {name: value for name, value in content.items() if name != key}
-        return content | {key: altered(choices, content[key]) if choices.below(3) else choices.value()}
-    if isinstance(content, list) and content and choices.below(3):
-        place = choices.below(len(content))
-        return [*content[:place], altered(choices, content[place]), *content[place + 1 :]]
-    return choices.value()
-
-
-def spoiled(choices, content):
-    """A file of a record with a value changed, or its bytes, or a line, or nested without an end."""
-    way = choices.below(8)
-    if way == 7:
-        return content[: choices.below(40)] + NESTED
-    if way > 4:
-        return choices.damaged(content)
-    lines = content.splitlines(keepends=True) if content.startswith(b'{"epoch"') else [content]
-    place = choices.below(len(lines))
-    lines[place] = json.dumps(altered(choices, json.loads(lines[place]))).encode() + b"\n"
-    return b"".join(lines)
+    """A JSON object with another value somewhere in it, or with a name less."""
+    name = choices.one(sorted(content))
+    if not choices.below(8):
+        return {key: value for key, value in content.items() if key != name}
+    deeper = isinstance(content[name], dict) and choices.below(4)
+    return content | {name: altered(choices, content[name]) if deeper else choices.value()}
 
 
 def record(choices):
-    """One or two of a real record's files, spoiled; None stands for one that is missing."""
+    """One or two of a real record's files, damaged; None stands for one that is missing."""
     names = [choices.one(sorted(WHOLE)) for _ in range(1 + choices.below(2))]
-    return {name: spoiled(choices, WHOLE[name]) if choices.below(12) else None for name in names}
+    return {name: damaged(choices, WHOLE[name]) if choices.below(12) else None for name in names}
 
 
 @pytest.fixture
@@ -124,6 +112,11 @@ def test_job_json_is_a_job_or_is_refused(folder_with):
             assert isinstance(said["state"], str) and (said["job_id"] is None or said["job_id"].isprintable())
             assert said["job_id"] or isinstance(job_from_record(said), Job)
 
-    waiting = json.dumps(json.loads(WHOLE["job.json"]) | {"job_id": None}).encode()
-    fuzz(lambda choices: spoiled(choices, choices.one([waiting, WHOLE["job.json"]])), check)
+    submitted = json.loads(WHOLE["job.json"])
+
+    def job(choices):
+        content = altered(choices, submitted | choices.one([{}, {"job_id": None}]))
+        return damaged(choices, WHOLE["job.json"]) if choices.below(2) else json.dumps(content).encode()
+
+    fuzz(job, check)
     assert min(len(taken), len(left)) > INPUTS / 10

@@ -1,5 +1,7 @@
 """Records, of the course's scripts and of others, become rows of one table; what is damaged is named and left out."""
 
+import json
+
 import pytest
 from run_folders import write_run
 
@@ -33,7 +35,6 @@ ROWS = {
     "own, said where it ran": ({"bs": 16}, TWO | {"global_batch_size": 32}, None, (2, None, 16, 32, "strong")),
     "own, nothing said": ({"bs": 16}, TWO, None, (2, None, None, None, "strong")),
     "shared unevenly": ({"batch_size": 63}, TWO, None, (2, None, None, 63, "strong")),
-    "unreadable": ({"batch_size": "64"}, {"world_size": 4}, None, (4, None, None, None, "strong")),
 }
 
 
@@ -114,6 +115,41 @@ def test_what_is_damaged_is_named_in_one_line_and_the_rest_is_read(tmp_path, cap
     assert rows == [["a", "done", 1], ["b", "done", 1], ["b", "done", 20]]
     wrong = ["b: env.json", "b: job.json", *(f"b: metrics.jsonl line {number}" for number in (*range(2, 11), 12))]
     assert [": ".join(line.split(": ")[:2]) for line in capsys.readouterr().err.splitlines()] == wrong
+
+
+LINE = {"epoch": 1, "images_per_second": 1.0, "seconds": 1.0}
+# What one file of a whole record holds, and what the line names that leaves the run out.
+NO_NUMBERS = {
+    "spec.json": ({"batch_size": "64"}, "batch_size is '64'"),
+    "env.json": ({"world_size": [2]}, "world_size is [2]"),
+    "job.json": ({"seconds": "1:00", "job": {}}, "seconds is '1:00'"),
+    "metrics.jsonl": (LINE | {"epoch": 2, "test_accuracy": "0.9"}, "test_accuracy is '0.9'"),
+    "job.json of a task": (JOB | {"job": {"nodes": "2"}}, "nodes is '2'"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_a_run_with_a_text_where_a_number_must_be_is_left_out_and_named(case, tmp_path, capsys):
+    file, (content, named) = case.partition(" ")[0], NO_NUMBERS[case]
+    for name in "ab":
+        write_run(tmp_path / name, [LINE], spec=B64, env=TWO, status={"state": "done"}, job=JOB)
+    with (tmp_path / "b" / file).open("a" if file == "metrics.jsonl" else "w") as damaged:
+        damaged.write(json.dumps(content))
+    table = runs.table(tmp_path)
+    assert capsys.readouterr().err == f"b: {file}: {named}, no number: the run is left out\n"
+    assert scaling.per_run(table)["run"].tolist() == ["a"]
+    assert scaling.left_out(table) == "1 run left out: 1 of unknown end"
+
+
+# What a script of one's own may write in a way that is none of the course's: the rest is read.
+ODD = [{"ranks": 2}, {"ranks": [0, 1]}, {"ranks": [{"chip": 1}]}, {"chip": 5}, {"dataset": None, "device": 0}]
+
+
+@pytest.mark.parametrize("more", ODD, ids=str)
+def test_a_record_of_three_names_and_of_odd_ones_is_read(more, tmp_path, capsys):
+    write_run(tmp_path / "a", [LINE], spec={}, env=TWO | more, status={"state": "done"}, job={"job": "12345"})
+    [row] = scaling.per_run(runs.table(tmp_path)).to_dict("records")
+    assert (row["world_size"], row["images_per_second"]) == (2, 1.0) and not capsys.readouterr().err
 
 
 def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
