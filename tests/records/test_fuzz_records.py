@@ -25,15 +25,6 @@ def damaged(choices, content):
     return choices.damaged(content) if choices.below(8) else content[: choices.below(40)] + NESTED
 
 
-def altered(choices, content):
-    """A JSON object with another value somewhere in it, or with a name less."""
-    name = choices.one(sorted(content))
-    if not choices.below(8):
-        return {key: value for key, value in content.items() if key != name}
-    deeper = isinstance(content[name], dict) and choices.below(4)
-    return content | {name: altered(choices, content[name]) if deeper else choices.value()}
-
-
 def record(choices):
     """One or two of a real record's files, damaged; None stands for one that is missing."""
     names = [choices.one(sorted(WHOLE)) for _ in range(1 + choices.below(2))]
@@ -112,11 +103,13 @@ def test_job_json_is_a_job_or_is_refused(folder_with):
             assert isinstance(said["state"], str) and (said["job_id"] is None or said["job_id"].isprintable())
             assert said["job_id"] or isinstance(job_from_record(said), Job)
 
-    submitted = json.loads(WHOLE["job.json"])
-
     def job(choices):
-        content = altered(choices, submitted | choices.one([{}, {"job_id": None}]))
-        return damaged(choices, WHOLE["job.json"]) if choices.below(2) else json.dumps(content).encode()
+        if choices.below(2):
+            return damaged(choices, WHOLE["job.json"])
+        content = json.loads(WHOLE["job.json"]) | choices.one([{}, {"job_id": None}])  # submitted, or not yet
+        changed = choices.one([content, content["job"]])
+        changed[choices.one(sorted(changed))] = choices.value()
+        return json.dumps(content).encode()
 
     fuzz(job, check)
     assert min(len(taken), len(left)) > INPUTS / 10

@@ -122,34 +122,29 @@ LINE = {"epoch": 1, "images_per_second": 1.0, "seconds": 1.0}
 NO_NUMBERS = {
     "spec.json": ({"batch_size": "64"}, "batch_size is '64'"),
     "env.json": ({"world_size": [2]}, "world_size is [2]"),
-    "job.json": ({"seconds": "1:00", "job": {}}, "seconds is '1:00'"),
+    "job.json": ({"job": {"nodes": "2"}}, "nodes is '2'"),
     "metrics.jsonl": (LINE | {"epoch": 2, "test_accuracy": "0.9"}, "test_accuracy is '0.9'"),
-    "job.json of a task": (JOB | {"job": {"nodes": "2"}}, "nodes is '2'"),
 }
 
 
-@pytest.mark.parametrize("case", NO_NUMBERS)
-def test_a_run_with_a_text_where_a_number_must_be_is_left_out_and_named(case, tmp_path, capsys):
-    file, (content, named) = case.partition(" ")[0], NO_NUMBERS[case]
+@pytest.mark.parametrize("file", NO_NUMBERS)
+def test_a_run_with_a_text_where_a_number_must_be_is_left_out_and_named(file, tmp_path, capsys):
+    content, named = NO_NUMBERS[file]
     for name in "ab":
         write_run(tmp_path / name, [LINE], spec=B64, env=TWO, status={"state": "done"}, job=JOB)
     with (tmp_path / "b" / file).open("a" if file == "metrics.jsonl" else "w") as damaged:
-        damaged.write(json.dumps(content))
+        json.dump(content, damaged)
     table = runs.table(tmp_path)
     assert capsys.readouterr().err == f"b: {file}: {named}, no number: the run is left out\n"
     assert scaling.per_run(table)["run"].tolist() == ["a"]
     assert scaling.left_out(table) == "1 run left out: 1 of unknown end"
 
 
-# What a script of one's own may write in a way that is none of the course's: the rest is read.
-ODD = [{"ranks": 2}, {"ranks": [0, 1]}, {"ranks": [{"chip": 1}]}, {"chip": 5}, {"dataset": None, "device": 0}]
-
-
-@pytest.mark.parametrize("more", ODD, ids=str)
-def test_a_record_of_three_names_and_of_odd_ones_is_read(more, tmp_path, capsys):
-    write_run(tmp_path / "a", [LINE], spec={}, env=TWO | more, status={"state": "done"}, job={"job": "12345"})
-    [row] = scaling.per_run(runs.table(tmp_path)).to_dict("records")
-    assert (row["world_size"], row["images_per_second"]) == (2, 1.0) and not capsys.readouterr().err
+def test_a_script_of_ones_own_may_say_other_things_in_its_own_way(tmp_path, capsys):
+    for number, ranks in enumerate((2, [0, 1], [{"chip": 5}])):
+        env, status = TWO | {"ranks": ranks, "chip": 5}, {"state": "done"}
+        write_run(tmp_path / str(number), [LINE], spec={"nodes": "all"}, env=env, status=status, job={"job": "12345"})
+    assert scaling.per_run(runs.table(tmp_path))["world_size"].tolist() == [2] * 3 and not capsys.readouterr().err
 
 
 def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
