@@ -50,8 +50,8 @@ site: .venv/installed  ## build the reading edition, pages to read without a net
 slides: .venv/installed  ## write slides and figures of the notebooks, as they are, into build/slides; no network needed
 	@$(BIN)/python -m ddp_helpers.upkeep.slides
 
-bench: .venv/installed system staged  ## measure, side by side: one device, DDP's cost, two ranks
-	@$(SLURM) $(BIN)/python -m ddp_helpers.upkeep.bench
+bench: .venv/installed  ## measure, side by side: one device, DDP's cost, two ranks
+	@$(BIN)/python -m ddp_helpers.upkeep.bench
 
 keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOLDER=runs/mine NAME=mine
 	@$(BIN)/python -m ddp_helpers.upkeep.records $(FOLDER) $(NAME)
