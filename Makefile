@@ -54,7 +54,7 @@ bench: .venv/installed  ## measure, side by side: one device, DDP's cost, two ra
 	@$(BIN)/python -m ddp_helpers.upkeep.bench
 
 keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOLDER=runs/mine NAME=mine
-	@$(BIN)/python -m ddp_helpers.upkeep.records $(FOLDER) $(NAME)
+	@$(BIN)/python -m ddp_helpers.upkeep.make_records $(FOLDER) $(NAME)
 
 test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser, and on simulated GPUs
 	@TEST_ALL=1 $(MAKE) --no-print-directory --keep-going test faults; status=$$?; \

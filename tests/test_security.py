@@ -15,7 +15,7 @@ from ddp_helpers.jobs.parameters import execute
 from ddp_helpers.launch import launch
 from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
-from ddp_helpers.upkeep import records as keeping
+from ddp_helpers.upkeep import make_records
 
 NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "slurm").glob("*.ipynb")])
 MODULES = sorted(path for house in ("ddp_helpers", "ddp_tools") for path in (ROOT / house).rglob("*.py"))
@@ -108,13 +108,13 @@ RECORD = ROOT / "notebooks" / "results" / "two_cpu_cores" / "strong-2x2-cpus1-se
 
 def test_records_in_odd_folders_are_read_and_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
+    monkeypatch.setattr(make_records, "RESULTS", tmp_path / "kept")
     for name in ODD:
         run = runs.read_run(shutil.copytree(RECORD, Path("runs") / name))
         assert (run.state, len(run.epochs), run.problems) == ("done", 3, []), name
-        refused(keeping.keep, Path("runs"), name, named=[repr(name)])  # what is committed has a plain name
+        refused(make_records.keep, Path("runs"), name, named=[repr(name)])  # what is committed has a plain name
     assert set(runs.table("runs")["run"]) == set(ODD)
-    assert {path.name for path in keeping.keep(Path("runs"), "plain").iterdir()} == set(ODD)
+    assert {path.name for path in make_records.keep(Path("runs"), "plain").iterdir()} == set(ODD)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "runs"]
 
 
@@ -131,14 +131,14 @@ def holding(folder, text):
 
 def test_a_run_in_an_odd_folder_runs_nothing_else_and_keeps_no_secret(digits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(keeping, "RESULTS", tmp_path / "kept")
+    monkeypatch.setattr(make_records, "RESULTS", tmp_path / "kept")
     monkeypatch.setenv("COURSE_TOKEN", SECRET)
     script = scripts.write_script("mnist_ddp", tmp_path / ALL_ODD / f"{ALL_ODD}.py")
     arguments = ["--data", digits, "--dry-run", "--epochs", 1, "--run-dir", tmp_path / "runs" / ALL_ODD]
     launch.run(script, *arguments, launcher="python", timeout=LIMIT)
     run = runs.read_run(tmp_path / "runs" / ALL_ODD)
     assert run.state == "done" and not run.problems and run.spec["run_dir"] == str(run.folder)
-    keeping.keep(tmp_path / "runs", "here")
+    make_records.keep(tmp_path / "runs", "here")
     job = jobs.Job("try", ("mnist_ddp.py", "a $(touch canary)"))
     jobs.write_job(job, jobs.Site("here", setup=("module purge",)), tmp_path / "job")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([ALL_ODD, "job", "kept", "runs"])

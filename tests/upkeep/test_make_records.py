@@ -9,7 +9,7 @@ from run_folders import write_run
 
 from ddp_helpers import ROOT
 from ddp_helpers.records import runs
-from ddp_helpers.upkeep import records
+from ddp_helpers.upkeep import make_records
 
 FOLDERS = sorted(path for path in (ROOT / "notebooks" / "results").iterdir() if path.is_dir())
 PATH = re.compile(r'"(/|[A-Z]:\\)[\w./-]+"')
@@ -41,8 +41,8 @@ def test_the_recorded_runs_are_whole_and_say_who_made_them():
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """A folder with one finished run on a machine whose paths and names nobody should see."""
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(make_records, "ROOT", tmp_path)
+    monkeypatch.setattr(make_records, "RESULTS", tmp_path / "results")
     ranks = [{"rank": 0, "local_rank": 0, "host": "secret-host", "device": "cpu", "chip": "a chip"}]
     env = {"world_size": 1, "dataset": "digits", "ranks": ranks}
     run = write_run(tmp_path / "runs" / "one", spec={"data": "/secret/place/data"}, status={"state": "done"}, env=env)
@@ -51,12 +51,12 @@ def made(tmp_path, monkeypatch):
 
 
 def test_keep_copies_the_record_and_neither_paths_nor_hosts_nor_weights(made):
-    target = records.keep(made, "here")
+    target = make_records.keep(made, "here")
     text = "".join(path.read_text() for path in target.rglob("*.json"))
     assert runs.read_run(target / "one").epochs == [{"epoch": 1}] and "secret" not in text and "a chip" in text
     assert "secret-host" in (made / "one" / "env.json").read_text(), "the control: it was there"
     assert not list(target.rglob("*.pt"))
-    refused(records.keep, made, "here", named=[str(made), "results/here", "a new name"])
+    refused(make_records.keep, made, "here", named=[str(made), "results/here", "a new name"])
 
 
 DAMAGE = {
@@ -75,7 +75,7 @@ def test_keep_says_in_one_line_what_it_cannot_read_and_keeps_the_others(case, ma
     damaged.mkdir() if content is None else damaged.write_text(content)
     (made / "waits").mkdir()  # a job in the queue has no record yet, and misses none
     (made / "waits" / "job.json").write_text('{"state": "PENDING"}')
-    kept = {path.name for path in records.keep(made, "here").iterdir()}
+    kept = {path.name for path in make_records.keep(made, "here").iterdir()}
     err = capsys.readouterr().err
     assert err.startswith("'two' is ") and line in err and err.count("\n") == 1
     assert kept == ({"one"} if "left out: " in line else {"one", "two"})
@@ -85,7 +85,7 @@ def test_a_run_of_which_nothing_can_be_read_is_named_before_keep_stops(made, cap
     for path in (made / "one").iterdir():
         path.write_bytes(b"\xff{")
     with pytest.raises(SystemExit):
-        records.keep(made, "here")
+        make_records.keep(made, "here")
     left_out, stopped = capsys.readouterr().err.splitlines()
     assert all(part in left_out for part in ("'one'", "spec.json: UnicodeDecodeError", "env.json: "))
-    assert " 0 finished runs" in stopped and not records.RESULTS.exists()
+    assert " 0 finished runs" in stopped and not make_records.RESULTS.exists()
