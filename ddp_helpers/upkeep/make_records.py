@@ -1,4 +1,4 @@
-"""Make the records of runs that are committed, in notebooks/results, and keep those of others there.
+"""Make the records of runs that are committed in notebooks/results, and keep finished runs there.
 
 `make keep FOLDER=… NAME=…` calls it. With one path, of a folder with MNIST, it makes the runs that
 notebook 09 draws for who has none. One process, beside a Slurm or alone.
