@@ -73,7 +73,7 @@ def canvas(height: float, title: str) -> Axes:
     figure = plt.figure(figsize=(WIDTH, height))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
     ax.axis("off")
-    write_text(ax, LEFT, 0.25, title, size=14, weight="bold", ha="left")
+    write_left(ax, 0.25, title, size=14, weight="bold")
     return ax
 
 
@@ -96,6 +96,11 @@ def write_text(ax: Axes, x: float, y: float, text: object, **options: Any) -> No
         look["va"] = "center_baseline"
         y -= 0.002 * options.get("size", 11.5)
     ax.text(x, y, str(text), **(look | options))
+
+
+def write_left(ax: Axes, y: float, text: object, **options: Any) -> None:
+    """Write a text that begins at the left edge of the page."""
+    write_text(ax, LEFT, y, text, ha="left", **options)
 
 
 def halo(colour: Colour) -> Look:

@@ -3,7 +3,7 @@
 The notebook draws them; they need no ranks.
 """
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_left, write_text
 from ddp_helpers.draw.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
 
 _QUESTIONS = [  # a question about a run, what "no" means, what to look at then, and the faults
@@ -100,7 +100,7 @@ def where_they_stand() -> Picture:
     sentences = ["Where two ranks stand in four hangs"]
     for row, (name, done, *places) in enumerate(_HANGS):
         top = 0.62 + 1.02 * row
-        write_text(ax, LEFT, top + 0.42, name, ha="left", weight="bold", size=11)
+        write_left(ax, top + 0.42, name, weight="bold", size=11)
         for rank, place in enumerate(places):
             y = top + 0.44 * rank
             write_text(ax, 3.2, y + 0.19, f"rank {rank}", ha="left", size=11)

@@ -5,8 +5,8 @@ The notebook calls them, in its own process.
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
-from ddp_helpers.draw.style import BLUE, GREEN, GREY, LEFT, ORANGE, PURPLE, SMALL, rank_colour
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_left, write_text
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL, rank_colour
 from ddp_helpers.lessons.build_it_yourself.schedule import (
     FORWARD,
     UNITS,
@@ -42,9 +42,9 @@ def life_of_a_layer() -> Picture:
     title = "The whole weight is there twice in a step, and in between only this rank's part"
     ax = canvas(2.9, title)
     x, level = 1.05, [2.1, 1.6]  # of a part, and of the whole
-    write_text(ax, LEFT, 0.95, "does", ha="left", weight="bold", size=11)
-    write_text(ax, LEFT, level[1], "all of it", ha="left", **SMALL)
-    write_text(ax, LEFT, level[0], "1 / 2 of it", ha="left", **SMALL)
+    write_left(ax, 0.95, "does", weight="bold", size=11)
+    write_left(ax, level[1], "all of it", **SMALL)
+    write_left(ax, level[0], "1 / 2 of it", **SMALL)
     xs, ys = [x], [level[0]]
     for number, (name, width, colour, whole) in enumerate(_LIFE):
         if colour:
@@ -59,7 +59,7 @@ def life_of_a_layer() -> Picture:
     ax.plot(xs, ys, color=BLUE, linewidth=2.5)
     ax.fill_between(xs, ys, 2.6, color=BLUE, alpha=0.12, linewidth=0)
     note = "The line: how much of this layer's weight a rank holds. Widths are not times."
-    write_text(ax, LEFT, 2.75, note, ha="left", color=GREY, **SMALL)
+    write_left(ax, 2.75, note, color=GREY, **SMALL)
     words = ", ".join(name for name, *_ in _LIFE)
     return described(ax.figure, f"{title}. In order: {words}, on each of 2 ranks.")
 
@@ -86,7 +86,7 @@ def two_sums() -> Picture:
         (2.55, "forward", "nothing to send", "all-reduce of the output"),
         (2.82, "backward", "all-reduce of x's gradient", "nothing to send"),
     ):
-        write_text(ax, LEFT, y, name, ha="left", weight="bold", size=10)
+        write_left(ax, y, name, weight="bold", size=10)
         write_text(ax, 1.35, y, at_entry, ha="left", **SMALL)
         write_text(ax, 8.15, y, at_exit, ha="right", **SMALL)
     alt = (
@@ -114,7 +114,7 @@ def schedules(stages: int = 3, micro_batches: int = 4) -> Picture:
     sentences = []
     for number, (name, table) in enumerate(tables.items()):
         top = 0.55 + block * number
-        write_text(ax, LEFT, top + 0.12, name, ha="left", weight="bold", size=11)
+        write_left(ax, top + 0.12, name, weight="bold", size=11)
         write_text(ax, 9.4, top + 0.12, "most held", ha="right", **SMALL)
         for stage, works in enumerate(table):
             _draw_stage(ax, top + 0.32 + _ROW * stage, stage, works, units)
@@ -122,7 +122,7 @@ def schedules(stages: int = 3, micro_batches: int = 4) -> Picture:
         sentences.append(f"{name}: the stages hold at most {held} micro-batches at once.")
     note = "A number: the micro-batch. Pale: forward, 1 unit. Strong: backward, 2. White: waits. "
     note += "Held: between forward and backward."
-    write_text(ax, LEFT, 0.5 + block * len(tables), note, ha="left", color=GREY, **SMALL)
+    write_left(ax, 0.5 + block * len(tables), note, color=GREY, **SMALL)
     words = f"{title}. {stages} stages, {micro_batches} micro-batches. {' '.join(sentences)}"
     return described(ax.figure, words)
 
@@ -131,7 +131,7 @@ def _draw_stage(ax: Axes, y: float, stage: int, works: list[Work], units: int) -
     """Draw the row of a stage: its name, its works, and how many micro-batches it holds."""
     left, right = 0.95, 8.6
     unit = (right - left) / units
-    write_text(ax, LEFT, y + 0.16, f"stage {stage}", ha="left", **SMALL)
+    write_left(ax, y + 0.16, f"stage {stage}", **SMALL)
     for work in works:
         corner = left + unit * work.start, y
         size = unit * UNITS[work.kind] - 0.03, 0.32

@@ -3,8 +3,8 @@
 The notebook calls it, in its own process; it draws from its arguments alone.
 """
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_text
-from ddp_helpers.draw.style import GREY, LEFT, RIGHT, SMALL
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_left, write_text
+from ddp_helpers.draw.style import GREY, RIGHT, SMALL
 from ddp_helpers.lessons.side_by_side import KINDS
 
 _CUTS: dict[str, list[str]] = {  # by method, the kinds of which each of two ranks holds half
@@ -29,7 +29,7 @@ def who_holds(held: dict[str, float]) -> Picture:
     for (method, cuts), top in zip(_CUTS.items(), (0.95, 2.1, 3.25), strict=True):
         # FSDP2 has a second line below it.
         y = top + (0.21 if method == "FSDP2" else 0.42)
-        write_text(ax, LEFT, y, method, ha="left", weight="bold")
+        write_left(ax, y, method, weight="bold")
         for rank, y in ((0, top), (1, top + 0.46)):
             write_text(ax, 1.75, y + 0.19, f"rank {rank}", ha="right", **SMALL)
             total = f"{kept[method] / 1e6:.0f} MB"
@@ -44,9 +44,9 @@ def who_holds(held: dict[str, float]) -> Picture:
                 label = f"{share * size / 1e6:,.{0 if size >= 1e8 else 1}f} MB"
                 box(ax, own, (share * width - 0.08, 0.38), label, KINDS[kind], size=10)
                 x += width
-    write_text(ax, LEFT, 3.79, "tensor parallel,\nwhere it cuts", ha="left", **SMALL)
+    write_left(ax, 3.79, "tensor parallel,\nwhere it cuts", **SMALL)
     note = f"Computed, with Adam, activations apart. Dotted: on the other rank. {_GATHER}"
-    write_text(ax, LEFT, 4.35, note, ha="left", color=GREY, **SMALL)
+    write_left(ax, 4.35, note, color=GREY, **SMALL)
     sizes = ", ".join(f"{method} {size / 1e6:.0f} MB" for method, size in kept.items())
     cut = "ZeRO-1 cuts the optimizer state, FSDP2 all three kinds"
     return described(ax.figure, f"{title}: {sizes}. {cut}. {_GATHER}")

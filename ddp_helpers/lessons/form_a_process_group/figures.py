@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_left,
+    write_text,
+)
 from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, Look, rank_colour
 
 # ---- one program on every rank
@@ -31,8 +40,8 @@ def spmd(world_size: int = 4) -> Picture:
     ax = canvas(6.35, "One program, many processes: different data, the same weights")
     box(ax, (2.3, 0.5), (7.1, 0.42), f"one script, started {world_size} times")
     for y, (label, note) in _STAGES.items():
-        write_text(ax, LEFT, y + 0.12, label, ha="left", weight="bold")
-        write_text(ax, LEFT, y + 0.36, note, ha="left", **SMALL)
+        write_left(ax, y + 0.12, label, weight="bold")
+        write_left(ax, y + 0.36, note, **SMALL)
     for rank, (left, width) in enumerate(equal_parts(2.3, RIGHT, world_size)):
         middle = left + width / 2
         box(ax, (left, 1.27), (width, 4.95), colour=rank_colour(rank), fill=0.04)
@@ -89,7 +98,7 @@ def collectives(world_size: int = 4) -> Picture:
             arrow(ax, (left + 2.4, y), (left + 2.7, y))
             _draw_cells(ax, left + 2.75, y, after[rank])
     key = "Colour: the rank that held the number. Grey: a sum over all ranks. Dotted: empty."
-    write_text(ax, LEFT, 0.5 + 2 * height, key, ha="left", **SMALL)
+    write_left(ax, 0.5 + 2 * height, key, **SMALL)
     return described(
         ax.figure,
         f"Before and after on {world_size} ranks: broadcast copies rank 0's numbers to all, "
@@ -135,7 +144,7 @@ def ring_step(number: int, world_size: int = 4) -> Picture:
     bottom = 1.0 + 0.55 * world_size
     ax = canvas(bottom + 0.75, finding)
     for piece in range(world_size):
-        write_text(ax, LEFT, 1.2 + 0.55 * piece, f"piece {piece}", ha="left", **SMALL)
+        write_left(ax, 1.2 + 0.55 * piece, f"piece {piece}", **SMALL)
     for rank, (left, width) in enumerate(equal_parts(1.35, 8.75, world_size, gap=0.75)):
         write_text(ax, left + width / 2, 0.75, f"rank {rank}", weight="bold")
         for piece in range(world_size):
@@ -156,6 +165,6 @@ def ring_step(number: int, world_size: int = 4) -> Picture:
     counter = f"sent so far by each rank: {number} of {2 * rounds} pieces, "
     counter += f"{number / world_size:g} {TIMES} its tensor"
     key = "in a box: the ranks whose numbers are added up; the last rank sends to rank 0"
-    write_text(ax, LEFT, bottom + 0.2, counter, ha="left", weight="bold")
-    write_text(ax, LEFT, bottom + 0.5, key, ha="left", **SMALL)
+    write_left(ax, bottom + 0.2, counter, weight="bold")
+    write_left(ax, bottom + 0.5, key, **SMALL)
     return described(ax.figure, f"{finding}; {counter}.")

@@ -9,8 +9,17 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from torch.utils.data import DistributedSampler
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
-from ddp_helpers.draw.style import GREY, LEFT, RIGHT, SMALL, rank_colour
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_left,
+    write_text,
+)
+from ddp_helpers.draw.style import GREY, RIGHT, SMALL, rank_colour
 
 # ---- shards
 
@@ -30,12 +39,12 @@ def picture_of_shards(samples: int, world_size: int, seed: int) -> Picture:
         title += f", and {repeated} {'is' if repeated == 1 else 'are'} repeated"
     ax = canvas(1.7 + 0.5 * world_size, title)
     pitch = min(0.62, 6.95 / (share * world_size))
-    write_text(ax, LEFT, 1.05, "this epoch's\norder", ha="left")
+    write_left(ax, 1.05, "this epoch's\norder")
     if repeated:
         middle = 1.3 + pitch * (samples + repeated / 2)
         write_text(ax, middle, 0.65, "repeated", style="italic")
     for rank, shard in enumerate(shards):
-        write_text(ax, LEFT, 1.8 + 0.5 * rank, f"rank {rank}", ha="left", weight="bold")
+        write_left(ax, 1.8 + 0.5 * rank, f"rank {rank}", weight="bold")
         write_text(ax, RIGHT, 1.8 + 0.5 * rank, f"{share} samples", ha="right")
         for number, sample in enumerate(shard):
             place = rank + number * world_size
@@ -65,7 +74,7 @@ def sample_by_epoch(forgotten: Sequence[Shards], called: Sequence[Shards], sampl
     title += f"; if it is called, {len(set(ranks))} ranks see it"
     ax = canvas(1.55 + 0.42 * len(called), title)
     for epoch in range(len(called)):
-        write_text(ax, LEFT, 1.5 + 0.42 * epoch, f"epoch {epoch}", ha="left")
+        write_left(ax, 1.5 + 0.42 * epoch, f"epoch {epoch}")
     _draw_epochs(ax, 0.95, "set_epoch forgotten: one order for ever", forgotten, sample)
     _draw_epochs(ax, 5.35, "set_epoch called: a new order each epoch", called, sample)
     visited = ", ".join(map(str, ranks))

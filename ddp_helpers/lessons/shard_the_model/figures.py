@@ -3,7 +3,7 @@
 The notebook calls it, in its own process; it draws from its tables alone.
 """
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_text
+from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_left, write_text
 from ddp_helpers.draw.style import BLUE, GREEN, INK, LEFT, PURPLE, SKY, SMALL
 
 _CHOICES = [  # a question, the method if the answer is yes, its price, its colour
@@ -58,9 +58,9 @@ def choose() -> Picture:
             arrow(ax, (1.4, y + 0.66), (1.4, y + 1))
             write_text(ax, 1.5, y + 0.83, "no", ha="left", **SMALL)
         lines.append(f"{question} {method}".replace("\n", " "))
-    write_text(ax, LEFT, 4.62, "Beside that", ha="left", weight="bold")
+    write_left(ax, 4.62, "Beside that", weight="bold")
     for row, (condition, cure) in enumerate(_CURES.items()):
-        write_text(ax, LEFT, 4.96 + 0.34 * row, condition, ha="left", size=11)
+        write_left(ax, 4.96 + 0.34 * row, condition, size=11)
         write_text(ax, 3.85, 4.96 + 0.34 * row, cure, ha="left", weight="bold", size=11)
         lines.append(f"{condition} {cure}")
     return described(ax.figure, ". ".join(lines) + ".")

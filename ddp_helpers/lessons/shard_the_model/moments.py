@@ -14,6 +14,7 @@ from ddp_helpers.draw.drawing import (
     canvas,
     described,
     equal_parts,
+    write_left,
     write_text,
 )
 from ddp_helpers.draw.style import GREY, INK, LEFT, RIGHT, SMALL, rank_colour
@@ -88,7 +89,7 @@ def _draw_moment(number: int, now: _Moment) -> Picture:
     """Draw what each of two ranks holds of two layers at a moment of the step."""
     ax = canvas(3.9, now.title)
     sent = f"sent now: {now.message}" if now.message else "sent now: nothing"
-    write_text(ax, LEFT, 0.66, f"moment {number} of {len(_MOMENTS)};  {sent}", ha="left")
+    write_left(ax, 0.66, f"moment {number} of {len(_MOMENTS)};  {sent}")
     for rank, (left, width) in enumerate(equal_parts(LEFT, RIGHT, _RANKS, gap=0.3)):
         box(ax, (left, 0.98), (width, 2.8), fill=0.06)
         write_text(ax, left + 0.5, 1.24, f"rank {rank}", weight="bold")

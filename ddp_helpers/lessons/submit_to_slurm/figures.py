@@ -3,7 +3,16 @@
 The notebook draws them; they need no ranks.
 """
 
-from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, equal_parts, write_text
+from ddp_helpers.draw.drawing import (
+    Picture,
+    arrow,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_left,
+    write_text,
+)
 from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, rank_colour
 
 _STOPS = [  # a box: its left edge, what stands above it, its name, its contents; the way from it
@@ -52,7 +61,7 @@ def backfill(long: int = 10, short: int = 1) -> Picture:
     ax = canvas(3.1, f"C came last, but its {short} min fit into the {long} before B can start")
     minute = 4.125 / long  # inches
     for node, top in enumerate((0.6, 1.45), start=1):
-        write_text(ax, LEFT, top + 0.35, f"node {node}", ha="left", weight="bold")
+        write_left(ax, top + 0.35, f"node {node}", weight="bold")
         box(ax, (5.275, top), (4.125, 0.7), "B", BLUE)
     box(ax, (1.15, 0.6), (4.125, 0.7), "A runs", ORANGE)
     box(ax, (1.15, 1.45), (short * minute, 0.7), "C", GREEN)
@@ -63,7 +72,7 @@ def backfill(long: int = 10, short: int = 1) -> Picture:
         ax.plot([x, x], [2.35, 2.43], color=INK, linewidth=1.2)
         write_text(ax, x, 2.6, f"{time} min", ha=side, **SMALL)
     source = "drawn from the times that the three jobs ask for; submitted in the order A, B, C"
-    write_text(ax, LEFT, 2.93, source, ha="left", color=GREY, **SMALL)
+    write_left(ax, 2.93, source, color=GREY, **SMALL)
     plan = f"A runs on node 1 for {long} min, B needs both from {long} to {2 * long} min"
     alt = f"Two nodes over time: {plan}; C runs on node 2 for {short} min, before B."
     return described(ax.figure, alt)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_text
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_left, write_text
 from ddp_helpers.draw.labels import captioned, stacked_bars
-from ddp_helpers.draw.style import BLUE, GREY, LEFT, ORANGE, rank_colour
+from ddp_helpers.draw.style import BLUE, GREY, ORANGE, rank_colour
 from ddp_helpers.records.scaling import counted, data_and_machine
 
 # ---- strong and weak, as bricks
@@ -33,7 +33,7 @@ def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
     top = 1.0
     for size, height in zip(sizes, heights, strict=True):
         middle = top + height / 2
-        write_text(ax, LEFT, middle, counted(size, "rank"), ha="left")
+        write_left(ax, middle, counted(size, "rank"))
         for left, columns, brick in ((1.2, steps, 0.3 / size), (5.5, math.ceil(steps / size), 0.3)):
             for step, rank in itertools.product(range(columns), range(size)):
                 corner = left + step * 3.65 / steps, middle + (rank - size / 2) * brick

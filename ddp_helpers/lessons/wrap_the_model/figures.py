@@ -10,9 +10,17 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, equal_parts, write_text
+from ddp_helpers.draw.drawing import (
+    Picture,
+    box,
+    canvas,
+    described,
+    equal_parts,
+    write_left,
+    write_text,
+)
 from ddp_helpers.draw.labels import captioned
-from ddp_helpers.draw.style import GREY, INK, LEFT, RIGHT, SMALL, WIDTH, Look, rank_colour
+from ddp_helpers.draw.style import GREY, INK, RIGHT, SMALL, WIDTH, Look, rank_colour
 
 Note = tuple[str, list[int], float]  # an event, the layers that it was about, and when, in ms
 
@@ -105,7 +113,7 @@ def bucket_step(ms: int) -> Picture:
     title = f"{ms} ms: {_MOMENTS[ms]}"
     ax = canvas(3.75, title)
     for text, y in {"backward": 0.83, "gradients": 1.98, "network": 3.08}.items():
-        write_text(ax, LEFT, y, text, ha="left")
+        write_left(ax, y, text)
     columns = equal_parts(1.3, RIGHT, 6)
     ready = min(ms // 2, 6)  # gradients: backward goes from layer 6 to layer 1
     for place, (left, width) in enumerate(columns):
@@ -129,5 +137,5 @@ def bucket_step(ms: int) -> Picture:
     for place, (left, width) in enumerate(columns[:ready]):
         text = f"gradient {6 - place}"
         box(ax, (left + 0.06, 1.9), (width - 0.12, 0.5), text, rank_colour(0), **SMALL)
-    write_text(ax, LEFT, 3.58, _NOTE, ha="left", color=GREY, **SMALL)
+    write_left(ax, 3.58, _NOTE, color=GREY, **SMALL)
     return described(ax.figure, f"{title}. {_NOTE}")
