@@ -1,7 +1,4 @@
-"""Draw loss, accuracy and any other metric by epoch, a panel each, for all sizes of runs.
-
-Notebook 09, job.ipynb and the command `curve` call it, in one process, on a table of `runs.table`.
-"""
+"""Draw loss, accuracy and any other metric by epoch, a panel each, from a table of `runs.table`."""
 
 from collections.abc import Hashable
 from itertools import product
@@ -58,7 +55,6 @@ def curves(table: pd.DataFrame) -> Picture:
     for (row, metric), (column, scaling) in product(enumerate(names), enumerate(scalings)):
         ax, runs = axes[row, column], epochs[epochs["scaling"] == scaling]
         labels.append((ax, _draw_panel(ax, runs.dropna(subset=[metric]), metric, by_key, unit)))
-        ax.margins(y=0.15)  # so that no label at the right stands below the axis
         if not column:
             ax.set_ylabel(_name_of(metric))
         if not row and len(scalings) > 1:
@@ -66,16 +62,21 @@ def curves(table: pd.DataFrame) -> Picture:
         if metric == names[-1]:
             ax.set_xlabel("epoch")
     for ax, ends in labels:  # now that all panels have their limits
-        if ends:
-            at_the_right(ax, ends)
-        else:
-            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        _write_labels(ax, ends)
     done = finished(epochs)
     title = _title(epochs if done.empty else done, names)
     lines = "thin: each run, thick: their median" if epochs["number"].nunique() > 1 else ""
     panels = f"{', '.join(map(_name_of, names))} by epoch"
     return captioned(figure, title, data_and_machine(epochs), lines, not_done(table), alt=panels)
+
+
+def _write_labels(ax: Axes, ends: list[Label]) -> None:
+    """Name the lines of a panel at their right ends, or say that there are none."""
+    if ends:
+        at_the_right(ax, ends)
+    else:
+        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=GREY)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _name_of(metric: str) -> str:
@@ -108,6 +109,7 @@ def _draw_panel(
         if state != "done":
             text += f", {state}"
         labels.append((median.index[-1], median.iloc[-1], text, colour))
+    ax.margins(y=0.15)  # so that no label at the right stands below the axis
     return labels
 
 
