@@ -1,6 +1,6 @@
 """Give a figure its alt text, and draw diagrams from boxes, arrows and texts.
 
-Lessons call it for their figures, in a notebook's process. Diagrams are in inches, y downwards.
+Diagrams are in inches, y downwards.
 """
 
 import base64

@@ -1,7 +1,4 @@
-"""What figures of measurements share: titles, captions, colours, labels that do not overlap.
-
-Lessons and `curves` call it for a figure of matplotlib's, in a notebook's process.
-"""
+"""What figures of measurements share: titles, captions, colours, labels that do not overlap."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -44,7 +41,7 @@ def at_the_right(ax: Axes, labels: Sequence[Label]) -> None:
             textcoords="axes fraction",
             annotation_clip=False,
             va="center",
-            color=darkened(colour),
+            color=_darkened(colour),
             arrowprops={"arrowstyle": "-", "linestyle": ":", "relpos": (0, 0.5), "shrinkB": 0},
         )
 
@@ -65,7 +62,7 @@ def stacked_bars(
     return ax.figure, ax, ax.containers
 
 
-def darkened(colour: str) -> tuple[float, ...]:
+def _darkened(colour: str) -> tuple[float, ...]:
     """Return the hue of a line, dark enough for text on white."""
     return tuple(0.58 * part for part in to_rgb(colour))
 

@@ -1,6 +1,6 @@
 """Show source where it is talked about: helpers, scripts, and what differs between two scripts.
 
-Notebooks call it, in their own process; it needs the files that it shows.
+It needs the files that it shows.
 """
 
 import difflib

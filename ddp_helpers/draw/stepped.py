@@ -1,6 +1,6 @@
 """Show a row of figures as one picture with a slider, a step in time a figure.
 
-Lessons call it, in a notebook's process. Where no script runs, the first figure stands there.
+Where no script runs, the first figure stands there.
 """
 
 from collections.abc import Sequence

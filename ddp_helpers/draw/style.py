@@ -1,6 +1,6 @@
 """The one look of the course's figures: colours, sizes, signs.
 
-Whatever draws imports it; importing it sets matplotlib's defaults in this process.
+Importing it sets matplotlib's defaults in this process.
 """
 
 from typing import Any

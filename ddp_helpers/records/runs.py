@@ -43,13 +43,7 @@ _IDLE_SETTINGS = {
 _NUMBERS = {
     "spec.json": ("batch_size", "batch_size_per_rank"),
     "env.json": ("world_size", "global_batch_size", "train_set", "cpus"),
-    "job.json": (
-        "seconds",
-        "batch_size_per_rank",
-        "nodes",
-        "tasks_per_node",
-        "cpus_per_task",
-    ),
+    "job.json": ("seconds", "batch_size_per_rank", "nodes", "tasks_per_node", "cpus_per_task"),
     "metrics.jsonl": (
         "images_per_second",
         "seconds",

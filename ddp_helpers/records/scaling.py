@@ -1,7 +1,7 @@
 """Compute from a table of runs where their time goes, and what they cost; name what they ran on.
 
-Notebooks 08, 09 and 12, their figures and `draw` call it, in one process, on what `runs.table`
-returns; `per_run` makes one row of each run, and `advice` says how many ranks to ask for.
+The table is what `runs.table` returns; `per_run` makes one row of each run, and `advice` says how
+many ranks to ask for.
 """
 
 import numpy as np
@@ -132,7 +132,7 @@ def _states(runs: pd.DataFrame) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
+def _time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
     """Return the seconds until one run first reached a test accuracy; None if it never did.
 
     table: the rows of that run alone. target: 0 to 1. Counts training and test, and no start-up.
@@ -162,7 +162,7 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     sums = steady[["seconds", "data_seconds"]].sum(min_count=1)
     rows["data"] = sums["data_seconds"] / sums["seconds"]
     rows["accuracy"] = runs["test_accuracy"].max()
-    times = {number: time_to_accuracy(run, target) for number, run in runs}
+    times = {number: _time_to_accuracy(run, target) for number, run in runs}
     rows["to_target"] = pd.Series(times, dtype=float)
     epoch_seconds = epochs["seconds"] + epochs["test_seconds"].fillna(0)
     run_seconds = epoch_seconds.groupby(epochs["number"]).sum()

@@ -173,7 +173,7 @@ def test_shares_time_to_accuracy_and_cost(tmp_path):
     assert a["to_target"] == pytest.approx(20 + 1 + 10 + 1)  # the first epoch took twice as long
     assert a["device_hours"] == pytest.approx(2 * (20 + 10 + 2) / 3600)
     assert (b["device_hours"], b["cpus_per_task"]) == (pytest.approx(4 * 900 / 3600), 5)
-    assert scaling.time_to_accuracy(table[table["run"] == "a"], 0.98) is None
+    assert scaling.per_run(table, target=0.98)["to_target"].isna().tolist() == [True] * 3
     assert c["images_per_second"] == 500, "one epoch is better than none"
 
 
