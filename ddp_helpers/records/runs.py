@@ -181,7 +181,7 @@ def read_run(folder: str | Path) -> RunRecord:
     """Read the record in a run folder.
 
     A missing file or a half-written line is named in `problems`, never invented. With a text where
-    a number must be, the whole run is left out: its record is empty but for the line that says so.
+    a number must be, the whole run is left out: its state is "damaged", and nothing else is known.
     """
     run = RunRecord(Path(folder))
     run.spec = _read_object(run, "spec.json")
@@ -197,8 +197,9 @@ def read_run(folder: str | Path) -> RunRecord:
             run.problems.append(f"metrics.jsonl line {number}: half-written, left out")
         else:
             run.epochs.append(epoch)
-    wrong = _no_number(run)
-    return RunRecord(run.folder, problems=[*run.problems, wrong]) if wrong else run
+    if wrong := _no_number(run):
+        return RunRecord(run.folder, status={"state": "damaged"}, problems=[*run.problems, wrong])
+    return run
 
 
 def parse_object(content: str) -> dict[str, Any]:

@@ -26,14 +26,8 @@ _SETTING = [
     "seed",
     "job_seconds",
 ]
-_MEASURED = [
-    "images_per_second",
-    "seconds",
-    "data_seconds",
-    "test_seconds",
-    "test_loss",
-    "test_accuracy",
-]
+_TIMES = ["images_per_second", "seconds", "data_seconds", "test_seconds"]
+_MEASURED = [*_TIMES, "test_loss", "test_accuracy"]
 # What the course's records count and time; any other number of an epoch is a metric.
 _NO_METRICS = {
     "state",
@@ -42,10 +36,7 @@ _NO_METRICS = {
     "test_samples",
     "exposed_seconds",
     "epoch",
-    "images_per_second",
-    "seconds",
-    "data_seconds",
-    "test_seconds",
+    *_TIMES,
     *_SETTING,
 }
 # How a caption calls the states in which a run is left out, if not by their names.

@@ -137,7 +137,7 @@ def test_a_run_with_a_text_where_a_number_must_be_is_left_out_and_named(file, tm
     table = runs.table(tmp_path)
     assert capsys.readouterr().err == f"b: {file}: {named}, no number: the run is left out\n"
     assert scaling.per_run(table)["run"].tolist() == ["a"]
-    assert scaling.left_out(table) == "1 run left out: 1 of unknown end"
+    assert scaling.left_out(table) == "1 run left out: 1 damaged"
 
 
 def test_a_script_of_ones_own_may_say_other_things_in_its_own_way(tmp_path, capsys):
