@@ -254,30 +254,30 @@ def _add_job(subparsers: Commands) -> None:
         commands.make_job,
         "make a job of a script, the course's or your own, and show its file;"
         " what stands behind -- is the script's",
-        "job local train.py --nodes 2 --gpus 0 --ranks 2 --run first -- --epochs 2",
+        "job local train.py --gpus-per-node 0 --ranks-per-node 2 --run first -- --epochs 2",
         "0: the job is made, and submitted where that was asked for; 1: it is made, and the Slurm"
         " of this machine would not take it",
     )
-    command.add_argument("name", nargs="?", help=_SITE)  # none with --again
+    command.add_argument("site", nargs="?", help=_SITE)  # none with --again
     command.add_argument("--nodes", type=int, default=1)
-    gpus = "on each node, and one rank for each; else 1, or 0 at a site that has none"
-    command.add_argument("--gpus", type=int, help=gpus)
-    ranks = "on each node, with --gpus 0: they use CPUs"
-    command.add_argument("--ranks", type=int, help=ranks)
+    gpus = "one rank for each; else 1, or 0 at a site that has none"
+    command.add_argument("--gpus-per-node", "--gpus", type=int, help=gpus)
+    ranks = "where no GPU is asked for: they use CPUs"
+    command.add_argument("--ranks-per-node", "--ranks", type=int, help=ranks)
     script = "one of the course's scripts, or a file; then -- and what it is given"
     command.add_argument("script", type=Path, nargs="?", help=script)
-    cpus = "for each rank; else the site's cpus_per_rank"
-    command.add_argument("--cpus", type=int, help=cpus)
+    command.add_argument("--cpus-per-rank", "--cpus", type=int, help="else the site's")
     time = "after which Slurm ends the job; else the site's time"
     command.add_argument("--time", help=time)
     launcher = "srun: a task for each rank; torchrun: one on each node, as for a script that reads"
-    launcher += " only torchrun's RANK; else what the script's text asks for"
+    launcher += " only torchrun's RANK; else what the texts of the script and its modules name"
     command.add_argument("--launcher", default="", choices=("srun", "torchrun"), help=launcher)
     sbatch = "more options of sbatch, as in --sbatch='--account=physics --mem=64G'"
     command.add_argument("--sbatch", default="", metavar="OPTIONS", help=sbatch)
     array = "values of {array} among the script's words: a task of the job for each"
     command.add_argument("--array", nargs="+", default=(), help=array)
-    requeue = "the script can go on where it stopped; docs/own.md: how it is warned"
+    requeue = "the script can go on where it stopped; it is warned before its end if its text, or"
+    requeue += " that of a module beside it, names SIGUSR2: docs/own.md"
     command.add_argument("--requeue", action="store_true", help=requeue)
     run_name = "the name of the run folder; else it is made from the script's name and the ranks"
     command.add_argument("--run", default="", help=run_name)
@@ -338,13 +338,13 @@ def _add_ready(subparsers: Commands) -> None:
         "ready",
         commands.run_doctor_job,
         "find out whether a cluster is ready for jobs: run the doctor as a job there, on two nodes",
-        "ready della --gpus 4",
+        "ready della --gpus-per-node 4",
         "0: each of the doctor's rows is green; 1: one is not",
     )
-    command.add_argument("name", metavar="SITE", help=_SITE)
+    command.add_argument("site", help=_SITE)
     command.add_argument("--nodes", type=int, default=2)
-    gpus = "on each node, and one rank for each"
-    command.add_argument("--gpus", type=int, default=2, help=gpus)
+    gpus = "one rank for each"
+    command.add_argument("--gpus-per-node", "--gpus", type=int, default=2, help=gpus)
 
 
 def _add_collect(subparsers: Commands) -> None:

@@ -13,6 +13,7 @@ import platform
 import sys
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ddp_helpers.rank.files import write_whole
 from ddp_tools import PlainError
 
 if TYPE_CHECKING:
-    from ddp_helpers.jobs import Site
+    from ddp_helpers.jobs.site import Site
 
 
 def stage_data(args: Namespace) -> int:
@@ -45,43 +46,31 @@ def write_script(args: Namespace) -> int:
 
 def make_job(args: Namespace) -> int:
     """Make a job of a script, print its file, and submit it if that is asked for."""
-    from ddp_helpers import jobs
+    from ddp_helpers.jobs import run, script_jobs
+    from ddp_helpers.jobs.job import Job, JobError
+    from ddp_helpers.jobs.site import Site
 
     if args.again:
-        if args.name or args.arguments:
-            raise jobs.JobError("--again FOLDER takes nothing else: the job stands in the folder")
-        jobs.resubmit(args.again)
+        if args.site or args.arguments:
+            raise JobError("--again FOLDER takes nothing else: the job stands in the folder")
+        run.resubmit(args.again)
         return 0
-    if not (args.name and args.script):
-        raise jobs.JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
-    site = jobs.Site.load(args.name)
-    gpus, ranks = _gpus_and_ranks(args, site)
-    usual_name = f"{args.script.stem}-{args.nodes}x{ranks}"
-    folder = jobs.run_folder(_root_of_runs(args), args.run, usual_name)
-    jobs.prepare(
-        args.script,
-        args.arguments,
-        site,
-        folder,
-        nodes=args.nodes,
-        tasks_per_node=ranks,
-        gpus_per_node=gpus,
-        cpus_per_task=args.cpus,
-        time=args.time,
-        launcher=args.launcher,
-        array=args.array,
-        sbatch=args.sbatch,
-        requeue=args.requeue,
-        show=True,
-    )
-    if jobs.keeps_no_record(args.script, args.arguments):
+    if not (args.site and args.script):
+        raise JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
+    site = Site.load(args.site)
+    args.gpus_per_node, args.ranks_per_node = _gpus_and_ranks(args, site)
+    usual_name = f"{args.script.stem}-{args.nodes}x{args.ranks_per_node}"
+    folder = script_jobs.run_folder(_root_of_runs(args), args.run, usual_name)
+    asked: dict[str, Any] = {each.name: getattr(args, each.name, None) for each in fields(Job)}
+    script_jobs.prepare(args.script, args.arguments, site, folder, show=True, **asked)
+    if script_jobs.keeps_no_record(args.script, args.arguments):
         cure = "give --run-dir '{run_dir}' behind --"
         print(f"# the run leaves no record, and collect finds none: {cure}", file=sys.stderr)
     batch = folder / "job.sbatch"
     if not args.submit:
         print(f"# it is not submitted. Read it, then: sbatch '{batch}'", file=sys.stderr)
         return int(not _would_be_taken(batch))
-    if jobs.submit(folder):
+    if run.submit(folder):
         record = f"the records of its tasks: {folder}-0 and on" if args.array else "its record too"
         print(f"# its script and its log: {folder}; {record}", file=sys.stderr)
         collect = f"ddp-course collect '{folder}'"
@@ -96,9 +85,10 @@ def _root_of_runs(args: Namespace) -> Path:
 
 def _would_be_taken(batch: Path) -> bool:
     """Print what Slurm says of a job file that is not submitted; False where it refuses it."""
-    from ddp_helpers.jobs import JobError, available, queue
+    from ddp_helpers.jobs import queue
+    from ddp_helpers.jobs.job import JobError
 
-    if not available():
+    if not queue.available():
         print("# no Slurm answers here, so nobody has looked at what it asks for", file=sys.stderr)
         return True
     try:
@@ -111,25 +101,24 @@ def _would_be_taken(batch: Path) -> bool:
 
 
 def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:
-    """Return how many GPUs and ranks a node has. Raises JobError where they do not fit together."""
-    from ddp_helpers.jobs import JobError
+    """Return how many GPUs and ranks a node has. Raises JobError where that is not clear."""
+    from ddp_helpers.jobs.job import JobError
 
-    gpus = int(bool(site.gpus)) if args.gpus is None else args.gpus
-    ranks = (gpus or 1) if args.ranks is None else args.ranks
+    gpus = int(bool(site.gpus)) if args.gpus_per_node is None else args.gpus_per_node
+    ranks = (gpus or 1) if args.ranks_per_node is None else args.ranks_per_node
     if gpus and not site.gpus:
-        cure = f"give --gpus 0 --ranks {ranks}"
-        raise JobError(f"--gpus {gpus}: site {site.name} has no GPUs: {cure}")
-    if gpus not in (0, ranks) or (args.gpus == 0 and args.ranks is None):
-        rule = "a rank has a GPU of its own, or all use CPUs"
-        raise JobError(f"--gpus {gpus}: {rule}: --gpus 0 --ranks {ranks}")
+        cure = f"give --gpus-per-node 0 --ranks-per-node {ranks}"
+        raise JobError(f"gpus_per_node={gpus}: site {site.name} has no GPUs: {cure}")
+    if args.gpus_per_node == 0 and args.ranks_per_node is None:
+        raise JobError("gpus_per_node=0: the ranks use CPUs: give --ranks-per-node, too")
     return gpus, ranks
 
 
 def collect_jobs(args: Namespace) -> int:
     """Note in the records of these run folders how Slurm saw their jobs end; list the runs."""
-    from ddp_helpers import jobs
+    from ddp_helpers.jobs.monitor import collect
 
-    runs = [run for folder in args.folder for run in jobs.collect(folder)]
+    runs = [run for folder in args.folder for run in collect(folder)]
     for run in runs:
         print(f"{run.folder}: {run.state}, {len(run.epochs)} epochs")
     return 0
@@ -160,12 +149,12 @@ def draw_curves(args: Namespace) -> int:
 
 def run_doctor_job(args: Namespace) -> int:
     """Run the doctor as a job at a site; the status is 1 unless each of its rows is green."""
-    from ddp_helpers import jobs
+    from ddp_helpers.jobs.script_jobs import ready
     from ddp_helpers.records import runs
 
     folder = runs.new_run_folder(_root_of_runs(args), "ready")
     data = ROOT / "data" if args.course else None
-    return int(not jobs.ready(args.name, folder, data, args.nodes, args.gpus))
+    return int(not ready(args.site, folder, data, args.nodes, args.gpus_per_node))
 
 
 def run_doctor(args: Namespace) -> int:

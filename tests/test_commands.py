@@ -19,6 +19,7 @@ from refusals import ended, one_line, refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.cli import main
+from ddp_helpers.jobs import queue, script_jobs
 
 ALL = ("--data", "DATA", "--run-dir", "{run_dir}")  # what a training script needs
 
@@ -46,9 +47,9 @@ JOB = {
     "less than none": (["MINE", "--nodes", "-1"], ["nodes=-1", "1 to 99999"]),
     "too many nodes": (["MINE", "--nodes", "99999999999999999999"], ["nodes=99999999999999999999", "1 to 99999"]),
     "no number of nodes": (["MINE", "--nodes", "two"], ["--nodes", "'two'"]),
-    "no GPU": (["MINE", "--gpus", "0"], ["--gpus"]),
-    "less than no GPU": (["MINE", "--gpus", "-1"], ["--gpus"]),
-    "no CPU": (["MINE", "--cpus", "0"], ["cpus_per_task=0", "--cpus"]),
+    "no GPU": (["MINE", "--gpus", "0"], ["gpus_per_node=0", "--ranks-per-node"]),
+    "less than no GPU": (["MINE", "--gpus", "-1"], ["gpus_per_node=-1", "0 to 99999"]),
+    "no CPU": (["MINE", "--cpus", "0"], ["cpus_per_rank=0", "1 to 99999"]),
     "no time": (["MINE", "--time", "1h"], ["'1h'", "HH:MM:SS"]),
     "four parts of time": (["MINE", "--time", "1:2:3:4"], ["'1:2:3:4'", "HH:MM:SS"]),
     "time that is none": (["MINE", "--time", "00:00:00"], ["'00:00:00'", "more than 0"]),
@@ -116,8 +117,8 @@ NOTEBOOK = {
     "no such site": ({"site": "nowhere"}, ["'nowhere'", "local"]),
     "no node": ({"nodes": 0}, ["nodes=0", "1 to 99999"]),
     "nodes as text": ({"nodes": "2"}, ["nodes='2'", "1 to 99999"]),
-    "no GPU": ({"gpus_per_node": 0}, ["gpus_per_node"]),
-    "less than no CPU": ({"cpus_per_task": -1}, ["cpus_per_task=-1", "1 to 99999"]),
+    "no GPU": ({"gpus_per_node": 0}, ["ranks_per_node=0", "1 to 99999"]),
+    "less than no CPU": ({"cpus_per_rank": -1}, ["cpus_per_rank=-1", "1 to 99999"]),
     "no such launcher": ({"launcher": "mpirun"}, ["'mpirun'", "torchrun"]),
     "no time": ({"time": "1h"}, ["'1h'", "HH:MM:SS"]),
     "a single text": ({"arguments": "--lr 1"}, ["'--lr 1'", "list of words"]),
@@ -169,10 +170,11 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     with (tmp_path / "half" / "MNIST" / "raw" / "t10k-images-idx3-ubyte").open("r+b") as file:
         file.truncate(1000)
     monkeypatch.chdir(tmp_path)
-    for place in ("jobs", "jobs.script_jobs"):  # whatever Slurm this machine has, it is not asked
-        monkeypatch.setattr(f"ddp_helpers.{place}.available", lambda: False)
+    for module in (queue, script_jobs):  # whatever Slurm this machine has, it is not asked
+        monkeypatch.setattr(module, "available", lambda: False)
     run_folder = jobs.run_folder
-    monkeypatch.setattr(jobs, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
+    for module in (jobs, script_jobs):
+        monkeypatch.setattr(module, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
     named = {"MINE": "mine.py", "BAD": "bad.py", "DEEP": "deep.py", "SPACED": "my script.py", "BINARY": "binary.py"}
     named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "HALF": "half", "FILE": "file"}
     named |= {name.upper(): f"{name}.toml" for name in sites}

@@ -11,7 +11,7 @@ from real import LIMIT, python
 from refusals import refused
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.sweep import execute
 from ddp_helpers.launch import launch
 from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs

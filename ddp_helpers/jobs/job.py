@@ -21,11 +21,6 @@ _VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _SECONDS, _MINUTES, _HOURS, _DAYS = 1, 60, 3600, 86400
 _LARGEST_COUNT = 99_999
-# By which flag, or parameter of job.ipynb, a person gives a field that has another name here.
-_FLAGS = {
-    "tasks_per_node": ", with --gpus or, in job.ipynb, gpus_per_node",
-    "cpus_per_task": ", with --cpus",
-}
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
 FOLDER = re.compile("[^:\x00-\x1f\x7f\ud800-\udfff]*")  # that PYTHONPATH, and a job file, can name
 
@@ -47,9 +42,9 @@ class Job:
     name: str
     program: Sequence[str]
     nodes: int = 1
-    tasks_per_node: int = 1
-    gpus_per_node: int = 0  # as many as tasks, or none: then the ranks use CPUs
-    cpus_per_task: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0  # as many as ranks, or none: then the ranks use CPUs
+    cpus_per_rank: int = 1
     time: str = "00:10:00"
     # Who starts the ranks: a srun task each, or torchrun on each node.
     launcher: Literal["srun", "torchrun"] = "srun"
@@ -67,7 +62,7 @@ class Job:
     @property
     def ranks(self) -> int:
         """The world size."""
-        return self.nodes * self.tasks_per_node
+        return self.nodes * self.ranks_per_node
 
     def filled_in(self, run_dir: Path, value: str) -> list[str]:
         """Return the program with a folder for {run_dir}, and a value for {array}."""
@@ -91,15 +86,15 @@ class Job:
         check_text("imports_from", self.imports_from, FOLDER, allowed)
 
     def _check_shape(self) -> None:
-        """Raise JobError unless nodes, tasks, CPUs and GPUs are counts that fit together."""
+        """Raise JobError unless nodes, ranks, CPUs and GPUs are counts that fit together."""
         _check_count("nodes", self.nodes, least=1)
-        _check_count("tasks_per_node", self.tasks_per_node, least=1)
-        _check_count("cpus_per_task", self.cpus_per_task, least=1)
         _check_count("gpus_per_node", self.gpus_per_node, least=0)
-        if self.gpus_per_node not in (0, self.tasks_per_node):
-            counts = f"tasks_per_node={self.tasks_per_node} but gpus_per_node={self.gpus_per_node}"
+        _check_count("ranks_per_node", self.ranks_per_node, least=1)
+        _check_count("cpus_per_rank", self.cpus_per_rank, least=1)
+        if self.gpus_per_node not in (0, self.ranks_per_node):
+            counts = f"ranks_per_node={self.ranks_per_node} but gpus_per_node={self.gpus_per_node}"
             cure = "make them equal (or gpus_per_node=0 to train on CPUs)"
-            raise JobError(f"{counts}: DDP runs one task for each GPU, so {cure}")
+            raise JobError(f"{counts}: DDP runs one rank for each GPU, so {cure}")
 
     def _check_time(self) -> None:
         """Raise JobError unless the time is a limit of Slurm's, and leaves time for the warning."""
@@ -135,7 +130,7 @@ def check_text(field: str, value: object, pattern: re.Pattern[str], allowed: str
 def _check_count(field: str, value: object, least: int) -> None:
     """Raise JobError unless the value is a whole number in the range that a cluster can have."""
     if type(value) is not int or not least <= value <= _LARGEST_COUNT:
-        allowed = f"a whole number, {least} to {_LARGEST_COUNT}{_FLAGS.get(field, '')}"
+        allowed = f"a whole number, {least} to {_LARGEST_COUNT}"
         raise JobError(f"{field}={value!r} cannot be used: give {allowed}")
 
 

@@ -74,7 +74,7 @@ def _ran_well(job: Job, folder: Path, target: Path, value: str) -> bool:
             if program[0] == "-m":
                 ran = launch.run(*program, timeout=seconds(job.time), launcher="python")
             else:
-                ranks = [job.tasks_per_node] * job.nodes
+                ranks = [job.ranks_per_node] * job.nodes
                 ran = launch.run(*program, timeout=seconds(job.time), ranks=ranks, env=env)
     except launch.LaunchError as error:
         print(error)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.jobs.monitor import watch
@@ -52,29 +52,20 @@ def prepare(
     site: Site,
     folder: Path,
     *,
-    nodes: int = 1,
-    tasks_per_node: int = 1,
-    gpus_per_node: int = 0,
-    cpus_per_task: int | None = None,
-    time: str | None = None,
-    launcher: Literal["srun", "torchrun", ""] = "",
-    array: Sequence[str] = (),
-    sbatch: str = "",
-    requeue: bool = False,
-    grace: int = 120,
     batch_size_per_rank: int = 0,
     show: bool = False,
+    **fields: Any,
 ) -> Job:
     """Write a job's file, and the script that it starts, into a new run folder; return the job.
 
     script: one of the course's by its name, or the path of a file, of which a copy runs; what it
     imports from beside it is not copied, but found where it lies. arguments: what the script is
-    given; they may hold {run_dir} and {array}. cpus_per_task, time: the site's usual ones where
-    they are None. launcher: "" for torchrun where the script knows no other, as its text and those
-    of its modules tell, else srun. sbatch: more options, as a shell reads them.
-    batch_size_per_rank: for the record, where the arguments hold the batch of all ranks because
-    each was to have so many samples: such runs show weak scaling. show: print the job's file; what
-    a person should know of it comes after it, on stderr. The rest is as in `Job`.
+    given; they may hold {run_dir} and {array}. batch_size_per_rank: for the record, where the
+    arguments hold the batch of all ranks because each was to have so many samples: such runs show
+    weak scaling. show: print the job's file; what a person should know of it comes after it, on
+    stderr. fields: more of a `Job`; None or "" is as if it were not given. Then cpus_per_rank and
+    time are the site's, and the launcher is torchrun where the script knows no other, as its text
+    and those of its modules tell, else srun. sbatch is one text, as a shell reads it.
 
     Raises JobError, with nothing written, where the job would fail. Nothing stays either where
     this process submits the job, and Slurm refuses it.
@@ -84,31 +75,22 @@ def prepare(
     file_name = Path(str(script)).name.removesuffix(".py") + ".py"
     allowed = "a file name of letters, digits, dot, dash and underscore"
     check_text("script", file_name, NAME, allowed)
+    given = {name: value for name, value in fields.items() if value not in (None, "")}
+    usual: dict[str, Any] = {"cpus_per_rank": site.cpus_per_rank, "time": site.time}
     try:
-        options = shlex.split(sbatch)
+        usual["sbatch"] = shlex.split(given.pop("sbatch", ""))
     except ValueError as error:
-        raise JobError(f"sbatch={sbatch!r} cannot be split into words: {error}") from None
+        raise JobError(f"sbatch={fields['sbatch']!r} cannot be split into words: {error}") from None
     # The site's arguments first, since of two equal flags the last one counts. Another script than
     # the course's knows no --no-cuda.
     is_ours = str(script) in scripts.NAMES
     site_arguments = site.script_args if is_ours else ()
     project = Project(file_name, text) if is_ours else Project.around(Path(script), text)
     notices: list[str] = []
-    job = Job(
-        name=folder.name,
-        program=(file_name, *site_arguments, *arguments),
-        nodes=nodes,
-        tasks_per_node=tasks_per_node,
-        gpus_per_node=gpus_per_node,
-        cpus_per_task=site.cpus_per_rank if cpus_per_task is None else cpus_per_task,
-        time=site.time if time is None else time,
-        launcher=launcher or _launcher_of(project.whole_text, file_name, notices),
-        array=array,
-        sbatch=options,
-        requeue=requeue,
-        grace=grace,
-        imports_from=project.folder,
-    )
+    if "launcher" not in given:
+        usual["launcher"] = _launcher_of(project.whole_text, file_name, notices)
+    program = (file_name, *site_arguments, *arguments)
+    job = Job(folder.name, program, imports_from=project.folder, **usual | given)
     job = _fit_warning(job, file_name, "SIGUSR2" in project.whole_text, notices)
     notices += project.notices(site.in_container)
     batch = write_job(job, site, folder, text, batch_size_per_rank)
@@ -208,7 +190,7 @@ def ready(
         loaded,
         folder,
         nodes=nodes,
-        tasks_per_node=gpus_per_node,
+        ranks_per_node=gpus_per_node,
         gpus_per_node=gpus_per_node,
         time="00:05:00",
     )

@@ -28,7 +28,7 @@ class Site:
     name: str
     description: str = ""
     gpus: str = "--gres=gpu:{n}"  # asks sbatch for {n} GPUs on each node; "": there are none
-    cpus_per_rank: int = Job.cpus_per_task  # of a job that does not say how many
+    cpus_per_rank: int = Job.cpus_per_rank  # of a job that does not say how many
     time: str = Job.time  # of a job that does not say how long
     sbatch: tuple[str, ...] = ()  # more options of sbatch, each a line #SBATCH
     setup: tuple[str, ...] = ()  # commands of bash, before anything runs

@@ -39,11 +39,13 @@ _IDLE_SETTINGS = {
     "checkpoint_every",
     "vote_every",
 }
+# What records of before December 2026 call two fields of a job.
+_OLD_NAMES = {"tasks_per_node": "ranks_per_node", "cpus_per_task": "cpus_per_rank"}
 # What a table counts, times or draws: a number, or not there. Anything else has any type.
 _NUMBERS = {
     "spec.json": ("batch_size", "batch_size_per_rank"),
     "env.json": ("world_size", "global_batch_size", "train_set", "cpus"),
-    "job.json": ("seconds", "batch_size_per_rank", "nodes", "tasks_per_node", "cpus_per_task"),
+    "job.json": ("seconds", "batch_size_per_rank", "nodes", "ranks_per_node", "cpus_per_rank"),
     "metrics.jsonl": (
         "images_per_second",
         "seconds",
@@ -116,7 +118,7 @@ class RunRecord:
             "launcher": env.get("launcher", launcher),
             "world_size": self.ranks,
             "nodes": self.nodes,
-            "cpus_per_task": self._job_fields.get("cpus_per_task", env.get("cpus")),
+            "cpus_per_rank": self._job_fields.get("cpus_per_rank", env.get("cpus")),
             **self._batch(),
             "seed": self.spec.get("seed"),
             "job_seconds": self.job.get("seconds"),
@@ -162,8 +164,8 @@ class RunRecord:
         """The number of ranks: the run's own, else its job's; a script without either is one."""
         job = self._job_fields
         number = 1 if self.env else None
-        if self.env and {"nodes", "tasks_per_node"} <= job.keys():
-            number = job["nodes"] * job["tasks_per_node"]
+        if self.env and {"nodes", "ranks_per_node"} <= job.keys():
+            number = job["nodes"] * job["ranks_per_node"]
         return self.env.get("world_size", number)
 
     @property
@@ -203,13 +205,18 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def parse_object(content: str) -> dict[str, Any]:
-    """Read the JSON object in a text. Raises ValueError if it holds anything else."""
+    """Read the JSON object in a text; a job in it gets the names of today.
+
+    Raises ValueError if it holds anything else.
+    """
     try:
         value = json.loads(content)
     except RecursionError:
         raise ValueError("nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} instead of names and values")
+    if isinstance(job := value.get("job"), dict):
+        value["job"] = {_OLD_NAMES.get(name, name): content for name, content in job.items()}
     return value
 
 

@@ -18,7 +18,7 @@ _SETTING = [
     "launcher",
     "world_size",
     "nodes",
-    "cpus_per_task",
+    "cpus_per_rank",
     "batch_per_rank",
     "global_batch",
     "scaling",
@@ -160,7 +160,7 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
     held_seconds = pd.to_numeric(rows["job_seconds"]).fillna(run_seconds)
     devices = rows["world_size"]
     if unit_of_price(rows) == "CPU":
-        devices = devices * rows["cpus_per_task"].astype(float)
+        devices = devices * rows["cpus_per_rank"].astype(float)
     rows["device_hours"] = devices * held_seconds / 3600
     return rows.reset_index(drop=True)
 
@@ -206,10 +206,10 @@ def unit_of_ranks(runs: pd.DataFrame) -> str:
 def unit_of_price(runs: pd.DataFrame) -> str:
     """Name what these jobs hold and are billed for: GPU; on CPUs CPU, or rank if none is recorded.
 
-    A rank on CPUs holds all of its own, `cpus_per_task`.
+    A rank on CPUs holds all of its own, `cpus_per_rank`.
     """
     unit = unit_of_ranks(runs)
-    return "CPU" if unit == "rank" and runs["cpus_per_task"].notna().all() else unit
+    return "CPU" if unit == "rank" and runs["cpus_per_rank"].notna().all() else unit
 
 
 def data_and_machine(runs: pd.DataFrame) -> str:

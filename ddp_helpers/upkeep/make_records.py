@@ -14,8 +14,8 @@ from pathlib import Path
 from ddp_helpers import ROOT
 from ddp_helpers.data.digits import FILES
 from ddp_helpers.jobs.job import NAME
+from ddp_helpers.jobs.sweep import sweep
 from ddp_helpers.launch.screen import shorten_paths
-from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.records import runs
 
@@ -107,7 +107,7 @@ def _configuration(
     return {
         "nodes": nodes,
         "gpus_per_node": gpus,
-        "cpus_per_task": cpus,
+        "cpus_per_rank": cpus,
         "seed": seed,
         "epochs": _EPOCHS,
         "data": str(data),

@@ -37,7 +37,7 @@ class Submitted:
         text = ARMED.format(tests=str(ROOT / "tests"), root=str(ROOT), name=NAME)
         (self.run / "armed.py").write_text(text)
         flags = ("--data", str(matrix.data), "--run-dir", "{run_dir}", "--timeout", str(LIMIT), *TWO_EPOCHS)
-        shape = {"nodes": nodes, "tasks_per_node": 2 // nodes, "requeue": True} | job
+        shape = {"nodes": nodes, "ranks_per_node": 2 // nodes, "requeue": True} | job
         job = jobs.Job(name, (f"{program}.py", *flags), **shape)
         jobs.write_job(job, jobs.Site.load(site), self.run)
         self.number = jobs.submit(self.run)

@@ -71,9 +71,9 @@ def words_of(text):
 # ---- jobs
 
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", RUN_DIR)}
-SOUND = {"nodes": [1, 2], "tasks_per_node": [1, 4], "gpus_per_node": [0, 4], "time": ["5", "1-0", "00:10:00"]}
+SOUND = {"nodes": [1, 2], "ranks_per_node": [1, 4], "gpus_per_node": [0, 4], "time": ["5", "1-0", "00:10:00"]}
 SOUND |= {
-    "cpus_per_task": [1, 8],
+    "cpus_per_rank": [1, 8],
     "sbatch": [(), ("--mem=32G",)],
     "launcher": ["srun", "torchrun"],
     "array": [(), ("1", "2")],

@@ -24,8 +24,8 @@ COUNT = [True, "2", 1.5, None, 10**9]
 BAD = {  # of each field: its cure, and the values
     "name": ("letters, digits", ["a\n", "a'b", "$(touch x)", "a b", "", "-a", "ü", "x" * 65, None, ["a"]]),
     "nodes": ("whole number, 1 to 99999", COUNT),
-    "tasks_per_node": ("whole number, 1 to 99999", [0, -1, *COUNT]),
-    "cpus_per_task": ("whole number, 1 to 99999", COUNT),
+    "ranks_per_node": ("whole number, 1 to 99999", [0, -1, *COUNT]),
+    "cpus_per_rank": ("whole number, 1 to 99999", COUNT),
     "gpus_per_node": ("whole number, 0 to 99999", COUNT),
     "time": ("HH:MM:SS", ["", "10:99", "10\n", "-1", "1-", "1-25:00:60", "٣", "0-0", "infinite", "1.5", 10, None]),
     "sbatch": (
@@ -52,8 +52,8 @@ def test_a_bad_value_is_named_with_its_cure(field):
 def test_a_bad_word_of_the_program_and_more_tasks_than_gpus_are_named():
     for word in WORDS:
         refused(Job, "try", ("job.py", word), named=[repr(word), "text"])
-    refused(Job, **GOOD, tasks_per_node=4, gpus_per_node=2, named=["tasks_per_node=4", "gpus_per_node=2", "equal"])
-    assert Job(**GOOD, tasks_per_node=4, gpus_per_node=4).ranks == Job(**GOOD, tasks_per_node=4).ranks == 4
+    refused(Job, **GOOD, ranks_per_node=4, gpus_per_node=2, named=["ranks_per_node=4", "gpus_per_node=2", "equal"])
+    assert Job(**GOOD, ranks_per_node=4, gpus_per_node=4).ranks == Job(**GOOD, ranks_per_node=4).ranks == 4
 
 
 def test_a_folder_that_no_job_file_can_name_is_refused_and_not_made(tmp_path):
@@ -132,7 +132,7 @@ ODD += ["é → 中", "a|b>c<d"]
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(launcher, read, tmp_path):
-    job = Job("try", ("job.py", *ODD), nodes=2, tasks_per_node=2, cpus_per_task=3, launcher=launcher)
+    job = Job("try", ("job.py", *ODD), nodes=2, ranks_per_node=2, cpus_per_rank=3, launcher=launcher)
     words, env = read(job, tmp_path / "run")
     python = words.index(sys.executable)
     assert words[-len(ODD) - 1 :] == ["job.py", *ODD]

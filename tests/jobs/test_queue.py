@@ -100,7 +100,7 @@ LEAKS |= {"PMI_RANK": "3", "PMIX_RANK": "3", "OMPI_COMM_WORLD_RANK": "3", "SLURM
 
 
 def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_own(late, job, monkeypatch, capsys):
-    folder = job(SAYS, "$(touch canary) 'x'", folder=ODD, cpus_per_task=2)
+    folder = job(SAYS, "$(touch canary) 'x'", folder=ODD, cpus_per_rank=2)
     for name, value in LEAKS.items():
         monkeypatch.setenv(name, value)
     direct = subprocess.run(["sbatch", folder / "job.sbatch"], capture_output=True, text=True, check=False)
@@ -124,7 +124,7 @@ def test_inside_another_allocation_and_in_an_odd_folder_a_job_is_a_job_of_its_ow
 REFUSED = [
     ({"sbatch": ("--partition=nope",)}, "invalid partition specified: nope", "change `--partition`"),
     ({"sbatch": ("--constraint=a100&gpu80",)}, "Invalid feature specification", "change `--constraint`"),
-    ({"tasks_per_node": 9, "gpus_per_node": 9}, "Requested node configuration is not available", "fewer nodes, GPUs"),
+    ({"ranks_per_node": 9, "gpus_per_node": 9}, "Requested node configuration is not available", "fewer nodes, GPUs"),
     ({"nodes": 99}, "More processors requested than permitted", "fewer nodes, GPUs"),
     ({"time": "5-0"}, "Requested time limit is invalid", "less `time`"),
     ({"sbatch": ("--mem=900T",)}, "Memory specification can not be satisfied", "less"),
@@ -173,8 +173,8 @@ class Shown(io.StringIO):
 
 
 def test_a_job_is_seen_to_wait_with_its_reason_then_to_run_and_to_end(job, capsys):
-    first = job(WAITS, folder="first", nodes=2, tasks_per_node=2, gpus_per_node=2)
-    second = job(WAITS, folder="second", nodes=2, tasks_per_node=2, gpus_per_node=2)
+    first = job(WAITS, folder="first", nodes=2, ranks_per_node=2, gpus_per_node=2)
+    second = job(WAITS, folder="second", nodes=2, ranks_per_node=2, gpus_per_node=2)
     submit(first)
     number = submit(second)
     line = refused(collect, first, named=[number_of(first)])
@@ -248,8 +248,8 @@ def test_three_tasks_of_an_array_run_at_the_same_time_on_one_node_each_with_its_
 
 
 def test_an_array_that_is_cancelled_before_it_starts_is_cancelled_task_by_task(job):
-    keeps = job(WAITS, folder="keeps", nodes=2, tasks_per_node=2, gpus_per_node=2)
-    folder = job("", "{array}", array=("a", "b", "c"), tasks_per_node=1, gpus_per_node=1)
+    keeps = job(WAITS, folder="keeps", nodes=2, ranks_per_node=2, gpus_per_node=2)
+    folder = job("", "{array}", array=("a", "b", "c"), ranks_per_node=1, gpus_per_node=1)
     keeper = submit(keeps)
     until(lambda: states_of_job(keeper)[0].state == "RUNNING", "a job that has both nodes")
     number = submit(folder)

@@ -14,7 +14,7 @@ from refusals import refused
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, Site, collect, rank_lines, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
-from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.sweep import execute
 from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
 
@@ -64,7 +64,7 @@ def write_simple(folder, **shape):
 
 def test_torchrun_on_each_node_makes_one_world_of_four_ranks_in_a_folder_with_spaces(cluster, tmp_path, capsys):
     folder = tmp_path / "a run; #1"
-    write_simple(folder, nodes=2, tasks_per_node=2, gpus_per_node=2, launcher="torchrun")
+    write_simple(folder, nodes=2, ranks_per_node=2, gpus_per_node=2, launcher="torchrun")
     number = submit(folder)
     watch(folder)
     shown = capsys.readouterr().out
@@ -87,7 +87,7 @@ def no_slurm(tmp_path, monkeypatch):
 
 def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(no_slurm, tmp_path, capsys):
     folder = tmp_path / "a run"
-    write_simple(folder, tasks_per_node=2)
+    write_simple(folder, ranks_per_node=2)
     assert submit(folder) == "" and "torchrun" in capsys.readouterr().out.splitlines()[0]
     watch(folder)
     [run] = collect(folder)
@@ -98,7 +98,7 @@ def test_without_slurm_the_same_job_runs_under_torchrun_and_says_so(no_slurm, tm
 
 
 def test_without_slurm_more_ranks_than_a_machine_can_hold_are_refused(no_slurm, tmp_path):
-    write_simple(tmp_path / "run", nodes=50, tasks_per_node=99)
+    write_simple(tmp_path / "run", nodes=50, ranks_per_node=99)
     refused(submit, tmp_path / "run", named=["4950 ranks"])
 
 

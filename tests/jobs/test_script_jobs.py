@@ -15,7 +15,7 @@ from run_folders import write_run
 from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.cli import main
 from ddp_helpers.draw.curves import curves
-from ddp_helpers.jobs import ready
+from ddp_helpers.jobs.script_jobs import ready
 from ddp_helpers.rank.scripts import mnist_ddp
 from ddp_helpers.records import runs
 
@@ -82,7 +82,7 @@ def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path, mon
 SITES = {"gpus": 'cpus_per_rank = 7\ntime = "00:20:00"\n', "cpus": 'gpus = ""\n'}
 SHAPES = {
     "the site's usual ones": ("gpus", "", ["--cpus-per-task=7", "--time=00:20:00", "--gres=gpu:1"]),
-    "one's own": ("gpus", "--cpus 3 --time 5 --gpus 2", ["--cpus-per-task=3", "--time=5", "--gres=gpu:2"]),
+    "one's own": ("gpus", "--cpus-per-rank 3 --time 5 --gpus 2", ["--cpus-per-task=3", "--time=5", "--gres=gpu:2"]),
     "four ranks on CPUs": ("cpus", "--gpus 0 --ranks 4", ["--ntasks-per-node=4", "--cpus-per-task=1"]),
     "a rank on a CPU": ("cpus", "", ["--ntasks-per-node=1", "--time=00:10:00"]),
 }
@@ -99,8 +99,8 @@ def test_what_a_job_does_not_say_its_site_says(case, mine, name, tmp_path, capsy
 
 
 NO_SHAPE = {
-    "GPUs that are not there": ("cpus", "--gpus 2", ["--gpus 2", "site site", "--gpus 0 --ranks 2"]),
-    "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", ["--gpus 2"]),
+    "GPUs that are not there": ("cpus", "--gpus 2", ["site site", "--gpus-per-node 0 --ranks-per-node 2"]),
+    "fewer GPUs than ranks": ("gpus", "--gpus 2 --ranks 3", ["ranks_per_node=3 but gpus_per_node=2"]),
 }
 
 
@@ -143,7 +143,7 @@ def test_a_script_that_knows_only_torchruns_names_is_started_by_torchrun(tmp_pat
     script, site = tmp_path / "theirs.py", jobs.Site.load("local")
     for number, (line, launcher) in enumerate(STARTED_BY.items()):
         script.write_text(f"import os\nimport torch.distributed as dist\n{line}\n")
-        job = jobs.prepare(script, (), site, tmp_path / f"run-{number}", tasks_per_node=2)
+        job = jobs.prepare(script, (), site, tmp_path / f"run-{number}", ranks_per_node=2)
         said = "torchrun starts" in capsys.readouterr().err
         assert (job.launcher, said) == (launcher, launcher == "torchrun"), line
         other = jobs.prepare(script, (), site, tmp_path / f"other-{number}", launcher="srun")

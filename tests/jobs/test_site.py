@@ -31,7 +31,7 @@ def jobs():
     for launcher, array, gpus in itertools.product(("srun", "torchrun"), ((), ("1", "2e-3")), (0, 4)):
         program = ("mnist_ddp.py", "--epochs", "1", "--note", "it's; #1 *", "--run-dir", "{run_dir}")
         program += ("--seed", "{array}") if array else ()
-        shape = {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": gpus, "cpus_per_task": 8}
+        shape = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": gpus, "cpus_per_rank": 8}
         yield Job("ddp-torch", program, **shape, launcher=launcher, array=array, sbatch=("--comment=a #1",))
 
 
@@ -64,7 +64,7 @@ def test_a_site_renders_each_kind_of_job_and_shellcheck_finds_nothing(file, tmp_
 
 def example(name):
     """The job of the clusters' own examples, as this site renders it."""
-    job = Job("ddp-torch", ("mnist_ddp.py",), 2, 2, 2, cpus_per_task=8, time="00:05:00")
+    job = Job("ddp-torch", ("mnist_ddp.py",), 2, 2, 2, cpus_per_rank=8, time="00:05:00")
     return render(job, Site.load(name), "run")
 
 
@@ -97,7 +97,7 @@ ASKED_OF_ALPINA = """--account=edu/ddp@a100 --partition=gpu-a100,gpu-a100-long -
 
 def test_all_that_an_imaginary_cluster_has_can_be_said(tmp_path):
     site = Site.load(ALPINA)
-    job = Job("a", ("mnist_ddp.py",), 2, 2, 2, cpus_per_task=site.cpus_per_rank, time=site.time)
+    job = Job("a", ("mnist_ddp.py",), 2, 2, 2, cpus_per_rank=site.cpus_per_rank, time=site.time)
     text = render(job, site, tmp_path / "run")
     assert {*ASKED_OF_ALPINA.split()} <= {*re.findall(r"^#SBATCH (\S+)", text, re.M)}
     steps = text.partition("\nfailed() {")[2].partition("\n\n")[0].splitlines()[1:]
@@ -166,7 +166,7 @@ def test_each_key_changes_the_job_file(key):
 
 
 def test_a_site_without_gpus_asks_for_none_and_its_ranks_stay():
-    text = render(Job("a", ("x.py",), tasks_per_node=4, gpus_per_node=4), Site("a", gpus=""), "run")
+    text = render(Job("a", ("x.py",), ranks_per_node=4, gpus_per_node=4), Site("a", gpus=""), "run")
     assert "gpu:" not in text and "--gpus" not in text and "\n#SBATCH --ntasks-per-node=4 " in text
 
 

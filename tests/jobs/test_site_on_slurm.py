@@ -23,7 +23,7 @@ from real import LIMIT, fail_in_ci
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.jobs import Job, Site, collect, submit, watch, write_job
 from ddp_helpers.jobs.files import log_of
-from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.sweep import execute
 from ddp_helpers.records import runs
 
 HELLO = """
@@ -44,7 +44,7 @@ def log(cluster, tmp_path, capsys):
 
     def run(site, **shape):
         folder = tmp_path / f"job at {site.name}"
-        job = Job("hello", ("hello.py",), **{"nodes": 2, "tasks_per_node": 2} | shape)
+        job = Job("hello", ("hello.py",), **{"nodes": 2, "ranks_per_node": 2} | shape)
         write_job(job, site, folder)
         (folder / "hello.py").write_text(HELLO)
         number = submit(folder)

@@ -39,7 +39,7 @@ def run(tmp_path, digits):
     """The recorded run of 2 nodes of 2 ranks, as if its script had held another net and read 200 test images."""
     folder = shutil.copytree(RECORDED, tmp_path / "run")
     write_script("mnist_ddp", folder / "mnist_ddp.py", parts=own_parts.__file__)
-    job = jobs.Job("17_my_net", ("mnist_ddp.py", "--epochs", "2"), nodes=2, tasks_per_node=2, gpus_per_node=2)
+    job = jobs.Job("17_my_net", ("mnist_ddp.py", "--epochs", "2"), nodes=2, ranks_per_node=2, gpus_per_node=2)
     change("job.json", job=asdict(job))(folder)
     change("spec.json", data=str(digits))(folder)
     change("metrics.jsonl", test_samples=200)(folder)

@@ -11,7 +11,7 @@ from ddp_helpers.records import runs, scaling
 FOUR = {"world_size": 4, "ranks": [{"local_rank": rank % 2, "device": "cpu"} for rank in range(4)]}
 TWO = {"world_size": 2}
 B64 = {"batch_size": 64}
-JOB = {"job": {"nodes": 2, "tasks_per_node": 1, "cpus_per_task": 3}}
+JOB = {"job": {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 3}}
 # What spec.json, env.json and job.json hold; and what the row says: ranks, nodes, batch of a rank, of all, the kind.
 ROWS = {
     "of all": (B64, FOUR, None, (4, 2, 16, 64, "strong")),
@@ -66,12 +66,13 @@ def test_any_name_of_an_epoch_is_a_column_and_a_metric_but_counts_seconds_and_fl
 
 
 def test_a_table_has_the_tasks_of_an_array_and_not_their_parent(tmp_path):
-    job = {"job": {"array": ["1", "2"], "cpus_per_task": 3}, "state": "COMPLETED", "seconds": 4.0}
+    job = {"job": {"array": ["1", "2"], "cpus_per_rank": 3}, "state": "COMPLETED", "seconds": 4.0}
     write_run(tmp_path / "a", (), job=job)
-    for task in ("0", "1"):
-        write_run(tmp_path / f"a-{task}", spec=B64, env=TWO, status={"state": "done"}, job=job | {"task": task})
+    old = job | {"job": {"cpus_per_task": 3}}  # as the records of before December 2026 are
+    for task, its_job in ("0", job), ("1", old):
+        write_run(tmp_path / f"a-{task}", spec=B64, env=TWO, status={"state": "done"}, job=its_job | {"task": task})
     table = runs.table(tmp_path)
-    rows = table[["run", "state", "cpus_per_task", "job_seconds"]].to_dict("split")["data"]
+    rows = table[["run", "state", "cpus_per_rank", "job_seconds"]].to_dict("split")["data"]
     assert rows == [["a-0", "done", 3, 4.0], ["a-1", "done", 3, 4.0]]
 
 

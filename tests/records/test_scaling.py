@@ -164,7 +164,7 @@ def test_nothing_to_compare_is_refused_in_09(tmp_path):
 
 def test_shares_time_to_accuracy_and_cost(tmp_path):
     write(tmp_path / "a", 2, 1000, epochs=2)
-    write(tmp_path / "b", 4, 1000, job={"state": "COMPLETED", "seconds": 900, "job": {"cpus_per_task": 5}})
+    write(tmp_path / "b", 4, 1000, job={"state": "COMPLETED", "seconds": 900, "job": {"cpus_per_rank": 5}})
     write(tmp_path / "c", epochs=1)
     table = runs.table(tmp_path)
     a, b, c = scaling.per_run(table, target=0.95).to_dict("records")
@@ -172,7 +172,7 @@ def test_shares_time_to_accuracy_and_cost(tmp_path):
     assert a["seconds"] == pytest.approx(10), "the first epoch is not in it"
     assert a["to_target"] == pytest.approx(20 + 1 + 10 + 1)  # the first epoch took twice as long
     assert a["device_hours"] == pytest.approx(2 * (20 + 10 + 2) / 3600)
-    assert (b["device_hours"], b["cpus_per_task"]) == (pytest.approx(4 * 900 / 3600), 5)
+    assert (b["device_hours"], b["cpus_per_rank"]) == (pytest.approx(4 * 900 / 3600), 5)
     assert scaling.per_run(table, target=0.98)["to_target"].isna().tolist() == [True] * 3
     assert c["images_per_second"] == 500, "one epoch is better than none"
 
@@ -191,7 +191,7 @@ def test_runs_that_did_not_end_well_are_left_out_and_said(study):
     before = scaling.per_run(runs.table(study))["run"].tolist()
     write(study / "a", 4, 10, state="failed")
     for name, state in (("b", "CANCELLED"), ("c", "TIMEOUT"), ("d", "TIMEOUT")):
-        write(study / name, 4, 10, state="running", job={"state": state, "job": {"cpus_per_task": 2}})
+        write(study / name, 4, 10, state="running", job={"state": state, "job": {"cpus_per_rank": 2}})
     write(study / "e", 4, epochs=0)
     write(study / "f", 4, state="running")
     table = runs.table(study)

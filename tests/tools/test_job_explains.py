@@ -61,7 +61,7 @@ def test_nothing_is_said_of_a_job_that_ends_well_and_nothing_breaks_without_expl
 
 def test_under_slurm_the_last_lines_of_a_failed_job_say_why(cluster: object, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    write_job(Job("try", ("x.py",), nodes=2, tasks_per_node=1, time="00:05:00"), Site.load("local"), folder)
+    write_job(Job("try", ("x.py",), nodes=2, ranks_per_node=1, time="00:05:00"), Site.load("local"), folder)
     (folder / "x.py").write_text(FAILS)
     number = submit(folder)
     watch(folder)

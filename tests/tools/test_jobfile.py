@@ -267,7 +267,7 @@ def test_the_courses_own_job_files_have_no_fault(tmp_path: Path) -> None:
     sites = ("local", "della", "greene", "classroom", "pyxis")
     for site, launcher, kind in itertools.product(sites, ("srun", "torchrun"), kinds):
         program = ("fit.py", "{array}") if "array" in kind else ("fit.py",)
-        job = Job("fit", program, nodes=2, tasks_per_node=2, gpus_per_node=2, launcher=launcher, **kind)
+        job = Job("fit", program, nodes=2, ranks_per_node=2, gpus_per_node=2, launcher=launcher, **kind)
         text = render(job, Site.load(site), tmp_path)
         file = JobFile(tmp_path / "job.sbatch", text)
         assert not judge_job(file) and not not_seen(file), (site, launcher, kind)

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from real import LIMIT, until
 from refusals import refused
 
-from ddp_helpers.jobs.parameters import execute
+from ddp_helpers.jobs.sweep import execute
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.kernels import KernelOnFiles
 from ddp_helpers.launch.shared import VARIABLE

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_helpers import jobs
-from ddp_helpers.jobs.queue import send
+from ddp_helpers.jobs.queue import available, cancel, send, states_of_job
+from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch.launchers import clean_environment, free_port
 from ddp_helpers.launch.screen import coloured_line, shorten_paths
 from ddp_helpers.lessons.run_script import LINE_WIDTH, STAMP
@@ -44,12 +44,12 @@ class HangingJob:
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # for py-spy
         os.environ["CLICOLOR_FORCE"] = "0"
         self._job, self._processes = "", []
-        if jobs.available():
+        if available():
             file = script.with_suffix(".sbatch")
             file.write_text(_JOB_FILE)
             shape = [f"--nodes={_RANKS}", "--ntasks-per-node=1", "--time=20"]
             names = [f"--job-name={script.name}", "--output=stuck.log"]
-            self._job = send(file, *shape, *names, *jobs.Site.load(site).admission)
+            self._job = send(file, *shape, *names, *Site.load(site).admission)
         else:
             port = str(free_port())
             self._processes = [_start_rank(script, rank, port) for rank in range(_RANKS)]
@@ -64,15 +64,15 @@ class HangingJob:
     def _is_there(self) -> bool:
         """Whether the job, or each of the two processes, has not ended."""
         if self._job:
-            return jobs.states_of_job(self._job)[0].active
+            return states_of_job(self._job)[0].active
         return all(process.poll() is None for process in self._processes)
 
     def end(self) -> str:
         """End the job, or the processes, and return how they ended."""
         if self._job:
-            jobs.cancel(self._job)
+            cancel(self._job)
             self.wait_until(lambda: False)
-            return jobs.states_of_job(self._job)[0].state
+            return states_of_job(self._job)[0].state
         for process in self._processes:
             os.killpg(process.pid, signal.SIGKILL)  # with the server, which outlives its rank
             process.wait()

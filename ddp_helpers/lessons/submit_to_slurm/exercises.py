@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from ddp_helpers import ROOT
-from ddp_helpers.jobs import JobError, available, states_of_job
+from ddp_helpers.jobs.job import JobError
+from ddp_helpers.jobs.queue import available, states_of_job
 from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise, NotCheckedError
 from ddp_helpers.lessons.submit_to_slurm.terminal import environment
 from ddp_helpers.records import runs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_helpers import ROOT, RUNS
 from ddp_helpers.data.digits import write_digits
-from ddp_helpers.jobs import Site
+from ddp_helpers.jobs.site import Site
 from ddp_helpers.rank import scripts
 from ddp_helpers.records import runs
 

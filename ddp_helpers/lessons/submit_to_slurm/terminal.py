@@ -15,7 +15,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ddp_helpers.jobs import available, states_of_job
+from ddp_helpers.jobs.queue import available, states_of_job
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.launch.screen import Screen
 

@@ -6,7 +6,7 @@ Notebooks 11 and 11b call it, in their kernel, while the job runs.
 import time
 from collections.abc import Callable
 
-from ddp_helpers import jobs
+from ddp_helpers.jobs.queue import states_of_job
 
 _LIMIT = 600  # seconds
 
@@ -25,4 +25,4 @@ def wait_until(happened: Callable[[], object], event: str) -> None:
 
 def wait_for_state(number: str, state: str) -> None:
     """Wait until a job has this state, such as PENDING. Raises TimeoutError as wait_until does."""
-    wait_until(lambda: jobs.states_of_job(number)[0].state == state, f"job that is {state}")
+    wait_until(lambda: states_of_job(number)[0].state == state, f"job that is {state}")

@@ -1,1 +1,1 @@
-"""Notebook 08: the sweep, its exercises and figures."""
+"""Notebook 08: its exercises and figures."""

@@ -17,12 +17,12 @@ from run_folders import write_run
 
 from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.jobs import queue
-from ddp_helpers.lessons.sweep_the_cluster import sweep as sweep_the_cluster
+from ddp_helpers.jobs import sweep as sweep_the_cluster
 from ddp_helpers.records import runs
 
 RUN = """
 import json, sys
-from ddp_helpers.lessons.sweep_the_cluster.sweep import sweep
+from ddp_helpers.jobs.sweep import sweep
 print(sweep(json.loads(sys.argv[1])))
 """
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_done_but_forgotten_by_slurm_is_not_repeated(tmp_path, mon
     write_run(tmp_path / "a-7", status={"state": "failed"})  # submitted by hand, or another's: no attempt of a
     monkeypatch.setattr(sweep_the_cluster, "RUNS", tmp_path)
     monkeypatch.setattr(sweep_the_cluster, "execute", lambda *_, **__: pytest.fail("it ran again"))
-    monkeypatch.setattr(jobs, "states_of_job", forget)
+    monkeypatch.setattr(sweep_the_cluster, "states_of_job", forget)
     sweep_the_cluster._run({"run": "a"})
     with pytest.raises(jobs.JobError, match="job 6 is not known"):
         sweep_the_cluster._run({"run": "b"})

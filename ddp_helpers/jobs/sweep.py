@@ -1,25 +1,32 @@
 """Run a sweep: slurm/job.ipynb, executed by papermill once for each configuration.
 
-Notebook 11b and the recorder of the committed runs call it, on a login node or a laptop.
+Of a notebook's parameters papermill checks no name: `check_names` does, before anything runs, and
+in job.ipynb itself. On a login node or a laptop.
 """
 
+import ast
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from difflib import get_close_matches
 from pathlib import Path
 
 import pandas as pd
 import psutil
 from IPython.display import DisplayHandle
 
-from ddp_helpers import ROOT, RUNS, jobs
-from ddp_helpers.jobs.parameters import check_names, execute
-from ddp_helpers.jobs.run import read_job_record
+from ddp_helpers import ROOT, RUNS
+from ddp_helpers.jobs.files import read_job_record
+from ddp_helpers.jobs.job import JobError
+from ddp_helpers.jobs.monitor import collect
+from ddp_helpers.jobs.queue import states_of_job
 from ddp_helpers.records import runs
 
 JOB = ROOT / "slurm" / "job.ipynb"
 Configuration = Mapping[str, object]  # the parameters of slurm/job.ipynb
+# Names that every kernel has.
+_KERNEL_NAMES = {"In", "Out", "exit", "quit", "open", "get_ipython"}
 
 
 def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataFrame:
@@ -50,7 +57,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
     display.update(table)
     errors = [str(error) for future in futures if (error := future.exception())]
     if errors:
-        raise jobs.JobError(f"{len(errors)} of {len(futures)} failed: {errors[0]}")
+        raise JobError(f"{len(errors)} of {len(futures)} failed: {errors[0]}")
     return table
 
 
@@ -62,7 +69,7 @@ def _check(configurations: Sequence[Configuration]) -> None:
     distinct = {str(name) for name in names}
     if not all(names) or len(distinct) < len(names):
         advice = "give each configuration a `run` of its own, the name of its folder"
-        raise jobs.JobError(f"run={names!r}: {advice}")
+        raise JobError(f"run={names!r}: {advice}")
     for configuration in configurations:
         _check_values(configuration)
 
@@ -81,7 +88,7 @@ def _check_values(configuration: Configuration) -> None:
     ]
     if different:
         mistake = f"run {configuration['run']} holds another run ({', '.join(different)})"
-        raise jobs.JobError(f"{mistake}: choose another name for it")
+        raise JobError(f"{mistake}: choose another name for it")
 
 
 def _run(configuration: Configuration) -> None:
@@ -104,8 +111,8 @@ def _collect_if_abandoned(folder: Path) -> None:
     """
     try:
         if runs.read_run(folder).job.get("state") == "PENDING" and _wait_for_job(folder):
-            jobs.collect(folder)
-    except jobs.JobError:
+            collect(folder)
+    except JobError:
         if runs.read_run(folder).state != "done":
             raise
 
@@ -124,7 +131,7 @@ def _wait_for_job(folder: Path) -> bool:
     job_id = read_job_record(folder)["job_id"]
     if not job_id:
         return False
-    while any(task.active for task in jobs.states_of_job(job_id)):
+    while any(task.active for task in states_of_job(job_id)):
         time.sleep(0.5)
     return True
 
@@ -166,3 +173,63 @@ def _state(run: runs.RunRecord) -> str:
     if run.state == "unknown" and run.job.get("state", "WRITTEN") == "WRITTEN":
         return "starts"
     return run.state
+
+
+def check_names(notebook: str | Path, names: Iterable[str]) -> None:
+    """Raise JobError at a name that is no parameter of the notebook.
+
+    notebook: its path, relative to the checkout. Names of the kernel, and those that begin with an
+    underscore, may be anybody's. papermill would run a name that is none as code.
+    """
+    known = _parameter_names(ROOT / notebook)
+    for name in names:
+        is_private = name.startswith("_") and name.isidentifier()
+        if name in known or name in _KERNEL_NAMES or is_private:
+            continue
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise JobError(f"{Path(notebook).name} has no parameter {name!r}: {hint}")
+
+
+def _parameter_names(notebook: Path) -> list[str]:
+    """The names that the cell tagged `parameters` gives a value."""
+    cells = json.loads(notebook.read_text())["cells"]
+    for cell in cells:
+        if "parameters" in cell["metadata"].get("tags", []):
+            statements = ast.parse("".join(cell["source"])).body
+            assignments = [node for node in statements if isinstance(node, ast.Assign)]
+            return [ast.unparse(node.targets[0]) for node in assignments]
+    return []
+
+
+def execute(notebook: str | Path, output: str | Path, **parameters: object) -> None:
+    """Execute a notebook with these parameters, whatever it calls them; keep the copy at `output`.
+
+    notebook: its path, relative to the checkout. Raises JobError, with nothing executed, if it has
+    no such parameter; and where one of its cells fails.
+    """
+    import papermill  # here, since it takes a second, and the job's own kernel only checks names
+    from papermill.exceptions import PapermillExecutionError
+
+    from ddp_helpers.launch.kernels import KernelOnFiles
+
+    check_names(notebook, parameters)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        papermill.execute_notebook(
+            _braced(ROOT / notebook),
+            _braced(output),
+            parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=False,
+            kernel_manager_class=KernelOnFiles,
+        )
+    except PapermillExecutionError as error:
+        name = Path(notebook).name
+        raise JobError(f"{name} failed: {error.ename}: {error.evalue}") from None
+
+
+def _braced(path: str | Path) -> str:
+    """Double the braces of a path: papermill would fill in what stands in them."""
+    return str(path).replace("{", "{{").replace("}", "}}")
