@@ -12,11 +12,6 @@ __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
 # The run folders: beside the course, or where somebody wants them, such as $SCRATCH/runs.
 RUNS: Path  # made by __getattr__
-# The template of the job files, and the sites: beside the package in a checkout, and inside it in
-# an installed package, where setup.py has put them.
-_BESIDE = ROOT / "slurm"
-IN_CHECKOUT = (_BESIDE / "job.sbatch.jinja").is_file()
-SLURM = _BESIDE if IN_CHECKOUT else Path(__file__).resolve().parent / "slurm"
 
 
 def __getattr__(name: str) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from ddp_helpers import IN_CHECKOUT, ROOT, commands
+from ddp_helpers import ROOT, commands
 from ddp_helpers.rank.launchers import stop
 from ddp_helpers.rank.scripts import NAMES
 from ddp_tools import PlainError
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
     args, unknown = parser.parse_known_args(argv[:end])
-    in_course = IN_CHECKOUT and Path.cwd().is_relative_to(ROOT)
+    in_course = (ROOT / "notebooks").is_dir() and Path.cwd().is_relative_to(ROOT)
     args.course, args.prog = ROOT if in_course else None, f"{parser.prog} {args.command}"
     args.arguments = unknown  # the doctor's
     if unknown and args.command != "doctor":

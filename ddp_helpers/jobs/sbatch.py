@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ddp_helpers import ROOT, SLURM
+from ddp_helpers import ROOT
 from ddp_helpers.jobs.job import ARRAY, RUN_DIR, Job, JobError
 from ddp_helpers.jobs.site import Site
 
@@ -52,7 +52,7 @@ def render(job: Job, site: Site, folder: Path) -> str:
 def _environment() -> Environment:
     """Make the jinja environment of the template, with filters that quote values for the shell."""
     environment = Environment(
-        loader=FileSystemLoader(SLURM),
+        loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,

@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ddp_helpers import SLURM
 from ddp_helpers.jobs.job import Job, JobError
 
-SITES = SLURM / "sites"
+# slurm/sites: a link in a checkout leads there; an installed package has the files themselves.
+SITES = Path(__file__).with_name("sites").resolve()
 # Options by which each of Slurm's commands, not only sbatch, is let onto a cluster.
 _ADMISSION = ("--account=", "--partition=", "--qos=", "--reservation=")
 

@@ -139,9 +139,9 @@ def desk(tmp_path: Path, digits: Path) -> Path:
     """A copy of the checkout, with its environment, a small dataset, and what the pages take for the reader's own."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / name)
+            shutil.copy(ROOT / name, tmp_path / name, follow_symlinks=False)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     shutil.copytree(digits, tmp_path / "data")
     for name, text in MINE.items():

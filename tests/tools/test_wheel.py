@@ -41,9 +41,9 @@ def wheel(tmp_path_factory):
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(("notebooks/", "tests/", "docs/")):
+        if (ROOT / name).exists() and not name.startswith(("notebooks/", "tests/", "docs/")):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, source / name)
+            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     built = run([*build, "-w", source / "dist", source], source)
     assert built.returncode == 0, built.stderr
@@ -99,7 +99,7 @@ def example(programs, desk, name):
 
 def test_the_wheel_has_what_a_job_needs_and_nothing_of_the_course(wheel):
     names = run([sys.executable, "-m", "zipfile", "-l", wheel], wheel.parent).stdout
-    assert all(name in names for name in ("ddp_helpers/slurm/job.sbatch.jinja", "sites/local.toml"))
+    assert all(name in names for name in ("ddp_helpers/jobs/job.sbatch.jinja", "jobs/sites/local.toml"))
     assert not re.search(r"lessons/|upkeep/|tests/|\.ipynb", names)
 
 
