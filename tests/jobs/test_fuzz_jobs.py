@@ -149,6 +149,7 @@ def test_a_site_file_is_read_or_refused_in_one_line(tmp_path):
 
 
 ODD_NAMES = ["x" * 300, "x" * 300 + ".toml", "a\0.toml", "\udcff.toml", "/", "..", "/.toml"]
+ODD_NAMES += ["../sites/x", "/nowhere/x.toml"]
 
 
 def test_any_name_of_a_site_is_known_or_refused():

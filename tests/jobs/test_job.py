@@ -18,25 +18,40 @@ from ddp_helpers.launch.launchers import free_port
 GOOD = {"name": "try", "program": ("job.py", "--run-dir", "{run_dir}")}
 
 
-# ---- what cannot be: beside the values that a command can be given, which are in test_commands
+# ---- what cannot be, and what stands nearest to it and can
 
-COUNT = [True, "2", 1.5, None, 10**9]
+COUNT = [-1, 100_000, 10**19, True, "2", 1.5, None]
+NO_TIME = ["10:99", "-1", "1-", "1-25:00:60", "٣", "0-0", "00:00:00", "infinite", "1.5", "1h", "1:2:3:4"]
 BAD = {  # of each field: its cure, and the values
     "name": ("letters, digits", ["a\n", "a'b", "$(touch x)", "a b", "", "-a", "ü", "x" * 65, None, ["a"]]),
-    "nodes": ("whole number, 1 to 99999", COUNT),
-    "ranks_per_node": ("whole number, 1 to 99999", [0, -1, *COUNT]),
-    "cpus_per_rank": ("whole number, 1 to 99999", COUNT),
+    "nodes": ("whole number, 1 to 99999", [0, *COUNT]),
+    "ranks_per_node": ("whole number, 1 to 99999", [0, *COUNT]),
+    "cpus_per_rank": ("whole number, 1 to 99999", [0, *COUNT]),
     "gpus_per_node": ("whole number, 0 to 99999", COUNT),
-    "time": ("HH:MM:SS", ["", "10:99", "10\n", "-1", "1-", "1-25:00:60", "٣", "0-0", "infinite", "1.5", 10, None]),
+    "grace": ("whole number, 0 to 99999", COUNT),
+    "time": ("HH:MM:SS", [*NO_TIME, "", "10\n", 10, None]),
     "sbatch": (
         "--name=value",
         [("-A x",), ("--a 1",), ("--a=\n",), ('--a="b"',), ("x",), ("--a='",), ("--a=\\",)],
     ),
     "launcher": ("srun", ["", "srun\n", None, ["srun"]]),
-    "array": ("values", [("a", ""), ("$(x)",), ("a;b",), ("a\n",), (1, 2), "abc"]),
+    "array": ("values", [("a", ""), ("a b",), ("$(x)",), ("a;b",), ("a\n",), (1, 2), "abc"]),
     "program": ("list of words", ["job.py --epochs 1", "", (), [], None, 5]),
 }
-WORDS = ["a\0b", "\r", "\x1b[31m", "\x7f", "\udcff", 5]
+NEAREST = {
+    "name": ["a", "9", "x" * 64, "a.b-c_d"],
+    "nodes": [1, 99_999],
+    "ranks_per_node": [1, 99_999],
+    "cpus_per_rank": [1, 99_999],
+    "gpus_per_node": [0, 1],
+    "grace": [0, 99_999],
+    "time": ["1", "0:01", "00:00:01", "0-0:01"],
+    "sbatch": [(), [], ("--exclusive",), ("--a=",), ("--comment=a #b $c",)],
+    "launcher": ["srun", "torchrun"],
+    "array": [("1",), ["-1", "1e-3", "+a.b"]],
+    "program": [("job.py",), ["job.py", ""]],
+}
+WORDS = ["a\0b", "a\nb", "\r", "\x1b[31m", "\x7f", "\udcff", 5]
 
 
 @pytest.mark.parametrize("field", BAD)
@@ -47,6 +62,21 @@ def test_a_bad_value_is_named_with_its_cure(field):
         line = refused(Job, **(GOOD | program | {field: value}), named=[cure])
         named = value if isinstance(value, tuple) and value else [value]
         assert line.startswith(field) and any(repr(one) in line for one in named), line
+
+
+@pytest.mark.parametrize("field", NEAREST)
+def test_what_stands_nearest_to_a_bad_value_is_taken(field):
+    program = {"program": ("job.py", "{array}")} if field == "array" else {}
+    for value in NEAREST[field]:
+        assert getattr(Job(**(GOOD | program | {field: value})), field) == value
+
+
+def test_an_array_belongs_to_a_program_that_uses_it_and_a_warning_needs_time_to_save():
+    refused(Job, **GOOD, array=("1", "2"), named=["('1', '2')", "{array}", "both"])
+    refused(Job, "try", ("job.py", "{array}"), named=["{array}", "both"])
+    refused(Job, **GOOD, requeue=True, time="3:00", named=["'3:00'", "more time"])
+    for enough in ({"requeue": True, "time": "3:01"}, {"requeue": True, "time": "1", "grace": 0}, {"time": "1"}):
+        Job(**GOOD, **enough)
 
 
 def test_a_bad_word_of_the_program_and_more_tasks_than_gpus_are_named():

@@ -115,7 +115,8 @@ SLIPS = {"sbatches": "sbatch", "set_up": "setup", "containers": "container", "Gp
 BAD = {f'{slip} = "x"': f"{slip!r} is not known: did you mean {key}?" for slip, key in SLIPS.items()}
 BAD |= {f"cpus_per_rank = {value}": "give a whole number" for value in ('"16"', "true", "1.5", "[16]", "-1", "0")}
 BAD |= dict.fromkeys(("description = 5", "gpus = ['a']", "python = 2026-01-01", "srun = {}"), "give a text")
-BAD |= dict.fromkeys(("sbatch = [1]", "sbatch = {x = 1}"), "give a list of texts")
+BAD |= dict.fromkeys(("sbatch = [1]", "sbatch = {x = 1}", 'setup = "module purge"'), "give a list of texts")
+BAD |= {'account = "a"': "sbatch = ['--account=…']"}
 BAD |= dict.fromkeys(("sbatch = ['mem=32G']", "sbatch = ['--mem', '32G']"), "an option begins with --")
 
 
@@ -124,6 +125,16 @@ def test_a_bad_line_of_a_site_file_is_named(text, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     refused(Site.load, path, named=[repr(str(path)), text.partition(" ")[0], BAD[text]])
+
+
+NEAREST = {"cpus_per_rank = 1": 1, 'gpus = ""': "", "setup = []": (), "sbatch = ['-A a', '--x']": ("-A a", "--x")}
+
+
+def test_what_stands_nearest_to_a_bad_line_is_taken(tmp_path):
+    path = tmp_path / "mine.toml"
+    for text, value in NEAREST.items():
+        path.write_text(text)
+        assert getattr(Site.load(path), text.partition(" ")[0]) == value
 
 
 def test_the_template_is_good_and_so_are_its_examples(tmp_path):
