@@ -24,11 +24,6 @@ from torch.optim import Adadelta
 
 from ddp_helpers import ROOT
 from ddp_helpers.data.digits import write_digits
-from ddp_helpers.jobs.monitor import rank_lines, watch
-from ddp_helpers.jobs.queue import available
-from ddp_helpers.jobs.run import submit
-from ddp_helpers.jobs.script_jobs import prepare
-from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.launchers import enough_gpus
 from ddp_helpers.launch.machine import provenance
