@@ -5,23 +5,14 @@
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from ddp_tools.explain.endings import Ending, read_endings
 from ddp_tools.explain.exceptions import is_of_ranks, own_frame
-from ddp_tools.explain.findings import (
-    Finding,
-    is_clean,
-    known_endings,
-    known_messages,
-    last_warning,
-    plain_error,
-    unexplained_error,
-    unknown_exceptions,
-)
+from ddp_tools.explain.findings import Evidence, Finding
 from ddp_tools.explain.lines import Line, Logs
-from ddp_tools.explain.rules import LEVELS, Rule, load_rules
+from ddp_tools.explain.rules import LEVELS
 from ddp_tools.explain.watchdog import compare
 
 _OWN_LINES = 6
@@ -34,29 +25,39 @@ _WELL = re.compile(
 _OF_SLURM = re.compile(r"(?:srun|slurmstepd|salloc): (?!.*[Ss]tep created)")
 
 
-@dataclass
+class First(NamedTuple):
+    """Which rank failed first, and how that is known.
+
+    late: ranks that did not come, or left without a word, as the others or their lines say.
+    """
+
+    rank: int | None
+    by: str
+    late: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a log comes to.
 
-    root: what explains it, None where no failure was seen. first: the rank that failed first.
-    late: ranks that did not come, or left
-    without a word, as the others or their lines say. own: the last lines of the first rank.
-    well: a line says that the run ended well. place: the reader's own line of the root's traceback.
+    root: what explains it, None where no failure was seen. first, by, late: as in `First`.
+    follows: what comes of the root, or says the same. others: what failed besides.
+    own: the last lines of the first rank. place: the reader's own line of the root's traceback.
     package: what raised the root's exception, "" where that line did it itself.
+    well: a line says that the run ended well.
     """
 
-    root: Finding | None
-    first: int | None
-    by: str
-    late: list[int]
-    own: list[Line]
-    others: list[Finding] = field(default_factory=list)
-    follows: list[Finding] = field(default_factory=list)
-    harmless: list[Finding] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    well: bool = False
+    seen: Evidence
+    root: Finding | None = None
+    first: int | None = None
+    by: str = ""
+    late: Sequence[int] = ()
+    follows: Sequence[Finding] = ()
+    others: Sequence[Finding] = ()
+    own: Sequence[Line] = ()
     place: str = ""
     package: str = ""
+    well: bool = False
 
     @property
     def plain(self) -> bool:
@@ -72,38 +73,37 @@ class Verdict:
         return self.root is not None and (self.root.rule is not None or self.plain)
 
 
-def judge(logs: Logs, rules: Sequence[Rule] | None = None) -> Verdict:
+def judge(logs: Logs) -> Verdict:
     """Explain the logs by the rules."""
-    rules = load_rules() if rules is None else rules
-    endings = list(read_endings(logs.lines))
-    findings = known_messages(logs.lines, rules) + known_endings(endings, rules, logs.lines)
-    findings += unknown_exceptions(logs.lines, findings)
-    serious = [finding for finding in findings if finding.level >= 0]
-    root = _earliest(_strongest(_before_the_end(serious))) or last_warning(
-        logs.lines, findings, rules
-    )
-    if root is None and not is_clean(logs.lines, endings):
-        root = plain_error(logs.lines, endings)
+    seen = Evidence(logs.lines)
+    root = _root(seen)
+    if root is None:
+        return Verdict(seen, well=any(_WELL.search(line.text) for line in logs.lines))
+    first = _first(root, seen)
+    follows, others = _rest(root, seen.serious)
+    place, package = own_frame(seen.lines, root.lines[0])
+    rule = root.rule
+    if rule and rule.id.startswith("nccl-watchdog") and (told := compare(seen.lines, seen.ranks)):
+        # The watchdogs' numbers together say more than the place of a line.
+        meaning, cure, late = told
+        rule = replace(rule, meaning=meaning, cure=cure, causes=(), page=_WATCHDOG)
+        root, first = replace(root, rule=rule), First(None, "", late)
+    own = _last_lines(seen.lines, first.rank, root)
+    return Verdict(seen, root, *first, follows, others, own, place, package)
+
+
+# ---- the root
+
+
+def _root(seen: Evidence) -> Finding | None:
+    """Return what explains the failure; None where no failure is seen."""
+    strongest = _strongest(_before_the_end(seen.serious))
+    root = _earliest(strongest) or seen.last_warning or seen.plain_error
     if root and root.level == LEVELS["ending"]:
-        root = _before(root, findings, logs.lines)
+        root = _before(root, seen)
     if root and root.level == LEVELS["summary"]:
-        root = unexplained_error(logs.lines, findings) or root
-    verdict = Verdict(root, None, "", [], [])
-    verdict.ranks = sorted({line.rank for line in logs.lines if line.rank is not None})
-    verdict.harmless = [finding for finding in findings if finding.level < 0]
-    verdict.well = root is None and any(_WELL.search(line.text) for line in logs.lines)
-    if root:
-        line = root.lines[0]
-        verdict.place, verdict.package = own_frame(logs.lines, line)
-        _name_first(verdict, root, serious, endings)
-        _sort_others(verdict, root, serious)
-        if root.rule and root.rule.id.startswith("nccl-watchdog"):
-            _compare_watchdogs(verdict, root, root.rule, logs.lines)
-        verdict.own = _last_lines(logs.lines, verdict.first, root)
-    return verdict
-
-
-# ---- order
+        root = seen.complaint or root
+    return root
 
 
 def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
@@ -112,15 +112,13 @@ def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
     A time limit or a preemption ends the ranks one after the other, and the last ones complain.
     """
     ends: dict[str, int] = {}
-    for finding in findings:
-        if _is_slurms_end(finding):
-            file = finding.lines[0].file
-            ends[file] = min(finding.order, ends.get(file, finding.order))
-    unreasoned = (LEVELS["general"], LEVELS["unknown"])
+    for finding in filter(_is_slurms_end, findings):
+        file = finding.lines[0].file
+        ends[file] = min(finding.order, ends.get(file, finding.order))
     return [
         finding
         for finding in findings
-        if finding.level not in unreasoned
+        if finding.level not in (LEVELS["general"], LEVELS["unknown"])
         or finding.order < ends.get(finding.lines[0].file, finding.order + 1)
     ]
 
@@ -131,17 +129,17 @@ def _is_slurms_end(finding: Finding) -> bool:
     return bool(rule and rule.section == "slurm-and-mpi" and rule.level == LEVELS["ending"])
 
 
-def _before(root: Finding, findings: Iterable[Finding], lines: Sequence[Line]) -> Finding:
+def _before(root: Finding, seen: Evidence) -> Finding:
     """Return what had a run ended: what it waited for at its end, or Slurm's word to the step.
 
     Slurm ends a job that never began at its time limit; and it sends a signal to all processes of a
     step, of which a rank may die before its own handler has run.
     """
     if not _is_slurms_end(root):
-        told = (f for f in findings if f.rule and f.rule.id == "slurm-step-cancelled")
+        told = (f for f in seen.serious if f.rule and f.rule.id == "slurm-step-cancelled")
         return next((finding for finding in told if finding.order < root.order), root)
-    waits = {id(line): f for f in findings if f.level == LEVELS["waits"] for line in f.lines}
-    for line in reversed(lines[: root.order]):
+    waits = {id(line): f for f in seen.serious if f.level == LEVELS["waits"] for line in f.lines}
+    for line in reversed(seen.lines[: root.order]):
         if id(line) in waits:
             return waits[id(line)]
         if not _OF_SLURM.match(line.text):
@@ -166,52 +164,44 @@ def _earliest(findings: Sequence[Finding]) -> Finding | None:
     )
 
 
-def _name_first(
-    verdict: Verdict, root: Finding, serious: Sequence[Finding], endings: Sequence[Ending]
-) -> None:
-    """Put into the verdict which rank failed first, how that is known, and who was late."""
-    named = root.rule.named_ranks(root.lines[0].text) if root.rule else []
-    summary = next((e for e in endings if e.first and e.rank is not None), None)
+# ---- the first rank, and the rest
+
+
+def _first(root: Finding, seen: Evidence) -> First:
+    """Say which rank failed first, how that is known, and who was late."""
+    late: Sequence[int] = root.rule.named_ranks(root.lines[0].text) if root.rule else []
+    if not late and root.level in (LEVELS["waits"], LEVELS["follows"]):
+        complain = {f.rank for f in seen.serious if f.level == root.level}
+        if None not in complain and len(seen.ranks) > 1:
+            late = [rank for rank in seen.ranks if rank not in complain]
     if root.rank is not None:
-        alike = any(f.rule is root.rule and f.rank not in (None, root.rank) for f in serious)
+        alike = any(f.rule is root.rule and f.rank not in (None, root.rank) for f in seen.serious)
         order = "by its place in the log" if root.lines[0].time is None else "by time"
-        verdict.first, verdict.by = root.rank, order if alike else "it alone says so"
-    elif summary:
-        verdict.first, verdict.by = summary.rank, "torchrun says so"
-    else:
-        ranks = [e.rank for e in endings if e.rank is not None and e.status != -15]
-        ranks += [f.rank for f in serious if f.rank is not None]
-        if ranks:
-            verdict.first, verdict.by = ranks[0], "the first of which its launcher speaks"
-    verdict.late = named
-    if not named and root.level in (LEVELS["waits"], LEVELS["follows"]):
-        complain = {f.rank for f in serious if f.level == root.level}
-        if None not in complain and len(verdict.ranks) > 1:
-            verdict.late = [rank for rank in verdict.ranks if rank not in complain]
+        return First(root.rank, order if alike else "it alone says so", late)
+    ended = [ending for ending in seen.endings if ending.rank is not None]
+    for ending in ended:
+        if ending.first:
+            return First(ending.rank, "torchrun says so", late)
+    ranks = [ending.rank for ending in ended if ending.status != -signal.SIGTERM]
+    ranks += [finding.rank for finding in seen.serious if finding.rank is not None]
+    if ranks:
+        return First(ranks[0], "the first of which its launcher speaks", late)
+    return First(None, "", late)
 
 
-def _compare_watchdogs(verdict: Verdict, root: Finding, rule: Rule, lines: Sequence[Line]) -> None:
-    """Put into the verdict what the watchdogs' numbers say together: no place in the log does."""
-    if compared := compare(lines, verdict.ranks):
-        meaning, cure, verdict.late = compared
-        root.rule = replace(rule, meaning=meaning, cure=cure, causes=(), page=_WATCHDOG)
-        verdict.first, verdict.by = None, ""
-
-
-def _sort_others(verdict: Verdict, root: Finding, serious: Sequence[Finding]) -> None:
-    """Set what only follows apart from what failed besides."""
-    ordered = sorted(serious, key=lambda finding: finding.order)
-    for finding in ordered:
-        if finding is root:
-            continue
+def _rest(root: Finding, serious: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return what only follows from the root, and what failed besides."""
+    follows: list[Finding] = []
+    others: list[Finding] = []
+    besides = [finding for finding in serious if finding is not root]
+    for finding in sorted(besides, key=lambda finding: finding.order):
         same = finding.rule is root.rule and root.rule is not None
         # Slurm's end, such as a time limit, comes of what broke before it.
         same |= _is_slurms_end(finding) and root.order < finding.order
         same |= _is_next_of_slurm(root.lines[-1], finding.lines[0])
-        if same or finding.level <= LEVELS["waits"] or finding.level < root.level - 2:
-            verdict.follows.append(finding)
-        else:
-            verdict.others.append(finding)
+        weaker = finding.level <= LEVELS["waits"] or finding.level < root.level - 2
+        (follows if same or weaker else others).append(finding)
+    return follows, others
 
 
 def _is_next_of_slurm(line: Line, after: Line) -> bool:

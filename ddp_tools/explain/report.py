@@ -5,11 +5,10 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ddp_tools import printable
-from ddp_tools.explain.exceptions import error_lines
 from ddp_tools.explain.findings import Finding
 from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
@@ -57,7 +56,7 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
         )
         lines += _indented("  cure:   ", cure)
     else:
-        lines += _not_known(verdict.root, logs)
+        lines += _not_known(verdict.root, verdict.seen.errors)
     for finding in verdict.others:
         lines += ["", "Also seen:"]
         lines += _explained(finding) if finding.rule else _indented("  ", _where(finding))
@@ -72,7 +71,7 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
 def _read(verdict: Verdict, logs: Logs) -> str:
     """Say what was read."""
     files = logs.files[0] if len(logs.files) == 1 else f"{len(logs.files)} files"
-    ranks = name_ranks(verdict.ranks) if verdict.ranks else "without ranks' names"
+    ranks = name_ranks(verdict.seen.ranks) if verdict.seen.ranks else "without ranks' names"
     return f"Read {files}: {len(logs.lines):,} lines, {ranks}."
 
 
@@ -106,10 +105,10 @@ def _explained(finding: Finding) -> list[str]:
     return lines
 
 
-def _not_known(finding: Finding, logs: Logs) -> list[str]:
+def _not_known(finding: Finding, errors: Sequence[Line]) -> list[str]:
     """Say plainly that no rule knows a failure, and which lines to look at."""
     lines = ["Not known: no rule has this message. The lines to look at:"]
-    looked_at = [*finding.lines[:1], *error_lines(logs.lines)[:3]]
+    looked_at = [*finding.lines[:1], *errors[:3]]
     for line in dict.fromkeys(looked_at):
         lines += _indented("  ", f"{line.file}:{line.number}: {_cut(line.text)}")
     return lines
@@ -133,7 +132,7 @@ def _says_more(rule: Rule, logs: Logs) -> list[str]:
 
 def _harmless(verdict: Verdict) -> list[str]:
     """List the warnings that may be left alone."""
-    rules = {finding.rule.id: finding.rule for finding in verdict.harmless if finding.rule}
+    rules = {finding.rule.id: finding.rule for finding in verdict.seen.harmless if finding.rule}
     if not rules:
         return []
     lines = ["", "Warnings that are not the failure:"]
@@ -178,7 +177,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "verdict": state,
         "files": logs.files,
         "notices": logs.notices,
-        "ranks": verdict.ranks,
+        "ranks": verdict.seen.ranks,
         "first_failed": verdict.first,
         "first_failed_by": verdict.by,
         "not_there": verdict.late,
@@ -188,7 +187,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "root": _data_of(verdict.root) if verdict.root else None,
         "others": list(_all_data(verdict.others)),
         "follows": list(_all_data(verdict.follows)),
-        "harmless": list(_all_data(verdict.harmless)),
+        "harmless": list(_all_data(verdict.seen.harmless)),
     }
 
 

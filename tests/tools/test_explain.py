@@ -217,6 +217,7 @@ OWN = "".join(RAISED.splitlines(keepends=True)[:3]) + "{}\n"
 AT_LIMIT = "slurmstepd: error: *** STEP 4.0 CANCELLED DUE TO TIME LIMIT ***\n"
 ENDS_OF_LOGS = {  # the status, and what is said
     OWN.format("KeyError: 'a'"): (1, "your own code raised"),
+    OWN.format("KeyError: 'b'"): (1, "job.log:4: KeyError: 'b'"),  # once, though its form alone tells it, too
     OWN.format("x.Odd: a"): (1, "read /home/me/fit.py:12"),
     OWN.format("AssertionError: 8 ranks are needed"): (3, "Your own line in its traceback: /home/me/fit.py:12"),
     RAISED.format("KeyError: 'a'"): (3, "Raised in x, reached from your line /home/me/fit.py:12"),
@@ -357,7 +358,7 @@ def test_a_fault_of_the_clinic_is_explained_and_its_rank_named(tmp_path: Path, n
     verdict = explain(tmp_path, faults()[number])
     first, *others = FAULTS[number]
     assert verdict.first in (ANY if first is ANY else (first,))
-    assert [verdict.late, answer(verdict)] == others
+    assert [list(verdict.late), answer(verdict)] == others
 
 
 FAILS_ALONE = """import os, signal, sys, torch, torch.distributed as dist
@@ -525,7 +526,7 @@ NETWORKS = {  # what NCCL says of its network, and the word by which the report 
 def test_a_slow_network_is_told_and_is_no_failure(line: str, tmp_path: Path) -> None:
     verdict = explain(tmp_path, line)
     said = as_text(verdict, Logs([], ["job.log"], []))
-    assert answer(verdict) == "clean" and bool(verdict.harmless) == bool(NETWORKS[line]) and NETWORKS[line] in said
+    assert answer(verdict) == "clean" and bool(verdict.seen.harmless) == bool(NETWORKS[line]) and NETWORKS[line] in said
 
 
 def test_a_torchrun_in_each_task_is_seen_by_its_two_numbers(tmp_path: Path) -> None:
