@@ -189,8 +189,9 @@ def _add_explain(subparsers: Commands) -> None:
         " causes in order, and the cure; without a network",
         "explain train.log",
         "0: it says that the run ended well; 1: a failure is explained; 3: a failure that no rule"
-        " knows; 4: neither a failure nor a good end is seen; of a job file, 0: no known fault;"
-        " 1: a fault; 4: an option, the script, or what starts its ranks was not seen",
+        " knows; 4: no failure is seen, but neither is a good end, or not all was read; of a job"
+        " file, 0: no known fault; 1: a fault; 4: an option, the script, or what starts its ranks"
+        " was not seen",
     )
     log = "a file, a run folder, a job file, or - for standard input, which is read without any"
     command.add_argument("log", type=Path, nargs="*", help=log)

@@ -44,7 +44,7 @@ class Verdict:
     follows: what comes of the root, or says the same. others: what failed besides.
     own: the last lines of the first rank. place: the reader's own line of the root's traceback.
     package: what raised the root's exception, "" where that line did it itself.
-    well: a line says that the run ended well.
+    well: all was read, and a line says that the run ended well.
     """
 
     seen: Evidence
@@ -78,7 +78,8 @@ def judge(logs: Logs) -> Verdict:
     seen = Evidence(logs.lines)
     root = _root(seen)
     if root is None:
-        return Verdict(seen, well=any(_WELL.search(line.text) for line in logs.lines))
+        well = logs.whole and any(_WELL.search(line.text) for line in logs.lines)
+        return Verdict(seen, well=well)
     first = _first(root, seen)
     follows, others = _rest(root, seen.serious)
     place, package = own_frame(seen.lines, root.lines[0])

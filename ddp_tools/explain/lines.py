@@ -41,11 +41,20 @@ class Line:
 
 @dataclass
 class Logs:
-    """What was read: the lines, the files, and what is to be known of the reading."""
+    """What was read: the lines, the files, and what is to be known of the reading.
+
+    whole: nothing was left out.
+    """
 
     lines: list[Line]
     files: list[str]
     notices: list[str]
+    whole: bool = True
+
+    def left_out(self, notice: str) -> None:
+        """Note what was not read."""
+        self.notices.append(notice)
+        self.whole = False
 
 
 def read_logs(paths: Sequence[Path]) -> Logs:
@@ -54,6 +63,8 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     for path in paths:
         if str(path) == STDIN:
             _add(logs, "standard input", sys.stdin.buffer.read(2 * PART))
+            if sys.stdin.buffer.read(1):
+                logs.left_out("standard input is long: its end was not read. Give it as a file")
         elif path.is_dir():
             _add_folder(logs, path)
         else:
@@ -69,7 +80,7 @@ def _add_folder(logs: Logs, folder: Path) -> None:
     chosen = sorted(files)
     if left := chosen[_MOST_FILES:]:
         more = f"{len(left):,} of its {len(chosen):,} logs were not read, from {left[0]} on"
-        logs.notices.append(f"{folder}: {more}. Give them, or the folders below it, one by one")
+        logs.left_out(f"{folder}: {more}. Give them, or the folders below it, one by one")
     chosen = chosen[:_MOST_FILES]
     status = folder / "status.json"
     if not chosen and not status.exists():
@@ -79,7 +90,7 @@ def _add_folder(logs: Logs, folder: Path) -> None:
         try:
             _add_file(logs, path)
         except PlainError as error:
-            logs.notices.append(f"left out: {error}")
+            logs.left_out(f"left out: {error}")
     if status.exists():
         _add_status(logs, status)
 
@@ -90,7 +101,7 @@ def _add_status(logs: Logs, path: Path) -> None:
         status = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         state, why = status.get("state"), status.get("why", "")
     except (ValueError, AttributeError, OSError):
-        logs.notices.append(f"left out: {path} is no record of a run")
+        logs.left_out(f"left out: {path} is no record of a run")
         return
     logs.files.append(str(path))
     if state:
@@ -107,7 +118,7 @@ def _add_file(logs: Logs, path: Path) -> None:
             if rest > 0:
                 file.seek(-PART, 2)
                 content = content[:PART] + b"\n" + file.read()
-                logs.notices.append(f"{path} is long: {rest:,} bytes in its middle were not read")
+                logs.left_out(f"{path} is long: {rest:,} bytes in its middle were not read")
     except OSError as error:
         raise PlainError(f"{path} cannot be read ({error.strerror}): give a log's path") from None
     _add(logs, str(path), content)

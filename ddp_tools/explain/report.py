@@ -35,9 +35,8 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
     """Return the report for a person."""
     lines = [_read(verdict, logs), *(f"note: {notice}" for notice in logs.notices), ""]
     if verdict.root is None:
-        ended = "a line says that the run ended well" if verdict.well else "nothing says that"
-        ended += "" if verdict.well else " the run ended well"
-        lines.append(f"No failure is seen, and {ended}.")
+        ended = f"{'a line' if verdict.well else 'nothing'} says that the run ended well"
+        lines.append(f"No failure is seen, and {ended if logs.whole else 'not all was read'}.")
         lines += _harmless(verdict)
         return "\n".join(lines)
     lines += _first(verdict)

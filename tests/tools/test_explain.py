@@ -186,6 +186,29 @@ def test_a_folder_of_many_logs_is_read_in_order_and_what_is_left_out_is_said(
     assert "ranks 0 to 20, 22, 24, 25." in as_text(judge(logs), logs)
 
 
+UNREAD = {  # what is given: a setting of the reader under which a part of it is not read
+    "": ("_MOST_FILES", 1),
+    "a.log": ("PART", 19),
+    "-": ("PART", 19),
+    "odd": ("PART", 100),  # zeros among its logs: no setting
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_good_end_counts_only_where_all_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text = "JobState=COMPLETED\n" * 3
+    for log in ("a.log", "odd/b.log", "odd/c.log"):
+        (tmp_path / log).parent.mkdir(exist_ok=True)
+        (tmp_path / log).write_text(text)
+    given = name if name == "-" else str(tmp_path / name)
+    for status in (0, 4):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main(["explain", given]) == status
+        setting, least = UNREAD[name]
+        monkeypatch.setattr(f"ddp_tools.explain.lines.{setting}", least)
+        (tmp_path / "odd" / "c.log").write_bytes(bytes(99))
+
+
 def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "why": f"RuntimeError: {GONE}"}))
     for rank, text in {0: GONE, 1: FAILS}.items():
