@@ -171,7 +171,8 @@ def test_without_prefixes_the_error_is_known_and_no_rank_is_invented(tmp_path: P
 def test_what_slurm_and_a_signal_do_besides_the_root_is_told_where_it_helps(tmp_path: Path) -> None:
     verdict = explain(tmp_path, STEP.format(" DUE TO PREEMPTION") + WORKER + EXITED)
     assert [finding.rule.id for finding in verdict.others] == ["worker-told-to-end"]  # with its own cure
-    assert explain(tmp_path, REFUSED).others == []  # "no such GPU" is what came of it
+    for text in (REFUSED, "RuntimeError: CUDA out of memory.\nKilled\n"):  # "no such GPU" is what came of it
+        assert explain(tmp_path, text).others == []
 
 
 def test_a_folder_of_many_logs_is_read_in_order_and_what_is_left_out_is_said(
@@ -252,6 +253,7 @@ ENDS_OF_LOGS = {  # the status, and what is said
     "rank 0 exit status 0\n": (4, "No failure is seen"),  # of the others nothing is known
     "epoch 1: loss 0.3\nJobState=COMPLETED\n": (0, ""),
     "git: fatal: odd\n": (3, "git: fatal: odd"),
+    "[rank0]: KeyError: 7\n[rank1]: ValueError: odd\n": (3, "Also seen:\n  rank 1, "),
     textwrap.indent(RAISED.format("my.Odd: row 7"), "[rank2]: "): (3, "rank 2"),
 }
 
@@ -305,9 +307,10 @@ def test_the_verdict_as_json_and_from_standard_input(capsys, monkeypatch: pytest
     assert data["root"]["rule"] == "ready-twice" and data["root"]["line"] == 1 + FAILS.count("\n")
 
 
-def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["logs/example.log", "tools/jobfiles/torchrun_each.sbatch"])
+def test_the_page_shows_what_the_command_prints(capsys, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.chdir(ROOT)
-    assert main(["explain", "tests/logs/example.log"]) == 1
+    assert main(["explain", f"tests/{path}"]) == 1
     page = (ROOT / "docs" / "tools.md").read_text()
     assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", page, re.S)
 
