@@ -12,6 +12,7 @@ import textwrap
 import tomllib
 from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -90,6 +91,9 @@ def test_ordinary_lines_are_known_to_no_rule_and_are_no_failure(tmp_path: Path) 
     assert explain(tmp_path, ORDINARY + "RuntimeError: CUDA out of memory.\n").root is not None  # the control
 
 
+RAISES = re.compile(r"\w+Error\(|self\._log_and_throw\(")
+
+
 def test_each_line_with_which_a_script_ends_is_known() -> None:
     lines = set()
     for path in (ROOT / "ddp_helpers" / "rank" / "scripts").glob("mnist_*.py"):
@@ -101,6 +105,15 @@ def test_each_line_with_which_a_script_ends_is_known() -> None:
     rules = {line: best_rule([rule for rule in SPOKEN if rule.seen == "this course"], line) for line in lines}
     assert [line for line, rule in rules.items() if rule is None] == []
     assert BY_ID["nan-stop"] in rules.values() and BY_ID["no-launcher"] in rules.values()
+
+
+def test_six_of_the_messages_that_ddp_itself_raises_are_known() -> None:
+    """The rest tell of a fault of torch, or of hooks and meshes that few people use."""
+    torch = Path(find_spec("torch").origin).parent  # which is not imported
+    tree = ast.parse((torch / "nn" / "parallel" / "distributed.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and RAISES.match(ast.unparse(node))]
+    texts = {text.replace("\0", "7") for call in calls for text in ways(call.args[-1], {})}
+    assert len(texts) > 20 and sum(best_rule(SPOKEN, text) is not None for text in texts) >= 6
 
 
 def test_the_page_is_written_from_the_rules() -> None:
