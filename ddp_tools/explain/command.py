@@ -11,7 +11,7 @@ from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import STDIN, read_logs
 from ddp_tools.explain.report import as_data, as_text
 
-ENDED_WELL, EXPLAINED, NOT_KNOWN, NOTHING_SEEN = 0, 1, 3, 4  # 2 is a wrong use
+_ENDED_WELL, _EXPLAINED, _NOT_KNOWN, _NOTHING_SEEN = 0, 1, 3, 4  # 2 is a wrong use
 
 
 def explain(paths: Sequence[Path], as_json: bool = False) -> int:
@@ -35,5 +35,5 @@ def explain(paths: Sequence[Path], as_json: bool = False) -> int:
     else:
         print(as_text(verdict, logs))
     if verdict.root is None:
-        return ENDED_WELL if verdict.well else NOTHING_SEEN
-    return EXPLAINED if verdict.known else NOT_KNOWN
+        return _ENDED_WELL if verdict.well else _NOTHING_SEEN
+    return _EXPLAINED if verdict.known else _NOT_KNOWN

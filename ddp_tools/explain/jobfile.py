@@ -18,7 +18,7 @@ from ddp_tools import PlainError, printable
 from ddp_tools.explain.jobfile_checks import compare, unread
 from ddp_tools.explain.jobfile_text import JobFile, Start
 
-SOUND, FAULTY, NOT_SEEN = 0, 1, 4
+_SOUND, _FAULTY, _NOT_SEEN = 0, 1, 4
 _NAMES = (".sbatch", ".slurm", ".sbat")
 _DIRECTIVE = re.compile(r"(?im)^[ \t]*#[ \t]*SBATCH[ \t]+-")
 _OTHERS = {"PBS": r"(?m)^#PBS\s+-", "LSF": r"(?m)^#BSUB\s+-", "Grid Engine": r"(?m)^#\$\s+-"}
@@ -145,11 +145,11 @@ def explain_job(path: Path, as_json: bool = False) -> int:
         raise PlainError(f"{path} cannot be read: {error.strerror}") from error
     found = judge_job(job)
     unseen = not_seen(job)
-    status = SOUND
+    status = _SOUND
     if unseen or not all(one.seen for one in found):
-        status = NOT_SEEN
+        status = _NOT_SEEN
     if any(one.seen and one.fault.kind == "fault" for one in found):
-        status = FAULTY
+        status = _FAULTY
     if as_json:
         print(json.dumps(_data(job, found, unseen, status), indent=1, ensure_ascii=False))
     else:
@@ -176,7 +176,7 @@ def _text(job: JobFile, found: list[Found], unseen: list[str], status: int) -> I
     if unseen:
         yield ""
         yield from (f"Not seen: {sentence}" for sentence in unseen)
-    if status == SOUND:
+    if status == _SOUND:
         yield "No known fault is in it."
 
 
@@ -210,7 +210,7 @@ def _data(job: JobFile, found: list[Found], unseen: list[str], status: int) -> d
         }
         for one in found
     ]
-    verdict = {SOUND: "no known fault", FAULTY: "faults", NOT_SEEN: "not seen"}[status]
+    verdict = {_SOUND: "no known fault", _FAULTY: "faults", _NOT_SEEN: "not seen"}[status]
     return {
         "verdict": verdict,
         "file": str(job.path),

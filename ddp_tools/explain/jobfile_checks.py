@@ -5,12 +5,12 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddp_tools.explain.jobfile_text import JobFile, Start, options_of
+from ddp_tools.explain.jobfile_text import SRUN, JobFile, Start, options_of
 
 Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
-FIRST_EPHEMERAL, LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
+_FIRST_EPHEMERAL, _LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
 # What sbatch sets only where it was asked by one of these options.
-SET_BY = {
+_SET_BY = {
     "SLURM_GPUS": ("gpus",),
     "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
     "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
@@ -51,14 +51,13 @@ def compare(job: JobFile) -> Iterator[Row]:
     for start in job.starts:
         yield from _counts(start)
         yield from _not_exported(job, start)
-    for command in job.commands:
-        for name, _, value in command.assigned():
-            count = len(value.split(","))
-            if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
-                asked = {start.gpus for start in job.starts if start.gpus}
-                if asked and count not in asked:
-                    by = "-srun" if "srun" in job.facts else ""
-                    yield f"cuda-visible{by}", command.line, {"count": count, "gpus": max(asked)}
+    asked = {start.gpus for start in job.starts if start.gpus}
+    for line, name, _, value in job.assigned:
+        count = len(value.split(","))
+        plain = name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value)
+        if asked and plain and count not in asked:
+            by = "-srun" if "srun" in job.facts else ""
+            yield f"cuda-visible{by}", line, {"count": count, "gpus": max(asked)}
 
 
 def _contradiction(job: JobFile) -> Iterator[Row]:
@@ -67,8 +66,7 @@ def _contradiction(job: JobFile) -> Iterator[Row]:
     each, tasks, nodes = (job.options.get(name, "1" if name == "nodes" else "") for name in names)
     whole = each.isdigit() and tasks.isdigit() and nodes.isdigit()
     if whole and int(tasks) < int(each) * int(nodes):
-        lines = [number for number, text in job.directives if re.search("ntasks| -n", text)]
-        yield "tasks-contradict", lines[0], {"tasks": tasks, "each": each}
+        yield "tasks-contradict", _line_of(job, "ntasks"), {"tasks": tasks, "each": each}
 
 
 def _line_of(job: JobFile, option: str) -> int:
@@ -115,7 +113,7 @@ def _one_of_many(job: JobFile) -> Iterator[Row]:
     """Yield a job of several tasks in which each srun starts one, and none runs beside it."""
     asked = Start(0, "", job.options)
     tasks = (asked.nodes or 1) * (asked.tasks or 1)
-    sruns = [command for command in job.commands if re.search(r"(?:^|[\s;(/])srun\s", command.text)]
+    sruns = [command for command in job.commands if SRUN.search(command.text)]
     one = re.compile(r"\s(?:-n|--ntasks)[= ]?1(?!\S)")
     starts = [start for start in job.starts if "srun" in start.facts]
     if any("torchrun" in start.facts for start in starts):
@@ -169,8 +167,8 @@ def _folders(job: JobFile) -> Iterator[Row]:
 def _unset(job: JobFile) -> Iterator[Row]:
     """Yield variables that are used, though nothing that was asked for sets them."""
     asked = set(job.options).union(*(start.options for start in job.starts))
-    ours = {name for command in job.commands for name, _, _ in command.assigned()}
-    for name, options in SET_BY.items():
+    ours = {name for _, name, _, _ in job.assigned}
+    for name, options in _SET_BY.items():
         leaves = re.search(rf'-z\s+"?\$\{{?{name}\b(?:(?!\bfi\b).)*?\bexit\b', job.bare, re.S)
         tested = re.search(rf'-[nzv]\s+"?\$?\{{?{name}\b|\$\{{{name}:?[-+=]', job.bare)
         if asked & set(options) or name in ours or (tested and not leaves):
@@ -187,16 +185,11 @@ def _unset(job: JobFile) -> Iterator[Row]:
 
 def _ports(job: JobFile) -> Iterator[Row]:
     """Yield meeting ports that may be taken."""
-    ports = [
-        (command.line, value)
-        for command in job.commands
-        for name, _, value in command.assigned()
-        if name.upper().endswith("PORT")
-    ]
+    ports = [(line, it) for line, name, _, it in job.assigned if name.upper().endswith("PORT")]
     ports += [(start.line, port) for start in job.starts for port in _PORT_FLAG.findall(start.text)]
     for line, value in ports:
         top = _highest(value)
-        if top >= FIRST_EPHEMERAL and not (value.isdecimal() and top > LAST_EPHEMERAL):
+        if top >= _FIRST_EPHEMERAL and not (value.isdecimal() and top > _LAST_EPHEMERAL):
             yield "port-ephemeral", line, {"port": value if value.isdecimal() else f"up to {top}"}
             break
     if "array" in job.options and ports and not any("$" in value for _, value in ports):
@@ -237,10 +230,7 @@ def _not_exported(job: JobFile, start: Start) -> Iterator[Row]:
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
         export = rf"\b(?:export|declare\s+-x)\b[^\n;]*\b{name}\b|--export=\S*{name}"
         used = rf"(?s)^(?!\s*(?:echo|printf)\b).*\${{?{name}\b"
-        others = [command for command in job.commands if command.line != start.line]
         if re.search(export, job.bare) or any(re.search(used, it.text) for it in job.commands):
             continue
-        for command in others:
-            if name in [assigned for assigned, _, _ in command.assigned()]:
-                yield "not-exported", command.line, {"name": name}
-                break
+        lines = [line for line, it, _, _ in job.assigned if it == name and line != start.line]
+        yield from (("not-exported", line, {"name": name}) for line in lines[:1])

@@ -17,7 +17,6 @@ _SHORT |= {"x": "exclude", "d": "dependency", "b": "begin", "H": "hold", "L": "l
 _SHORT |= {"M": "clusters", "m": "distribution", "W": "wait", "Q": "quiet", "v": "verbose"}
 _SHORT |= {"l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "s": "oversubscribe"}
 # Options of srun behind which no value stands, or only one with =.
-_EACH = "ntasks-per-node"
 _FLAGS = {"label", "unbuffered", "kill-on-bad-exit", "quiet", "verbose", "exclusive", "exact"}
 _FLAGS |= {"overlap", "oversubscribe", "overcommit", "pty", "multi-prog", "hold", "disable-status"}
 _FLAGS |= {"no-container-mount-home", "container-mount-home", "container-writable"}
@@ -32,7 +31,7 @@ _ENDS = ("\n", ";", "&", "&&", "|", "||")
 _ASSIGNS = re.compile(r"\s*(?:(?:then|do|else)\s+)?(?:(?:export|declare|local|readonly)\s|\w+\+?=)")
 _ASSIGNED = re.compile(r"(?<!\S)(\w+)(\+?)=(\S*)")
 _VALUE_OF = re.compile(r"[$\0](?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
-_SRUN = re.compile(r"(?:^|[\s;(/])srun\s")
+SRUN = re.compile(r"(?:^|[\s;(/])srun\s")
 _LAUNCHER = re.compile(
     r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\baccelerate\s+launch\b"
 )
@@ -59,11 +58,6 @@ class Command:
     def text(self) -> str:
         """The command as one reads it."""
         return self.raw.replace("\1", " ")
-
-    def assigned(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each variable that it sets: the name, whether it is appended to, and the value."""
-        for match in _ASSIGNED.finditer(self.raw) if _ASSIGNS.match(self.raw) else ():
-            yield match[1], bool(match[2]), match[3].replace("\1", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,9 @@ class Start:
     @property
     def tasks(self) -> int | None:
         """How many tasks each node has; None where that is not plain."""
-        if any(name.startswith("ntasks-per-") for name in self.options.keys() - {_EACH}):
+        if any(
+            name.startswith("ntasks-per-") for name in self.options.keys() - {"ntasks-per-node"}
+        ):
             return None
         if "ntasks-per-node" in self.options:
             return self.number("ntasks-per-node")
@@ -168,15 +164,24 @@ class JobFile:
             self.options |= options_of(line)
 
     @cached_property
+    def assigned(self) -> list[tuple[int, str, str, str]]:
+        """What variables are set to: the line, the name, a + where it is appended, the value."""
+        return [
+            (command.line, match[1], match[2], match[3].replace("\1", " "))
+            for command in self.commands
+            if _ASSIGNS.match(command.raw)
+            for match in _ASSIGNED.finditer(command.raw)
+        ]
+
+    @cached_property
     def values(self) -> dict[str, str]:
         """The value of each variable that is set to one value only."""
         values: dict[str, str] = {}
         several = set()
-        for command in self.commands:
-            for name, more, value in command.assigned():
-                if not more and values.get(name, value) != value:
-                    several.add(name)
-                values[name] = f"{values.get(name, '')} {value}" if more else value
+        for _, name, more, value in self.assigned:
+            if not more and values.get(name, value) != value:
+                several.add(name)
+            values[name] = f"{values.get(name, '')} {value}" if more else value
         return {name: value.strip("()") for name, value in values.items() if name not in several}
 
     def filled(self, text: str) -> str:
@@ -196,18 +201,17 @@ class JobFile:
             known = [(kind, match) for kind, it in kinds.items() if (match := it.search(text))]
             if known and not _NO_START.match(command.raw):
                 kind, program = known[0]
-                srun = _SRUN.search(text, 0, program.start() + 1)
+                srun = SRUN.search(text, 0, program.start() + 1)
                 own = _srun_options(raw[srun.end() - 1 : program.start()]) if srun else {}
-                kept = {"ntasks", "ntasks-per-node"} if own.keys() & {"ntasks"} else set()
+                kept = ("ntasks", "ntasks-per-node") if "ntasks" in own else ()
                 job = {name: value for name, value in self.options.items() if name not in kept}
                 start = Start(command.line, text, job | own, own)
-                start.facts.update({kind, *_facts(start, srun is not None, own)})
-                start.facts.update({"background"} if command.background else ())
+                start.facts.update({kind, *_facts(start, srun is not None, command.background)})
                 starts.append(start)
         ranks = [start for start in starts if start.facts & {"srun", "torchrun", "other"}]
         return ranks or starts[-1:]
 
-    @property
+    @cached_property
     def facts(self) -> set[str]:
         """The facts of all that starts ranks."""
         facts = {"directives"} if self.directives else set()
@@ -244,18 +248,19 @@ class JobFile:
         return count
 
 
-def _facts(start: Start, srun: bool, own: dict[str, str]) -> Iterator[str]:
+def _facts(start: Start, srun: bool, background: bool) -> Iterator[str]:
     """Yield the facts of a start, besides its launcher."""
     nodes, tasks, gpus = start.nodes or 1, start.tasks or 1, start.gpus or 0
     told = {
         "srun": srun,
+        "background": background,
         "several nodes": nodes > 1,
         "several tasks": nodes * tasks > 1,
         "tasks on a node": tasks > 1,
-        "one task asked": own.get("ntasks") == "1",
+        "one task asked": start.own.get("ntasks") == "1",
         "several gpus": gpus > 1,
         "cpus asked": (start.number("cpus-per-task") or 1) > 1,
-        "cpus handed on": "cpus-per-task" in own,
+        "cpus handed on": "cpus-per-task" in start.own,
         "gpus-per-task": "gpus-per-task" in start.options,
         "tasks per node asked": "ntasks-per-node" in start.options,
         "tasks asked": (start.number("ntasks") or 0) > nodes,

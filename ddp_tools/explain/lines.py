@@ -20,7 +20,7 @@ from ddp_tools.explain.prefixes import (
 )
 
 STDIN = "-"
-PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
+_PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
 _MOST_FILES = 4096
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _LOG = re.compile(r"(?i)\.(?:log|out|err|txt|o\d+|e\d+)$|^(?:log|std(?:out|err)|slurm-)|^nohup")
@@ -62,7 +62,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     logs = Logs([], [], [])
     for path in paths:
         if str(path) == STDIN:
-            _add(logs, "standard input", sys.stdin.buffer.read(2 * PART))
+            _add(logs, "standard input", sys.stdin.buffer.read(2 * _PART))
             if sys.stdin.buffer.read(1):
                 logs.left_out("standard input is long: its end was not read. Give it as a file")
         elif path.is_dir():
@@ -113,11 +113,11 @@ def _add_file(logs: Logs, path: Path) -> None:
     """Read a file, of a long one the beginning and the end."""
     try:
         with path.open("rb") as file:
-            content = file.read(2 * PART)
+            content = file.read(2 * _PART)
             rest = path.stat().st_size - len(content)
             if rest > 0:
-                file.seek(-PART, 2)
-                content = content[:PART] + b"\n" + file.read()
+                file.seek(-_PART, 2)
+                content = content[:_PART] + b"\n" + file.read()
                 logs.left_out(f"{path} is long: {rest:,} bytes in its middle were not read")
     except OSError as error:
         raise PlainError(f"{path} cannot be read ({error.strerror}): give a log's path") from None

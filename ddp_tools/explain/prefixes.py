@@ -15,7 +15,7 @@ _PREFIXES = (
 # What stands before a rank's own mark, or before the text: a quote, a test's or Ray's process.
 _NOISE = re.compile(r"(?:>+ |(?:stderr|stdout): |\(\w[\w.:<>-]* pid=\d+[^)]*\) )+")
 _MARK = re.compile(r"(?=\[rank\d{1,6}\]:)")
-LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
+_LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
 _OF_A_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|mpirun|prterun)\b|\*\*\*|-{5}")
 _IN_TEXT = re.compile(r"\[(?:PG [^\]]*?)?Rank (\d{1,6})\]")
 _GLOG = re.compile(r"\b[EWIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
@@ -32,7 +32,7 @@ def without_colours(text: str) -> str:
 def is_labelled(lines: Sequence[str]) -> bool:
     """Say whether nearly each line begins with a task's number, as after `srun --label`."""
     own = [line for line in lines if line.strip() and not _OF_A_LAUNCHER.match(line)]
-    labelled = sum(LABEL.match(line) is not None for line in own)
+    labelled = sum(_LABEL.match(line) is not None for line in own)
     return len(own) > 1 and labelled >= _LABELLED * len(own)
 
 
@@ -41,7 +41,7 @@ def split_prefix(text: str, labelled: bool) -> tuple[int | None, str]:
     rank = None
     if noise := _NOISE.match(text):
         text = text[noise.end() :]
-    if labelled and (match := LABEL.match(text)):
+    if labelled and (match := _LABEL.match(text)):
         rank, text = int(match[1]), text[match.end() :]
     while match := next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None):
         rank, text = int(match[1]), text[match.end() :]

@@ -26,7 +26,7 @@ def page_of(rule: Rule) -> str:
     return rule.page or (f"{_PAGE}#{rule.section}" if rule.on_page else "")
 
 
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """Take Markdown's links out of a text: it is read in a terminal."""
     return _LINK.sub(r"\1", text)
 
@@ -159,7 +159,7 @@ def _indented(begin: str, text: str) -> list[str]:
     indent = " " * len(begin)
     wrapper = textwrap.TextWrapper(_WIDTH, begin, indent)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(plain(text))
+    return wrapper.wrap(_plain(text))
 
 
 # ---- for a machine
@@ -206,7 +206,7 @@ def _data_of(finding: Finding) -> dict[str, object]:
         "times": len(finding.lines),
     }
     if rule := finding.rule:
-        data |= {"kind": rule.kind, "meaning": plain(rule.meaning), "cure": plain(rule.cure)}
-        data |= {"causes": [plain(cause) for cause in rule.causes], "page": page_of(rule)}
+        data |= {"kind": rule.kind, "meaning": _plain(rule.meaning), "cure": _plain(rule.cure)}
+        data |= {"causes": [_plain(cause) for cause in rule.causes], "page": page_of(rule)}
         data |= {"source": rule.source, "seen": rule.seen}
     return data

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-RULES = Path(__file__).with_name("rules.toml")
+_RULES = Path(__file__).with_name("rules.toml")
 HOLE = "…"  # in a message and in a pattern: what differs from case to case
 # What a message says of its run, from the strongest to the weakest. The highest one is the root.
 LEVELS = {
@@ -139,12 +139,12 @@ def _matched(pieces: Iterable[str], text: str) -> int:
 
 
 @cache
-def load_rules(path: Path = RULES) -> tuple[Rule, ...]:
+def load_rules() -> tuple[Rule, ...]:
     """Read all rules, in the order of the file.
 
     Raises ValueError at an entry that cannot be used.
     """
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["rule"]
+    entries = tomllib.loads(_RULES.read_text(encoding="utf-8"))["rule"]
     rules = []
     for entry in entries:
         values: dict[str, Any] = {

@@ -202,9 +202,9 @@ def test_a_folder_of_many_logs_is_read_in_order_and_what_is_left_out_is_said(
 
 UNREAD = {  # what is given: a setting of the reader under which a part of it is not read
     "": ("_MOST_FILES", 1),
-    "a.log": ("PART", 19),
-    "-": ("PART", 19),
-    "odd": ("PART", 100),  # zeros among its logs: no setting
+    "a.log": ("_PART", 19),
+    "-": ("_PART", 19),
+    "odd": ("_PART", 100),  # zeros among its logs: no setting
 }
 
 
