@@ -233,4 +233,5 @@ def _not_exported(job: JobFile, start: Start) -> Iterator[Row]:
         if re.search(export, job.bare) or any(re.search(used, it.text) for it in job.commands):
             continue
         lines = [line for line, it, _, _ in job.assigned if it == name and line != start.line]
-        yield from (("not-exported", line, {"name": name}) for line in lines[:1])
+        if lines:
+            yield "not-exported", lines[0], {"name": name}
