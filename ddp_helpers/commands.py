@@ -204,11 +204,15 @@ def audit_script(args: Namespace) -> int:
 
     _check_file(args.json)
     _check_file(args.sarif, "--sarif")
+    folder = args.folder
+    if folder is None and args.course:
+        script = args.script.resolve()
+        name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
+        folder = args.course / "build" / "audit" / name
     rows = command.audit(
         args.script,
         args.arguments,
-        folder=args.folder,
-        course=args.course,
+        folder=folder,
         two_nodes=args.two_nodes,
         cwd=args.cwd,
         limit=args.limit,
@@ -217,8 +221,8 @@ def audit_script(args: Namespace) -> int:
         resume_with=args.resume_with,
     )
     status = command.report(rows)
-    if folder := command.folder_of(args.script, args.folder, args.course):
-        print(f"kept in {folder}")
+    if folder:
+        print(f"kept in {folder.resolve()}")
     answer = {"script": str(args.script), "arguments": args.arguments}
     _write_json(args.json, answer | {"rows": [row._asdict() for row in rows]})
     if args.sarif:

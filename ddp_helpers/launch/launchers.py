@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import ddp_tools
 from ddp_helpers.rank.launchers import LAUNCHERS, cpus_of_rank
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Ranks that are all on this machine talk over what no other machine can reach.
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-# torchrun, whose meeting place listens on this machine alone. By its path, since ddp_helpers need
-# not be installed; -P, so that the modules beside it are not taken for others of these names.
-MEETING = Path(__file__).parents[1] / "rank" / "meeting.py"
+# torchrun, whose meeting place listens on this machine alone. By its path, since nothing need be
+# installed; -P, so that the modules beside it are not taken for others of these names.
+MEETING = Path(ddp_tools.__file__).with_name("meeting.py")
 TORCHRUN = [sys.executable, "-P", str(MEETING)]
 
 # What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of

@@ -3,23 +3,19 @@
 The learner's process calls it. Needs no torch in this process.
 """
 
-import os
 import shlex
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_helpers import ROOT
-from ddp_helpers.launch.launchers import LOOPBACK_ONLY, launch_commands, launch_environment
-from ddp_helpers.launch.programs import lines_of
 from ddp_tools import PlainError, printable
 from ddp_tools.audit import one_rank, restart
 from ddp_tools.audit.judge import EARLY, judge
+from ddp_tools.audit.launch import launch
 from ddp_tools.audit.mirror import MIRRORED, mirror
 from ddp_tools.audit.notes import (
     NONE,
@@ -31,14 +27,11 @@ from ddp_tools.audit.notes import (
     Notes,
     Row,
     Stopped,
-    read_notes,
     select,
 )
 from ddp_tools.audit.rank_checks import NEEDS_STAND_IN, SEE_LOG
 
-WITNESS = Path(__file__).with_name("witness.py")
 RANKS = 2
-_START = 90.0  # seconds more, for torchrun and the imports
 _RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
 _STATES = (RED, OK, UNSEEN, NONE, NOT_ASKED)  # as the table has them
 _WIDTH = 200  # letters of a rank's last line
@@ -86,11 +79,11 @@ class _Runs:
             "DDP_AUDIT_STOP": stop_rank,
             "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
         }
-        # Of `ddp-course gpus` each rank has one of its own, unless both are told to be the first.
-        if "SIMULATED_GPUS" not in os.environ or self.on_cpu or self.two_nodes:
+        # Of simulated GPUs each rank has one of its own, unless both are told to be the first.
+        if self.on_cpu or self.two_nodes:
             env["CUDA_VISIBLE_DEVICES"] = ""
         command = [str(self.script), *arguments]
-        return _launch(ranks, command, self.folder / work, notes, self.limit, env)
+        return launch(ranks, command, self.folder / work, notes, self.limit, env)
 
 
 def audit(
@@ -102,40 +95,37 @@ def audit(
     on_cpu: bool = False,
     batch_size_flag: str = "",
     resume_with: str | None = None,
-    course: Path | None = ROOT,
     two_nodes: bool = False,
 ) -> list[Row]:
     """Run an unchanged script on two ranks under witnesses, and judge it.
 
     They have CPUs, or under `ddp-course gpus` simulated GPUs.
 
-    arguments: the script's. folder: for all that the audit leaves; without it, a folder of
-    build/audit in the course, or, where there is no course, one that is removed at the end. cwd:
-    the folder whose files the script finds where it runs; it changes none of them. limit: seconds
-    until a script that has not ended is ended. on_cpu: what the script asks of CUDA is done on the
-    CPU. batch_size_flag: the script's flag with which one rank can be given the same global batch,
-    whether it counts all ranks or each. resume_with: have the script ended and started again, with
-    these arguments besides, maybe none. two_nodes: each rank is told that it is the only one of its
-    node, so that local_rank, which is 0 on both, cannot pass for rank. The learner's process calls
-    it. Raises PlainError.
+    Args:
+        script: the file of the script.
+        arguments: the script's.
+        folder: for all that the audit leaves; without it, one that is removed at the end.
+        cwd: the folder whose files the script finds where it runs; it changes none of them.
+        limit: seconds until a script that has not ended is ended.
+        on_cpu: what the script asks of CUDA is done on the CPU.
+        batch_size_flag: the script's flag with which one rank can be given the same global batch,
+            whether it counts all ranks or each.
+        resume_with: have the script ended and started again, with these arguments besides, maybe
+            none.
+        two_nodes: each rank is told that it is the only one of its node, so that local_rank, which
+            is 0 on both, cannot pass for rank.
+
+    Raises PlainError.
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
-        kept = folder_of(script, folder, course)
-        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+        folder = folder.resolve()
         _check(script, folder, cwd, limit, resume_with or "")
         cwd = Path(cwd).resolve() if cwd else None
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
         return _audit_rows(runs, arguments, batch_size_flag, resume_with)
-
-
-def folder_of(script: Path, folder: Path | None, course: Path | None) -> Path | None:
-    """Where an audit is kept: the folder that was named, or one in the course; or None."""
-    if folder is None and course:
-        script = Path(script).resolve()
-        name = f"{script.parent.name}-{script.stem}"  # many scripts are called train.py
-        folder = course / "build" / "audit" / name
-    return Path(folder).resolve() if folder else None
 
 
 def _audit_rows(
@@ -240,32 +230,6 @@ def _make_empty(folder: Path) -> None:
     """Make a folder, in place of what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def _launch(
-    ranks: int,
-    command: list[str],
-    cwd: Path,
-    notes: Path,
-    limit: float,
-    env: dict[str, str],
-) -> list[Notes]:
-    """Run the ranks to their end, or until they are ended; returns their notes.
-
-    command: the script and its arguments; notes: the folder for the notes, and for output.log.
-    """
-    change_folder = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
-    enter = [sys.executable, "-c", change_folder, str(cwd)]
-    with tempfile.TemporaryDirectory() as logs, (notes / "output.log").open("w") as log:
-        witness = [str(WITNESS), str(notes), str(limit), *command]
-        [torchrun] = launch_commands("torchrun", witness, [ranks], logs)
-        env = launch_environment([ranks], LOOPBACK_ONLY | env)
-        lines = lines_of([[*enter, *torchrun]], env, limit + _START)
-        with closing(lines), suppress(TimeoutError):
-            for line in lines:
-                if isinstance(line, str):
-                    log.write(line + "\n")
-    return read_notes(notes, ranks)
 
 
 def show_table(rows: Sequence[Row]) -> str:

@@ -12,14 +12,14 @@ import torch
 
 # Files in which no line of the script stands.
 _LIBRARIES = (
-    *("<frozen", str(Path(__file__).resolve().parent)),
+    *("<frozen", str(Path(__file__).resolve().parents[1])),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
 _LETTERS = 12  # of a digest
 
 
 def is_library(file: str) -> bool:
-    """Whether a source file is one of Python's, of its packages, or of the audit."""
+    """Whether a source file is one of Python's, of its packages, or of these tools."""
     return file.startswith(_LIBRARIES)
 
 

@@ -170,8 +170,6 @@ def _spawned(
     world_size = os.environ["WORLD_SIZE"]
     if nprocs != _local_world_size():
         sys.exit(f"mp.spawn is asked for {nprocs} ranks, and the audit has {world_size}")
-    # Rank 0 serves at the port that the script chooses.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     function(_local_rank(), *args)
 
 

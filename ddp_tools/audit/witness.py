@@ -1,6 +1,6 @@
 """Run an unchanged script on this rank, and note what it does, as the audit starts it on each rank:
 
-torchrun … -- witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
+witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-# ddp_helpers need not be installed; the script does not see this folder.
+# ddp_tools need not be installed; the script does not see this folder.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from ddp_tools.audit import notes, stand_in
 from ddp_tools.audit.digests import is_library
 from ddp_tools.audit.training_observer import TrainingObserver
+from ddp_tools.meeting import listen_narrowly
 
 sys.path.pop()
 
@@ -32,6 +33,7 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
 
     folder: for the notes; limit: seconds, after which this rank is ended.
     """
+    listen_narrowly()
     if os.environ.get("DDP_AUDIT_TWO_NODES"):
         stand_in.on_two_nodes()
     stand_in.as_launched()

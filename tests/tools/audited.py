@@ -6,8 +6,9 @@ from pathlib import Path
 from real import LIMIT
 
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
-from ddp_tools.audit.command import RANKS, WITNESS
+from ddp_tools.audit.command import RANKS
 from ddp_tools.audit.judge import judge
+from ddp_tools.audit.launch import WITNESS
 from ddp_tools.audit.notes import Notes, Row, read_notes
 
 AT_ONCE = 3  # scripts
@@ -15,13 +16,13 @@ ON_CPU = {"DDP_AUDIT_ON_CPU": "1"}
 
 
 def start(ranks, words, cwd, notes, limit, env):
-    """Start the witnesses of a script, as the command's `_launch` does, but on forked ranks."""
+    """Start the witnesses of a script, as the command's `launch` does, but on forked ranks."""
     words = (notes, limit, *words)
     return LearnerRun(WITNESS, *words, ranks=ranks, folder=cwd, limit=limit + 30, env=env)
 
 
 def launch(ranks, words, cwd, notes, limit, env):
-    """In the place of the command's `_launch`: the notes of the ranks."""
+    """In the place of the command's `launch`: the notes of the ranks."""
     wait_for_runs(start(ranks, words, cwd, notes, limit, env))
     return read_notes(notes, ranks)
 

@@ -3,13 +3,17 @@
 import json
 import re
 import shutil
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 
+import psutil
 import pytest
 import simulated
 from audited import ON_CPU, Script, audit_all, launch, table
 from changed_text import replaced
-from real import LIMIT, THOROUGH
+from real import LIMIT, THOROUGH, until
 from refusals import refused
 
 from ddp_helpers import ROOT
@@ -19,6 +23,7 @@ from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.rank.scripts import script_text
 from ddp_tools import PlainError
 from ddp_tools.audit import command, mirror
+from ddp_tools.audit.command import RANKS
 from ddp_tools.audit.judge import CHECKS, judge
 from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select
 from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
@@ -499,7 +504,7 @@ def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
 @pytest.fixture
 def forked(monkeypatch):
     """The command's ranks are forked: that it launches them, the last test of these shows, and that of the wheel."""
-    monkeypatch.setattr(command, "_launch", launch)
+    monkeypatch.setattr(command, "launch", launch)
 
 
 def test_the_command_writes_a_table_and_nothing_beside_the_script(forked, tmp_path, monkeypatch, capsys):
@@ -626,10 +631,47 @@ def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
 def test_a_script_that_fails_at_once_is_no_red_row_of_ci(tmp_path, capsys):
     text = "import sys\nsys.stderr.write('give --lr, not ' + ' '.join(sys.argv[1:]) + chr(10))\nsys.exit(2)\n"
     (script := tmp_path / "it.py").write_text(text)
-    # A flag that torchrun would take for its own, had the audit no -- before the script.
+    # A flag that a launcher would take for its own.
     assert main(["audit", str(script), "--folder", str(tmp_path / "its"), "--", "--n", "640"]) == 2
     said = capsys.readouterr().out
     assert "give --lr, not --n 640" in said and f"kept in {tmp_path / 'its'}" in said and "says nothing" in said
+
+
+WAITS = """
+import json, os, subprocess, psutil, torch.distributed as dist
+dist.init_process_group("gloo")
+child = subprocess.Popen(["sleep", "600"])
+links = [link for link in psutil.net_connections("inet") if link.pid == os.getpid()]
+listens = sorted({link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN})
+with open(f"rank{os.environ['RANK']}.part", "w") as file:
+    json.dump([[os.getpid(), child.pid], listens], file)
+os.rename(file.name, file.name.replace("part", "json"))
+child.wait()
+"""
+
+
+def is_alive(pid):
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_listen_on_this_machine_alone_and_end_with_the_audit_however_it_ends(number, tmp_path):
+    (script := tmp_path / "it.py").write_text(WAITS)
+    words = [sys.executable, "-m", "ddp_helpers", "audit", script, "--folder", tmp_path / "its"]
+    audit = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        left = tmp_path / "its" / "work"
+        until(lambda: len([*left.glob("*.json")]) == RANKS, "the ranks have begun")
+        told = [json.loads((left / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+        audit.send_signal(number)
+        audit.wait(LIMIT)
+        pids = [pid for of_rank, _ in told for pid in of_rank]
+        until(lambda: not any(map(is_alive, pids)), "all ranks, and what they started, have ended")
+    finally:
+        audit.kill()
+    assert all(addresses == ["127.0.0.1"] for _, addresses in told)
 
 
 @pytest.mark.parametrize(
