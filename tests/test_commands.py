@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
+import markupsafe
 import nbformat
 import pytest
 from real import LIMIT, python
@@ -236,3 +238,27 @@ def test_what_a_shell_types_ends_with_the_line_and_status_2(desk) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
     ended(done.returncode, done.stdout, done.stderr, "--data D", "behind --")
+
+
+BARE = {  # what needs neither torch nor Jupyter: its words, its exit status, and what it says
+    "script": (["mnist_ddp", "mine.py"], 0, "wrote mine.py"),
+    "job": (["della", "mine.py", "--run", "first", "--", "--run-dir", "{run_dir}"], 0, "#SBATCH --nodes=1"),
+    "collect": (["first"], 2, "was not submitted"),
+    "explain": ([str(ROOT / "tests" / "logs" / "example.log")], 1, "exitcode"),
+    "who-hangs": (["recorder_rank0.json", "--json", "answer"], 1, "rank 1 left no dump"),
+}
+
+
+def test_a_command_that_trains_nothing_needs_python_and_jinja2_alone(tmp_path) -> None:
+    (libraries := tmp_path / "libraries").mkdir()
+    for package in (jinja2, markupsafe):
+        (libraries / package.__name__).symlink_to(Path(package.__file__).parent)
+    (tmp_path / "recorder_rank0.json").write_text(json.dumps({"pg_status": {}, "world_size": 2}))
+    path = os.pathsep.join(map(str, (ROOT, libraries)))
+    env = os.environ | {"PYTHONPATH": path, "SLURM_CONF": "/none", "DDP_RUNS": ""}
+    assert python("-S", "-c", "import psutil", env=env).returncode, "the control: -S leaves out what is installed"
+    for name, (words, status, said) in BARE.items():
+        done = python("-S", "-m", "ddp_helpers", name, *words, cwd=tmp_path, env=env)
+        assert done.returncode == status and said in done.stdout + done.stderr, done
+    versions = json.loads((tmp_path / "answer").read_text())["versions"]
+    assert versions.keys() == {"ddp-course", "python"}

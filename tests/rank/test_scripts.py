@@ -53,8 +53,7 @@ def test_a_script_needs_no_helpers_and_says_its_flags(tmp_path):
 
 
 def test_a_script_is_written_where_nothing_is_installed(tmp_path):
-    code = "from ddp_helpers.rank.scripts import NAMES, write_script\nimport sys\n"
-    code += "for name in NAMES: write_script(name, name)\nassert not {'torch', 'numpy', 'jinja2'} & {*sys.modules}"
+    code = "from ddp_helpers.rank.scripts import NAMES, write_script\nfor name in NAMES: write_script(name, name)"
     command = [sys.executable, "-S", "-c", code]
     subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: script_text(name) for name in NAMES}
