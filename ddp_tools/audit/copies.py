@@ -1,20 +1,19 @@
 """Find copies of the wrapped models on this rank, such as an average of their weights (EMA).
 
-The audit's training observer has one `Copies`. Needs torch.
+The audit's watch of models has one `Copies`. Needs torch.
 """
 
 import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ddp_tools.audit.notes import Copy
-from ddp_tools.audit.watch import replace_call
+from ddp_tools.audit.watch import hear
 
 
 class Copies:
@@ -26,24 +25,17 @@ class Copies:
     def __init__(
         self, line_of: Callable[[FrameType], str], note_tensors: Callable[..., None]
     ) -> None:
+        """Hear of each module that is made from now on."""
         self._line_of = line_of
         self._note_tensors = note_tensors
         self._made: list[tuple[weakref.ref[nn.Module], str]] = []  # not looked at yet
         self._copies: dict[str, nn.Module] = {}  # by the line that made it
+        for name in ("__init__", "__setstate__"):
+            hear(nn.Module, name, after=self._heard)
 
-    def watch(self) -> None:
-        """Hear of each module that is made from now on, by its class or by a copy of another."""
-
-        def watched(make: Callable) -> Callable:
-            def call(module: nn.Module, *args: Any, **options: Any) -> None:
-                make(module, *args, **options)
-                line = self._line_of(sys._getframe(1))
-                self._made.append((weakref.ref(module), line))
-
-            return call
-
-        replace_call(nn.Module, "__init__", watched)
-        replace_call(nn.Module, "__setstate__", watched)
+    def _heard(self, module: nn.Module, *_: object, **__: object) -> None:
+        """Keep a module that was made, by its class or by a copy of another."""
+        self._made.append((weakref.ref(module), self._line_of(sys._getframe(1))))
 
     def look(self, models: list[nn.parallel.DistributedDataParallel]) -> None:
         """Look for copies among the modules that were made since the last look."""

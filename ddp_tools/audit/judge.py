@@ -28,8 +28,8 @@ def _metrics(ranks: list[Notes]) -> Finding:
 # they test), rank_checks.py (what they do), training_checks.py (weights, gradients) or
 # state_checks.py (what they hold besides), which takes the notes of all ranks and returns a
 # Finding: RED only for what is wrong for certain, UNSEEN where the notes do not say, NONE where the
-# script has nothing of the kind. What no note says is a field or a class more in notes.py (and
-# _KINDS), written by one of the observers. Plant a fault that it finds (PLANTED in
+# script has nothing of the kind. What no note says is a field or a class more in notes.py,
+# written by one of the watches. Plant a fault that it finds (PLANTED in
 # tests/tools/test_audit.py; docs/tools.md has a row for each check); `TEST_ALL=1 pytest
 # tests/tools/test_audit.py` plants all: it may be red for others, too.
 # Of two rows that one cause makes red, the vaguer says UNSEEN and points to the other.

@@ -1,6 +1,6 @@
 """Read from a loss's autograd graph by what it divides the sum over this rank's terms.
 
-The audit's training observer calls it on every rank before a backward pass. Needs torch.
+The audit's watch of training calls it on every rank before a backward pass. Needs torch.
 """
 
 import math

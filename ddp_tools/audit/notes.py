@@ -236,14 +236,17 @@ class End(Note):
 
 Notes = list[Note]
 NoteType = TypeVar("NoteType", bound=Note)
-_KINDS: dict[str, type[Note]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Start, Pass, Weights, Buffers, Copy, Join, Wrap),
-        *(Collective, GroupCollective, PointToPoint),
-        *(RandomUse, Inputs, NotFinite, Loss, Step, Save, FileWritten, Stopped, TimeUp, End),
-    )
-}
+
+
+def _kinds(kind: type[Note]) -> dict[str, type[Note]]:
+    """A kind of notes, and those derived from it, by name."""
+    kinds = {kind.__name__: kind}
+    for derived in kind.__subclasses__():
+        kinds |= _kinds(derived)
+    return kinds
+
+
+_KINDS = _kinds(Note)
 
 
 def to_line(note: Note) -> str:

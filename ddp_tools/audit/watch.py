@@ -1,16 +1,15 @@
-"""Watch a script's calls on this rank: passes over loaders, wrapped models, saved objects.
+"""Hear of a script's calls of torch on this rank, such as passes over loaders.
 
-The audit's observer derives a `Watcher`, and the witness starts it on every rank before the script.
-It needs torch.
+It is started on a rank before the script, and hears until the process ends. Needs torch.
 """
 
+import functools
+import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 
@@ -23,9 +22,21 @@ class LoaderPass:
         self.dataset = loader.dataset
         self.sampler: Any = loader.sampler  # a Sampler, or anything to iterate over
         self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.since = time.time()
         self.batches = 0  # that the script has taken
         self.complete = False  # the loader had no more of them
         self.batch_indices: list[Any] = []  # of the batches, also of those to come
+        self.index_sampler: Any = loader._index_sampler  # which gives the numbers of each batch
+        plain = type(self.index_sampler) is BatchSampler
+        self.drawn_by = self.sampler if plain else self.index_sampler
+        self.batch_size = loader.batch_size or 0
+        # What the audit looks at.
+        self.begun = ""  # the line at which it began
+        self.steps = 0  # of optimizers, meanwhile
+        self.digests: list[str] = []
+        self.augmented: list[str] = []
+        self.state_before = ""  # of the random numbers, where it is looked at
+        self.asked = 0.0  # when the script asked for a batch
 
     def indices(self) -> list[int | str]:
         """List the samples that the script has taken, by their numbers in the undivided dataset."""
@@ -36,13 +47,16 @@ class LoaderPass:
             flat = [subset.indices[int(index)] for index in flat]
         return [int(index) if hasattr(index, "__int__") else str(index) for index in flat]
 
-    def dataset_size(self) -> int | None:
-        """Count the samples of the undivided dataset; None for an IterableDataset."""
-        if self.iterable:
-            return None
+    def undivided(self) -> tuple[Any, bool]:
+        """The undivided dataset, and whether this one is a part of it."""
         subsets = self._subsets()
-        undivided: Any = subsets[-1].dataset if subsets else self.dataset
-        return len(undivided)
+        return subsets[-1].dataset if subsets else self.dataset, bool(subsets)
+
+    def shuffles(self) -> bool:
+        """Whether it promises another order each time."""
+        # Whoever can be told the epoch means to give each an order of its own.
+        promises = hasattr(self.drawn_by, "set_epoch") or isinstance(self.drawn_by, RandomSampler)
+        return bool(getattr(self.drawn_by, "shuffle", promises))
 
     def _subsets(self) -> list[Subset]:
         """The subsets around the undivided dataset, from the outermost on."""
@@ -54,124 +68,112 @@ class LoaderPass:
         return subsets
 
 
-PassType = TypeVar("PassType", bound=LoaderPass)
+def _ignore(*_: Any, **__: Any) -> None:
+    """Hear nothing."""
 
 
-class Watcher(Generic[PassType]):
-    """Hears of a script's calls, once it is started: a subclass overrides what it wants to hear."""
+class LoaderWatch:
+    """Hears of each pass over a DataLoader, and of what it asks for and gives."""
 
-    def __init__(self) -> None:
-        self.open_passes: list[PassType] = []
-        self._starting: list[PassType] = []  # whose iterator is being made
+    def __init__(
+        self,
+        ended: Callable[[LoaderPass], None],
+        begun: Callable[[LoaderPass], None] = _ignore,
+        asked: Callable[[LoaderPass], None] = _ignore,
+        given: Callable[[LoaderPass, object], None] = _ignore,
+    ) -> None:
+        """Listen from now on.
 
-    def new_pass(self, loader: DataLoader) -> PassType:
-        """Make the record of a pass that begins."""
-        raise NotImplementedError
+        ended, begun: called at the end of a pass, or when the script has left it, and when it
+        begins; asked, given: before and after a loader gives a batch.
+        """
+        self.open_passes: list[LoaderPass] = []
+        self._starting: list[LoaderPass] = []  # whose iterator is being made
+        self._ended, self._begun, self._asked, self._given = ended, begun, asked, given
+        replace_call(DataLoader, "__iter__", self._watched_iter)
+        replace_call(LoaderIterator, "_next_index", self._watched_index)
+        replace_call(LoaderIterator, "__next__", self._watched_next)
 
-    def before_batch(self, loader_pass: PassType) -> None:
-        """Called before a loader gives a batch."""
-
-    def after_batch(self, loader_pass: PassType, batch: object) -> None:
-        """Called after a loader gave a batch."""
-
-    def after_pass(self, loader_pass: PassType) -> None:
-        """Called at the end of a pass, or when the script has left it."""
-
-    def after_wrap(self, model: DDP) -> None:
-        """Called after a model was wrapped."""
-
-    def before_save(self, saved: object, file: object) -> None:
-        """Called before torch.save writes an object."""
-
-    def start(self) -> None:
-        """Listen from now on, until this process ends."""
-        self._watch_loaders()
-
-        def watched_wrap(wrap: Callable) -> Callable:
-            def call(model: DDP, *args: Any, **options: Any) -> None:
-                wrap(model, *args, **options)
-                self.after_wrap(model)
-
-            return call
-
-        def watched_save(save: Callable) -> Callable:
-            def call(obj: object, f: object, *args: Any, **options: Any) -> None:
-                self.before_save(obj, f)
-                save(obj, f, *args, **options)
-
-            return call
-
-        replace_call(DDP, "__init__", watched_wrap)
-        replace_call(torch, "save", watched_save)
-
-    def close_passes(self) -> None:
+    def close(self) -> None:
         """End all passes that are still open, as at the end of the script."""
         for loader_pass in self.open_passes.copy():
             self._close(loader_pass)
 
-    def _close(self, loader_pass: PassType) -> None:
+    def _close(self, loader_pass: LoaderPass) -> None:
         """End a pass, unless that was done."""
         if any(loader_pass is other for other in self.open_passes):
             self.open_passes = [other for other in self.open_passes if other is not loader_pass]
-            self.after_pass(loader_pass)
+            self._ended(loader_pass)
 
-    def _watch_loaders(self) -> None:
-        """Hear of each pass over a DataLoader, and of what it asks for and gives."""
+    def _watched_iter(self, begin: Callable) -> Callable:
+        def call(loader: DataLoader) -> LoaderIterator:
+            for left in [old for old in self.open_passes if old.loader_id == id(loader)]:
+                self._close(left)
+            loader_pass = LoaderPass(loader)
+            self._begun(loader_pass)
+            self.open_passes.append(loader_pass)
+            self._starting.append(loader_pass)
+            try:
+                iterator = begin(loader)
+            finally:
+                self._starting.pop()
+            iterator.watched_pass = loader_pass
+            # A script that leaves the loop, as by next(iter(loader)), drops the iterator.
+            dropped = weakref.finalize(iterator, self._close, loader_pass)
+            dropped.atexit = False  # type: ignore[misc]  # a property, for which it has a slot
+            return iterator
 
-        def watched_iter(begin: Callable) -> Callable:
-            def call(loader: DataLoader) -> LoaderIterator:
-                for left in [old for old in self.open_passes if old.loader_id == id(loader)]:
-                    self._close(left)
-                loader_pass = self.new_pass(loader)
-                self.open_passes.append(loader_pass)
-                self._starting.append(loader_pass)
-                try:
-                    iterator = begin(loader)
-                finally:
-                    self._starting.pop()
-                iterator.watched_pass = loader_pass
-                # A script that leaves the loop, as by next(iter(loader)), drops the iterator.
-                dropped = weakref.finalize(iterator, self._close, loader_pass)
-                dropped.atexit = False  # type: ignore[misc]  # a property, for which it has a slot
-                return iterator
+        return call
 
-            return call
+    def _watched_index(self, next_index: Callable) -> Callable:
+        def call(iterator: Any) -> object:
+            indices = next_index(iterator)
+            # With workers, the iterator asks for the first batches while it is made.
+            loader_pass = self._starting[-1] if self._starting else iterator.watched_pass
+            if not loader_pass.iterable:
+                loader_pass.batch_indices.append(indices)
+            return indices
 
-        def watched_index(next_index: Callable) -> Callable:
-            def call(iterator: LoaderIterator) -> object:
-                indices = next_index(iterator)
-                # With workers, the iterator asks for the first batches while it is made.
-                loader_pass = self._starting[-1] if self._starting else pass_of(iterator)
-                if not loader_pass.iterable:
-                    loader_pass.batch_indices.append(indices)
-                return indices
+        return call
 
-            return call
+    def _watched_next(self, following: Callable) -> Callable:
+        def call(iterator: Any) -> object:
+            loader_pass = iterator.watched_pass
+            self._asked(loader_pass)
+            try:
+                batch = following(iterator)
+            except StopIteration:
+                loader_pass.complete = True
+                self._close(loader_pass)
+                raise
+            loader_pass.batches += 1
+            self._given(loader_pass, batch)
+            return batch
 
-        def watched_next(following: Callable) -> Callable:
-            def call(iterator: LoaderIterator) -> object:
-                loader_pass = pass_of(iterator)
-                self.before_batch(loader_pass)
-                try:
-                    batch = following(iterator)
-                except StopIteration:
-                    loader_pass.complete = True
-                    self._close(loader_pass)
-                    raise
-                loader_pass.batches += 1
-                self.after_batch(loader_pass, batch)
-                return batch
-
-            return call
-
-        def pass_of(iterator: LoaderIterator) -> PassType:
-            return vars(iterator)["watched_pass"]
-
-        replace_call(DataLoader, "__iter__", watched_iter)
-        replace_call(LoaderIterator, "_next_index", watched_index)
-        replace_call(LoaderIterator, "__next__", watched_next)
+        return call
 
 
 def replace_call(owner: object, name: str, watched: Callable[[Callable], Callable]) -> None:
     """Replace a function of a class or a module by what `watched` makes of it."""
     setattr(owner, name, watched(getattr(owner, name)))
+
+
+def hear(
+    owner: object,
+    name: str,
+    before: Callable[..., object] = _ignore,
+    after: Callable[..., object] = _ignore,
+) -> None:
+    """Call these, with its arguments, before and after each call of a function."""
+
+    def watched(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> object:
+            before(*args, **options)
+            given = function(*args, **options)
+            after(*args, **options)
+            return given
+
+        return call
+
+    replace_call(owner, name, watched)

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from ddp_tools.audit import notes, stand_in
 from ddp_tools.audit.digests import is_library
-from ddp_tools.audit.training_observer import TrainingObserver
+from ddp_tools.audit.observer import Observer
 from ddp_tools.meeting import listen_narrowly
 
 sys.path.pop()
@@ -39,13 +39,12 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
     stand_in.as_launched()
     if os.environ.get("DDP_AUDIT_ON_CPU"):
         stand_in.without_gpus()
-    observer = TrainingObserver(folder, sys._getframe())
-    last_line = _LastLine()
-    observer.start()
+    observer = Observer(folder, sys._getframe())
+    writer, last_line = observer.writer, _LastLine()
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
-    observer.write(notes.Start(time=time.time()))
-    observer.end_at(limit)
+    writer.write(notes.Start(time=time.time()))
+    writer.end_at(limit)
     end = notes.End(status=0)
     try:
         runpy.run_path(script, run_name="__main__")
@@ -53,10 +52,9 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
         end = _end_by(error, last_line.text)
         raise
     finally:
-        observer.close_passes()
         observer.note_end()
-        last = dataclasses.replace(end, time=time.time(), steps=observer.steps)
-        observer.write(last)
+        last = dataclasses.replace(end, time=time.time(), steps=writer.steps)
+        writer.write(last)
 
 
 class _LastLine:

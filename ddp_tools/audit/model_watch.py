@@ -1,11 +1,9 @@
 """Note what models hold on this rank: weights and buffers of wrapped ones, and copies of them.
 
-The audit's `TrainingObserver` is one. Needs torch.
+The audit's observer has one `ModelWatch`. Needs torch.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,58 +13,50 @@ from ddp_tools.audit import notes
 from ddp_tools.audit.copies import Copies, statistics_of
 from ddp_tools.audit.digests import digest_of, sums_of, write_numbers
 from ddp_tools.audit.notes import STEPS
-from ddp_tools.audit.observer import ObservedPass, Observer
+from ddp_tools.audit.watch import hear
+from ddp_tools.audit.writer import NoteWriter
 
 
-class ModelObserver(Observer):
-    """Observes wrapped models besides."""
+class ModelWatch:
+    """Hears of wrapped models and of copies of them, and notes them when it is told to."""
 
-    def __init__(self, folder: Path, outermost: FrameType) -> None:
-        super().__init__(folder, outermost)
+    def __init__(self, writer: NoteWriter) -> None:
+        """Listen from now on."""
         self.models: list[DDP] = []
-        self.copies = Copies(self.line_of, self.note_tensors)
-        self.forwards = 0  # calls of models
+        self.copies = Copies(writer.line_of, self._note_tensors)
+        self._writer = writer
         self._epoch_ended = False
+        hear(DDP, "__init__", after=self._wrapped)
 
-    def start(self) -> None:
-        """Note from now on, until the process ends."""
-        super().start()
-        self.copies.watch()
+    def epoch_ended(self) -> None:
+        """Note the weights after an epoch of training."""
+        self._note_weights("epoch", self.models)
+        self.copies.look(self.models)
+        self._epoch_ended = True
 
-    def after_pass(self, loader_pass: ObservedPass) -> None:
-        """Note the samples of a pass, and after an epoch the weights."""
-        super().after_pass(loader_pass)
-        if loader_pass.steps and loader_pass.complete:
-            self.note_weights("epoch", self.models)
-            self.copies.look(self.models)
-            self._epoch_ended = True
-
-    def after_wrap(self, model: DDP) -> None:
+    def _wrapped(self, model: DDP, *_: object, **__: object) -> None:
         """Note that a model was wrapped, and its first weights."""
         self.models.append(model)
         layers = [type(layer).__name__ for layer in model.modules()]
-        note = notes.Wrap(
-            **self.here(),
-            has_batch_norm=any("BatchNorm" in layer for layer in layers),
-            broadcasts=model.broadcast_buffers,
-        )
-        self.write(note)
-        self.note_weights("begin", [model])
+        has_batch_norm = any("BatchNorm" in layer for layer in layers)
+        broadcasts = model.broadcast_buffers
+        self._writer.note(notes.Wrap, has_batch_norm=has_batch_norm, broadcasts=broadcasts)
+        self._note_weights("begin", [model])
 
     def note_end(self) -> None:
         """Note what each wrapped model and each copy of one has at the end."""
-        self.note_weights("end", self.models)
+        self._note_weights("end", self.models)
         for model in self.models:
             self._note_buffers(model, "end")
         self.copies.note_end()
 
-    def note_weights(self, when: str, models: list[DDP]) -> None:
+    def _note_weights(self, when: str, models: list[DDP]) -> None:
         """Note the weights of wrapped models."""
         for model in models:
             parameters = dict(model.module.named_parameters())
-            self.note_tensors(notes.Weights, when, self.models.index(model), parameters)
+            self._note_tensors(notes.Weights, when, self.models.index(model), parameters)
 
-    def note_tensors(
+    def _note_tensors(
         self,
         record: type[notes.Tensors],
         when: str,
@@ -75,13 +65,14 @@ class ModelObserver(Observer):
         **fields: Any,
     ) -> None:
         """Note tensors by name; at the end also all their numbers, and on rank 0 at the begin."""
-        file = ""
-        if when == "end" or (when == "begin" and self.rank == "0" and record is notes.Weights):
-            path = self._folder / f"rank{self.rank}-{record.__name__}-{when}-{number}.f32"
+        writer, file = self._writer, ""
+        at_begin = when == "begin" and writer.rank == "0" and record is notes.Weights
+        if when == "end" or at_begin:
+            path = writer.folder / f"rank{writer.rank}-{record.__name__}-{when}-{number}.f32"
             write_numbers(path, tensors.values())
             file = str(path)
-        note = record(
-            **self.here(),
+        writer.note(
+            record,
             when=when,
             model=number,
             names=[*tensors],
@@ -89,10 +80,9 @@ class ModelObserver(Observer):
             bits=[digest_of(tensor) for tensor in tensors.values()],
             sizes=[tensor.numel() for tensor in tensors.values()],
             file=file,
-            steps=self.steps,
+            steps=writer.steps,
             **fields,
         )
-        self.write(note)
 
     def _note_buffers(self, model: DDP, when: str) -> None:
         """Note the buffers of a model; where DDP broadcasts them, those of BatchNorm are rank 0's.
@@ -105,13 +95,13 @@ class ModelObserver(Observer):
         if buffers:
             transient = {*buffers} - {*model.module.state_dict()}
             number = self.models.index(model)
-            self.note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
+            self._note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
 
     def look_at_buffers(self, model: DDP) -> None:
         """Note buffers before DDP broadcasts them: then all ranks should have the same.
 
         Those that it does not broadcast, before an epoch: a script may bring them together itself.
         """
-        if self._epoch_ended or (model.broadcast_buffers and 1 < self.forwards <= STEPS):
+        if self._epoch_ended or (model.broadcast_buffers and 1 < self._writer.forwards <= STEPS):
             self._note_buffers(model, "epoch" if self._epoch_ended else "forward")
         self._epoch_ended = False

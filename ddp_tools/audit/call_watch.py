@@ -1,0 +1,146 @@
+"""Note how the ranks begin a process group on this rank, and what they send each other.
+
+The audit's observer has one `CallWatch`. Needs torch.
+"""
+
+import functools
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ddp_tools.audit import notes
+from ddp_tools.audit.watch import replace_call
+from ddp_tools.audit.writer import NoteWriter
+
+# What ranks call to talk to each other; the second, only two of them.
+_PAIRS = "i?send|i?recv|batch_isend"
+_ALL = "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter"
+_COMMUNICATION = re.compile(f"{_ALL}|{_PAIRS}")
+_POINT_TO_POINT = re.compile(_PAIRS)
+_FEW = 16  # numbers in a tensor that ranks reduce, as losses and counts
+
+
+class CallWatch:
+    """Hears of init_process_group, and of each call by which ranks talk to each other."""
+
+    def __init__(self, writer: NoteWriter) -> None:
+        """Listen from now on."""
+        self._writer = writer
+        self._in_communication = False  # which may call others
+        replace_call(dist, "init_process_group", self._observed_join)
+        replace_call(distributed_c10d, "init_process_group", lambda _: dist.init_process_group)
+        self._hook_communication()
+
+    def _observed_join(self, join: Callable) -> Callable:
+        """init_process_group that notes what it is given, and ends a rank that takes another's."""
+        signature = inspect.signature(join)
+        launched = int(self._writer.rank), int(os.environ["WORLD_SIZE"])
+
+        @functools.wraps(join)
+        def call(*args: Any, **options: Any) -> None:
+            given = signature.bind(*args, **options).arguments
+            rank = _given_number(given.get("rank"), "RANK", launched[0])
+            world_size = _given_number(given.get("world_size"), "WORLD_SIZE", launched[1])
+            self._writer.note(notes.Join, rank=rank, world_size=world_size)
+            if (rank, world_size) != launched:  # who would wait until the limit
+                sys.exit("the ranks of init_process_group are not those of the launch")
+            join(*args, **options)
+
+        return call
+
+    def _hook_communication(self) -> None:
+        """Note each collective, and what is sent from rank to rank, in order."""
+
+        def observed(name: str, communicate: Callable) -> Callable:
+            timed = self._writer.timed("communication", communicate)
+            signature = inspect.signature(communicate)
+
+            @functools.wraps(communicate)
+            def call(*args: Any, **options: Any) -> object:
+                if self._in_communication:
+                    return communicate(*args, **options)
+                given = signature.bind_partial(*args, **options).arguments
+                self._note_communication(name, [*args, *options.values()], _own_part(given))
+                self._in_communication = True
+                try:
+                    return timed(*args, **options)
+                finally:
+                    self._in_communication = False
+
+            return call
+
+        for name in filter(_COMMUNICATION.match, distributed_c10d.__all__):
+            call = observed(name, getattr(distributed_c10d, name))
+            setattr(dist, name, call)
+            setattr(distributed_c10d, name, call)
+
+    def _note_communication(self, name: str, arguments: list[object], part: object) -> None:
+        """Note a call by which ranks talk to each other, with the size of its first tensor.
+
+        part: what this rank gives.
+        """
+        groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        size = [*tensors[0].shape] if tensors else None
+        others = [value for value in arguments if isinstance(value, dist.ReduceOp.RedOpType)]
+        adds = "reduce" in name and {*others} <= {dist.ReduceOp.SUM, dist.ReduceOp.AVG}
+        kind: type[notes.Communication] = notes.Collective
+        if groups and groups[0] is not dist.group.WORLD:
+            kind = notes.GroupCollective
+        if _POINT_TO_POINT.match(name):
+            kind = notes.PointToPoint
+        self._writer.note(
+            kind,
+            callers=self._writer.callers(),
+            name=name,
+            size=size,
+            **_content(part),
+            adds=adds,
+        )
+
+
+def _own_part(given: Mapping[str, object]) -> object:
+    """What a rank gives, of a collective's arguments by name: an object, or a tensor."""
+    names = ("obj", "input_tensor", "input", "tensor")
+    return next((given[name] for name in names if name in given), None)
+
+
+def _content(part: object) -> dict[str, Any]:
+    """The fields of a note that tell what a rank gives: numbers, integers or not, lengths."""
+    if isinstance(part, torch.Tensor):
+        few = part.numel() <= _FEW and not part.is_complex()
+        numbers = part.detach().double().reshape(-1).tolist() if few else ()
+        integers = not (part.is_floating_point() or part.is_complex())
+        return {"numbers": numbers, "counts": integers, "lengths": [*part.shape[:1]]}
+    parts = list(part.values()) if isinstance(part, dict) else part
+    parts = parts if isinstance(parts, list | tuple) else [parts]
+    numbers = [float(value) for value in parts[:_FEW] if isinstance(value, Real)]
+    lengths = [_length(value) for value in [part, *parts[:_FEW]]]
+    integers = all(isinstance(value, Integral) for value in parts)
+    return {"numbers": numbers, "counts": integers, "lengths": lengths}
+
+
+def _length(value: object) -> int:
+    """The length of an object; -1 of one that has none."""
+    try:
+        return len(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
+
+
+def _given_number(value: object, variable: str, launched: int) -> int:
+    """What init_process_group takes: its argument, or what the script has left in the environment.
+
+    launched: what the launcher said, if the script has taken that away.
+    """
+    if isinstance(value, int) and value >= 0:
+        return value
+    return int(os.environ.get(variable, launched))

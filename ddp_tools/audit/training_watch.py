@@ -1,0 +1,176 @@
+"""Note how a script trains on this rank: forward and backward passes, steps, where time goes.
+
+The audit's observer has one `TrainingWatch`. Needs torch.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ddp_tools.audit import notes
+from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of
+from ddp_tools.audit.file_watch import FileWatch
+from ddp_tools.audit.loss_terms import divisor_of
+from ddp_tools.audit.model_watch import ModelWatch
+from ddp_tools.audit.notes import STEPS
+from ddp_tools.audit.watch import LoaderWatch, replace_call
+from ddp_tools.audit.writer import NoteWriter
+
+_FORWARDS = 10 * STEPS  # calls of models before which random numbers are looked at
+_MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
+
+
+class TrainingWatch:
+    """Hears of the forward passes of wrapped models, of backward passes and of optimizers."""
+
+    def __init__(
+        self, writer: NoteWriter, loaders: LoaderWatch, models: ModelWatch, files: FileWatch
+    ) -> None:
+        """Listen from now on."""
+        self._writer, self._loaders, self._models, self._files = writer, loaders, models, files
+        self._not_finite = 0
+        self._in_backward = False
+        self._stepping: Optimizer | None = None
+        self._last_step = time.perf_counter()
+        self._hook_forward()
+        self._hook_backward()
+        self._hook_optimizers()
+
+    def _hook_forward(self) -> None:
+        """Note what DDP's forward sends and is given, and whether it uses random numbers."""
+        writer = self._writer
+
+        def observed(forward: Callable) -> Callable:
+            def call(model: DDP, *args: Any, **options: Any) -> object:
+                trains = torch.is_grad_enabled()
+                averages = trains and model.require_backward_grad_sync
+                has_buffers = any(True for _ in model.buffers())
+                if averages or (model.broadcast_buffers and has_buffers):
+                    name = "DDP's forward" if trains else "DDP's forward, to test,"
+                    writer.note(notes.Collective, name=name)
+                writer.forwards += 1
+                if trains:
+                    self._models.look_at_buffers(model)
+                if trains and writer.forwards <= STEPS:
+                    digest = inputs_digest([*args, *options.values()])
+                    writer.note(notes.Inputs, digest=digest)
+                state = rng_digest() if writer.forwards <= _FORWARDS else ""
+                output = forward(model, *args, **options)
+                if state and trains and rng_digest() != state:
+                    writer.note(notes.RandomUse, state=state)
+                if trains:
+                    self._look_whether_finite("output", [output])
+                return output
+
+            return call
+
+        replace_call(DDP, "forward", observed)
+        # Of the wrapped model alone: DDP's own part may wait for other ranks.
+        if hasattr(DDP, "_run_ddp_forward"):
+            replace_call(DDP, "_run_ddp_forward", functools.partial(writer.timed, "forward"))
+
+    def _look_whether_finite(self, what: str, tensors: Iterable[object]) -> None:
+        """Note an output, or a loss, that is not finite."""
+        if self._not_finite >= _MOST_NOT_FINITE:
+            return
+        for value in tensors:
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                continue
+            if not bool(torch.isfinite(value.detach()).all()):
+                self._not_finite += 1
+                self._writer.note(notes.NotFinite, what=what, steps=self._writer.steps)
+
+    def _hook_backward(self) -> None:
+        """Note a loss's divisor, and one not finite; a backward pass has the time that it waits."""
+
+        def observed(backward: Callable) -> Callable:
+            timed = self._writer.timed("backward", backward)
+
+            @functools.wraps(backward)
+            def call(*args: Any, **options: Any) -> object:
+                if self._in_backward:  # of checkpointed layers
+                    return backward(*args, **options)
+                tensors = args[0] if args else options.get("tensors")
+                self._look_whether_finite("loss", [tensors])
+                if self._writer.steps < STEPS and (divisor := divisor_of(tensors)):
+                    self._writer.note(notes.Loss, divisor=divisor)
+                self._in_backward = True
+                try:
+                    return timed(*args, **options)
+                finally:
+                    self._in_backward = False
+
+            return call
+
+        replace_call(torch.autograd, "backward", observed)
+
+    def _hook_optimizers(self) -> None:
+        """Note gradients and weights before each step of an optimizer."""
+
+        def before_step(optimizer: Optimizer, *_: object) -> None:
+            # ZeroRedundancyOptimizer steps one of its own, for its share of the weights.
+            if self._stepping:
+                return
+            self._stepping = optimizer
+            if not any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+                return  # it moves nothing: DDP or a compiler is warmed up
+            for loader_pass in self._loaders.open_passes:
+                loader_pass.steps += 1
+            self._writer.steps += 1
+            if self._writer.steps in (1, 2, STEPS):
+                self._models.copies.look(self._models.models)
+            if self._writer.steps <= STEPS:
+                self._note_step(optimizer)
+            self._files.end_if_asked()
+
+        def after_step(optimizer: Optimizer, *_: object) -> None:
+            if self._stepping is optimizer:
+                self._stepping = None
+                self._writer.spent.clear()
+                self._last_step = time.perf_counter()
+
+        register_optimizer_step_pre_hook(before_step)
+        register_optimizer_step_post_hook(after_step)
+
+    def _note_step(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer is about to use, and the seconds since the last step."""
+        whole = time.perf_counter() - self._last_step
+        seconds = {phase: self._writer.spent[phase] for phase in ("loading", "forward")}
+        seconds["own code"] = whole - sum(self._writer.spent.values())
+        wrapped = {id(weights) for model in self._models.models for weights in model.parameters()}
+        stepped = [weights for group in optimizer.param_groups for weights in group["params"]]
+        sharded = any(map(_is_shard, stepped))
+        whole_ones = [] if sharded else stepped
+        ours = [weights for weights in whole_ones if id(weights) in wrapped]
+        others = [weights for weights in whole_ones if id(weights) not in wrapped]
+        self._writer.note(
+            notes.Step,
+            sums=_gradient_sums(ours),
+            other_sums=_gradient_sums(others),
+            weights=sums_of([*ours, *others]),
+            rates=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
+            forwards=self._writer.forwards,
+            wrapped_parameters=len(ours),
+            sharded=sharded,
+            seconds={**seconds, "whole": whole},
+        )
+
+
+def _gradient_sums(parameters: list[torch.Tensor]) -> list[tuple[float, float]]:
+    """The sums over the gradients of parameters that have one."""
+    gradients = [weights.grad for weights in parameters if weights.grad is not None]
+    return sums_of(gradient for gradient in gradients if not gradient.is_sparse)
+
+
+def _is_shard(weights: torch.Tensor) -> bool:
+    """Whether a parameter is the shard of one, FSDP2's or FSDP's: its sum would need all ranks."""
+    return hasattr(weights, "device_mesh") or hasattr(weights, "_local_shard")
