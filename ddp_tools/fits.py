@@ -130,7 +130,7 @@ def _rows(measured: _Measured) -> list[Row]:
     rows += [_row("DDP", ranks, measured.ddp) for ranks in RANKS]
     rows += [_row("ZeRO", ranks, zero(measured.ddp, ranks)) for ranks in RANKS]
     for ranks in RANKS:
-        memory = fsdp2(measured.few_ranks, measured.many_ranks, ranks)
+        memory = _fsdp2(measured.few_ranks, measured.many_ranks, ranks)
         rows.append(_row("FSDP2", ranks, memory))
     return rows
 
@@ -155,7 +155,7 @@ def zero(ddp: StepMemory, ranks: int) -> StepMemory:
     )
 
 
-def fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
+def _fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
     """Give what a rank holds, from what it holds on the first and on the last number of RANKS.
 
     Each number of bytes is a constant, and a part that the ranks share.

@@ -130,7 +130,7 @@ def loss_of(output: object) -> Tensor:
     return F.cross_entropy(scores, labels)
 
 
-def loss_words(output: object) -> str:
+def _loss_words(output: object) -> str:
     """Say in words what `loss_of` makes of what a model returns; any rank."""
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None or not first.dim():
@@ -282,7 +282,7 @@ def measure_step(
         live.most = before = live.now
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
             output = model(inputs)
-            loss, words = loss_of(output), loss_words(output)
+            loss, words = loss_of(output), _loss_words(output)
             del output  # a training step does not keep it, either
         kinds["activations"] = live.now - before
         loss.backward()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-EMPTY = "no collective yet, or a backend that keeps no record, or TORCH_FR_BUFFER_SIZE=0"
+_EMPTY = "no collective yet, or a backend that keeps no record, or TORCH_FR_BUFFER_SIZE=0"
 # gloo tells no difference between a call that ended and one that failed.
 SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"
 _WORLD = "0"  # how a dump names the group of all ranks
@@ -48,7 +48,7 @@ def who_hangs(dumps: Mapping[int, Dump]) -> list[str]:
     lines = [_group_line(group, calls_of_ranks, dumps) for group in groups]
     waiting = [line for line in lines if line]
     empty = [rank for rank, dump in dumps.items() if not dump.get("entries")]
-    silent = [f"rank {rank}'s recorder is empty: {EMPTY}" for rank in empty]
+    silent = [f"rank {rank}'s recorder is empty: {_EMPTY}" for rank in empty]
     if lost or waiting:
         return lost + (waiting or silent)
     return silent or [SAME]

@@ -235,7 +235,7 @@ class End(Note):
 
 
 Notes = list[Note]
-NoteType = TypeVar("NoteType", bound=Note)
+_NoteType = TypeVar("_NoteType", bound=Note)
 
 
 def _kinds(kind: type[Note]) -> dict[str, type[Note]]:
@@ -254,7 +254,7 @@ def to_line(note: Note) -> str:
     return json.dumps({"kind": type(note).__name__, **vars(note)}) + "\n"
 
 
-def from_line(line: str) -> Note:
+def _from_line(line: str) -> Note:
     """Read a note from a line of JSON; raises json.JSONDecodeError where it is cut short."""
     fields = json.loads(line)
     kind = _KINDS[fields.pop("kind")]
@@ -269,14 +269,14 @@ def read_notes(folder: Path, ranks: int) -> list[Notes]:
         notes = []
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
-                notes.append(from_line(line))
+                notes.append(_from_line(line))
             except json.JSONDecodeError:
                 break
         notes_of_ranks.append(notes)
     return notes_of_ranks
 
 
-def select(notes: Notes, kind: type[NoteType]) -> list[NoteType]:
+def select(notes: Notes, kind: type[_NoteType]) -> list[_NoteType]:
     """Select the notes of this kind, in order."""
     return [note for note in notes if isinstance(note, kind)]
 

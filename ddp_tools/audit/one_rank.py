@@ -30,11 +30,11 @@ from ddp_tools.audit.notes import (
 NAME = "one rank"
 # Distances of two models, as shares of the way that the weights went in training.
 SAME_MODEL, OTHER_MODEL = 1e-3, 0.1
-SAME_START = 1e-6
-SAME_GRADIENTS = 1e-3  # sums over those of the first step that differ by less, by their sizes
-CURE = "is the loss a mean over the rank's batch (where it is one over tokens or positives: over "
-CURE += "those of all ranks, times the number of ranks), the learning rate the same, "
-CURE += "and no gradient summed by hand?"
+_SAME_START = 1e-6
+_SAME_GRADIENTS = 1e-3  # sums over those of the first step that differ by less, by their sizes
+_CURE = "is the loss a mean over the rank's batch (where it is one over tokens or positives: over "
+_CURE += "those of all ranks, times the number of ranks), the learning rate the same, "
+_CURE += "and no gradient summed by hand?"
 
 
 class Models(NamedTuple):
@@ -113,11 +113,11 @@ def compare_with_one_rank(single: Notes, ranks: list[Notes]) -> Row:
     if share < SAME_MODEL:
         return Row(NAME, OK, seen)
     first, other = (select(notes, Step)[0].sums for notes in (single, ranks[0]))
-    if differ(first, other, SAME_GRADIENTS):
+    if differ(first, other, _SAME_GRADIENTS):
         seen += ", and the gradients of the first step differ"
     elif share <= OTHER_MODEL:
         return Row(NAME, UNSEEN, f"{seen}: is it rounding that has grown?")
-    return Row(NAME, RED, seen, CURE)
+    return Row(NAME, RED, seen, _CURE)
 
 
 def _check_alike(single: Notes, several: Notes) -> None:
@@ -144,7 +144,7 @@ def _way_of_weights(single: Notes, several: Notes) -> float:
     length = distance(first, models_at(single, "end"))
     if not length:
         raise ValueError("on one rank the weights did not move, so there is nothing to compare")
-    if distance(first, models_at(several, "begin")) > SAME_START * length:
+    if distance(first, models_at(several, "begin")) > _SAME_START * length:
         cure = "set the seed before the model is made"
         raise ValueError(f"the first weights differ from run to run: {cure}")
     return length

@@ -41,10 +41,10 @@ _NO_GPU = re.compile(
 )
 NEEDS_STAND_IN = "run the audit on simulated GPUs, as in: ddp-course gpus 2 -- ddp-course audit …; "
 NEEDS_STAND_IN += "where they cannot be had, give --on-cpu: a CPU stands in for each GPU"
-UNUSED = "Expected to have finished reduction"
+_UNUSED = "Expected to have finished reduction"
 # What the commonest errors begin with, or hold, and their cure.
 _KNOWN = {
-    UNUSED: "some weights had no part in the loss: DDP(model, find_unused_parameters=True), or "
+    _UNUSED: "some weights had no part in the loss: DDP(model, find_unused_parameters=True), or "
     "leave them out of the model",
     "marked as ready twice": "torch.utils.checkpoint with use_reentrant=False, or DDP(model, "
     "static_graph=True); one forward and one backward pass for each step",
@@ -107,7 +107,7 @@ def end(ranks: list[Notes]) -> Finding:
 
 def has_unused_weights(ranks: list[Notes]) -> bool:
     """Whether a rank ended since some weights had no part in the loss."""
-    return any(UNUSED in note.why for notes in ranks for note in select(notes, End))
+    return any(_UNUSED in note.why for notes in ranks for note in select(notes, End))
 
 
 def _ended_at_limit(ranks: list[Notes]) -> Finding:

@@ -23,8 +23,8 @@ from ddp_tools.audit.rank_checks import collectives, end
 from ddp_tools.audit.training_checks import replicas
 
 NAME = "resume"
-ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
-CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
+_ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
+_CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
 
 
 def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -> Row:
@@ -54,7 +54,7 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
     if share is None:
         return Row(NAME, OK, "ended and started again, it reached the same weights, to the bit")
     seen = f"ended and started again, it ended {share:.2g} of the weights' way apart"
-    if share < ROUNDING:
+    if share < _ROUNDING:
         return Row(NAME, OK, f"{seen}: close, not equal")
     return _reason_apart(seen, complete, stopped, restarted[0])
 
@@ -97,7 +97,7 @@ def _reason_apart(seen: str, complete: Notes, stopped: Notes, restarted: Notes) 
         reason = "but trained on where the whole run ends: give both the same last step"
         return Row(NAME, UNSEEN, f"it went on with the whole run's samples, {reason}")
     if trained and not _goes_on(complete, restarted):
-        return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
+        return Row(NAME, RED, f"{seen}, and trained on other samples", _CURE)
     if _other_random_numbers(complete, stopped, restarted):
         if _noted_at_restart(complete, stopped, restarted):
             reason = ", with other random numbers: restore torch.get_rng_state(), and look again"
@@ -105,7 +105,7 @@ def _reason_apart(seen: str, complete: Notes, stopped: Notes, restarted: Notes) 
             reason = "; the random numbers were not noted there, so they cannot be compared"
         return Row(NAME, UNSEEN, seen + reason)
     samples = ", with the same samples" if trained else ""
-    return Row(NAME, RED, seen + samples, CURE)
+    return Row(NAME, RED, seen + samples, _CURE)
 
 
 def _first_gradients(notes: Notes) -> TensorSums:

@@ -128,7 +128,7 @@ def _set_device(device: object = None) -> nullcontext:
     return nullcontext()
 
 
-class OnCPU(TorchFunctionMode):
+class _OnCPU(TorchFunctionMode):
     """Whatever torch is told to put on a GPU stays on the CPU."""
 
     def __torch_function__(
@@ -212,7 +212,7 @@ def without_gpus() -> None:
         return lambda device: set_default(_number_on_cpu(_on_cpu(device)))
 
     replace_call(torch, "set_default_device", on_cpu_by_default)
-    OnCPU().__enter__()
+    _OnCPU().__enter__()
 
 
 def _use_gloo() -> None:

@@ -26,12 +26,12 @@ from ddp_tools.audit.notes import (
 from ddp_tools.audit.rank_checks import end
 
 _ROUNDING = 1e-3  # of a count of right answers, that was divided in float32
-TensorsType = TypeVar("TensorsType", bound=Tensors)
+_TensorsType = TypeVar("_TensorsType", bound=Tensors)
 
 
 def at_once(
-    ranks: list[Notes], kind: type[TensorsType], *whens: str
-) -> Iterator[tuple[TensorsType, ...]]:
+    ranks: list[Notes], kind: type[_TensorsType], *whens: str
+) -> Iterator[tuple[_TensorsType, ...]]:
     """The notes of all ranks that were made at one time, after as many steps or at a good end."""
     ended_well = end(ranks).verdict == OK
     for when in whens:
