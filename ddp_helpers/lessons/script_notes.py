@@ -7,100 +7,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-
-class ShownSamples(NamedTuple):
-    """What one whole pass over a loader gave: numbers of samples, in a dataset of so many."""
-
-    dataset_size: int
-    indices: list[int]
+from ddp_tools.audit.watch import LoaderPass, LoaderWatch, hear
 
 
 @dataclass
 class RankNotes:
     """What a script did on a rank."""
 
-    passes: list[ShownSamples]  # that it made to their end
+    # Passes over loaders that it made to their end: the size of the dataset, numbers of samples.
+    passes: list[tuple[int, list[int]]]
     saved: list[Any]  # objects that it gave to torch.save
     weights: dict[str, torch.Tensor]  # of the model that it wrapped last, at the end
-
-
-class _NotedSampler:
-    """Gives a loader what its sampler gives, and notes each pass that came to the end."""
-
-    def __init__(self, sampler: Any, dataset: Dataset, passes: list[ShownSamples]) -> None:
-        self._sampler, self._dataset, self._passes = sampler, dataset, passes
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        given = []
-        try:
-            for batch in self._sampler:
-                given.append(batch)
-                yield batch
-        finally:  # a loop over range(len(loader)) asks for no batch after the last
-            if len(given) == len(self._sampler):
-                self._passes.append(_in_undivided(self._dataset, given))
-
-
-def _in_undivided(dataset: Any, batches: list[Any]) -> ShownSamples:
-    """Number the samples of some batches as in the dataset of which this one is a part."""
-    indices: list[Any] = []
-    for batch in batches:
-        indices += batch if isinstance(batch, list | tuple) else [batch]
-    while isinstance(dataset, Subset):
-        indices = [dataset.indices[int(index)] for index in indices]
-        dataset = dataset.dataset
-    return ShownSamples(len(dataset), [int(index) for index in indices])
 
 
 @contextmanager
 def noted(path: Path) -> Iterator[None]:
     """Note what the script in the block does, and write it to a file at its end.
 
-    Each rank calls it. Of a script that fails nothing is written.
+    Each rank calls it, once: its torch stays watched. Of a script that fails nothing is written.
     """
-    notes = RankNotes([], [], {})
+    passes: list[tuple[int, list[Any]]] = []
+    saved: list[object] = []
     models: list[DDP] = []
-    index_sampler = vars(DataLoader)["_index_sampler"].fget
-    wrap, save = DDP.__init__, torch.save
 
-    def noted_sampler(loader: DataLoader) -> Any:
-        sampler = index_sampler(loader)
-        if isinstance(loader.dataset, IterableDataset):
-            return sampler
-        return _NotedSampler(sampler, loader.dataset, notes.passes)
+    def ended(one: LoaderPass) -> None:
+        # A loop over range(len(loader)) asks for no batch after the last.
+        if not one.iterable and (one.complete or one.batches == len(one.index_sampler)):
+            dataset, _ = one.undivided()
+            passes.append((len(dataset), one.indices()))
 
-    def noted_wrap(model: DDP, *arguments: Any, **options: Any) -> None:
-        wrap(model, *arguments, **options)
-        models.append(model)
-
-    def noted_save(obj: object, *arguments: Any, **options: Any) -> None:
-        notes.saved.append(obj)
-        save(obj, *arguments, **options)
-
-    with (
-        patch.object(DataLoader, "_index_sampler", property(noted_sampler)),
-        patch.object(DDP, "__init__", noted_wrap),
-        patch.object(torch, "save", noted_save),
-    ):
-        yield
+    loaders = LoaderWatch(ended)
+    hear(DDP, "__init__", after=lambda model, *_, **__: models.append(model))
+    hear(torch, "save", before=lambda obj, *_, **__: saved.append(obj))
+    yield
+    loaders.close()
     weights = models[-1].module.state_dict() if models else {}
-    torch.save(
-        {"passes": [*map(tuple, notes.passes)], "saved": notes.saved, "weights": weights}, path
-    )
+    torch.save({"passes": passes, "saved": [*saved], "weights": weights}, path)
 
 
 def read_notes(path: Path) -> RankNotes:
     """Read what a rank has noted; any process."""
-    contents = torch.load(path, weights_only=True)
-    passes = [ShownSamples(size, indices) for size, indices in contents["passes"]]
-    return RankNotes(passes, contents["saved"], contents["weights"])
+    return RankNotes(**torch.load(path, weights_only=True))
