@@ -1,6 +1,6 @@
 """A meeting place that listens at its own address alone; run as a program, torchrun with one.
 
-The ranks that a notebook starts meet at 127.0.0.1. PyTorch's own store listens at all addresses
+Ranks that are all on one machine meet at 127.0.0.1. PyTorch's own store listens at all addresses
 of a machine, whichever it is given: on a laptop, to the whole network. It needs torch.
 """
 

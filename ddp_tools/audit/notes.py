@@ -39,12 +39,19 @@ class Row(NamedTuple):
     cure: str = ""
 
 
+_KINDS: dict[str, type["Note"]] = {}  # by name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Note:
     """Something that a rank did: when, in seconds since 1970, and at which line, FILE:LINE."""
 
     time: float = 0.0
     at: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """Have `_from_line` find this kind."""
+        _KINDS[cls.__name__] = cls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,17 +243,6 @@ class End(Note):
 
 Notes = list[Note]
 _NoteType = TypeVar("_NoteType", bound=Note)
-
-
-def _kinds(kind: type[Note]) -> dict[str, type[Note]]:
-    """A kind of notes, and those derived from it, by name."""
-    kinds = {kind.__name__: kind}
-    for derived in kind.__subclasses__():
-        kinds |= _kinds(derived)
-    return kinds
-
-
-_KINDS = _kinds(Note)
 
 
 def to_line(note: Note) -> str:

@@ -1,22 +1,30 @@
-"""Observe a script on this rank: the watches of the audit, and its notes on loaders.
+"""Observe a script on this rank: the watches of the audit, its notes on loaders and on files.
 
 The audit's witness makes one `Observer` on every rank, before the script. Needs torch.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
 from types import FrameType
 
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
 from ddp_tools.audit import notes
 from ddp_tools.audit.call_watch import CallWatch
-from ddp_tools.audit.digests import rng_digest, sample_digests
-from ddp_tools.audit.file_watch import FileWatch
+from ddp_tools.audit.digests import names_in, rng_digest, sample_digests
+from ddp_tools.audit.mirror import part
 from ddp_tools.audit.model_watch import ModelWatch
 from ddp_tools.audit.notes import STEPS
 from ddp_tools.audit.training_watch import TrainingWatch
-from ddp_tools.audit.watch import LoaderPass, LoaderWatch
+from ddp_tools.audit.watch import LoaderPass, LoaderWatch, hear
 from ddp_tools.audit.writer import NoteWriter
+
+_TOOLS = ("logging", "hydra")  # whose files each rank of a right script may write
+_MOST_NAMES = 2000  # of what is saved
+_NOT_NOTED = ("/dev/", "/proc/")  # files below these
 
 
 class Observer:
@@ -29,7 +37,10 @@ class Observer:
         self._loaders = LoaderWatch(self._ended, self._begun, self._asked, self._given)
         self._models = ModelWatch(self.writer)
         CallWatch(self.writer)
-        TrainingWatch(self.writer, self._loaders, self._models, FileWatch(self.writer))
+        TrainingWatch(self.writer, self._loaders, self._models)
+        self._parting = False  # a file from the folder of --cwd
+        hear(torch, "save", before=self._before_save)
+        sys.addaudithook(self._heard_event)
 
     def note_end(self) -> None:
         """Note what is left at the end of the script."""
@@ -84,3 +95,53 @@ class Observer:
         )
         if loader_pass.steps and loader_pass.complete:
             self._models.epoch_ended()
+
+    # ---- files
+
+    def _before_save(self, obj: object, f: object, *_: object, **__: object) -> None:
+        """Note the names in what is saved, and the file."""
+        names = [*names_in(obj)][:_MOST_NAMES]
+        self.writer.note(notes.Save, names=names, wrapper=isinstance(obj, DDP))
+        self.writer.first_save = self.writer.first_save or self.writer.steps
+        if isinstance(f, str | os.PathLike):
+            self._part(f, empties=True)  # of what C++ opens Python does not tell
+            self.writer.note(notes.FileWritten, path=str(Path(f).absolute()))
+
+    def _part(self, file: str | bytes | os.PathLike, empties: bool) -> None:
+        """Part a file from the folder of --cwd, without noting the files that this opens."""
+        self._parting = True
+        try:
+            part(Path(os.fsdecode(file)), empties)
+        finally:
+            self._parting = False
+
+    def _heard_event(self, event: str, arguments: tuple) -> None:
+        """Note a file that is opened to write, or renamed: Python tells of each, pathlib's too."""
+        path: str | bytes = ""
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            writes = arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            path = arguments[0] if writes else ""
+        elif event == "os.rename":
+            path = arguments[1]
+        if not path or self._parting:
+            return
+        if event == "open":
+            self._part(path, empties=bool(arguments[2] & os.O_TRUNC))
+        callers = _modules_of(sys._getframe(1))
+        if "tempfile" in callers:  # also it tries whether a folder can be written
+            return
+        file = str(Path(os.fsdecode(path)).absolute())
+        ours = file.startswith((*_NOT_NOTED, str(self.writer.folder))) or "__pycache__" in file
+        if not ours:
+            names = {name.partition(".")[0] for name in callers}
+            tool = next((name for name in _TOOLS if name in names), "")
+            self.writer.note(notes.FileWritten, path=file, tool=tool)
+
+
+def _modules_of(frame: FrameType | None, most: int = 8) -> set[str]:
+    """The names of the modules in which the innermost frames are."""
+    names = set()
+    while frame and most:
+        names.add(str(frame.f_globals.get("__name__", "")))
+        frame, most = frame.f_back, most - 1
+    return names

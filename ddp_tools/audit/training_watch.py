@@ -18,7 +18,6 @@ from torch.optim.optimizer import (
 
 from ddp_tools.audit import notes
 from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of
-from ddp_tools.audit.file_watch import FileWatch
 from ddp_tools.audit.loss_terms import divisor_of
 from ddp_tools.audit.model_watch import ModelWatch
 from ddp_tools.audit.notes import STEPS
@@ -32,11 +31,9 @@ _MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
 class TrainingWatch:
     """Hears of the forward passes of wrapped models, of backward passes and of optimizers."""
 
-    def __init__(
-        self, writer: NoteWriter, loaders: LoaderWatch, models: ModelWatch, files: FileWatch
-    ) -> None:
+    def __init__(self, writer: NoteWriter, loaders: LoaderWatch, models: ModelWatch) -> None:
         """Listen from now on."""
-        self._writer, self._loaders, self._models, self._files = writer, loaders, models, files
+        self._writer, self._loaders, self._models = writer, loaders, models
         self._not_finite = 0
         self._in_backward = False
         self._stepping: Optimizer | None = None
@@ -115,6 +112,7 @@ class TrainingWatch:
 
     def _hook_optimizers(self) -> None:
         """Note gradients and weights before each step of an optimizer."""
+        writer = self._writer
 
         def before_step(optimizer: Optimizer, *_: object) -> None:
             # ZeroRedundancyOptimizer steps one of its own, for its share of the weights.
@@ -125,17 +123,17 @@ class TrainingWatch:
                 return  # it moves nothing: DDP or a compiler is warmed up
             for loader_pass in self._loaders.open_passes:
                 loader_pass.steps += 1
-            self._writer.steps += 1
-            if self._writer.steps in (1, 2, STEPS):
+            writer.steps += 1
+            if writer.steps in (1, 2, STEPS):
                 self._models.copies.look(self._models.models)
-            if self._writer.steps <= STEPS:
+            if writer.steps <= STEPS:
                 self._note_step(optimizer)
-            self._files.end_if_asked()
+            writer.end_if_asked()
 
         def after_step(optimizer: Optimizer, *_: object) -> None:
             if self._stepping is optimizer:
                 self._stepping = None
-                self._writer.spent.clear()
+                writer.spent.clear()
                 self._last_step = time.perf_counter()
 
         register_optimizer_step_pre_hook(before_step)
