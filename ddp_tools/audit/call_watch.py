@@ -1,6 +1,6 @@
 """Note how the ranks begin a process group on this rank, and what they send each other.
 
-The audit's observer has one `CallWatch`. Needs torch.
+Each rank has one `CallWatch`. Needs torch.
 """
 
 import functools

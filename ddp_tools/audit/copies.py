@@ -1,6 +1,6 @@
 """Find copies of the wrapped models on this rank, such as an average of their weights (EMA).
 
-The audit's watch of models has one `Copies`. Needs torch.
+Each rank has one `Copies`. Needs torch.
 """
 
 import sys

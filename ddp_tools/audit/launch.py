@@ -1,6 +1,6 @@
 """Start the ranks of an audit on this machine, each under a witness, and end all that they started.
 
-The audit's command calls it. A rank has the environment that torchrun would give it.
+One process calls it, which needs no torch. A rank has the environment that torchrun gives.
 """
 
 import os

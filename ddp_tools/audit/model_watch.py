@@ -1,6 +1,6 @@
 """Note what models hold on this rank: weights and buffers of wrapped ones, and copies of them.
 
-The audit's observer has one `ModelWatch`. Needs torch.
+Each rank has one `ModelWatch`. Needs torch.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Observe a script on this rank: the watches of the audit, its notes on loaders and on files.
 
-The audit's witness makes one `Observer` on every rank, before the script. Needs torch.
+Each rank has one `Observer`, made before its script begins. Needs torch.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Note how a script trains on this rank: forward and backward passes, steps, where time goes.
 
-The audit's observer has one `TrainingWatch`. Needs torch.
+Each rank has one `TrainingWatch`. Needs torch.
 """
 
 import functools
