@@ -92,6 +92,7 @@ def execute(path: Path, target: Path, is_warm: bool) -> Outcome:
         kernel_manager_class=WarmKernel if is_warm else KernelOnFiles,
         timeout=_CELL_SECONDS,
         record_timing=False,
+        coalesce_streams=True,
     )
     client.resources = {"metadata": {"path": str(NOTEBOOKS)}}
     error = ""
