@@ -69,7 +69,7 @@ def test_started_alone_it_reaches_that_model_too_and_gloos_threads_end_before_py
     [import_line] = re.findall(r"^import torch.distributed.nn\b.*\n", MANY.read_text(), re.M)
     late = changed(MANY, import_line, "", tmp_path)  # the control: where DDP imports it, it keeps the group
     counts = []
-    for words in ([MANY, *FLAGS], [late, "--epochs", 1], [ROOT / "slurm/scripts/simple_ddp.py"]):
+    for words in ([MANY, *FLAGS], [late, "--epochs", 1], [ROOT / "ddp_helpers/rank/scripts/simple_ddp.py"]):
         done = python("-c", THREADS, *words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         *lines, count = done.stdout.splitlines()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "slurm" / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ddp_helpers" / "rank" / "scripts"))
 import mnist_ddp
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "slurm" / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ddp_helpers" / "rank" / "scripts"))
 import mnist_ddp
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ddp_helpers import ROOT
 
-NOTEBOOKS, SCRIPTS = ROOT / "notebooks", ROOT / "slurm" / "scripts"
+NOTEBOOKS, SCRIPTS = ROOT / "notebooks", ROOT / "ddp_helpers" / "rank" / "scripts"
 
 
 def source(name):
