@@ -1,4 +1,7 @@
-"""What every test starts from: no launcher's variables around it, and a small digits set."""
+"""What every test and notebook starts from: no launcher's variables around it, a Slurm, digits.
+
+pytest asks a conftest.py for what lies below its folder alone, and the notebooks lie beside tests/.
+"""
 
 import os
 import re
@@ -9,17 +12,17 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parent
 GIVEN = dict(os.environ)
-# Tests run in several processes: each has its own run folders, which ddp_helpers reads from this when it is imported,
-# and its own Slurm.
+# Tests run in several processes: each has its own run folders, which ddp_helpers reads from this
+# when it is imported, and its own Slurm.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ["DDP_RUNS"] = str(ROOT / "build" / "tests" / WORKER / "runs")
 # ruff: noqa: E402
 
-# Hidden GPUs make every machine alike: all tests run on CPUs, and ranks can be forked after a backward. A test that
-# wants some pretends them. Set before torch can ask for them; `make test` never uses a GPU, and of `make gpu` only the
-# programs that it starts do.
+# Hidden GPUs make every machine alike: all tests run on CPUs, and ranks can be forked after a
+# backward. A test that wants some pretends them. Set before torch can ask for them; `make test`
+# never uses a GPU, and of `make gpu` only the programs that it starts do.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import jupyter_client
@@ -40,22 +43,31 @@ from ddp_helpers.launch.shared import VARIABLE, shared_server
 
 # The same inputs every time, but in `make test-all`; a slow machine is no failure.
 settings.register_profile(
-    "course", derandomize=not THOROUGH, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    "course",
+    derandomize=not THOROUGH,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("course")
 
-# A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+# A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests
+# interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.set_num_threads(1)  # three processes test at once: on two CPUs, threads that wait for one another would spin
-os.environ["GOMP_SPINCOUNT"] = "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
+torch.set_num_threads(
+    1
+)  # three processes test at once: on two CPUs, threads that wait for one another would spin
+os.environ["GOMP_SPINCOUNT"] = (
+    "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
+)
 
-# Which nbclient takes, and so nbmake: it can be told of no other. A forked kernel hides an import that a cell forgot:
-# `make notebooks` and the weekly run, which start a Python for each, show it.
+# Which nbclient takes, and so nbmake: it can be told of no other. A forked kernel hides an import
+# that a cell forgot: `make notebooks` and the weekly run, which start a Python for each, show it.
 jupyter_client.AsyncKernelManager = KernelOnFiles if THOROUGH else WarmKernel
 nbmake.nb_run.NotebookClient = ClientWithSolutions
 
-# Each notebook and each file of tests is a group, which one process runs as a whole. Those that take longest begin
-# first, so that no process is left alone with one at the end.
+# Each notebook and each file of tests is a group, which one process runs as a whole. Those that
+# take longest begin first, so that no process is left alone with one at the end.
 LONG = (
     "test_faults",
     "test_audit",
@@ -70,7 +82,9 @@ OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_")  # beside what launchers set
 
 def pytest_addoption(parser):
     """`make gpu` is tests/on_gpus with real GPUs."""
-    told = "run tests/on_gpus on this machine's GPUs, and write a record into a new folder in this one"
+    told = (
+        "run tests/on_gpus on this machine's GPUs, and write a record into a new folder in this one"
+    )
     parser.addoption("--real-gpus", metavar="FOLDER", help=told)
 
 
@@ -91,7 +105,7 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Sort the tests into groups, and put the long ones first, but on real GPUs, where what can be spared is last."""
+    """Sort the tests into groups, the long ones first; on real GPUs what can be spared is last."""
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -103,14 +117,18 @@ SLURM: list[subprocess.Popen] = []  # the cluster of this process, once somethin
 
 
 def start_slurm():
-    """Start a Slurm for this process, if none is there. It ends when its pipe does, whoever dies."""
+    """Start a Slurm for this process, unless it has one. It ends when its pipe does."""
     if SLURM:
         return
-    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ddp", dir="/tmp")  # sockets need a short path
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
+        prefix="ddp", dir="/tmp"
+    )  # sockets need a short path
     os.environ.pop("SLURM_CONF", None)
     command = [ROOT / "slurm" / "cluster", "with", "sh", "-c", 'echo "$SLURM_CONF"; exec cat']
     pipe = subprocess.PIPE
-    SLURM.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
+    SLURM.append(
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    )
     if conf := SLURM[0].stdout.readline().strip():
         os.environ["SLURM_CONF"] = conf
 
@@ -131,7 +149,7 @@ def pytest_sessionfinish():
 
 @pytest.fixture(autouse=True)
 def nobody_launched_us(monkeypatch):
-    """A test may itself run inside a Slurm job or under torchrun: its ranks must not inherit that."""
+    """A test may run inside a Slurm job or under torchrun: its ranks must not inherit that."""
     for name in os.environ.keys() - {"SLURM_CONF", "DDP_RUNS", VARIABLE}:
         if INHERITED.match(name) or OF_A_JOB.match(name):
             monkeypatch.delenv(name)
@@ -152,7 +170,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def simulated_gpus(tmp_path_factory):
-    """A cache with the simulated GPUs, which the processes that test share: one of them compiles them."""
+    """A cache with the simulated GPUs, for all processes that test: one of them compiles them."""
     folder = tmp_path_factory.getbasetemp()
     return built(folder if WORKER == "alone" else folder.parent)
 
@@ -180,7 +198,11 @@ def cluster(local_slurm):
 @pytest.fixture(scope="module")
 def browser():
     """The test needs Chromium: it fails in CI without one, and is skipped elsewhere."""
-    from browser.server import chromium, chromium_path, has_sandbox  # here: no other test needs Playwright
+    from browser.server import (
+        chromium,
+        chromium_path,
+        has_sandbox,
+    )  # here: no other test needs Playwright
 
     if not chromium_path():
         fail_in_ci("no Chromium on this machine: install chromium")
