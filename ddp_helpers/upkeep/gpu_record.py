@@ -21,7 +21,7 @@ from ddp_tools import PlainError
 COMMITTED = ROOT / "notebooks" / "results" / "gpu"
 _MADE = ROOT / "build" / "gpu"  # where the tests have written them
 _RECIPES = ROOT / "notebooks" / "results" / "recipes"
-# A rung of notebook 01's ladder: its name in the record, and the recorded run on two CPU cores.
+# A rung of notebook 12's ladder: its name in the record, and the recorded run on two CPU cores.
 _RUNGS = {
     "plain loader, no workers": ("plain, no workers", "plain-seed1"),
     "plain loader, with workers": ("plain, with workers", ""),

@@ -29,12 +29,12 @@ PROGRAMS = {
     "simple_ddp": ("ddp_helpers/rank/scripts/simple_ddp.py", 2, []),
     "mnist_ddp": ("ddp_helpers/rank/scripts/mnist_ddp.py", 1, ["--dry-run", "--epochs=1", "--num-workers=0"]),
     "mnist_fast": ("ddp_helpers/rank/scripts/mnist_fast.py", 1, ["--dry-run", "--epochs=1"]),
-    "01": (("01", "class Net", "def train(model, optimizer", "class Held"), 1, []),
     "02": (("02", "dist.reduce_scatter(part, "), 4, []),
     "04": (("04", "def averaged_gradient(loss):"), 2, []),
     "05": (("05", "from contextlib import nullcontext", "def same(tensor):", "def with_batch_norm():"), 2, []),
     "06": (("06", "mse_loss(model(inputs), wanted)"), 2, []),
     "11": (("11", "def save(path, parts, epoch, step):", "def exists(path):"), 2, []),
+    "12": (("12", "def train(model, optimizer", "class Held"), 1, []),
     "14": (("14", "gradient_as_bucket_view=view"), 2, []),
 }
 # What a program of cells begins with. The numbers are smaller than those of the cells tagged `parameters`.
@@ -49,10 +49,10 @@ seed = 1
 """
 ONE = """import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.optim import Adadelta
 from torch.utils.data import TensorDataset
-device, batch_size = torch.device("cuda" if torch.cuda.is_available() else "cpu"), 16
+from ddp_helpers.rank.scripts.mnist_ddp import Net
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 train_set = TensorDataset(torch.zeros(1, 1), torch.zeros(1))
 train_set.data, train_set.targets = torch.zeros(32, 28, 28, dtype=torch.uint8), torch.arange(32) % 10
 some = range(32)
@@ -222,8 +222,8 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
         "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
         "labels[indices]",
     ),
-    "01: held labels on the CPU": (
-        "01",
+    "12: held labels on the CPU": (
+        "12",
         [("train_set.targets[: len(some)].to(device)", "train_set.targets[: len(some)]")],
         "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
         "held_labels[index]",
@@ -326,7 +326,7 @@ SILENT = {
         [("sums.get(name, 0) + value", "sums.get(name, torch.tensor(0.0)) + value")],
         "epoch 1: test accuracy",
     ),
-    "01: an order on the CPU: it is copied": ("01", [("len(some), device=device)", "len(some))")], ""),
+    "12: an order on the CPU: it is copied": ("12", [("len(some), device=device)", "len(some))")], ""),
 }
 
 
@@ -341,7 +341,7 @@ def text_of(program):
     assert all(len(texts) == 1 for texts in found), f"not once in {path}: {marks}"
     parts = [re.sub(r"^%%.*\n", "", text) for [text] in found]
     begin = replaced(GROUP, [BOTH]) if number == "11" else GROUP
-    return "\n".join([ONE, *parts] if number == "01" else [begin, *parts, LOADS * (number == "11"), LEAVE])
+    return "\n".join([ONE, *parts] if number == "12" else [begin, *parts, LOADS * (number == "11"), LEAVE])
 
 
 def diff_of_the_page():

@@ -1,18 +1,43 @@
-"""Draw the time of an all-reduce by its size, of a batch by the network's rate, and assumptions.
+"""Draw where a step goes by ranks, an all-reduce by its size, a batch by its network, assumptions.
 
 Notebooks 12 and 12b call it in their own process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from ddp_helpers.draw.drawing import Picture
-from ddp_helpers.draw.labels import captioned
-from ddp_helpers.draw.style import BLUE, GREY, INK, SKY, WIDTH, rank_colour
+from ddp_helpers.draw.labels import captioned, stacked_bars
+from ddp_helpers.draw.style import BLUE, GREY, INK, RED, SKY, WIDTH, rank_colour
+from ddp_helpers.records.scaling import counted
+
+# Where a rank's seconds go: it computes, waits for late ranks, and exchanges gradients.
+_PARTS = {"compute": BLUE, "wait": "#CCCCCC", "exchange": RED}
+
+
+def draw_parts_by_size(seconds: Mapping[int, Sequence[float]], steps: str) -> Picture:
+    """Draw where the seconds of rank 0 go, a bar for each number of ranks.
+
+    seconds: by the number of ranks, the three numbers of _PARTS. steps: for the caption.
+    """
+    rows = {counted(size, "rank"): values for size, values in seconds.items()}
+    table = pd.DataFrame(rows, index=list(_PARTS)).T
+    figure, ax, columns = stacked_bars(table, _PARTS, figsize=(WIDTH, 2.1 + 0.42 * len(table)))
+    longest = table.sum(axis=1).max()
+    for bars, part in zip(columns, _PARTS, strict=True):
+        texts = [f"{each:.2f}" if each > 0.06 * longest else "" for each in table[part]]
+        ax.bar_label(bars, texts, label_type="center", color="white" if part == "compute" else INK)
+    ax.set_xlabel("seconds")
+    ax.legend(ncols=len(_PARTS), loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
+    (alone, *_), *_, (compute, wait, exchange) = seconds.values()
+    title = f"On {max(seconds)} ranks sharing saves {alone - compute:.1f} s of computing, "
+    title += f"wait and exchange cost {wait + exchange:.1f} s"
+    return captioned(figure, title, f"rank 0, {steps}")
 
 
 def draw_by_size(

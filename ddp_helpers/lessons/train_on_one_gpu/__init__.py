@@ -1,1 +1,1 @@
-"""Notebook 01: its exercises and figures."""
+"""Notebook 01: its exercises and its figure."""
