@@ -1,7 +1,7 @@
 """Compute from a table of runs where their time goes, and what they cost; name what they ran on.
 
-The table is what `runs.table` returns; `per_run` makes one row of each run, and `advice` says how
-many ranks to ask for.
+The table is what `runs.table` returns; `alike` says in what runs agree, `per_run` makes one row of
+each run, and `advice` says how many ranks to ask for.
 """
 
 import numpy as np
@@ -163,6 +163,24 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
         devices = devices * rows["cpus_per_rank"].astype(float)
     rows["device_hours"] = devices * held_seconds / 3600
     return rows.reset_index(drop=True)
+
+
+def alike(epochs: pd.DataFrame) -> str:
+    """Say in what these runs agree, a line each: all but the ranks that decides about speed.
+
+    Raises ValueError where they differ in one of them: such runs do not say what ranks are worth.
+    """
+    columns = {name: epochs[name] for name in ("machine", "site", "dataset", "train_set", "asked")}
+    for kind, name in {"strong": "global_batch", "weak": "batch_per_rank"}.items():
+        columns[f"{name}, {kind}"] = epochs.loc[epochs["scaling"] == kind, name]
+    lines = []
+    for name, column in columns.items():
+        values = [str(value) for value in column.dropna().unique()]
+        if len(values) > 1:
+            raise ValueError(f"{name}: {' and '.join(values)}; keep the runs of one {name}")
+        missing = "all the same" if name == "asked" else "not recorded"
+        lines.append(f"{name}: {''.join(values) or missing}")
+    return "\n".join(lines)
 
 
 def advice(speeds: pd.Series, least: float) -> str:

@@ -1,7 +1,7 @@
 """Measure the speed goals of the course, on one quiet machine.
 
 What is compared takes turns, so that a busy machine slows both alike. It runs in one process, which
-starts the ranks. The ladder of one device is in notebook 12. It has no flags: what stands behind its
+starts the ranks. The ladder of one device is notebook 12's. It has no flags: what stands behind its
 name on the command line would be read as mnist_ddp's.
 """
 

@@ -60,15 +60,6 @@ def test_the_map_is_drawn_also_while_a_new_notebooks_last_cell_is_empty() -> Non
     assert course_map(empty).alt == course_map(README).alt.replace("17 needs 06, 07, 10", "17 needs ")
 
 
-def test_the_short_path_takes_two_hours_by_what_its_notebooks_say() -> None:
-    parts = []
-    for number in ("01", "02", "03", "04", "05", "06", "07", "08"):
-        [part] = re.findall(r"that is (\d+) minutes of this one", prose(number))
-        assert "You may stop here; " in prose(number) and int(part) < minutes(number).reading, number
-        parts.append(int(part))
-    assert 100 < sum(parts) <= 120
-
-
 SHOWN = re.findall(r"^```diff\n(.*?)^```$", README, re.M | re.S)[0].splitlines()
 SPIRALS = [(ROOT / "notebooks" / name).read_text() for name in ("spirals.py", "spirals_ddp.py")]
 

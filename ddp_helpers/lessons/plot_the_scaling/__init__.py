@@ -1,1 +1,1 @@
-"""Notebook 09: its exercises and figures."""
+"""Notebook 09: its exercises."""
