@@ -17,7 +17,7 @@ from pages import DOCS, GLOSSARY, HOLE, PAGES, README, SEEDS, TRAINERS, TROUBLE,
 from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.rank import scripts
 from ddp_helpers.upkeep import troubleshooting
-from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text, minutes
+from ddp_helpers.upkeep.front_page import NOTEBOOKS, course_map, front_page_text
 from ddp_tools.explain.rules import load_rules
 
 SEEN = "no-message-at-all"  # its rows quote no message of ours
