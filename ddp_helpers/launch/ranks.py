@@ -1,6 +1,7 @@
 """Ranks that stay: `%%ranks 2` runs a cell on two processes of one group, which keep its variables.
 
-It runs in the learner's process; the ranks are `resident`'s.
+After a hang `%ranks again` starts new ones, on which the same cells run. All of it runs in the
+learner's process; the ranks are `resident`'s.
 """
 
 import atexit
@@ -12,6 +13,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 from ddp_helpers.launch.engine import LaunchError
 from ddp_helpers.launch.resident import LIMIT, ResidentRanks, Stopped, UnknownName
@@ -26,6 +28,9 @@ OPTIONS = re.compile(
 _FROM_THE_FIRST = "run the cells from the first with `%%ranks` on"
 
 _ranks: ResidentRanks | None = None
+# The cells that have come to their end, also on ranks of this number that were there before, and
+# how many seconds each might take.
+_done: list[tuple[str, float]] = []
 
 
 def end() -> None:
@@ -34,6 +39,7 @@ def end() -> None:
     if _ranks:
         _ranks.end()
     _ranks = None
+    _done.clear()
 
 
 def ranks_of_size(size: int) -> ResidentRanks:
@@ -41,10 +47,24 @@ def ranks_of_size(size: int) -> ResidentRanks:
     global _ranks
     if _ranks and not _ranks.busy and not _ranks.alive():
         print("a rank has ended since the last cell: these are new ones, without its variables")
-    if _ranks and (_ranks.size != size or _ranks.busy or not _ranks.alive()):
+    if _ranks and _ranks.size != size:
         end()
+    if _ranks and _are_lost(_ranks):
+        _ranks.end()
+        _ranks = None
     _ranks = _ranks or ResidentRanks(size)
     return _ranks
+
+
+def _are_lost(ranks: ResidentRanks) -> bool:
+    """Say whether ranks were ended in a cell, or one has ended since."""
+    return ranks.busy or not ranks.alive()
+
+
+def _run(size: int, cell: str, limit: float) -> None:
+    """Run a cell on so many ranks, and keep it for `%ranks again` if it comes to its end."""
+    ranks_of_size(size).run(cell, limit)
+    _done.append((cell, limit))
 
 
 def start(size: int, /, **variables: object) -> None:
@@ -54,7 +74,7 @@ def start(size: int, /, **variables: object) -> None:
     """
     values = json.dumps(variables)
     cell = f"globals().update(__import__('json').loads({values!r}))"
-    ranks_of_size(size).run(cell, LIMIT)
+    _run(size, cell, LIMIT)
 
 
 def pull(name: str) -> list:
@@ -97,9 +117,11 @@ def ranks_magic(line: str, cell: str) -> None:
         if not shell.run_cell(cell).success:
             raise LaunchError("this kernel's part failed, above: no rank has run the cell")
     try:
-        ranks_of_size(int(options["size"])).run(cell, float(options["limit"] or LIMIT))
+        _run(int(options["size"]), cell, float(options["limit"] or LIMIT))
     except LaunchError as error:
         if isinstance(error, Stopped) or not options["fails"]:
+            if _done and _ranks and _are_lost(_ranks):
+                error.args = (f"{error}\n{_again(len(_done))}",)
             raise
         if isinstance(error, UnknownName):
             raise LaunchError(f"{error}\nit was not meant to fail so: {_FROM_THE_FIRST}") from None
@@ -109,8 +131,35 @@ def ranks_magic(line: str, cell: str) -> None:
             raise LaunchError("this cell was meant to fail, and did not")
 
 
+def _again(count: int) -> str:
+    """Say how ranks that were ended get their variables back."""
+    cells = f"the {count} cells that" if count > 1 else "the cell that"
+    return f"to go on from here, run `%ranks again`: new ranks then run {cells} these had run"
+
+
+def again_magic(line: str) -> None:
+    """Start new ranks, and run on them what has come to its end before, in order: `%ranks again`.
+
+    It shows nothing of what these cells print. Raises UsageError for another line, and LaunchError
+    if there were no ranks, or a cell fails this time.
+    """
+    global _ranks
+    if line.strip() != "again":
+        raise UsageError(f"%ranks {line}: `%ranks again`, or a cell that begins with `%%ranks 2`")
+    if not _ranks or not _done:
+        raise LaunchError(f"%ranks again: no cell has run on ranks yet: {_FROM_THE_FIRST}")
+    size = _ranks.size
+    _ranks.end()
+    _ranks = None
+    for cell, limit in _done:
+        with capture_output():
+            ranks_of_size(size).run(cell, limit)
+    print(f"{size} new ranks have run {len(_done)} cells, as the ranks before them had")
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Make `%%ranks` known: `%load_ext ddp_helpers.launch.ranks`."""
     register = shell.register_magic_function
     register(ranks_magic, "cell", "ranks")  # type: ignore[arg-type]  # IPython types it unbound
+    register(again_magic, "line", "ranks")  # type: ignore[arg-type]
     atexit.register(end)

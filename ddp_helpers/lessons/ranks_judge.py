@@ -8,6 +8,7 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +31,9 @@ from ddp_helpers.lessons.comparison import Comparison, difference, explanations
 from ddp_helpers.lessons.exercise import Answer, JudgedExercise
 
 SIZES = (2, 3)
+# How long a rank of a cell waits for the verdicts of the others: less than the cell's limit, which
+# ends all ranks without a verdict.
+_PATIENCE = timedelta(seconds=10)
 Trial = Callable[[Answer, CallLog], Iterator[Comparison]]
 
 _HINTS = {  # by a part of an error's text, for all exercises, and before their own
@@ -70,11 +74,15 @@ def _in_cell(
 ) -> list[str]:
     """Return the first mistake on the ranks of a cell; each rank calls it, and says the same.
 
-    A rank that an error stops says so alone: where the others wait, the cell's limit ends them.
+    A rank that an error stops, or for which another does not come, says so alone: where the others
+    wait, the cell's limit ends them.
     """
     rank = dist.get_rank()
     try:
-        return _first_mistake(trial, answer, logs)
+        return _first_mistake(trial, answer, logs, _PATIENCE)
+    except _LeftAlone:
+        seconds = _PATIENCE.total_seconds()
+        return [SAME_CALLS, f"rank {rank} is done, and not every rank is, {seconds:g} s later"]
     except NotImplementedError:
         raise
     except Exception as error:
@@ -106,22 +114,34 @@ def _try_on(
         return [*hint, f"on {size} ranks: {fact}"]
 
 
-def _first_mistake(trial: Trial, answer: Answer, logs: Path) -> list[str]:
+class _LeftAlone(Exception):
+    """Another rank did not come to tell its result."""
+
+
+def _first_mistake(
+    trial: Trial, answer: Answer, logs: Path, patience: timedelta | None = None
+) -> list[str]:
     """Return the first difference, of the lowest rank that has it; all ranks call it.
 
     After each comparison the ranks tell each other, so that all stop at the same one. An error
-    gets a note: on which rank it came, and where.
+    gets a note: on which rank it came, and where. patience: of a rank that waits for the others;
+    then it raises _LeftAlone.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     # A group of its own: in the answer's this could meet a collective that a rank has left out.
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(group, dist.ProcessGroup), "this rank is in it"
     log = CallLog(logs / f"rank{rank}")
     try:
         for comparison in chain(trial(log.listened(answer), log), _all_waited(log)):
             everyone: list[tuple[str, list[str]]] = [("", [])] * size
             told = difference(comparison), explanations(comparison)
-            dist.all_gather_object(everyone, told, group)
+            try:
+                dist.all_gather_object(everyone, told, group)
+            except RuntimeError as error:
+                if patience and "timed out" in str(error).lower():
+                    raise _LeftAlone from error
+                raise
             for other, (text, _) in enumerate(everyone):
                 if text:
                     return [*_explanation(everyone), f"on {size} ranks, rank {other}: {text}"]
@@ -189,6 +209,7 @@ def _why_ranks_wait(states: list[RankState]) -> str:
     return _WAITING.get(places.pop(), "") if len(places) == 1 else ""
 
 
+SAME_CALLS = "Do all ranks call the same collectives, in the same order?"
 KEEP_AND_WAIT = "Keep what isend and irecv return, and call its wait()."
 _PLACES = {
     WAIT: "is in wait() for {}",

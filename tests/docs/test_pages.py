@@ -322,8 +322,8 @@ def test_the_version_is_one() -> None:
 # ---- the trainer's page
 
 NOT_HEADINGS = {"Predict", "You may stop here", "Expect"}  # what else stands in italics there, with a capital letter
-NUMBERS = "Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve".split()
-TIMES = {**{word: minutes for minutes, word in enumerate(NUMBERS, 2)}, "Fifteen": 15, "Twenty": 20, "Thirty": 30}
+NUMBERS = ["Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"]
+TIMES = {word: number for number, word in enumerate(NUMBERS, 2)} | {"Fifteen": 15, "Twenty": 20, "Thirty": 30}
 
 
 def unknown(number: str, text: str) -> list[str]:

@@ -22,7 +22,8 @@ def leaves_the_gpus(path):
 
 NOTEBOOKS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")) if leaves_the_gpus(path)}
 CHANGED = {
-    "04": ['"num_workers": 2, "multiprocessing_context": "fork"', '"num_workers": 0'],  # these ranks are forked themselves
+    # These ranks are forked themselves.
+    "04": ['"num_workers": 2, "multiprocessing_context": "fork"', '"num_workers": 0'],
 }
 
 

@@ -85,6 +85,19 @@ def test_a_hang_is_ended_and_its_line_named_also_of_a_rank_that_prints_for_ever(
     assert gone(before) and kernel.run("%%ranks 2\n1 + 1") == "[rank 0] 2\n[rank 1] 2"
 
 
+def test_after_a_hang_one_line_runs_again_what_had_come_to_its_end(kernel):
+    kernel.run("%%ranks 1\n1")  # another number of ranks: what ran before is forgotten
+    kernel.run("%%ranks 2\nimport torch.distributed as dist\n\nwords = ['first']")
+    kernel.run("%%ranks 2\nwords += ['second']\nprint('seen')")
+    kernel.run("%%ranks 2\nwords += ['failed']\n1 / 0")
+    said = kernel.run(f"%%ranks 2 limit=5\n{HANGS}")
+    assert said.endswith("run `%ranks again`: new ranks then run the 2 cells that these had run")
+    assert "NameError" in kernel.run("%%ranks 2\nwords"), "the control: these are new"
+    assert kernel.run("%ranks again") == "2 new ranks have run 2 cells, as the ranks before them had\n"
+    assert kernel.run("%%ranks 2\nwords") == "\n".join(f"[rank {rank}] ['first', 'second']" for rank in (0, 1))
+    assert "`%ranks again`, or a cell" in kernel.run("%ranks anew")
+
+
 def test_what_a_cell_prints_or_forks_or_closes_is_not_taken_for_its_end(kernel):
     before = kernel.pids()
     shows = "import os\nimport subprocess\nprint(dict(os.environ))\nsubprocess.run('env')\nprint('over')"

@@ -13,6 +13,7 @@ from statistics import mean
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.comparison import Comparison, difference
 from ddp_helpers.lessons.exercise import Answer, Exercise, JudgedExercise
+from ddp_helpers.lessons.ranks_judge import SAME_CALLS
 from ddp_helpers.lessons.run_script import (
     WEIGHT_TOLERANCE,
     LearnerRun,
@@ -124,7 +125,7 @@ def my_ddp_script(path_of_script: Answer) -> list[str]:
     for ranks, run in runs.items():
         if complaint := run.complaint():
             waited = "gloo/" in complaint or None in run.exit_statuses
-            return [*[_SAME_CALLS] * waited, f"{_on([ranks])}: {complaint}"]
+            return [*[SAME_CALLS] * waited, f"{_on([ranks])}: {complaint}"]
         for hint, comparison in _compared(run, runs[RANKS[0]]):
             if told := difference(comparison):
                 mistakes.setdefault(hint, {}).setdefault(told, []).append(ranks)
@@ -132,9 +133,6 @@ def my_ddp_script(path_of_script: Answer) -> list[str]:
     for hint, differences in list(mistakes.items())[:_MOST]:
         lines += [hint, *(f"{_on(sizes)}: {told}" for told, sizes in differences.items())]
     return lines
-
-
-_SAME_CALLS = "Do all ranks call the same collectives, in the same order?"
 
 
 def _on(sizes: list[int]) -> str:

@@ -1,0 +1,120 @@
+"""The lines to remember of 01 to 06, one after the other, are a script for two ranks; those of 07 start it."""
+
+import ast
+import re
+
+import nbformat
+import pytest
+from notebook_texts import cells
+from real import LIMIT
+
+from ddp_helpers import ROOT
+from ddp_helpers.launch import launch
+from ddp_helpers.launch.engine import LaunchError
+
+PATHS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("0[1-7]_*.ipynb"))}
+# The device and the group come first, as in every script: 03 has the whole of the line with which 02 begins.
+ORDER = ("03", "02", "01", "04", "05", "06")
+ONCE = {"init_process_group", "barrier", "destroy_process_group"}  # the first where 03 stands, the others at the end
+# What the notebooks' own cells define above these lines, and a reader has: data, a network, and numbers.
+OWN = """
+batch_size, lr, bf16, loading, seed, clock = 8, 0.1, False, {}, 1, time.perf_counter
+some = torch.utils.data.TensorDataset(torch.randn(32, 1, 4, 4), torch.arange(32) % 2)
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+
+
+Net = network
+"""
+# At the end all ranks hold the same weights.
+SAME = """
+weights = torch.cat([weight.detach().flatten() for weight in ddp_model.parameters()])
+first = weights.clone()
+dist.broadcast(first, 0)
+print("the weights of rank 0:", torch.equal(weights, first))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def remembered(number):
+    """The code below *The lines to remember* of a notebook, without its magic."""
+    parts = nbformat.read(PATHS[number], as_version=4).cells
+    [heading] = [place for place, part in enumerate(parts) if "the lines to remember" in part.source.lower()]
+    assert parts[heading].cell_type == "markdown" and parts[heading + 1].cell_type == "code", number
+    return re.sub(r"\A%%.*\n", "", parts[heading + 1].source)
+
+
+def imports(number):
+    """What the cells of a notebook import of Python and of PyTorch, by the name that it gets."""
+    found = {}
+    for cell in cells(PATHS[number], "code"):
+        lines = re.sub(r"^[%!].*$", "", cell, flags=re.M)
+        try:
+            tree = ast.parse(lines)
+        except SyntaxError:  # a cell for bash or Slurm
+            continue
+        for part in ast.walk(tree):
+            if isinstance(part, ast.Import | ast.ImportFrom):
+                for alias in part.names:
+                    one = ast.ImportFrom(part.module, [alias], 0) if hasattr(part, "module") else ast.Import([alias])
+                    found[alias.asname or alias.name.partition(".")[0]] = ast.unparse(one)
+    return found
+
+
+def called(statement):
+    """The method that a line calls, if it does nothing else."""
+    call = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+    return getattr(getattr(call, "func", None), "attr", "")
+
+
+def script(*numbers):
+    """A script of the lines to remember of these notebooks, and the imports that they need."""
+    texts, used = [], {}
+    for number in numbers:
+        tree = ast.parse(remembered(number))
+        elsewhere = ONCE - {"init_process_group"} if number == "03" else ONCE
+        kept = [part for part in tree.body if called(part) not in elsewhere]
+        names = {part.id for part in ast.walk(tree) if isinstance(part, ast.Name)}
+        used |= {name: line for name, line in imports(number).items() if name in names}
+        texts.append(ast.unparse(ast.Module(kept, [])))
+    return "\n".join(["import time", *used.values(), texts[0], OWN, *texts[1:], SAME])
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The script of all of them."""
+    return script(*ORDER)
+
+
+def test_one_after_the_other_they_are_a_script_for_two_ranks(whole, tmp_path):
+    path = tmp_path / "remembered.py"
+    path.write_text(whole)
+    done = launch.run(path, ranks=2, timeout=LIMIT, env={"CUDA_VISIBLE_DEVICES": ""})
+    said = [line for _, line in done.lines]
+    for part in ("the mean is 0.5", "accuracy 0.80 of 5 test samples", "/96 right", "to save: weight, bias"):
+        assert sum(part in line for line in said) == 1, (part, said)
+    assert said.count("the weights of rank 0: True") == 2, said
+
+
+def test_without_the_lines_of_one_notebook_they_are_none(tmp_path):
+    path = tmp_path / "remembered.py"
+    path.write_text(script(*(number for number in ORDER if number != "03")))
+    with pytest.raises(LaunchError, match="Default process group has not been initialized"):
+        launch.run(path, ranks=2, timeout=LIMIT, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_device_group_model_wrapper_and_optimizer_come_in_this_order(whole):
+    of_05 = remembered("05")
+    first = [whole.find(line) for line in ("set_device(", "init_process_group(", "ddp_model = DDP(")]
+    then = [of_05.find(line) for line in ("model = network()", "ddp_model = DDP(", "optimizer = ")]
+    for places in (first, then):
+        assert -1 not in places and places == sorted(places), places
+
+
+def test_the_lines_of_07_submit_a_job_and_follow_it():
+    text = "\n".join(cells(PATHS["07"], "markdown")).lower()
+    lines = re.findall(r"lines to remember.*?```bash\n(.*?)```", text, re.S)
+    assert len(lines) == 1 and all(f"\n{word} " in lines[0] for word in ("sbatch", "squeue", "scancel"))
