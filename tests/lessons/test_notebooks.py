@@ -100,6 +100,17 @@ def test_the_course_is_a_chain_and_each_notebook_has_a_lesson_of_its_name() -> N
         assert f"({before.name})" in nbformat.read(after, as_version=4).cells[0].source, f"{after.name} has no previous"
 
 
+def test_the_set_up_of_the_core_is_folded_in_jupyterlab_and_on_the_pages() -> None:
+    core = [path for path in PATHS if re.match(r"0\d_", path.stem)]
+    assert len(core) == 9
+    for path in core:
+        code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        set_up = next(cell for cell in code if "parameters" not in cell.metadata.get("tags", []))
+        assert "import" in set_up.source, path.name
+        folded = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+        assert set_up.metadata == folded, f"{path.name}: give its set-up cell the metadata {folded}"
+
+
 def test_an_appendix_and_the_notebook_that_it_belongs_to_lead_to_each_other() -> None:
     appendices = [path for path in PATHS if not path.stem.partition("_")[0].isdigit()]
     assert appendices, "10b and others have the number of a notebook, and a letter"
