@@ -57,6 +57,8 @@ exclude_patterns = [
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # what is shown is what is committed
 nb_merge_streams = True
+nb_code_prompt_show = "Show the set-up"  # the one kind of cell that is folded
+nb_code_prompt_hide = "Hide the set-up"
 myst_heading_anchors = 3
 highlight_language = "text"
 
