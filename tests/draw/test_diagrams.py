@@ -9,11 +9,11 @@ from IPython.core.formatters import DisplayFormatter
 
 from ddp_helpers.draw.drawing import DPI, Picture, canvas, described, write_text
 from ddp_helpers.draw.stepped import stepped
-from ddp_helpers.lessons.build_it_yourself.figures import life_of_a_layer, schedules, two_sums
+from ddp_helpers.lessons.build_it_yourself.figures import life_of_a_layer, ring_step, schedules, two_sums
 from ddp_helpers.lessons.do_it_yourself.large_batches import large_batches
 from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
-from ddp_helpers.lessons.form_a_process_group.figures import collectives, ring_step, spmd
+from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch
 from ddp_helpers.lessons.shard_the_model.figures import choose
 from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job

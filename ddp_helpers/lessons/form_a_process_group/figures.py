@@ -1,4 +1,4 @@
-"""The figures of notebook 02: one program on every rank, the collectives, the ring.
+"""The figures of notebook 02: one program on every rank, and the collectives.
 
 The notebook calls them, in its own process; they draw from their arguments alone.
 """
@@ -17,7 +17,7 @@ from ddp_helpers.draw.drawing import (
     write_left,
     write_text,
 )
-from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, Look, rank_colour
+from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, rank_colour
 
 # ---- one program on every rank
 
@@ -121,50 +121,3 @@ def _draw_cells(ax: Axes, left: float, y: float, cells: Sequence[_Cell]) -> None
         text, colour = cell or ("", GREY)
         fill, line = (0.25, "-") if cell else (0.03, ":")
         box(ax, (x, y - 0.17), (width, 0.34), text, colour, fill=fill, line=line, **SMALL)
-
-
-# ---- the ring
-
-
-def ring_step(number: int, world_size: int = 4) -> Picture:
-    """Draw one step of the ring: which piece each rank sends on, and what the receiver then has.
-
-    number: of the step, from 0, the start, to 2 * (world_size - 1).
-    """
-    rounds = world_size - 1
-    finding = f"Step {number}: a whole sum arrives, and takes the place of the old piece"
-    if not number:
-        finding = f"Start: each rank has {world_size} pieces, and only its own numbers"
-    elif number < rounds:
-        finding = f"Step {number}: each rank adds the piece that arrives to its own"
-    elif number == rounds:
-        finding = f"Step {number}: now each rank has the whole sum of one piece"
-    elif number == 2 * rounds:
-        finding = f"Step {number}: every rank has every sum"
-    bottom = 1.0 + 0.55 * world_size
-    ax = canvas(bottom + 0.75, finding)
-    for piece in range(world_size):
-        write_left(ax, 1.2 + 0.55 * piece, f"piece {piece}", **SMALL)
-    for rank, (left, width) in enumerate(equal_parts(1.35, 8.75, world_size, gap=0.75)):
-        write_text(ax, left + width / 2, 0.75, f"rank {rank}", weight="bold")
-        for piece in range(world_size):
-            y = 1.0 + 0.55 * piece
-            # In this step the rank adds the piece; it comes again, summed, world_size steps later.
-            comes = (rank - piece) % world_size
-            added = range(rank - comes if comes <= number else rank, rank + 1)
-            look: Look = {"colour": rank_colour(rank), "fill": 0.12 + 0.15 * (len(added) - 1)}
-            text = "+".join(str(each % world_size) for each in added)
-            if len(added) == world_size or number >= comes + world_size:
-                text, look = "all", {"colour": INK, "fill": 0.85, "color": "white"}
-            box(ax, (left, y), (width, 0.4), text, **look, **SMALL)
-            if number and number % world_size == comes:
-                start = left - 0.72 if rank else left - 0.45
-                arrow(ax, (start, y + 0.2), (left - 0.03, y + 0.2), linewidth=2.5)
-                if not rank:  # it comes from the last rank, round the page
-                    arrow(ax, (8.78, y + 0.2), (9.2, y + 0.2), linewidth=2.5)
-    counter = f"sent so far by each rank: {number} of {2 * rounds} pieces, "
-    counter += f"{number / world_size:g} {TIMES} its tensor"
-    key = "in a box: the ranks whose numbers are added up; the last rank sends to rank 0"
-    write_left(ax, bottom + 0.2, counter, weight="bold")
-    write_left(ax, bottom + 0.5, key, **SMALL)
-    return described(ax.figure, f"{finding}; {counter}.")
