@@ -80,11 +80,11 @@ def test_the_source_of_a_script_that_a_notebook_shows_is_that_of_today() -> None
                 assert other == [], f"run: make notebooks ONLY={path.stem.partition('_')[0]}"
                 whole += re.findall(r"the whole of (\w+)\.py.*?</summary>(.*)</details>", shown["text/html"], re.S)
     [(name, text)] = whole
-    assert html.unescape(re.sub("<[^>]+>", "", text)).strip() == script_text(name).strip(), "make notebooks ONLY=06"
+    assert html.unescape(re.sub("<[^>]+>", "", text)).strip() == script_text(name).strip(), "make notebooks ONLY=06b"
 
 
-def test_06_tells_each_flag_of_the_script() -> None:
-    text = "\n".join(cells(ROOT / "notebooks" / "06_train_mnist_with_ddp.ipynb", "markdown"))
+def test_06b_tells_each_flag_of_the_script() -> None:
+    text = "\n".join(cells(ROOT / "notebooks" / "06b_take_a_script_home.ipynb", "markdown"))
     flags = re.findall(r"(--[\w-]+)`", "".join(re.findall(r"^\| `--[^|]*", text, re.M)))
     assert sorted(flags) == sorted(re.findall(r'add\("(--[\w-]+)"', script_text("mnist_ddp")))
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 06: an epoch's line, the same training, a plain script made DDP.
+"""The exercises of 06 and 06b: an epoch's line, the same training, a script made DDP, counts.
 
 `lessons.check` asks them for verdicts, in the learner's process. The judge of the last one, which
 has its name, starts the learner's script on ranks, and compares what they did with one rank.
@@ -101,6 +101,44 @@ _SAME_TRAPS = {
     "The number of ranks may differ: that is the point of the proof.": operator.eq,
 }
 
+# ---- 06b, 1: what loss_and_metrics counts in a batch
+
+
+def count_in_batch(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
+    """Count the samples, and those whose label is the best class, or one of the two best."""
+    best = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in scores]
+    ranked = list(zip(best, labels, strict=True))
+    accuracy = sum(label == order[0] for order, label in ranked)
+    top2 = sum(label in order[:2] for order, label in ranked)
+    return {"samples": len(labels), "accuracy": accuracy, "top2": top2}
+
+
+def _means(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
+    """A mistake: shares of the batch in the place of sums."""
+    counts = count_in_batch(scores, labels)
+    return {name: n / (1 if name == "samples" else len(labels)) for name, n in counts.items()}
+
+
+def _second_alone(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
+    """A mistake: those whose label is the second best class, and no other."""
+    counts = count_in_batch(scores, labels)
+    return counts | {"top2": counts["top2"] - counts["accuracy"]}
+
+
+_COUNT_CASES = [
+    ([[0.1, 2.0, 0.5], [1.5, 0.2, 0.9], [0.3, 0.1, 0.2], [0.0, 1.0, 2.0]], [1, 2, 1, 2]),
+    ([[3.0, -1.0, 0.5, 1.0], [0.2, 0.4, 0.1, 0.3]], [3, 2]),
+]
+_COUNT_TRAPS = {
+    "Return sums over the batch, not means: `report` divides once, over all ranks.": _means,
+    "A right answer is among the two best, too.": _second_alone,
+    "`samples` must be among them: it divides the others.": (
+        lambda scores, labels: {
+            name: n for name, n in count_in_batch(scores, labels).items() if name != "samples"
+        }
+    ),
+}
+
 # ---- a plain script made DDP
 
 PLAIN_SCRIPT = ROOT / "notebooks" / "signals.py"
@@ -184,4 +222,5 @@ EXERCISES = [
     Exercise(epoch_line, _LINE_CASES, _LINE_TRAPS),
     Exercise(same_training, _SAME_CASES, _SAME_TRAPS),
     JudgedExercise("my_ddp_script", my_ddp_script, _UNSEEN),
+    Exercise(count_in_batch, _COUNT_CASES, _COUNT_TRAPS),
 ]
