@@ -32,7 +32,7 @@ PROGRAMS = {
     "02": (("02", "dist.reduce_scatter(part, "), 4, []),
     "04": (("04", "def averaged_gradient(loss):"), 2, []),
     "05": (("05", "from contextlib import nullcontext", "def same(tensor):", "def with_batch_norm():"), 2, []),
-    "06": (("06", "mse_loss(model(inputs), wanted)"), 2, []),
+    "06": (("06", "mse_loss(ddp_model(inputs), wanted)"), 2, []),
     "11": (("11", "def save(path, parts, epoch, step):", "def exists(path):"), 2, []),
     "12": (("12", "def train(model, optimizer", "class Held"), 1, []),
     "14": (("14", "gradient_as_bucket_view=view"), 2, []),
