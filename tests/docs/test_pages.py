@@ -360,7 +360,7 @@ def test_the_plans_add_up_and_name_headings_and_give_an_exercise_its_time() -> N
         lengths.append(sum(int(minutes) for *_, minutes in plan))
     assert lengths == [120, 210, 480]
     early = [["09:00", "02: *Two processes*", "10"], ["09:15", "End", "0"]]
-    hasty = [["09:00", "02: *Two processors*, exercise 1", "4"], ["09:04", "End", "0"]]
+    hasty = [["09:00", "02: *Two processors*, exercise 1", "2"], ["09:02", "End", "0"]]
     assert len(wrong_plan(early)) == 1 and len(wrong_plan(hasty)) == 2  # the controls
 
 
