@@ -41,7 +41,7 @@ _GPU_CASES = [
     _task("10,11", 0),
 ]
 _GPU_TRAPS: dict[str, Answer] = {
-    "A task that is shown one GPU calls it cuda:0.": lambda env: int(env["SLURM_LOCALID"]),
+    "A process that is shown one GPU calls it cuda:0.": lambda env: int(env["SLURM_LOCALID"]),
     "Those are the node's own numbers; torch counts the visible GPUs from 0.": (
         lambda env: int([*_visible(env), "0"][int(env["SLURM_LOCALID"])])
     ),
@@ -134,12 +134,12 @@ _NUMBERS_CASES = [
     ({},),
 ]
 _NUMBERS_TRAPS: dict[str, Answer] = {
-    "That is the batch script, a single process: only a step has SLURM_STEP_NUM_TASKS.": (
+    "srun did not start that process, so it is alone: srun sets SLURM_STEP_NUM_TASKS.": (
         lambda env: _numbers(
             env, _NAMES | {"slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")}
         )
     ),
-    "torchrun inside a step counts as torchrun, so look for it first.": (
+    "torchrun that srun started counts as torchrun, so look for it first.": (
         lambda env: _numbers(env, dict(reversed(_NAMES.items())))
     ),
     "A row counts if all its variables are set; a job file may have exported RANK alone.": (

@@ -1,14 +1,12 @@
-"""The figures of notebook 03: ranks on the GPUs of nodes, and a batch script with its steps.
+"""The figure of notebook 03: ranks on the GPUs of nodes.
 
-The notebook calls them, in its own process; they draw from their arguments alone.
+The notebook calls it, in its own process; it draws from its arguments alone.
 """
 
 from matplotlib.axes import Axes
 
-from ddp_helpers.draw.drawing import Picture, box, canvas, described, equal_parts, halo, write_text
-from ddp_helpers.draw.style import CODE, GREY, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
-
-# ---- ranks on the GPUs of nodes
+from ddp_helpers.draw.drawing import Picture, box, canvas, described, halo, write_text
+from ddp_helpers.draw.style import CODE, GREY, LEFT, WRONG, rank_colour
 
 
 def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_rank") -> Picture:
@@ -56,88 +54,3 @@ def _draw_device(ax: Axes, x: float, y: float, width: float, device: int, is_mis
     if is_missing:
         for heights in ((y, y + 0.38), (y + 0.38, y)):
             ax.plot((x, x + width), heights, color=WRONG, linewidth=2, alpha=0.5)
-
-
-# ---- a batch script and its steps
-
-# The lines of a batch script, and what each prints in a job of two nodes with two tasks each.
-JOB = (
-    "echo $SLURM_PROCID",
-    'srun bash -c "echo $SLURM_PROCID"',
-    "srun bash -c 'echo $SLURM_PROCID'",
-)
-PRINTED = ("0", "0 0 0 0", "0 1 2 3")
-_MOMENTS = [  # what the job shows, its line, what the batch script does, what each task is told
-    (
-        "Slurm runs the batch script once, on the first node; its number is 0",
-        0,
-        "runs: echo 0",
-        "",
-    ),
-    (
-        "Double quotes: the batch script fills in its own 0, before the step begins",
-        1,
-        'runs: srun bash -c "echo 0"',
-        "",
-    ),
-    (
-        "So each of the four tasks is told to print 0, whatever its own number",
-        1,
-        "waits for the step to end",
-        "echo 0",
-    ),
-    (
-        "Single quotes: the batch script passes the name on, and fills in nothing",
-        2,
-        f"runs: {JOB[2]}",
-        "",
-    ),
-    (
-        "Single quotes: each of the four tasks fills in its own number, its rank",
-        2,
-        "waits for the step to end",
-        "echo $SLURM_PROCID",
-    ),
-]
-
-
-def moments_of_a_job() -> list[Picture]:
-    """Draw the moments of the job one by one, to be stepped through."""
-    return [batch_script_and_step(moment) for moment in range(1, len(_MOMENTS) + 1)]
-
-
-def batch_script_and_step(moment: int = len(_MOMENTS)) -> Picture:
-    """Draw who runs at a moment of the job, from 1 on, and who fills in `$SLURM_PROCID`."""
-    title, line, script, told = _MOMENTS[moment - 1]
-    printed = line + bool(told or line == 0)  # so many lines have their result
-    ax = canvas(4.6, title)
-    box(ax, (LEFT, 0.53 + 0.42 * line), (9.3, 0.4), colour=INK, fill=0.12)
-    for number, command in enumerate(JOB):
-        write_text(ax, 0.25, 0.73 + 0.42 * number, command, ha="left", **CODE)
-    for number, text in enumerate(PRINTED[:printed]):
-        write_text(ax, 5.1, 0.73 + 0.42 * number, f"prints {text}", ha="left", weight="bold")
-    for node, (left, width) in enumerate(equal_parts(LEFT, RIGHT, 2)):
-        box(ax, (left, 2.0), (width, 2.5), fill=0.06)
-        write_text(ax, left + 0.42, 2.38, f"node {node}", weight="bold")
-    box(
-        ax,
-        (0.95, 2.1),
-        (3.65, 0.58),
-        f"batch script, SLURM_PROCID=0\n{script}",
-        INK,
-        fill=0.12,
-        **CODE,
-    )
-    for task, x in enumerate((0.2, 2.445, 4.91, 7.155)):
-        if not told:
-            box(ax, (x, 2.8), (2.145, 1.6), "no task", fill=0, line=":", **SMALL)
-            continue
-        box(ax, (x, 2.8), (2.145, 1.6), colour=rank_colour(task))
-        write_text(ax, x + 1.0725, 3.07, f"task {task}", weight="bold")
-        write_text(ax, x + 1.0725, 3.58, f"SLURM_PROCID={task}\ntold:\n{told}", **CODE)
-        text = f"prints {PRINTED[line].split()[task]}"
-        write_text(ax, x + 1.0725, 4.15, text, weight="bold")
-    step = f"a step of 4 tasks on 2 nodes, each told: {told}" if told else "no step"
-    prints = f"; it prints {PRINTED[line]}" if printed > line else ""
-    name = f"Moment {moment} of {len(_MOMENTS)}"
-    return described(ax.figure, f"{name}, {JOB[line]}: {title}; {step}{prints}.")
