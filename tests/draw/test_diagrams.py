@@ -11,12 +11,13 @@ from ddp_helpers.draw.drawing import DPI, Picture, canvas, described, write_text
 from ddp_helpers.draw.stepped import stepped
 from ddp_helpers.lessons.build_it_yourself.figures import life_of_a_layer, ring_step, schedules, two_sums
 from ddp_helpers.lessons.do_it_yourself.large_batches import large_batches
-from ddp_helpers.lessons.find_your_local_rank.figures import batch_script_and_step, ranks_on_nodes
+from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd
 from ddp_helpers.lessons.shard_the_data.figures import picture_of_shards, sample_by_epoch
 from ddp_helpers.lessons.shard_the_model.figures import choose
-from ddp_helpers.lessons.submit_to_slurm.figures import backfill, way_of_a_job
+from ddp_helpers.lessons.submit_to_slurm.figures import way_of_a_job
+from ddp_helpers.lessons.sweep_the_cluster.figures import backfill
 from ddp_helpers.lessons.wrap_the_model.figures import BUCKET_MOMENTS, bucket_step
 
 DEALT, MOVED = [[0, 2], [1, 3]], [[3, 2], [0, 1]]
@@ -31,9 +32,6 @@ CASES = [  # function, arguments, and what its alt text must name: what it has c
     (ranks_on_nodes, {}, "8 ranks", "4 and 4 GPUs"),
     (ranks_on_nodes, {"gpus_per_node": (4, 4), "use": "rank"}, "ranks 4, 5, 6, 7 would fail"),
     (ranks_on_nodes, {"gpus_per_node": (8, 8), "use": "rank"}, "ranks 8, 9, 10"),
-    *[(batch_script_and_step, {"moment": moment}, f"Moment {moment} of 5") for moment in (1, 2, 4)],
-    (batch_script_and_step, {"moment": 3}, "0 0 0 0"),
-    (batch_script_and_step, {}, "4 tasks on 2 nodes", "0 1 2 3"),
     (picture_of_shards, {"samples": 10, "world_size": 4, "seed": 1}, "2 are repeated", "rank 2 gets 1, 9, 5"),
     (picture_of_shards, {"samples": 3, "world_size": 8, "seed": 1}, "5 are repeated"),
     (picture_of_shards, {"samples": 24, "world_size": 5, "seed": 1}, "24 samples", "1 is repeated"),

@@ -106,8 +106,9 @@ def test_jobs_that_only_hold_nodes_run_at_the_local_site_alone(
     shell = Shell(site=site)
     terminal.Terminal(shell).run("local", "echo held")
     assert (shell.user_ns["said"] == "held\n") == (site == "local") == ("left out" not in capsys.readouterr().out)
-    sleepers = [cell for cell in cells(ROOT / "notebooks" / "07_submit_to_slurm.ipynb", "code") if "sleep 600" in cell]
-    assert len(sleepers) == 2 and all(cell.startswith("%%slurm local\n") for cell in sleepers)
+    for name in ("07_submit_to_slurm", "08_sweep_the_cluster"):
+        sleepers = [cell for cell in cells(ROOT / "notebooks" / f"{name}.ipynb", "code") if "sleep 600" in cell]
+        assert sleepers and all(cell.startswith("%%slurm local\n") for cell in sleepers), name
 
 
 @pytest.mark.parametrize("value", ["$(id)", "`id`", 'a" b', "a\nb", "a\\b", "a; touch b", "a > b", "[2]", "*", "it's"])
