@@ -1,6 +1,6 @@
-"""Figures of notebook 07: the way of a job through Slurm, and backfill.
+"""The figure of notebook 07: the way of a job through Slurm.
 
-The notebook draws them; they need no ranks.
+The notebook draws it; it needs no ranks.
 """
 
 from ddp_helpers.draw.drawing import (
@@ -10,10 +10,9 @@ from ddp_helpers.draw.drawing import (
     canvas,
     described,
     equal_parts,
-    write_left,
     write_text,
 )
-from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, LEFT, ORANGE, RIGHT, SMALL, rank_colour
+from ddp_helpers.draw.style import INK, LEFT, SMALL, rank_colour
 
 _STOPS = [  # a box: its left edge, what stands above it, its name, its contents; the way from it
     (LEFT, "you", "notebook,\nlogin node", "the script\nthe job\nthe site", "write"),
@@ -51,28 +50,3 @@ def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
     before = "you write job.sbatch; it waits in Slurm's queue"
     after = "rank 0 writes the record; you read it"
     return described(ax.figure, f"A job's way: {before}; {starts}; {after}.")
-
-
-def backfill(long: int = 10, short: int = 1) -> Picture:
-    """Draw a plan for two nodes: A runs, B waits for both nodes, and C is short enough to pass it.
-
-    long: minutes that A and B ask for; short: minutes that C asks for.
-    """
-    ax = canvas(3.1, f"C came last, but its {short} min fit into the {long} before B can start")
-    minute = 4.125 / long  # inches
-    for node, top in enumerate((0.6, 1.45), start=1):
-        write_left(ax, top + 0.35, f"node {node}", weight="bold")
-        box(ax, (5.275, top), (4.125, 0.7), "B", BLUE)
-    box(ax, (1.15, 0.6), (4.125, 0.7), "A runs", ORANGE)
-    box(ax, (1.15, 1.45), (short * minute, 0.7), "C", GREEN)
-    hole = (1.15 + short * minute, 1.45), ((long - short) * minute, 0.7)
-    box(ax, *hole, "idle: B needs both nodes", fill=0.03, line=":")
-    ax.plot([1.15, RIGHT], [2.35, 2.35], color=INK, linewidth=1.2)
-    for time, x, side in ((0, 1.15, "center"), (long, 5.275, "center"), (2 * long, RIGHT, "right")):
-        ax.plot([x, x], [2.35, 2.43], color=INK, linewidth=1.2)
-        write_text(ax, x, 2.6, f"{time} min", ha=side, **SMALL)
-    source = "drawn from the times that the three jobs ask for; submitted in the order A, B, C"
-    write_left(ax, 2.93, source, color=GREY, **SMALL)
-    plan = f"A runs on node 1 for {long} min, B needs both from {long} to {2 * long} min"
-    alt = f"Two nodes over time: {plan}; C runs on node 2 for {short} min, before B."
-    return described(ax.figure, alt)

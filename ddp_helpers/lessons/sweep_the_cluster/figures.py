@@ -1,19 +1,15 @@
-"""The figures of notebook 08: strong and weak scaling as bricks, speeds, waiting and running.
+"""The figures of notebook 08: strong and weak scaling as bricks, and backfill.
 
-The notebook calls them, in its own process; `speeds` draws what it computed.
+The notebook calls them, in its own process; they draw from their arguments alone.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-
-import matplotlib.pyplot as plt
-import pandas as pd
+from collections.abc import Sequence
 
 from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_left, write_text
-from ddp_helpers.draw.labels import captioned, stacked_bars
-from ddp_helpers.draw.style import BLUE, GREY, ORANGE, rank_colour
-from ddp_helpers.records.scaling import counted, data_and_machine
+from ddp_helpers.draw.style import BLUE, GREEN, GREY, INK, ORANGE, RIGHT, SMALL, rank_colour
+from ddp_helpers.records.scaling import counted
 
 # ---- strong and weak, as bricks
 
@@ -44,59 +40,29 @@ def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
     return described(ax.figure, alt)
 
 
-# ---- speeds
+# ---- backfill
 
 
-def speeds(rates: pd.Series, base: float, table: pd.DataFrame) -> Picture:
-    """Draw images per second of each run by its ranks: strong on the left, weak on the right.
+def backfill(long: int = 10, short: int = 1) -> Picture:
+    """Draw a plan for two nodes: A runs, B waits for both nodes, and C is short enough to pass it.
 
-    rates: a number a run, by scaling, world_size and run. base: that of the fewest ranks, by which
-    the title divides; their runs, of both kinds, span the grey band. table: from runs.table.
+    long: minutes that A and B ask for; short: minutes that C asks for.
     """
-    ranks = rates.index.get_level_values("world_size")
-    counts = sorted(set(ranks))
-    fewest = rates[ranks == counts[0]]
-    figure, panels = plt.subplots(1, 2, figsize=(8.5, 3.6), sharey=True, layout="constrained")
-    for ax, kind, colour in zip(panels, ("strong", "weak"), (BLUE, ORANGE), strict=True):
-        # Ranks stand evenly apart, whatever their numbers.
-        places = [counts.index(count) for count in rates[kind].index.get_level_values("world_size")]
-        medians = rates[kind].groupby("world_size").median()
-        ax.plot(sorted(set(places)), medians, color=colour, linewidth=1.5)
-        ax.plot(places, rates[kind], "o", color=colour, markersize=8)
-        ax.set_xticks(range(len(counts)), [str(count) for count in counts])
-        ax.set_xlim(-0.4, len(counts) - 0.6)
-        ax.axhspan(fewest.min(), fewest.max(), color=GREY, alpha=0.2, linewidth=0)
-        ax.set_title("same global batch" if kind == "strong" else "same batch per rank")
-        ax.set_xlabel(f"{kind}: ranks")
-    panels[0].set_ylabel("images per second")
-    panels[0].set_ylim(0, 1.08 * rates.max())
-    medians = rates["strong"].groupby("world_size").median()
-    smallest = counted(counts[0], "rank")
-    gains = [f"{medians[count] / base:.2f} on {count}" for count in counts[1:] or counts]
-    title = f"Strong, times as fast as {smallest}: {', '.join(gains)} ranks"
-    band = f"dots: runs; grey: from the slowest to the fastest run of {smallest}"
-    return captioned(figure, title, band, data_and_machine(table))
-
-
-# ---- waiting and running
-
-
-def wait_and_run(times: Mapping[str, tuple[float, float]], source: str) -> Picture:
-    """Draw for each size the seconds until its job starts, and those that it runs.
-
-    times: both, by the name of the size; source: where they are from, for the caption.
-    """
-    frame = pd.DataFrame(times, index=["waits", "runs"]).T
-    colours = {"waits": "#C4C4C4", "runs": BLUE}
-    figure, ax, (_, runs) = stacked_bars(frame, colours, figsize=(8.5, 0.5 * len(times) + 1.3))
-    totals = frame.sum(axis=1)
-    ax.bar_label(runs, [f"{total:.0f} s" for total in totals], padding=5)
-    ax.margins(x=0.1)
-    ax.set_xlabel("seconds from now")
-    ax.legend(loc="upper right", bbox_to_anchor=(1, 1.25), ncols=2, fontsize=10)
-    longest = frame["waits"].idxmax()
-    wait, run = frame.loc[longest]
-    title = f"{longest}: {wait:.0f} s of waiting for a job that runs {run:.0f} s"
-    if wait <= run:  # seconds apart, the others are equal within the noise
-        title = f"{totals.idxmin()} has the result first, after {totals.min():.0f} s"
-    return captioned(figure, title, source)
+    ax = canvas(3.1, f"C came last, but its {short} min fit into the {long} before B can start")
+    minute = 4.125 / long  # inches
+    for node, top in enumerate((0.6, 1.45), start=1):
+        write_left(ax, top + 0.35, f"node {node}", weight="bold")
+        box(ax, (5.275, top), (4.125, 0.7), "B", BLUE)
+    box(ax, (1.15, 0.6), (4.125, 0.7), "A runs", ORANGE)
+    box(ax, (1.15, 1.45), (short * minute, 0.7), "C", GREEN)
+    hole = (1.15 + short * minute, 1.45), ((long - short) * minute, 0.7)
+    box(ax, *hole, "idle: B needs both nodes", fill=0.03, line=":")
+    ax.plot([1.15, RIGHT], [2.35, 2.35], color=INK, linewidth=1.2)
+    for time, x, side in ((0, 1.15, "center"), (long, 5.275, "center"), (2 * long, RIGHT, "right")):
+        ax.plot([x, x], [2.35, 2.43], color=INK, linewidth=1.2)
+        write_text(ax, x, 2.6, f"{time} min", ha=side, **SMALL)
+    source = "drawn from the times that the three jobs ask for; submitted in the order A, B, C"
+    write_left(ax, 2.93, source, color=GREY, **SMALL)
+    plan = f"A runs on node 1 for {long} min, B needs both from {long} to {2 * long} min"
+    alt = f"Two nodes over time: {plan}; C runs on node 2 for {short} min, before B."
+    return described(ax.figure, alt)
