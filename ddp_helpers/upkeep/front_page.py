@@ -87,11 +87,11 @@ def front_page_text(text: str) -> str:
 
 
 def _needed(needs: str) -> list[str]:
-    """List the numbers of the notebooks in a row's last column: "05 to 07" are three."""
+    """List the numbers of the notebooks in a row's last column: "05 to 07" are three, without 06b."""
     ranges = re.findall(r"(\d\d)(?: to (\d\d))?", needs)
     numbers = []
     for first, last in ranges:
-        numbers += [number for number in NOTEBOOKS if first <= number <= (last or first)]
+        numbers += [n for n in NOTEBOOKS if n.isdigit() and first <= n <= (last or first)]
     return numbers
 
 
