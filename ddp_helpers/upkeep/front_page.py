@@ -87,7 +87,7 @@ def front_page_text(text: str) -> str:
 
 
 def _needed(needs: str) -> list[str]:
-    """List the numbers of the notebooks in a row's last column: "05 to 07" are three, without 06b."""
+    """List the numbers of the notebooks in a row's last column: "05 to 07" are three."""
     ranges = re.findall(r"(\d\d)(?: to (\d\d))?", needs)
     numbers = []
     for first, last in ranges:
