@@ -45,7 +45,7 @@ def test_packages_are_named_before_they_are_installed_and_one_that_is_unknown_is
 def test_ci_installs_each_package_without_which_a_test_fails_there():
     lists = (ROOT / "Makefile").read_text().partition("\nUSED :=")[2]
     asked = set()
-    for path in (ROOT / "tests").rglob("*.py"):
+    for path in [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py")]:
         for packages in re.findall(r'fail_in_ci\(f?"[^"]*install ([\w, -]+)"', path.read_text()):
             asked |= {*re.findall(r"[\w-]+", packages)}
     others = {"and", "or", "lmod", "chromium-sandbox"}  # modules are there already; chromium brings its sandbox
