@@ -79,8 +79,6 @@ LONG = (
 )
 # Beside what launchers set; the last the doctor sets, in the process that tests it.
 OF_A_JOB = re.compile(r"SLURM_|OMP_|DDP_|TORCH_NCCL_")
-    r"SLURM_|OMP_|DDP_|TORCH_NCCL_"
-)  # beside what launchers set; the last the doctor does
 
 
 def pytest_addoption(parser):
