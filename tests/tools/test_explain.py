@@ -349,7 +349,7 @@ FAULTS = {
     1: (0, [], "waiting-for-clients"),
     2: (None, [], "port-of-outgoing"),
     3: (ANY, [], "address-in-use"),  # two ranks want one address: either may be the second
-    4: (None, [], "invalid-device-id"),
+    4: (1, [], "invalid-device-id"),
     5: (None, [], "clean"),
     6: (0, [], "gloo-interface"),
     7: (1, [], "sigkill"),
