@@ -60,7 +60,9 @@ def test_memory(gpus, ranks, tmp_path, record):
 
 def test_doctor(gpus, ranks, digits, tmp_path, record):
     """The doctor's table of this machine, on all ranks; few CPUs, or none for each rank, make it red."""
-    program = begin(gpus, source("doctor"), ranks, tmp_path / "run", "--data", digits)
+    # Four ranks on a busy machine come late: 30 s, as a job has, were once not enough.
+    flags = ("--data", digits, "--timeout", 300)
+    program = begin(gpus, source("doctor"), ranks, tmp_path / "run", *flags)
     status = program.status()
     record(status=status, table=program.said().partition(" checks ")[0].splitlines())
     assert "right sums over ProcessGroupNCCL" in program.said()
