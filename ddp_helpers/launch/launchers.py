@@ -5,22 +5,17 @@ It runs in the learner's process, or, in a job, in that of the notebook.
 
 import os
 import re
-import secrets
 import shutil
-import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import ddp_tools
 from ddp_helpers.rank.launchers import LAUNCHERS, cpus_of_rank
+from ddp_tools.one_machine import HIDES_GPUS, LOOPBACK_ONLY, free_port
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-# Ranks that are all on this machine talk over what no other machine can reach.
-LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
 # torchrun, whose meeting place listens on this machine alone. By its path, since nothing need be
 # installed; -P, so that the modules beside it are not taken for others of these names.
 MEETING = Path(ddp_tools.__file__).with_name("meeting.py")
@@ -44,9 +39,6 @@ LINE_PATTERNS = {
     "srun": r" *(\d+): (.*)",
     "python": r"()(.*)",
 }
-HELD: deque[socket.socket] = deque(maxlen=100)  # each keeps a port that was asked for last
-HIDES_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # and AMD's
-PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks for any port
 
 
 # ---- environments
@@ -132,27 +124,6 @@ def _ask_cuda(_visible: str | None) -> list[str]:
     if why := done.stderr.strip():
         print(why, file=sys.stderr, flush=True)
     return done.stdout.splitlines()
-
-
-def free_port() -> int:
-    """Return a port of this machine that is free, at random, and keep it from other calls.
-
-    Rank 0 listens on it seconds later, and meanwhile others start and ask for many.
-    """
-    while True:
-        port = PORTS.start + secrets.randbelow(len(PORTS))
-        probe = socket.socket()
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            probe.close()
-            continue
-        if sys.platform == "linux":  # a server may take it beside a socket that only holds it
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            HELD.append(probe)
-        else:
-            probe.close()
-        return port
 
 
 # ---- command lines

@@ -5,9 +5,7 @@ One process calls it, which needs no torch. A rank has the environment that torc
 
 import os
 import re
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from threading import Thread
 from typing import IO
 
 from ddp_tools.audit.notes import Notes, read_notes
+from ddp_tools.one_machine import HIDES_GPUS, LOOPBACK_ONLY, free_port
 
 WITNESS = Path(__file__).with_name("witness.py")
 _START = 90.0  # seconds more than the script's, for the imports
@@ -27,7 +26,6 @@ _OF_LAUNCHERS = re.compile(
     r"(SLURMD?|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
     r"|(LOCAL_)?(RANK|WORLD_SIZE)$|MPI_LOCALRANKID$"
 )
-_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # and AMD's
 
 
 def launch(
@@ -89,12 +87,9 @@ def _environments(ranks: int, env: Mapping[str, str]) -> list[dict[str, str]]:
 
     env: more variables, which come before all others.
     """
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     shared = {name: text for name, text in os.environ.items() if not _OF_LAUNCHERS.match(name)}
-    shared |= {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
+    shared |= LOOPBACK_ONLY | {
         "PYTHONUNBUFFERED": "1",
         "PYTHON_COLORS": "0",  # a notebook's FORCE_COLOR would colour tracebacks
         "OMP_NUM_THREADS": str(max(1, cpus // ranks)),
@@ -104,18 +99,10 @@ def _environments(ranks: int, env: Mapping[str, str]) -> list[dict[str, str]]:
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
     }
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
     if int(os.environ.get("SIMULATED_GPUS", "0")) < ranks:  # of `ddp-course gpus`
-        shared |= dict.fromkeys(_GPUS, "")
+        shared |= dict.fromkeys(HIDES_GPUS, "")
     names = ("RANK", "LOCAL_RANK", "ROLE_RANK")
     return [shared | dict.fromkeys(names, str(rank)) | dict(env) for rank in range(ranks)]
-
-
-def _free_port() -> int:
-    """A port of this machine that is free, below those that Linux gives to whoever asks."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

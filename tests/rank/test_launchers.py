@@ -14,9 +14,9 @@ from faults.ranks import run
 from real import LIMIT, until
 
 from ddp_helpers import ROOT, jobs
-from ddp_helpers.launch import launchers
 from ddp_helpers.launch.launchers import clean_environment
 from ddp_helpers.rank.launchers import LAUNCHERS, cpus_of_rank, who_am_i
+from ddp_tools import one_machine
 
 # One write a rank: with PYTHONUNBUFFERED each argument of print is one, and mpirun mixes the writes of two ranks.
 SAY = """import os, sys
@@ -145,16 +145,16 @@ def test_the_cpus_of_a_rank():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a held port could not be listened at")
 def test_a_port_that_waits_for_its_rank_is_given_to_nobody_else_and_the_rank_can_listen_there(monkeypatch):
-    port = launchers.free_port()
+    port = one_machine.free_port()
     assert 1024 < port < 32_768, "from there on Linux gives them to whoever asks for any"
     with socket.socket() as other, pytest.raises(OSError):
         other.bind(("127.0.0.1", port))
-    drawn = iter([port - launchers.PORTS.start, 7, 8, 9])
+    drawn = iter([port - one_machine.PORTS.start, 7, 8, 9])
     with monkeypatch.context() as patched:
-        patched.setattr(launchers.secrets, "randbelow", lambda _: next(drawn))
-        assert launchers.free_port() != port
+        patched.setattr(one_machine.secrets, "randbelow", lambda _: next(drawn))
+        assert one_machine.free_port() != port
     socket.create_server(("127.0.0.1", port)).close()
-    launchers.HELD.clear()
+    one_machine.HELD.clear()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))  # the control
 
