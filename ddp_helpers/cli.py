@@ -58,7 +58,9 @@ def make_parser() -> Parser:
     _add_collect(subparsers)
     _add_curve(subparsers)
     _add_explain(subparsers)
+    _add_plan(subparsers)
     _add_audit(subparsers)
+    _add_compare(subparsers)
     _add_fits(subparsers)
     _add_gpus(subparsers)
     _add_who_hangs(subparsers)
@@ -198,6 +200,33 @@ def _add_explain(subparsers: Commands) -> None:
     command.add_argument("--json", action="store_true", help="print the verdict as JSON")
 
 
+def _add_plan(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "plan",
+        commands.plan_script,
+        "list the lines of a script for one GPU that need a decision before several ranks run it,"
+        " from its text alone, with what becomes of each",
+        "plan train.py",
+        "1: they are listed; 4: so they are, and what can hold more was not seen",
+    )
+    command.add_argument("script", type=Path, help="what it imports from its project is read, too")
+    command.add_argument("--json", action="store_true", help="print all lines as JSON")
+
+
+def _add_compare(subparsers: Commands) -> None:
+    command = _add(
+        subparsers,
+        "compare",
+        commands.compare_weights,
+        "compare the weights in two files that torch.save has written: the largest difference",
+        "compare one.pt two.pt",
+        "0: they are equal, or in float64 up to rounding; 1: they differ; 3: their type is too"
+        " coarse to tell",
+    )
+    command.add_argument("files", type=Path, nargs=2, metavar="FILE")
+
+
 def _add_fits(subparsers: Commands) -> None:
     command = _add(
         subparsers,
@@ -278,7 +307,7 @@ def _add_job(subparsers: Commands) -> None:
     array = "values of {array} among the script's words: a task of the job for each"
     command.add_argument("--array", nargs="+", default=(), help=array)
     requeue = "the script can go on where it stopped; it is warned before its end if its text, or"
-    requeue += " that of a module beside it, names SIGUSR2: docs/own.md"
+    requeue += " that of a module beside it, names SIGUSR2: docs/your-script.md"
     command.add_argument("--requeue", action="store_true", help=requeue)
     run_name = "the name of the run folder; else it is made from the script's name and the ranks"
     command.add_argument("--run", default="", help=run_name)

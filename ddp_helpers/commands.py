@@ -237,6 +237,20 @@ def explain_logs(args: Namespace) -> int:
     return explain(args.log, args.json)
 
 
+def plan_script(args: Namespace) -> int:
+    """List the lines of a script for one device that need a decision; see `plan` for the status."""
+    from ddp_tools.plan.command import plan
+
+    return plan(args.script, args.json)
+
+
+def compare_weights(args: Namespace) -> int:
+    """Print how far apart the weights of two files are; the status is 1 unless they agree."""
+    from ddp_tools.compare import compare
+
+    return compare(*args.files)
+
+
 def predict_fit(args: Namespace) -> int:
     """Print whether training a model fits a GPU; the status is 1 if no way of training does."""
     import torch

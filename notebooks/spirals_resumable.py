@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it, before there is a group: see docs/own.md
+import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP

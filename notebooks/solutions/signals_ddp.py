@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it, before there is a group: see docs/own.md
+import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP

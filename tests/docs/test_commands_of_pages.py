@@ -39,18 +39,20 @@ TYPED = [
     Typed("AGENTS", "mkdir -p build/mine", "token_loss +not attempted"),
     Typed("tools", "ddp-course explain tests/logs", "Failed first: rank 1", status=1),
     Typed("tools", "ddp-course explain tests/tools/jobfiles", "a torchrun in each task", status=1),
-    Typed("own", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
+    Typed("your-script", "ddp-course plan", "Step 5: data", status=1),
+    Typed("your-script", "ddp-course script simple_ddp", "wrote ranks.py"),
+    Typed("your-script", "ddp-course job ours my_training.py --nodes", "it is not submitted"),
     Typed(
-        "own",
+        "scripts-and-jobs",
         "ddp-course job ours my_training.py --run",
         "lr/seed2-2: done, no record",
         needs="cluster",
         then="ddp-course collect",
     ),
-    Typed("own", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
-    Typed("own", "torchrun --nnodes 1", r"(\['my_training.py'\]\s*){2}"),
-    Typed("own", "ddp-course curve", "After 3 epochs: "),
-    Typed("own", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
+    Typed("scripts-and-jobs", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
+    Typed("scripts-and-jobs", "torchrun --nnodes 1", r"(\['my_training.py'\]\s*){2}"),
+    Typed("scripts-and-jobs", "ddp-course curve", "After 3 epochs: "),
+    Typed("scripts-and-jobs", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
     Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),
     Typed(
         "trainers",
@@ -65,7 +67,7 @@ TYPED = [
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
 NOT_TYPED = {
-    ("own", "nohup torchrun"): "tests/docs/test_own.py runs it, and closes its terminal",
+    ("scripts-and-jobs", "nohup torchrun"): "tests/docs/test_your_script.py runs it, and closes its terminal",
     ("README", "make run"): "the two commands: the second one runs this test",
     ("README", "make lab"): "stays open; tests/browser types it, and opens its address",
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
@@ -74,9 +76,11 @@ NOT_TYPED = {
     ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("gpus", "ddp-course gpus"): "tests/tools/test_wheel.py types the example of its --help",
-    ("own", "ddp-course fits"): "tests/tools/test_wheel.py types the example of its --help",
-    ("own", "rsync"): "LOGIN is another machine",
-    ("own", "ddp-course job --again"): "needs a run that has failed, as in tests/jobs/test_monitor.py",
+    ("scripts-and-jobs", "ddp-course fits"): "tests/tools/test_wheel.py types the example of its --help",
+    ("your-script", "torchrun"): "tests/docs/test_your_script.py types it, with the script of the page",
+    ("your-script", "ddp-course audit"): "the same",
+    ("scripts-and-jobs", "rsync"): "LOGIN is another machine",
+    ("your-script", "ddp-course job --again"): "needs a run that has failed, as in tests/jobs/test_monitor.py",
     ("tools", "ddp-course audit"): "tests/tools/test_wheel.py types the example of its --help",
     ("tools", "ddp-course gpus 2"): "tests/tools/test_audit.py runs it, with a script for GPUs",
     ("tools", "ddp-course hang"): "tests/tools/test_hang.py gives a seed the same words; notebook 17 types one",
@@ -89,7 +93,7 @@ NOT_TYPED = {
     ("participants", "JUPYTER_PREFER_ENV_PATH=1"): "stays open, as make lab does",
     ("trainers", "pip download"): "downloads all packages, for a machine without a network",
 }
-PYTHON = {"own": ("python",)}  # run by tests/docs/test_own.py
+PYTHON = {"your-script": ("python",), "scripts-and-jobs": ("python",)}  # run by tests/docs/test_your_script.py
 MINE = {  # files that the pages take for the reader's own
     "my_training.py": "import sys\nprint(sys.argv)\n",
     "slurm/sites/ours.toml": (ROOT / "slurm" / "sites" / "local.toml").read_text(),
@@ -124,8 +128,8 @@ def unlisted(pages: dict[str, str]) -> list[str]:
 def test_each_block_is_typed_or_says_why_not() -> None:
     assert unlisted(PAGES) == []
     for block in ("```bash\nls\n```\n", "```\nls\n```\n", "```sh\nls\n```\n"):  # the controls
-        assert len(unlisted(PAGES | {"own": PAGES["own"] + block})) == 1
-    assert len(unlisted(PAGES | {"own": ""})) == 1
+        assert len(unlisted(PAGES | {"scripts-and-jobs": PAGES["scripts-and-jobs"] + block})) == 1
+    assert len(unlisted(PAGES | {"scripts-and-jobs": ""})) == 1
 
 
 def block(page: str, begins: str) -> str:

@@ -24,7 +24,7 @@ from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts.mnist_ddp import Net
 from ddp_tools import PlainError, changes, fits, memory, model_file
 
-PAGE = (ROOT / "docs" / "own.md").read_text()
+PAGE = (ROOT / "docs" / "your-script.md").read_text()
 LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
 WITHIN = 0.05  # some kernels take memory for themselves, and free it
 

@@ -3,7 +3,8 @@
 torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
-With --no-cuda the ranks use CPUs, although there are GPUs.
+With --no-cuda the ranks use CPUs, although there are GPUs. A script of your own beside this file
+can import who_am_i, pick_device and join from it.
 """
 
 import os
@@ -23,18 +24,7 @@ def main() -> None:
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
     device = pick_device(local_rank, "--no-cuda" in sys.argv)
-    if world_size == 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
-    elif not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        cure = "the same for all ranks, or start with torchrun"
-        sys.exit(f"export MASTER_ADDR and MASTER_PORT, {cure}")
-    dist.init_process_group(  # waits for all ranks
-        "nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=60),
-        rank=rank,
-        world_size=world_size,
-        device_id=device if device.type == "cuda" else None,
-    )
+    join(rank, world_size, device, timeout=60)
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
     model(torch.ones(1, 42, device=device)).sum().backward()  # averages the gradients
@@ -109,6 +99,21 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     if count:
         print(f"the CPU is used, and not the GPU: {why}", file=sys.stderr, flush=True)
     return torch.device("cpu")
+
+
+def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
+    if world_size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        cure = "the same for all ranks, or start with torchrun"
+        sys.exit(f"export MASTER_ADDR and MASTER_PORT, {cure}")
+    dist.init_process_group(  # waits for all ranks
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=timeout),
+        rank=rank,
+        world_size=world_size,
+        store=None if world_size > 1 else dist.HashStore(),  # alone there is nobody to meet
+        device_id=device if device.type == "cuda" else None,
+    )
 
 
 if __name__ == "__main__":
