@@ -175,6 +175,9 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("--two-nodes", action="store_true", help=two_nodes)
     batch_size_flag = "the script's, as in --batch-size-flag=--batch-size: one rank too"
     command.add_argument("--batch-size-flag", default="", help=batch_size_flag)
+    one_rank_with = "where no such flag is found: the words that give one rank the global batch,"
+    one_rank_with += " as in --one-rank-with=--batch-size=48, maybe none"
+    command.add_argument("--one-rank-with", help=one_rank_with)
     resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
     command.add_argument("--resume-with", help=resume_with)
     sarif = "write the red rows as SARIF, too, which code hosts show beside the lines"

@@ -218,6 +218,7 @@ def audit_script(args: Namespace) -> int:
         limit=args.limit,
         on_cpu=args.on_cpu,
         batch_size_flag=args.batch_size_flag,
+        one_rank_with=args.one_rank_with,
         resume_with=args.resume_with,
     )
     status = command.report(rows)

@@ -14,9 +14,14 @@ def numbers_of(note: Tensors) -> Sequence[float]:
     """All numbers of the tensors, from the file that the rank has written; else their sums."""
     if not note.file:
         return [number for sums in note.sums for number in sums]
-    numbers = array("f")
+    numbers = array("d" if is_double(note) else "f")
     numbers.frombytes(Path(note.file).read_bytes())
     return numbers
+
+
+def is_double(note: Tensors) -> bool:
+    """Whether all numbers of the tensors are float64, in their file, too."""
+    return note.file.endswith(".f64")
 
 
 def euclid(numbers: Sequence[float], others: Sequence[float]) -> float:

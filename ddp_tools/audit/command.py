@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,7 @@ def audit(
     limit: float = 120,
     on_cpu: bool = False,
     batch_size_flag: str = "",
+    one_rank_with: str | None = None,
     resume_with: str | None = None,
     two_nodes: bool = False,
 ) -> list[Row]:
@@ -110,6 +111,8 @@ def audit(
         on_cpu: what the script asks of CUDA is done on the CPU.
         batch_size_flag: the script's flag with which one rank can be given the same global batch,
             whether it counts all ranks or each.
+        one_rank_with: in its place, the arguments besides, maybe none, that give one rank the same
+            global batch.
         resume_with: have the script ended and started again, with these arguments besides, maybe
             none.
         two_nodes: each rank is told that it is the only one of its node, so that local_rank, which
@@ -122,16 +125,21 @@ def audit(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
         folder = folder.resolve()
-        _check(script, folder, cwd, limit, resume_with or "")
+        if batch_size_flag and one_rank_with is not None:
+            why = "both tell what one rank is given: leave one out"
+            raise PlainError(f"--batch-size-flag and --one-rank-with: {why}")
+        words_of_flags = {"--one-rank-with": one_rank_with, "--resume-with": resume_with}
+        _check(script, folder, cwd, limit, words_of_flags)
         cwd = Path(cwd).resolve() if cwd else None
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
-        return _audit_rows(runs, arguments, batch_size_flag, resume_with)
+        return _audit_rows(runs, arguments, batch_size_flag, one_rank_with, resume_with)
 
 
 def _audit_rows(
     runs: _Runs,
     arguments: Sequence[str],
     batch_size_flag: str,
+    one_rank_with: str | None,
     resume_with: str | None,
 ) -> list[Row]:
     """Run the script as often as it takes, and make all rows. Raises PlainError."""
@@ -140,7 +148,13 @@ def _audit_rows(
     check_started(ranks, folder / "notes" / "output.log")
     rows = judge(ranks)
     came_to_end = rows[0].verdict == OK
-    rows.append(_one_rank_row(runs, arguments, batch_size_flag, ranks, came_to_end))
+    if not batch_size_flag and one_rank_with is None:
+        seen = "whether one rank reaches the same model: --batch-size-flag=…"
+        rows.append(Row(one_rank.NAME, NOT_ASKED, seen))
+    elif came_to_end:
+        rows.append(_one_rank_row(runs, arguments, batch_size_flag, one_rank_with or "", ranks))
+    else:
+        rows.append(Row(one_rank.NAME, UNSEEN, "see 'end'"))
     if resume_with is None:
         rows.append(Row(restart.NAME, NOT_ASKED, "whether it can go on: --resume-with=…"))
     elif came_to_end:
@@ -153,23 +167,17 @@ def _audit_rows(
 
 
 def _one_rank_row(
-    runs: _Runs,
-    arguments: Sequence[str],
-    flag: str,
-    ranks: list[Notes],
-    came_to_end: bool,
+    runs: _Runs, arguments: Sequence[str], flag: str, words: str, ranks: list[Notes]
 ) -> Row:
-    """Run the script on one rank, and compare its model with that of these ranks."""
-    if not flag:
-        seen = "whether one rank reaches the same model: --batch-size-flag=…"
-        return Row(one_rank.NAME, NOT_ASKED, seen)
+    """Run the script on one rank, and compare its steps and its model with those of these ranks.
+
+    flag: by which it gets the global batch of these ranks; or "", and words do.
+    """
     try:
-        alone = one_rank.one_rank_arguments(arguments, flag, ranks)
+        besides = one_rank.one_rank_words(flag, ranks) if flag else shlex.split(words)
     except ValueError as reason:
         return Row(one_rank.NAME, UNSEEN, str(reason))
-    if not came_to_end:
-        return Row(one_rank.NAME, UNSEEN, "see 'end'")
-    [single] = runs.run(1, alone, "_one")
+    [single] = runs.run(1, [*arguments, *besides], "_one")
     return one_rank.compare_with_one_rank(single, ranks)
 
 
@@ -194,7 +202,13 @@ def check_started(ranks: list[Notes], log: Path) -> None:
             raise PlainError(f"{note.why}: {cure}")
 
 
-def _check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_with: str) -> None:
+def _check(
+    script: Path,
+    folder: Path,
+    cwd: Path | None,
+    limit: float,
+    words_of_flags: Mapping[str, str | None],
+) -> None:
     """Stop before anything is written, if this cannot be audited. Raises PlainError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
@@ -207,11 +221,12 @@ def _check(script: Path, folder: Path, cwd: Path | None, limit: float, resume_wi
     if not 1 <= limit < 10**6:
         cure = "give the seconds that the script may take"
         raise PlainError(f"--limit {limit:g} is out of range: {cure}")
-    try:
-        shlex.split(resume_with)
-    except ValueError as error:
-        flag = f"--resume-with={resume_with}"
-        raise PlainError(f"{flag} cannot be split into words: {error}") from None
+    for flag, words in words_of_flags.items():
+        try:
+            shlex.split(words or "")
+        except ValueError as error:
+            why = f"cannot be split into words: {error}"
+            raise PlainError(f"{flag}={words} {why}") from None
     if cwd and not Path(cwd).is_dir():
         cure = "give the one in which the script is to run"
         raise PlainError(f"--cwd {cwd} is no folder: {cure}")

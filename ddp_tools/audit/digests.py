@@ -5,7 +5,7 @@ The observer calls these on every rank. Needs torch.
 
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -35,11 +35,17 @@ def digest_of(tensor: torch.Tensor) -> str:
     return hashlib.sha1(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:_LETTERS]
 
 
-def write_numbers(file: Path, tensors: Iterable[torch.Tensor]) -> None:
-    """Write all numbers of the tensors, one after the other, as float32."""
-    with file.open("wb") as stream:
+def write_numbers(path: Path, tensors: Collection[torch.Tensor]) -> str:
+    """Write all numbers of the tensors, one after the other; returns the file's name.
+
+    It ends in .f64, and has float64, if all of them are that; else it has float32.
+    """
+    double = all(tensor.dtype == torch.float64 for tensor in tensors)
+    suffix, dtype = (".f64", torch.float64) if double else (".f32", torch.float32)
+    with (file := path.with_suffix(suffix)).open("wb") as stream:
         for tensor in tensors:
-            stream.write(tensor.detach().cpu().float().numpy().tobytes())
+            stream.write(tensor.detach().cpu().to(dtype).numpy().tobytes())
+    return str(file)
 
 
 def rng_digest() -> str:

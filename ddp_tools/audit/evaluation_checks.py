@@ -152,14 +152,13 @@ def metrics(ranks: list[Notes]) -> Finding:
         return _kept_apart(apart[0], ranks)
     for passes, of_ranks in zip(shares, calls, strict=True):
         counts = [len(note.samples) for note in passes]
-        if not _has_counts(counts, of_ranks):
-            call = next(call for call in of_ranks[0] if not call.counts)
+        if call := _without_counts(counts, of_ranks, ranks):
             unequal = f"; {unequal_counts(counts)}" if len({*counts}) > 1 else ""
             seen = f"{call.name} at {short_line(call.at)}, without the number of samples{unequal}"
             question = "is it a sum, or a mean of each rank's share (mIoU, F1, loss)?"
             return Finding(UNSEEN, f"{seen}: {question}")
-    call = calls[0][0][0]
-    seen = f"{call.name} at {short_line(call.at)}"
+    first = calls[0][0][0]
+    seen = f"{first.name} at {short_line(first.at)}"
     return Finding(OK, f"after each test ranks bring numbers together: {seen}")
 
 
@@ -173,19 +172,26 @@ def _kept_apart(passes: tuple[Pass, ...], ranks: list[Notes]) -> Finding:
     return Finding(RED, f"{seen}gathered afterwards", cure)
 
 
-def _has_counts(counts: list[int], calls: list[list[Communication]]) -> bool:
-    """Whether what ranks bring together can be no mean of their shares.
+def _without_counts(
+    counts: list[int], calls: list[list[Communication]], ranks: list[Notes]
+) -> Communication | None:
+    """Find a call that may bring together means of shares.
 
-    It is integers alone, which are counts; or each rank gives its number of samples besides, or
-    something of each sample. counts: of the samples of each rank; calls: of each rank.
+    None is one of integers, which are counts, or one in which a rank gives its number of samples,
+    too, or something of each sample; and none is, if a call has that number alone. counts: of the
+    samples that each rank tested; calls: of each rank.
     """
-    if all(call.counts for calls_of_rank in calls for call in calls_of_rank):
-        return True
-    of_all = {max(counts), sum(counts)}  # with padding, and a place for each sample of all ranks
-    return all(
-        any(count in call.numbers or {count, *of_all} & {*call.lengths} for call in calls_of_rank)
-        for count, calls_of_rank in zip(counts, calls, strict=True)
-    )
+    for count, calls_of_rank, notes in zip(counts, calls, ranks, strict=True):
+        if any([*call.numbers] == [count] for call in calls_of_rank):
+            continue
+        # A sum over the samples of training may be brought together after the test.
+        of_passes = {len(note.samples) for note in select(notes, Pass) if note.complete}
+        for call in calls_of_rank:
+            # A place for each sample of all ranks; or of one rank, with padding, to gather them.
+            places = {sum(counts)} if call.adds else {count, max(counts), sum(counts)}
+            if not (call.counts or of_passes & {*call.numbers} or places & {*call.lengths}):
+                return call
+    return None
 
 
 def _trained_on(test: Pass, notes: Notes) -> bool:

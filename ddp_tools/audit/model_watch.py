@@ -68,9 +68,8 @@ class ModelWatch:
         writer, file = self._writer, ""
         at_begin = when == "begin" and writer.rank == "0" and record is notes.Weights
         if when == "end" or at_begin:
-            path = writer.folder / f"rank{writer.rank}-{record.__name__}-{when}-{number}.f32"
-            write_numbers(path, tensors.values())
-            file = str(path)
+            path = writer.folder / f"rank{writer.rank}-{record.__name__}-{when}-{number}"
+            file = write_numbers(path, tensors.values())
         writer.note(
             record,
             when=when,

@@ -92,7 +92,7 @@ class Tensors(Note):
     sums: TensorSums
     bits: Sequence[str]  # a digest of each
     sizes: Sequence[int] = ()  # how many numbers each has
-    file: str = ""  # that has all numbers, one after the other, as float32
+    file: str = ""  # that has all numbers, one after the other: .f64 as float64, else as float32
     steps: int = 0  # of optimizers until then
 
 
@@ -229,6 +229,7 @@ class TimeUp(Note):
     """The time limit came, and the rank was in this function."""
 
     function: str
+    limit: float = 0.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)

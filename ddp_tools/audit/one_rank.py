@@ -1,14 +1,14 @@
-"""The row "one rank" of the audit: one rank and several with one global batch reach one model.
+"""The row "one rank" of the audit: with one global batch, one rank and several take the same steps.
 
 The audit's command calls it in the learner's process, with the notes of both runs. Needs no torch.
 """
 
 from collections.abc import Sequence
 from itertools import chain
-from math import hypot
+from math import hypot, isclose
 from typing import NamedTuple
 
-from ddp_tools.audit.apart import euclid, numbers_of
+from ddp_tools.audit.apart import euclid, is_double, numbers_of
 from ddp_tools.audit.notes import (
     OK,
     RED,
@@ -19,6 +19,7 @@ from ddp_tools.audit.notes import (
     RandomUse,
     Row,
     Step,
+    TimeUp,
     Weights,
     Wrap,
     differ,
@@ -30,11 +31,19 @@ from ddp_tools.audit.notes import (
 NAME = "one rank"
 # Distances of two models, as shares of the way that the weights went in training.
 SAME_MODEL, OTHER_MODEL = 1e-3, 0.1
+# float64 rounds by 1e-16: to come here it would have to grow 1e10 times, and in float32 that would
+# make any two models differ. Files of float64 have float64, so that reading them rounds nothing.
+SAME_DOUBLE = 1e-6
+_SAME_RATE = 1e-6  # relative
 _SAME_START = 1e-6
 _SAME_GRADIENTS = 1e-3  # sums over those of the first step that differ by less, by their sizes
 _CURE = "is the loss a mean over the rank's batch (where it is one over tokens or positives: over "
 _CURE += "those of all ranks, times the number of ranks), the learning rate the same, "
 _CURE += "and no gradient summed by hand?"
+_STEPS_CURE = "let the schedule count optimizer steps: one scheduler.step() after each, in all "
+_STEPS_CURE += "epochs * len(train_batches), of this rank's loader; a rate that you scale by "
+_STEPS_CURE += "world_size goes by the global batch, or is given to one rank in --one-rank-with=…"
+_WORDS = "give one rank the words for the global batch of all in --one-rank-with=…"
 
 
 class Models(NamedTuple):
@@ -45,39 +54,17 @@ class Models(NamedTuple):
     weights: list[Weights]
 
 
-def one_rank_arguments(arguments: Sequence[str], flag: str, ranks: list[Notes]) -> list[str]:
-    """The script's arguments with which one rank takes the global batch of these ranks.
+def one_rank_words(flag: str, ranks: list[Notes]) -> list[str]:
+    """The word that, after the script's own, gives one rank the global batch of these ranks.
 
     The flag may count the samples of all ranks or of each: what they took is measured, and on one
     rank both are one. Raises ValueError, which says why not.
     """
     passes = training_passes(ranks[0])
     if not passes or not passes[0].batch_size:
-        reason = "so nobody knows the global batch"
+        reason = f"so nobody knows the global batch: {_WORDS} in place of --batch-size-flag"
         raise ValueError(f"no loader with a batch size was trained on, {reason}")
-    per_rank = passes[0].batch_size
-    global_batch = str(per_rank * len(ranks))
-    values = _values_of_flag(arguments, flag)
-    if not values:  # the ranks took the script's own default
-        return [*arguments, f"{flag}={global_batch}"]
-    index, value = values[0]
-    if len(values) > 1 or value not in (str(per_rank), global_batch):
-        cure = f"give it once, with {per_rank} or {global_batch}"
-        raise ValueError(f"{flag} {value}: {cure}, since that is what the ranks took")
-    joined = arguments[index].startswith(f"{flag}=")
-    changed = f"{flag}={global_batch}" if joined else global_batch
-    return [*arguments[:index], changed, *arguments[index + 1 :]]
-
-
-def _values_of_flag(arguments: Sequence[str], flag: str) -> list[tuple[int, str]]:
-    """Where the flag has a value, as FLAG=VALUE or FLAG VALUE: the value's index, and the value."""
-    joined, apart = [], []
-    for index, argument in enumerate(arguments):
-        if argument.startswith(f"{flag}="):
-            joined.append((index, argument.partition("=")[2]))
-        elif argument == flag and index + 1 < len(arguments):
-            apart.append((index + 1, arguments[index + 1]))
-    return joined + apart
+    return [f"{flag}={passes[0].batch_size * len(ranks)}"]
 
 
 def models_at(notes: Notes, when: str) -> Models:
@@ -98,37 +85,96 @@ def distance(models: Models, others: Models) -> float:
 
 
 def compare_with_one_rank(single: Notes, ranks: list[Notes]) -> Row:
-    """Judge whether one rank and these ranks ended with the same weights."""
+    """Judge whether one rank and these ranks took the same steps, to the same weights."""
     try:
+        if seen := _steps_apart(single, ranks):
+            return Row(NAME, RED, seen, _STEPS_CURE)
         _check_alike(single, ranks[0])
-        steps = _common_steps(single, ranks)
+        seen = _common_steps(single, ranks)
         length = _way_of_weights(single, ranks[0])
     except ValueError as reason:
         return Row(NAME, UNSEEN, str(reason))
-    share = distance(models_at(single, "end"), models_at(ranks[0], "end")) / length
-    each = training_passes(ranks[0])[0].batch_size
-    batches = f"{len(steps[0])} in each, {each} on a rank"
-    seen = f"after {len(steps)} steps with the same samples ({batches}), "
+    ends = models_at(single, "end")
+    share = distance(ends, models_at(ranks[0], "end")) / length
     seen += f"one rank and {len(ranks)} are {share:.2g} of their way apart"
-    if share < SAME_MODEL:
+    exact = all(is_double(note) for note in ends.weights)
+    if share < (SAME_DOUBLE if exact else SAME_MODEL):
         return Row(NAME, OK, seen)
-    first, other = (select(notes, Step)[0].sums for notes in (single, ranks[0]))
-    if differ(first, other, _SAME_GRADIENTS):
+    alike = _begin_alike(single, ranks[0])
+    if not alike:
         seen += ", and the gradients of the first step differ"
-    elif share <= OTHER_MODEL:
+    if not _know_samples(single, ranks):
+        return Row(NAME, UNSEEN, f"{seen}: did one rank take the samples of both? If so: {_CURE}")
+    if alike and not exact and share <= OTHER_MODEL:
         return Row(NAME, UNSEEN, f"{seen}: is it rounding that has grown?")
     return Row(NAME, RED, seen, _CURE)
 
 
+def _steps_apart(single: Notes, ranks: list[Notes]) -> str:
+    """Say at which step the learning rates differ, or that the numbers of steps do; or "".
+
+    Raises ValueError where that may be right, since the global batch is, or may be, another one.
+    """
+    alone, together = _samples_in_step([single]), _samples_in_step(ranks)
+    known = bool(alone and together)
+    if known and alone != together:
+        seen = f"in a step one rank took {alone} samples, and {len(ranks)} ranks {together}"
+        raise ValueError(f"{seen} together: {_WORDS}")
+    ends = [note for notes in (single, ranks[0]) for note in select(notes, End) if not note.status]
+    counts = [note.steps for note in ends]
+    numbers = ""
+    if len(counts) == 2 and counts[0] != counts[1] and not known:
+        numbers = f"one rank made {counts[0]} steps, and {len(ranks)} ranks {counts[1]}"
+    # No loader says the global batch: as many steps, or the first gradients, do.
+    if not (known or _begin_alike(single, ranks[0])):
+        if numbers:
+            raise ValueError(f"{numbers}: did one rank take the global batch? If not, {_WORDS}")
+        if len(counts) < 2:
+            return ""
+    steps = zip(select(single, Step), select(ranks[0], Step), strict=False)
+    for number, (step, step_of_rank) in enumerate(steps, 1):
+        for rate, other in zip(step.rates, step_of_rank.rates, strict=False):
+            if not isclose(rate, other, rel_tol=_SAME_RATE):
+                seen = f"at step {number} the learning rate is {rate:.7g} on one rank and "
+                seen += f"{other:.7g} on {len(ranks)}, with one global batch: does "
+                before = {*chain(*(each.rates for each in select(single, Step)[: number - 1]))}
+                if len(before) == 1 and _is_random(single):  # it may have dropped at a plateau
+                    raise ValueError(f"{seen}it follow the loss, which dropout makes another?")
+                return f"{seen}its schedule count samples, or what else changes with world_size?"
+    return numbers and f"{numbers}, though their first gradients, and so the batch, are the same"
+
+
+def _samples_in_step(ranks: list[Notes]) -> int:
+    """How many samples these ranks together give their model in a step; 0 where no note says it."""
+    count = 0
+    for notes in ranks:
+        passes, steps = training_passes(notes)[:1], select(notes, Step)[:2]
+        # Between two epochs a test may call the model, too.
+        if not passes or passes[0].steps < 2 or len(steps) < 2:
+            return 0
+        count += passes[0].batch_size * (steps[1].forwards - steps[0].forwards)
+    return count
+
+
+def _begin_alike(single: Notes, several: Notes) -> bool:
+    """Whether the gradients of the first step are those of the same batch, and the same loss."""
+    firsts = [select(notes, Step)[:1] for notes in (single, several)]
+    sums = [[*step.sums, *step.other_sums] for steps in firsts for step in steps]
+    return len(sums) == 2 and bool(sums[0]) and not differ(sums[0], sums[1], _SAME_GRADIENTS)
+
+
 def _check_alike(single: Notes, several: Notes) -> None:
     """Raise ValueError where one rank's models cannot be compared with those of one of several."""
+    for note in select(single, TimeUp):
+        cure = "give more seconds, or less data"
+        raise ValueError(f"the run on one rank was ended by --limit {note.limit:g}: {cure}")
     ends = select(single, End)
     if not ends or any(note.status for note in ends):
         raise ValueError("the run on one rank did not come to its end: see notes_one/output.log")
     if models_at(single, "begin").names != models_at(several, "begin").names:
         raise ValueError("on one rank another model is wrapped in DistributedDataParallel")
     models_at(single, "end"), models_at(several, "end")
-    if select(single, RandomUse) or any(note.has_batch_norm for note in select(single, Wrap)):
+    if _is_random(single):
         cure = "leave them out for the comparison"
         raise ValueError(f"dropout or BatchNorm make one rank's training another: {cure}")
     digests = digests_by_sample(single)
@@ -136,6 +182,12 @@ def _check_alike(single: Notes, several: Notes) -> None:
         if sample in digests and not {*given} & {*digests[sample]}:
             seen = f"on one rank the dataset gives other values for sample {sample[1]}"
             raise ValueError(f"{seen} (augmentation?): leave that out for the comparison")
+
+
+def _is_random(single: Notes) -> bool:
+    """Whether a rank's model draws random numbers, or takes the mean of its own batch."""
+    batch_norm = any(note.has_batch_norm for note in select(single, Wrap))
+    return batch_norm or bool(select(single, RandomUse))
 
 
 def _way_of_weights(single: Notes, several: Notes) -> float:
@@ -150,15 +202,24 @@ def _way_of_weights(single: Notes, several: Notes) -> float:
     return length
 
 
-def _common_steps(single: Notes, ranks: list[Notes]) -> list[list[int | str]]:
-    """The samples of each step of all ranks. Raises ValueError where one rank took others."""
+def _know_samples(single: Notes, ranks: list[Notes]) -> bool:
+    """Whether loaders with a batch size say the samples of each step."""
+    passes = [training_passes(notes) for notes in (single, *ranks)]
+    return all(passes) and all(note.batch_size for each in passes for note in each)
+
+
+def _common_steps(single: Notes, ranks: list[Notes]) -> str:
+    """Say how many steps all ranks took. Raises ValueError where one rank took other samples."""
+    if not _know_samples(single, ranks):
+        return f"after {select(single, End)[0].steps} steps, of samples that no loader tells, "
     steps = [_samples_of_steps(training_passes(notes)) for notes in ranks]
     together = [sorted(chain(*parts), key=str) for parts in zip(*steps, strict=False)]
     alone = [sorted(samples, key=str) for samples in _samples_of_steps(training_passes(single))]
     if together != alone or not together:
         reason = "so the models cannot be compared"
         raise ValueError(f"the steps on one rank have other samples, {reason}")
-    return together
+    batches = f"{len(together[0])} in each, {training_passes(ranks[0])[0].batch_size} on a rank"
+    return f"after {len(together)} steps with the same samples ({batches}), "
 
 
 def _samples_of_steps(passes: list[Pass]) -> list[list[int | str]]:

@@ -86,7 +86,7 @@ class NoteWriter:
                 time.sleep(0.2)
             frame = sys._current_frames()[threading.main_thread().ident or 0]
             function, at = frame.f_code.co_name, self.line_of(frame)
-            self.write(TimeUp(time=time.time(), at=at, function=function))
+            self.write(TimeUp(time=time.time(), at=at, function=function, limit=limit))
             time.sleep(3)  # the others have time to note theirs
             os._exit(124)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -22,16 +23,16 @@ from ddp_helpers.data.digits import write_digits
 from ddp_helpers.launch.launchers import free_port
 from ddp_helpers.rank.scripts import script_text
 from ddp_tools import PlainError
-from ddp_tools.audit import command, mirror
+from ddp_tools.audit import command, mirror, one_rank
 from ddp_tools.audit.command import RANKS
 from ddp_tools.audit.judge import CHECKS, judge
 from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select
-from ddp_tools.audit.one_rank import compare_with_one_rank, one_rank_arguments
 from ddp_tools.audit.restart import compare_restarted
 
 PAGE = (ROOT / "docs" / "tools.md").read_text()
 SPIRALS = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
 FLAGS = ["--epochs=2", "--save=spirals.pt"]
+SOUND_SCHEDULE, SOUND_BY_HAND = "none: a schedule", "none: a learning rate of steps, without a loader"
 SOUND, WITH_DROPOUT = "none: the script as it is", "none: dropout, each rank its own"
 TIME = ("import os\n", "import os\nimport time\n")
 IN_TURN = "    while rank and not args.save.exists():\n        time.sleep(0.1)\n"
@@ -40,6 +41,8 @@ SHARE = "range(rank, len(test_set), world_size)"
 PADDED = "DataLoader(test_set, 100, sampler=DistributedSampler(test_set, shuffle=False))"
 STEP, ENDS = "            optimizer.zero_grad()", "            optimizer.step()"
 BATCH_NORM = ("nn.Linear(2, 64), nn.ReLU()", "nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU()")
+TRAINS = "        model.train()"
+WITH_DICE = f"{TRAINS}\n        dice = torch.Generator().manual_seed(epoch)"
 DRAWN = "train_set[torch.randint(960, [24], generator=dice)]"
 SPLIT = "torch.utils.data.random_split(spirals(960, seed=1), [720, 240], torch.Generator().manual_seed(rank))"
 UNUSED = '    model.register_parameter("unused", nn.Parameter(torch.ones(1)))'
@@ -50,14 +53,36 @@ GATHERED = "        dist.all_gather_object(everyone := [None] * world_size, PART
 TOGETHER = {
     "a mean of each share": f"        right = right / len(test_indices) / world_size\n{REDUCED}",
     "a sum of floats": f"        right = right.float()\n{REDUCED}",
+    "an mIoU, and a loss with its samples": (
+        f"        dist.all_reduce(torch.tensor([9.5, 125]))\n        right = right / 250\n{REDUCED}"
+    ),
+    "IoUs of as many classes as samples": "        dist.all_reduce(right / torch.arange(1, 126))\n",
     "gathered means": GATHERED.replace("PART", "right.item() / len(test_indices)"),
     "gathered counts": GATHERED.replace("PART", "(right / 1, len(test_indices))"),
+    "a sum, and the samples alone": f"        right = right / 1\n{REDUCED}        dist.all_reduce(torch.tensor(125))\n",
     "a sum, and the samples": f"        right = torch.stack([right, torch.tensor(125)]).float()\n{REDUCED}",
 }
 ON_TWO_NODES = "`local_rank` for `rank`, with `--two-nodes`"
 TAKES_LOCAL_RANK = "`init_process_group` is given `local_rank`, with `--two-nodes`"
 # Only points of the right half count, and their number differs from rank to rank.
 RIGHT_HALF = "F.cross_entropy(ddp_model(x.to(device))[x[:, 0] > 0], y[x[:, 0] > 0].to(device))"
+OPTIMIZER, SCHEDULE = "momentum=0.9)  # YOUR OPTIMIZER", "optim.lr_scheduler.OneCycleLR(optimizer, args.lr, TOTAL)"
+BY_HAND = """for i in range(20):
+            x, y = train_set[torch.randint(960, [48], generator=dice)[rank::world_size]]
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + COUNTED)"""
+
+
+def schedule(total):
+    """A schedule over so many steps."""
+    made = f"momentum=0.9)\n    scheduler = {SCHEDULE.replace('TOTAL', total)}"
+    return [(OPTIMIZER, made), (ENDS, f"{ENDS}\n            scheduler.step()")]
+
+
+def drawn_by_hand(counted):
+    """Batches without a loader, and a learning rate that goes by this count of steps."""
+    return [(TRAINS, WITH_DICE), ("for x, y in train_batches:", BY_HAND.replace("COUNTED", counted))]
+
+
 PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_ddp that are replaced
     SOUND: ("", []),
     WITH_DROPOUT: ("", [DROPOUT]),
@@ -130,7 +155,7 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
     "one batch for all, drawn by hand": (
         "samples",
         [
-            ("        model.train()", "        model.train()\n        dice = torch.Generator().manual_seed(epoch)"),
+            (TRAINS, WITH_DICE),
             ("for x, y in train_batches:", f"for _ in range(20):\n            x, y = {DRAWN}"),
         ],
     ),
@@ -162,8 +187,16 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
         "samples",
         [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, local_rank)")],
     ),
+    SOUND_SCHEDULE: ("", schedule("args.epochs * len(train_batches)")),
+    SOUND_BY_HAND: ("", drawn_by_hand("i")),
+    "a schedule over batches of each rank's size": (
+        "one rank",
+        schedule("args.epochs * len(train_set) // (args.batch_size // world_size)"),
+    ),
+    "a learning rate of steps times ranks, without a loader": ("one rank", drawn_by_hand("i * world_size")),
     TAKES_LOCAL_RANK: ("launch", [('group = {"rank": rank,', 'group = {"rank": local_rank,')]),
 }
+ON_ONE_RANK = {SOUND_SCHEDULE, SOUND_BY_HAND} | {name for name, (reds, _) in PLANTED.items() if reds == one_rank.NAME}
 WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
 WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the wrapper", "only rank 0 steps"}
 WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
@@ -194,7 +227,13 @@ def waiting(tmp_path_factory):
 def tables(waiting, tmp_path_factory):
     """The rows of each planted fault that does not hang."""
     scripts = {name: planted(name) for name in NAMES if name not in HANG}
-    return {name: table(notes) for name, notes in audit_all(scripts, tmp_path_factory.mktemp("planted")).items()}
+    scripts |= {f"one, {name}": replace(scripts[name], ranks=1) for name in ON_ONE_RANK}
+    notes = audit_all(scripts, tmp_path_factory.mktemp("planted"))
+    rows = {name: table(notes[name]) for name in scripts if len(notes[name]) == RANKS}
+    for name in ON_ONE_RANK:
+        [single] = notes[f"one, {name}"]
+        rows[name][one_rank.NAME] = one_rank.compare_with_one_rank(single, notes[name])
+    return rows
 
 
 def check(name, rows):
@@ -208,13 +247,20 @@ def test_each_planted_fault_is_found_and_no_other_row_is_red(name, tables):
     check(name, tables[name])
 
 
-@pytest.mark.parametrize(("name", "rest"), [(SOUND, {"dice": NONE}), (WITH_DROPOUT, {})])
+@pytest.mark.parametrize(
+    ("name", "rest"), [(SOUND, {"dice": NONE}), (SOUND_SCHEDULE, {"dice": NONE}), (WITH_DROPOUT, {})]
+)
 def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
     assert {row.name: row.verdict for row in tables[name].values() if row.verdict != OK} == rest
 
 
+def test_without_a_loader_one_rank_and_two_are_compared(tables):
+    row = tables[SOUND_BY_HAND][one_rank.NAME]
+    assert row.verdict == OK and "after 40 steps, of samples that no loader tells" in row.seen, row
+
+
 def test_each_check_finds_a_planted_fault():
-    assert {*CHECKS} == {row for reds, _ in PLANTED.values() for row in reds.split(", ") if row}
+    assert {*CHECKS, one_rank.NAME} == {row for reds, _ in PLANTED.values() for row in reds.split(", ") if row}
 
 
 def test_the_page_says_how_many_faults_are_planted_and_has_a_row_for_each_check():
@@ -409,8 +455,8 @@ def test_a_script_for_gpus_runs_as_it_is_on_simulated_ones_and_a_tensor_left_on_
         ("logs", "files", UNSEEN, ["logging"]),
         ("logs", "saved names", UNSEEN, ["meant so"]),
         ("never loads", "saved names", RED, []),
-        *[(name, "metrics", UNSEEN, ["at it.py:", "is it a sum, or a mean"]) for name in [*TOGETHER][:3]],
-        *[(name, "metrics", OK, []) for name in [*TOGETHER][3:]],
+        *[(name, "metrics", UNSEEN, ["at it.py:", "is it a sum, or a mean"]) for name in [*TOGETHER][:5]],
+        *[(name, "metrics", OK, []) for name in [*TOGETHER][5:]],
     ],
 )
 def test_a_row_says_what_is_so(name, row, verdict, words, noted):
@@ -429,7 +475,8 @@ def test_what_is_a_matter_of_taste_is_not_red(noted):
 
 
 def test_one_rank_and_two_reach_one_model(tmp_path):
-    """A flag counts the batch of all ranks, or of each: one rank is given that of all."""
+    """A flag counts the batch of all ranks, or of each: one rank is given that of all. The rates come first."""
+    times_ranks = ("lr=args.lr,", "lr=args.lr * world_size,")
     of_each, whole = ["--epochs", "2", "--batch-size", "24"], ["--epochs", "2", "--batch-size", "48"]
     texts = {
         "sound": SPIRALS,
@@ -437,31 +484,31 @@ def test_one_rank_and_two_reach_one_model(tmp_path):
         "a sum": replaced(SPIRALS, [("loss.backward()", "(loss * world_size).backward()")]),
         "no seed": replaced(SPIRALS, [("torch.manual_seed(1)", "torch.seed()")]),
         "dropout": replaced(SPIRALS, [DROPOUT]),
+        "rates": replaced(SPIRALS, [times_ranks]),
+        "dropout, rates": replaced(SPIRALS, [DROPOUT, times_ranks]),
     }
     scripts = {name: Script(text, of_each if name == "of each" else whole) for name, text in texts.items()}
     # On one rank the first three are the same.
     scripts |= {f"one, {name}": Script(texts[name], whole, ranks=1) for name in ("sound", "no seed", "dropout")}
+    scripts["one, of each"] = Script(SPIRALS, of_each, ranks=1)
     notes = audit_all(scripts, tmp_path)
-    for name, verdict, told in (
-        ("sound", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
-        ("of each", OK, "(48 in each, 24 on a rank)"),
-        ("a sum", RED, "of their way apart"),
-        ("no seed", UNSEEN, "set the seed"),
-        ("dropout", UNSEEN, "dropout"),
+    for name, alone, verdict, told in (
+        ("sound", "sound", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
+        ("of each", "sound", OK, "(48 in each, 24 on a rank)"),
+        ("a sum", "sound", RED, "of their way apart"),
+        ("no seed", "no seed", UNSEEN, "set the seed"),
+        ("dropout", "dropout", UNSEEN, "dropout"),
+        ("rates", "sound", RED, "at step 1 the learning rate is 0.1 on one rank and 0.2 on 2"),
+        ("dropout, rates", "dropout", RED, "at step 1 the learning rate"),
+        ("rates", "of each", UNSEEN, "in a step one rank took 24 samples, and 2 ranks 48 together"),
     ):
-        [single] = notes.get(f"one, {name}", notes["one, sound"])
-        row = compare_with_one_rank(single, notes[name])
+        [single] = notes[f"one, {alone}"]
+        row = one_rank.compare_with_one_rank(single, notes[name])
         assert row.verdict == verdict and told in row.seen, row
-    for words, flag, given in (
-        (whole, "--batch-size", whole),
-        (of_each, "--batch-size", whole),
-        (["--per-rank=24"], "--per-rank", ["--per-rank=48"]),
-        (["--epochs=2"], "--batch", ["--epochs=2", "--batch=48"]),
-    ):
-        assert one_rank_arguments(words, flag, notes["sound"]) == given
-    for words in (["--batch=7"], ["--batch=24", "--batch", "24"], ["--batch", "x"]):
-        with pytest.raises(ValueError, match=r"--batch\b.*\b24 or 48\b"):
-            one_rank_arguments(words, "--batch", notes["sound"])
+    for name in ("sound", "of each"):
+        assert one_rank.one_rank_words("--batch", notes[name]) == ["--batch=48"]
+    with pytest.raises(ValueError, match="--one-rank-with"):
+        one_rank.one_rank_words("--batch", [[], []])
 
 
 FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--num-workers=0", "--save-model", f"--timeout={LIMIT}"]
@@ -583,6 +630,42 @@ def test_the_command_ends_a_script_and_starts_it_again(changes, verdict, status,
     assert (tmp_path / "its" / "work_stopped" / "my last.pt").exists()
 
 
+DOUBLE = """
+import sys, torch, torch.distributed as dist
+torch.set_default_dtype(torch.float64)
+dist.init_process_group("gloo")
+rank, ranks, batch = dist.get_rank(), dist.get_world_size(), int(sys.argv[-1])
+torch.manual_seed(0)
+x, y = torch.randn(64, 4), torch.randn(64, 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    mine = slice(batch * (rank + ranks * step), batch * (rank + ranks * step + 1))
+    optimizer.zero_grad()
+    (model(x[mine]) - y[mine]).square().mean().mul(FACTOR).backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+OF_EACH = ("range(4)", "range(64 // batch // 2)")
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "verdict", "told"),
+    [
+        ("16", [], OK, "e-1"),  # of float64's rounding
+        ("16", [("FACTOR", "1 + 1e-4 * ranks")], UNSEEN, "did one rank take the samples of both?"),  # float32: ok
+        ("16", [OF_EACH], RED, "one rank made 2 steps, and 2 ranks 4, though"),
+        ("8", [OF_EACH, ("range(64", "range(32 * ranks")], UNSEEN, "did one rank take the global batch?"),
+    ],
+)
+def test_one_rank_is_given_words_where_no_loader_says_the_batch(words, changes, verdict, told, forked, tmp_path):
+    (script := tmp_path / "mine.py").write_text(replaced(DOUBLE, changes).replace("FACTOR", "1"))
+    its, file = str(tmp_path / "its"), tmp_path / "table.json"
+    main(["audit", str(script), "--folder", its, "--json", str(file), f"--one-rank-with={words}", "--", "8"])
+    [row] = [row for row in json.loads(file.read_text())["rows"] if row["name"] == one_rank.NAME]
+    assert row["verdict"] == verdict and told in row["seen"], row
+
+
 # It resumes by itself, reads a file of its folder, adds to one, and writes one anew; all with relative paths.
 BY_ITSELF = replaced(
     RESUMED,
@@ -682,6 +765,7 @@ def test_ranks_listen_on_this_machine_alone_and_end_with_the_audit_however_it_en
         (["notebooks/spirals_ddp.py", "--limit", "0"], "--limit 0"),
         (["notebooks/spirals_ddp.py", "--folder", "docs"], "docs"),
         (["notebooks/spirals_ddp.py", "--cwd", "none"], "--cwd none"),
+        (["notebooks/spirals_ddp.py", "--batch-size-flag=--batch-size", "--one-rank-with="], "leave one out"),
         (["notebooks/spirals_ddp.py", "--resume-with=--resume 'last.pt"], "No closing quotation"),
         (["notebooks/spirals_ddp.py", "--json", "none/table.json"], "none/table.json"),
     ],

@@ -28,6 +28,7 @@ from ddp_tools.audit.notes import (
     Save,
     Step,
     Stopped,
+    TimeUp,
     Weights,
     Wrap,
 )
@@ -218,10 +219,10 @@ def test_batches_are_counted_in_the_pass_in_which_ranks_part(complete, told):
 # ---- weights
 
 
-def noted(kind, folder, when, numbers, rank=0, **fields):
+def noted(kind, folder, when, numbers, rank=0, bits=32, **fields):
     """A note of two tensors with these numbers, and the file that has them."""
-    path = folder / f"{rank}-{when}-{fields.get('model', 0)}.f32"
-    path.write_bytes(array("f", numbers).tobytes())
+    path = folder / f"{rank}-{when}-{fields.get('model', 0)}.f{bits}"
+    path.write_bytes(array("d" if bits == 64 else "f", numbers).tobytes())
     half = len(numbers) // 2
     parts = numbers[:half], numbers[half:]
     sums = [[sum(part), sum(map(abs, part))] for part in parts]
@@ -230,27 +231,49 @@ def noted(kind, folder, when, numbers, rank=0, **fields):
 
 
 @pytest.mark.parametrize(
-    ("last", "gradient", "verdict", "seen"),
+    ("bits", "last", "gradient", "verdict", "seen"),
     [
-        ([0.0, 0.0, 1.0, 1.0], 1.0, OK, "are 0 of"),
-        ([0.0, 0.0, 1.0, 1.0002], 1.0, OK, "of their way apart"),
-        ([0.0, 0.0, 1.02, 0.98], 1.0, UNSEEN, "are 0.02 of their way apart: is it rounding"),  # the sums are equal
-        ([0.0, 0.0, 1.02, 0.98], 1.1, RED, "gradients of the first step differ"),
-        ([0.0, 0.0, 2.0, 0.0], 1.0, RED, "are 1 of their way apart"),
-        (None, 1.0, UNSEEN, "did not move"),
+        (32, [0.0, 0.0, 1.0, 1.0], 1.0, OK, "are 0 of"),
+        (32, [0.0, 0.0, 1.0, 1.0002], 1.0, OK, "of their way apart"),
+        (32, [0.0, 0.0, 1.02, 0.98], 1.0, UNSEEN, "are 0.02 of their way apart: is it rounding"),  # the sums are equal
+        (32, [0.0, 0.0, 1.02, 0.98], 1.1, RED, "gradients of the first step differ"),
+        (32, [0.0, 0.0, 2.0, 0.0], 1.0, RED, "are 1 of their way apart"),
+        (64, [0.0, 0.0, 1.0, 1.000001], 1.0, OK, "of their way apart"),
+        (64, [0.0, 0.0, 1.0, 1.0002], 1.0, RED, "of their way apart"),
+        (32, None, 1.0, UNSEEN, "did not move"),
     ],
 )
-def test_one_rank_compares_weights_whose_differences_cancel(last, gradient, verdict, seen, tmp_path):
+def test_one_rank_compares_weights_whose_differences_cancel(bits, last, gradient, verdict, seen, tmp_path):
     still, of_one = [0.0] * 4, [0.0, 0.0, 1.0, 1.0] if last else [0.0] * 4
     runs = []
     for number, samples in enumerate(([0, 1, 2, 3], [0, 2], [1, 3])):
         (folder := tmp_path / str(number)).mkdir()
-        ends = noted(Weights, folder, "end", (last or still) if number else of_one)
+        ends = noted(Weights, folder, "end", (last or still) if number else of_one, bits=bits)
         step = Step(sums=[[gradient if number else 1.0, 1.0]])
         trained = Pass(steps=1, samples=samples, batch_size=len(samples))
-        runs.append([noted(Weights, folder, "begin", still), step, trained, ends, End(status=0)])
+        runs.append([noted(Weights, folder, "begin", still, bits=bits), step, trained, ends, End(status=0)])
     row = compare_with_one_rank(runs[0], runs[1:])
     assert row.verdict == verdict and seen in row.seen, row
+
+
+@pytest.mark.parametrize(
+    ("rates", "notes", "verdict"),
+    [
+        ([0.1, 0.1, 0.01], [RandomUse(state="a")], UNSEEN),  # ReduceLROnPlateau, perhaps: dropout makes another loss
+        ([0.1, 0.1, 0.01], [], RED),
+        ([0.1, 0.09, 0.08], [RandomUse(state="a")], RED),  # it counts
+    ],
+)
+def test_a_rate_that_drops_at_once_may_follow_a_loss_that_dropout_makes_another(rates, notes, verdict):
+    alone = [*notes, *(Step(sums=[(1.0, 1.0)], rates=[rate]) for rate in rates), End(status=0, steps=3)]
+    other = [*notes, *(Step(sums=[(1.0, 1.0)], rates=[rate]) for rate in (0.1, rates[1], 0.05)), End(status=0, steps=3)]
+    row = compare_with_one_rank(alone, [other] * RANKS)
+    assert (row.verdict, "at step 3" in row.seen) == (verdict, True), row
+
+
+def test_a_run_on_one_rank_that_the_limit_ended_says_so():
+    row = compare_with_one_rank([TimeUp(function="step", limit=240)], [[End(status=0)]] * RANKS)
+    assert row.verdict == UNSEEN and "ended by --limit 240" in row.seen, row
 
 
 @pytest.mark.parametrize(
