@@ -1,4 +1,4 @@
-"""Tools for anybody's script, log, job file, model or hang: audit, explain, fits, who-hangs."""
+"""Tools for anybody's script, log, job file, model or hang, such as plan, audit and explain."""
 
 
 class PlainError(Exception):

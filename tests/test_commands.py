@@ -245,6 +245,7 @@ BARE = {  # what needs neither torch nor Jupyter: its words, its exit status, an
     "job": (["della", "mine.py", "--run", "first", "--", "--run-dir", "{run_dir}"], 0, "#SBATCH --nodes=1"),
     "collect": (["first"], 2, "was not submitted"),
     "explain": ([str(ROOT / "tests" / "logs" / "example.log")], 1, "exitcode"),
+    "plan": ([str(ROOT / "notebooks" / "spirals.py")], 1, "a loader to train from"),
     "who-hangs": (["recorder_rank0.json", "--json", "answer"], 1, "rank 1 left no dump"),
 }
 

@@ -35,6 +35,7 @@ class Typed:
 
 
 TYPED = [
+    Typed("README", "python3 -m ddp_helpers plan", "Step 5: data", status=1),
     Typed("README", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("AGENTS", "mkdir -p build/mine", "token_loss +not attempted"),
     Typed("tools", "ddp-course explain tests/logs", "Failed first: rank 1", status=1),

@@ -14,7 +14,8 @@ from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.records import runs
 
 SCRIPT = ROOT / "notebooks" / "spirals_resumable.py"
-[WEIGHTED] = re.findall(r"^```python\n(class WeightedShare.*?)^```$", (ROOT / "docs/your-script.md").read_text(), re.M | re.S)
+PAGE = (ROOT / "docs" / "your-script.md").read_text()
+[WEIGHTED] = re.findall(r"^```python\n(class WeightedShare.*?)^```$", PAGE, re.M | re.S)
 PARTS = '"optimizer": optimizer, "schedule": schedule'
 # What a reader puts into the marked places: a sampler, BatchNorm and dropout, a schedule that steps each batch, an EMA
 # that is tested; and samples that are dicts, with noise from the dice of whoever loads them. And an accident.
