@@ -56,7 +56,7 @@ def make_job(args: Namespace) -> int:
         run.resubmit(args.again)
         return 0
     if not (args.site and args.script):
-        raise JobError("give a site and a script, as in: job local mnist_ddp -- --data data")
+        raise JobError("give a site and a script, as in: job local mnist_ddp -- --data $PWD/data")
     site = Site.load(args.site)
     args.gpus_per_node, args.ranks_per_node = _gpus_and_ranks(args, site)
     usual_name = f"{args.script.stem}-{args.nodes}x{args.ranks_per_node}"

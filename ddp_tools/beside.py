@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 Dotted = list[str]  # the parts of a module's dotted name
+_IMPORTING = ("import_module", "run_module", "__import__")  # calls that take such a name
 
 
 def texts_beside(text: str, folder: Path) -> dict[Path, str]:
@@ -40,8 +41,13 @@ def nodes_of(text: str) -> Iterator[ast.AST]:
     yield from ast.walk(tree)
 
 
+def called(call: ast.Call) -> str:
+    """The last part of the name that is called."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
 def _imported_names(text: str, package: Dotted) -> Iterator[Dotted]:
-    """The dotted names that the import statements of a text may mean, wherever they stand.
+    """The dotted names that the imports of a text may mean, wherever they stand.
 
     package: in which the text lies, for `from . import`.
     """
@@ -52,6 +58,9 @@ def _imported_names(text: str, package: Dotted) -> Iterator[Dotted]:
             above = package[: len(package) + 1 - node.level] if node.level else []
             module = node.module.split(".") if node.module else []
             yield from ([*above, *module, alias.name] for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) in _IMPORTING:
+            names = [getattr(argument, "value", None) for argument in node.args[:1]]
+            yield from (name.split(".") for name in names if isinstance(name, str))
 
 
 def _files_of(name: Dotted, folder: Path) -> Iterator[tuple[Path, Dotted]]:

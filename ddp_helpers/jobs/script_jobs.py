@@ -92,7 +92,7 @@ def prepare(
     program = (file_name, *site_arguments, *arguments)
     job = Job(folder.name, program, imports_from=project.folder, **usual | given)
     job = _fit_warning(job, file_name, "SIGUSR2" in project.whole_text, notices)
-    notices += project.notices(site.in_container)
+    notices += project.notices(arguments, site.in_container)
     batch = write_job(job, site, folder, text, batch_size_per_rank)
     if show:
         print(batch.read_text(), flush=True)  # before stderr, also where both are one file
@@ -128,7 +128,7 @@ def _fit_warning(job: Job, file_name: str, handles_warning: bool, notices: list[
         notices.append(f"{file_name} can save when it is warned: {cure}")
     if handles_warning or not job.requeue:
         return job
-    outcome = "it is not warned, only started again"
+    outcome = "it is not warned, only started again. If it does, name SIGUSR2 in its text"
     notices.append(f"{file_name} handles no SIGUSR2, which would end it: {outcome}")
     return replace(job, grace=0)
 

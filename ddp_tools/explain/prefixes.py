@@ -16,6 +16,7 @@ _PREFIXES = (
 _NOISE = re.compile(r"(?:>+ |(?:stderr|stdout): |\(\w[\w.:<>-]* pid=\d+[^)]*\) )+")
 _MARK = re.compile(r"(?=\[rank\d{1,6}\]:)")
 _LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
+_OF_OUR_JOB = re.compile(r"job \d+ on \S+: \d+ ranks?, meeting at ")  # whose ranks have labels
 _OF_A_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|mpirun|prterun)\b|\*\*\*|-{5}")
 _IN_TEXT = re.compile(r"\[(?:PG [^\]]*?)?Rank (\d{1,6})\]")
 _GLOG = re.compile(r"\b[EWIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
@@ -30,7 +31,12 @@ def without_colours(text: str) -> str:
 
 
 def is_labelled(lines: Sequence[str]) -> bool:
-    """Say whether nearly each line begins with a task's number, as after `srun --label`."""
+    """Say whether nearly each line begins with a task's number, as after `srun --label`.
+
+    In a log of a job of the course some do: torchrun's own lines have none.
+    """
+    if any(map(_OF_OUR_JOB.match, lines)):
+        return True
     own = [line for line in lines if line.strip() and not _OF_A_LAUNCHER.match(line)]
     labelled = sum(_LABEL.match(line) is not None for line in own)
     return len(own) > 1 and labelled >= _LABELLED * len(own)

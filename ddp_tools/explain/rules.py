@@ -39,6 +39,7 @@ class Rule:
         that holds the pieces in this order.
     regexes: for what no literal piece can tell.
     unless: pieces of lines that are something else.
+    within: a regex; the rule counts only in a log in which it matches.
     statuses: exit statuses of a process, below 0 for a signal.
     names_rank: a regex whose first group is the number of the rank at fault.
     page: where one can read more, if not at the message on docs/troubleshooting.md.
@@ -61,6 +62,7 @@ class Rule:
     patterns: tuple[str, ...] = ()
     regexes: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    within: str = ""
     statuses: tuple[int, ...] = ()
     names_rank: str = ""
     page: str = ""
@@ -101,6 +103,8 @@ class Rule:
 
     def may_match(self, text: str) -> bool:
         """Say whether a long text can hold a line that this rule matches; quick."""
+        if self.within and not _compiled(self.within).search(text):
+            return False
         if self.regexes:
             return True
         return any(all(piece in text for piece in pieces) for pieces in literal_pieces(self))

@@ -1,12 +1,14 @@
 """A job of the course that fails explains itself: the verdict is in its log, and its exit status stays what it was."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from clusters import program
+from explained import answer, explain
 from real import LIMIT
 
 from ddp_helpers.jobs import Job, Site, render, submit, watch, write_job
@@ -30,7 +32,7 @@ def run_file(tmp_path: Path, site: Site, says: str, status: int, before: str = "
     """Run a job file under a stand-in for srun, which says this and ends so; the status, and the log."""
     folder = tmp_path / "a run"
     folder.mkdir(exist_ok=True)
-    program(tmp_path / "bin" / "srun", f"printf '%s\\n' '{says}'; exit {status}")
+    program(tmp_path / "bin" / "srun", f"printf '%s\\n' {shlex.quote(says)}; exit {status}")
     program(tmp_path / "bin" / "scontrol", "echo JobState=RUNNING PreemptTime=None")
     (folder / "job.sbatch").write_text(render(Job("try", ("x.py",), **job), site, folder))
     (folder / "log").write_text(before)
@@ -47,6 +49,16 @@ def test_the_verdict_stands_below_and_the_status_stays(kind: dict, tmp_path: Pat
     status, log = run_file(tmp_path, Site("here"), SAYS, 41, "2: MemoryError\n", **kind)
     verdict = log.partition(f"\n{VERDICT}\n")[2]
     assert status == 41 and "KeyError: 7" in verdict and "MemoryError" not in verdict and "only follows" not in verdict
+
+
+def test_a_module_that_a_job_of_ours_lacks_is_explained_as_such(tmp_path: Path) -> None:
+    says = (
+        "1: Traceback (most recent call last):\n1: ModuleNotFoundError: No module named 'model'\nE1 its agent: failed"
+    )
+    _, log = run_file(tmp_path, Site("here"), says, 1, launcher="torchrun")
+    verdict = log.partition(VERDICT)[2]
+    assert "does not lie beside the script" in verdict and "Failed first: rank 1" in verdict
+    assert answer(explain(tmp_path, says)) == "no-module", "the control: no job of ours"
 
 
 def test_nothing_is_said_of_a_job_that_ends_well_and_nothing_breaks_without_explain(tmp_path: Path) -> None:
