@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 # Of "dataset", "model", "training", "evaluation", "print"; "label": the value of a seed or name;
-# "precision": what autocast is given.
+# "precision": what autocast is given; "sorted": what is sorted.
 Places = frozenset[str]
 
 _NO_GRADIENT = re.compile(r"no_grad|inference_mode")
@@ -111,6 +111,7 @@ def _places_within(node: ast.AST, places: Places) -> Places:
             return places - {"training"} | {"evaluation"}
     elif isinstance(node, ast.Call):
         places |= {"print"} if _PRINT.search(name := ast.unparse(node.func)) else set()
+        places |= {"sorted"} if name == "sorted" else set()
         places |= {"precision"} if re.search(r"autocast$|GradScaler$", name) else set()
     elif isinstance(node, ast.Assign) and _LABEL.search(ast.unparse(node.targets[0])):
         places |= {"label"}

@@ -27,7 +27,8 @@ train_set, val_set = random_split(dataset, [5, 5], generator=torch.Generator().m
 weighted = WeightedRandomSampler([1, 2], 2)  #= a sampler
 train_batches = DataLoader(train_set, 32, shuffle=True)  #= a loader to train from
 val_batches = DataLoader(val_set, 32)  #= a loader to test from, or in order
-names = {1: "one"}
+names = sorted(os.listdir("data"))
+masks = os.listdir("masks")  #= an order that may differ by process
 model = nn.DataParallel(Net().to(device))  #= several devices in one process
 model.head.weight.requires_grad = False  #= frozen parameters
 model = torch.compile(model)  #= torch.compile
@@ -161,5 +162,5 @@ def test_the_plan_for_a_person_has_the_lines_below_their_kind(tmp_path, capsys):
     planned(tmp_path, capsys)
     assert main(["plan", str(tmp_path / "train.py")]) == 1
     said = capsys.readouterr().out
-    assert "Step 6: batch\n  gradient accumulation\n    train.py:46            (loss / args.acc" in said
+    assert "Step 6: batch\n  gradient accumulation\n    train.py:47            (loss / args.acc" in said
     assert "Nothing was run or changed" in said
