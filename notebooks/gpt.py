@@ -106,11 +106,14 @@ def main() -> None:
     add("--lr", type=float, default=0.003)
     add("--dropout", type=float, default=0.1)
     add("--bf16", action="store_true", help="compute in bfloat16")
+    add("--float64", action="store_true", help="compute in float64, for a proof")
     add("--validate-every", type=int, default=50, help="steps")
     add("--out", type=Path, default=Path("runs/gpt"))
     args = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.float64:
+        torch.set_default_dtype(torch.float64)
     lines = read_lines(args.text)
     train_lines, test_lines = lines[: -len(lines) // 10], lines[-len(lines) // 10 :]
     torch.manual_seed(1)

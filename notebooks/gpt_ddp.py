@@ -61,6 +61,7 @@ def main() -> None:
     add("--lr", type=float, default=0.003)
     add("--dropout", type=float, default=0.1)
     add("--bf16", action="store_true", help="compute in bfloat16")
+    add("--float64", action="store_true", help="compute in float64, for a proof")
     add("--validate-every", type=int, default=50, help="steps")
     add("--out", type=Path, default=Path("runs/gpt"))
     args = parser.parse_args()
@@ -72,6 +73,8 @@ def main() -> None:
         sys.exit(f"--micro-batches {args.micro_batches}: give a multiple of {world_size}")
     device = pick_device(local_rank)
     join(rank, world_size, device, timeout=600)
+    if args.float64:
+        torch.set_default_dtype(torch.float64)
     lines = read_lines(args.text)
     train_lines, test_lines = lines[: -len(lines) // 10], lines[-len(lines) // 10 :]
     torch.manual_seed(1)

@@ -35,7 +35,7 @@ _EXPECTED = {
     ),
     "no device was seen: for GPUs, step 3 is needed all the same": {"a device by its name"},
 }
-_BY_NAME = {"importlib.import_module", "import_module", "__import__", "exec", "eval"}
+_BY_NAME = {"importlib.import_module", "import_module", "__import__", "exec"}
 _PAGE = "docs/your-script.md"
 _NO_LINE = """Steps 1, 2, 4, 10: launch, who am I, group, end
   no line of them is here yet: `ddp-course script simple_ddp ranks.py` writes who_am_i, pick_device

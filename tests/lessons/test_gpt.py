@@ -12,8 +12,6 @@ from ddp_helpers.rank.scripts import write_script
 
 NOTEBOOKS = ROOT / "notebooks"
 FLAGS = ("--steps", 12, "--validate-every", 4, "--batch-size", 4)
-DOUBLE = [("torch.zeros(2, device=device)", "torch.zeros(2, dtype=torch.float64, device=device)")]
-DOUBLE += [("    lines = read_lines", "    torch.set_default_dtype(torch.float64)\n    lines = read_lines")]
 # On the last rank alone, at two steps, of which the second lies in the attempt after the first.
 STOPS = [
     (
@@ -51,10 +49,10 @@ def apart(one: Path, two: Path, name: str = "best.pt") -> float:
 
 def test_one_device_and_two_ranks_reach_one_model(desk: Path) -> None:
     """With unequal numbers of letters on the ranks, accumulated gradients, clipping, and a schedule by step."""
-    plain = ("--dropout", 0)
-    alone = run(desk, "gpt.py", DOUBLE, 1, "alone", *plain)
+    plain = ("--dropout", 0, "--float64")
+    alone = run(desk, "gpt.py", [], 1, "alone", *plain)
     for ranks in (1, 2):
-        assert apart(alone, run(desk, "gpt_ddp.py", DOUBLE, ranks, f"on_{ranks}", *plain)) < 1e-9
+        assert apart(alone, run(desk, "gpt_ddp.py", [], ranks, f"on_{ranks}", *plain)) < 1e-9
     mean_of_means = [
         (" * world_size / letters", " / letters_here"),
         (
@@ -62,7 +60,7 @@ def test_one_device_and_two_ranks_reach_one_model(desk: Path) -> None:
             "        letters_here = letters.clone()\n        dist.all_reduce(letters)",
         ),
     ]
-    assert apart(alone, run(desk, "gpt_ddp.py", DOUBLE + mean_of_means, 2, "means", *plain)) > 1e-6  # the control
+    assert apart(alone, run(desk, "gpt_ddp.py", mean_of_means, 2, "means", *plain)) > 1e-6  # the control
 
 
 def test_stopped_twice_it_ends_as_the_run_that_nobody_stopped(desk: Path) -> None:
