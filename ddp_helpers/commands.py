@@ -48,6 +48,7 @@ def make_job(args: Namespace) -> int:
     """Make a job of a script, print its file, and submit it if that is asked for."""
     from ddp_helpers.jobs import run, script_jobs
     from ddp_helpers.jobs.job import Job, JobError
+    from ddp_helpers.jobs.relative_paths import in_words
     from ddp_helpers.jobs.site import Site
 
     if args.again:
@@ -62,6 +63,10 @@ def make_job(args: Namespace) -> int:
     usual_name = f"{args.script.stem}-{args.nodes}x{args.ranks_per_node}"
     folder = script_jobs.run_folder(_root_of_runs(args), args.run, usual_name)
     asked: dict[str, Any] = {each.name: getattr(args, each.name, None) for each in fields(Job)}
+    if args.submit and (lost := dict(in_words(args.arguments, [str(Path.cwd())]))):
+        [name, whole], *_ = lost.items()
+        cure = f"give {whole}, or leave --submit out"
+        raise JobError(f"{name} would begin in the run folder in the job: {cure}")
     script_jobs.prepare(args.script, args.arguments, site, folder, show=True, **asked)
     if script_jobs.keeps_no_record(args.script, args.arguments):
         cure = "give --run-dir '{run_dir}' behind --"

@@ -64,6 +64,8 @@ for epoch in tqdm(range(3)):  #= prints
     if (value := evaluate()) > best:  #= a decision: the best, the end
         best = value
         torch.save(model.state_dict(), "best.pt")  #= files that are written
+for start in range(0, 9, 3):  #= one long text, or rows cut by hand
+    model(names[start : start + 3]).backward()  #= the training step
 print(best)  #= prints
 """
 PARTS = """
@@ -88,7 +90,7 @@ class Net(nn.Module):
 
 def draw(data):
     flips = transforms.RandomCrop(3)  #= augmentation
-    return data[torch.randint(len(data), (8,))]  #= samples drawn or cut by hand
+    return data[torch.randint(len(data), (8,))]  #= samples drawn by hand
 
 def nobody_calls_this():
     print(torch.load("x"))
@@ -134,7 +136,7 @@ def test_every_kind_is_among_these_lines():
 @pytest.mark.parametrize(
     ("change", "unseen"),
     [
-        (("(loss / args.accumulate).backward()", "pass"), "no .backward()"),
+        ((".backward()", ".item()"), "no .backward()"),
         (("import torch, torchvision, wandb", "import lightning"), "train.py: lightning has a loop of its own"),
         (("best = 0.0", 'exec(open("settings.py").read())'), "train.py:"),
     ],
