@@ -16,6 +16,7 @@ _AGREE, _DIFFER, _NOT_KNOWN = 0, 1, 3  # 2 is a wrong use
 # the first in float64, which no wrong step does; in float32 a wrong step with a small learning rate
 # may be as small as rounding, and rounding does not reach the second within a few steps.
 _ROUNDING, _CERTAIN = 1e-10, 1e-3
+_SINGLE = 1e-5  # a single float32 among float64 leaves less
 
 
 def compare(first: Path, second: Path) -> int:
@@ -42,7 +43,8 @@ def compare(first: Path, second: Path) -> int:
     unequal = [name for name in apart if apart[name]]
     if all(one[name].dtype == two[name].dtype == torch.float64 for name in unequal):
         agree = apart[worst] <= _ROUNDING
-        print("they agree up to rounding" if agree else "they DIFFER by more than rounding")
+        hint = ": is there a float32 in it, such as .float()?" * (apart[worst] < _SINGLE)
+        print("they agree up to rounding" if agree else f"they DIFFER by more than rounding{hint}")
         return _AGREE if agree else _DIFFER
     if apart[worst] > _CERTAIN:
         print("they DIFFER, unless rounding has grown in many steps: compare after one to three")

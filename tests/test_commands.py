@@ -51,7 +51,7 @@ JOB = {
     "no such launcher": (["MINE", "--launcher", "mpirun"], ["'mpirun'", "torchrun"]),
     "no such flag": (["MINE", "--gpu-type", "a100"], ["--gpu-type", "--help"]),
     # what is the script's
-    "a relative path": (["MINE", "--submit", "--", "--data", "runs"], ["runs would begin in the run folder", "--submit"]),
+    "a relative path": (["MINE", "--submit", "--", "--data", "runs"], ["runs would begin", "--submit"]),
     "-- forgotten": (["mnist_ddp", "--data", "D"], ["--data D", "behind --", "-- --data D"]),
     "-- forgotten for one word": (["MINE", "--lr", "1", "--", "--seed", "2"], ["--lr 1", "behind --"]),
 }

@@ -125,6 +125,11 @@ def _steps_apart(single: Notes, ranks: list[Notes]) -> str:
     numbers = ""
     if len(counts) == 2 and counts[0] != counts[1] and not known:
         numbers = f"one rank made {counts[0]} steps, and {len(ranks)} ranks {counts[1]}"
+    if len(counts) == 2 and counts[0] == 0 < counts[1]:
+        cure = "give checkpoints a relative path, which begins in a folder of each run"
+        raise ValueError(
+            f"one rank made no step: did it go on where the ranks had ended? If so, {cure}"
+        )
     # No loader says the global batch: as many steps, or the first gradients, do.
     if not (known or _begin_alike(single, ranks[0])):
         if numbers:

@@ -138,6 +138,8 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
         rank, rest = split_prefix(text, labelled)
         if labelled and not rest.strip():
             label = number, rank
+        elif label[0] == number and rank is None:
+            rank = label[1]  # a piece of a bar that is drawn over itself
         elif label[0] == number and rank != label[1] and not told:
             told = True
             logs.notices.append(

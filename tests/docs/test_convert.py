@@ -63,7 +63,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_script("simple_ddp", folder / "ranks.py")
     plain = re.search(r"```python\n(def plain.*?)```", PAGE, re.S)[1]
     for_proof = [
-        ("torch.manual_seed(0)\n", "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(0)\n"),
+        ("points = ", "torch.set_default_dtype(torch.float64)\npoints = "),
         ("model.to(device)\n", f"{plain}\nplain(model)\nmodel.to(device)\n"),
     ]
     before, after = sides_of_the_diff()
@@ -169,6 +169,26 @@ def test_micro_batches_of_two_ranks_make_the_step_of_one() -> None:
         assert sent == 1, "DDP averages once, after the last"
         for tensor, expected in zip(weights, one, strict=True):
             assert torch.tensor(tensor).allclose(torch.tensor(expected), atol=1e-12)
+
+
+def test_a_ratio_over_all_ranks_has_the_gradient_of_one_process() -> None:
+    dice = from_section("A loss over unequal counts")["dice_loss"]
+    data = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x, wanted = data[0], (data[1, :, :2] > 0.4).double()
+
+    def gradients(loss_of: Any) -> list:
+        part = slice(dist.get_rank(), None, dist.get_world_size())
+        ddp_model = DDP(network())
+        loss_of(ddp_model(x[part]).sigmoid(), wanted[part]).backward()
+        return [weights.grad.flatten().tolist() for weights in ddp_model.parameters()]
+
+    def own(predicted: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return 1 - 2 * (predicted * wanted).sum() / (predicted.sum() + wanted.sum())
+
+    [one] = on_ranks(1, lambda: gradients(own), patience=LIMIT)
+    for found, of_shares in on_ranks(2, lambda: (gradients(dice), gradients(own)), patience=LIMIT):
+        for tensor, expected, mean in zip(found, one, of_shares, strict=True):
+            assert tensor == pytest.approx(expected, abs=1e-12) and mean != pytest.approx(expected, abs=1e-12)
 
 
 def test_the_test_counts_each_sample_once_on_any_number_of_ranks() -> None:

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "A loader of your own",
     "Augmentation, and a stop within an epoch",
     "Gradient accumulation",
+    "A loss over unequal counts",
     "The test",
 }
 

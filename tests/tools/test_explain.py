@@ -604,6 +604,9 @@ def test_a_log_of_progress_bars_many_and_long_lines_and_colours_is_read(tmp_path
     log.write_bytes(f"{bar}\r\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\r\n".encode("utf-16"))
     verdict = judge(read_logs([log]))
     assert answer(verdict) == "cuda-oom" and verdict.root.lines[0].number == 1
+    log.write_text(f"0: begins\n1: \r{bar}\r\n1: RuntimeError: CUDA out of memory.\n")  # labelled, as by srun
+    labelled = read_logs([log])
+    assert judge(labelled).first == 1 and not labelled.notices and {line.rank for line in labelled.lines} == {0, 1}
     steps = "".join(f"step {step}: loss 0.5\n" for step in range(2000))
     log.write_text(f"{steps}RuntimeError: CUDA out of memory.\n{steps}")
     verdict = judge(read_logs([log]))

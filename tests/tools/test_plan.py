@@ -39,7 +39,7 @@ schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps)  #= a sche
 scaler = torch.amp.GradScaler("cuda")  #= mixed precision
 writer = wandb.init(project="x")  #= a tracker
 checkpoint = torch.load("last.pt")  #= files that are loaded
-signal.signal(signal.SIGUSR1, print)  #= what waits for a person, or a signal
+signal.signal(signal.SIGUSR1, print)  #= a signal, a wait, an error that is caught
 best = 0.0
 
 def evaluate():
