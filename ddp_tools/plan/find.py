@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 # Of "dataset", "model", "training", "evaluation", "print"; "label": the value of a seed or name;
-# "precision": what autocast is given; "sorted": what is sorted.
+# "precision": what autocast is given; "sorted": what is sorted; "micro-batches":
+# a loop over those of a step.
 Places = frozenset[str]
 
 _NO_GRADIENT = re.compile(r"no_grad|inference_mode")
@@ -21,6 +22,7 @@ _PRINT = re.compile(
 )
 _TEST, _TRAIN = re.compile(r"(^|[^a-z])(te?st|val|eval|dev)", re.I), re.compile("train", re.I)
 _LOSS, _SUM = re.compile(r"loss|nll|^ce$", re.I), re.compile(r"\.sum\(\)")
+_STEPS = re.compile(r"(opt\w*|scaler)\.(step|zero_grad)\(")
 _MICRO = re.compile(r"accum|micro", re.I)
 # What counts the terms of a loss, and what the batches of an epoch.
 _TERMS = re.compile(r"\.size\(0\)|\.shape\[0\]|^len\(|\.sum\(\)|\.numel\(\)|batch_?size|^n$|^bs$")
@@ -101,8 +103,11 @@ def _places_within(node: ast.AST, places: Places) -> Places:
     elif isinstance(node, ast.FunctionDef | ast.With | ast.For | ast.While):
         text = ast.unparse(node)
         if ".backward(" in text:
-            loops = isinstance(node, ast.For | ast.While)
-            return places | {"training"} if loops else places
+            if not isinstance(node, ast.For | ast.While):
+                return places
+            # Within a loop that steps, one that does not adds up gradients.
+            adds_up = "training" in places and not _STEPS.search(text)
+            return places | {"training"} | ({"micro-batches"} if adds_up else set())
         tests = bool(_NO_GRADIENT.search(text.partition(":\n")[0])) or (
             isinstance(node, ast.FunctionDef)
             and bool(re.search(r"\.eval\(\)", text) or _NO_GRADIENT.search(text))
@@ -147,9 +152,11 @@ def _facts(node: ast.AST, statement: Simple, places: Places) -> Iterator[str]:
             r"range\([^,]+,[^,]+,", ast.unparse(node.iter)
         ):
             yield "strides"
+        case ast.For() if "micro-batches" in places:
+            yield "accumulates"
         case ast.If() if "%" in ast.unparse(node.test) and "training" in places:
             body = "\n".join(map(ast.unparse, node.body))
-            yield from ["accumulates"] * bool(re.search(r"opt\w*\.(step|zero_grad)\(", body))
+            yield from ["accumulates"] * bool(_STEPS.search(body))
         case ast.ExceptHandler(type=ast.expr() as caught):
             yield f"except {ast.unparse(caught)}"
         case ast.With() | ast.FunctionDef() if "evaluation" in places:

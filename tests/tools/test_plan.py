@@ -64,6 +64,10 @@ for epoch in tqdm(range(3)):  #= prints
     if (value := evaluate()) > best:  #= a decision: the best, the end
         best = value
         torch.save(model.state_dict(), "best.pt")  #= files that are written
+for step in range(3):
+    for piece in names:  #= gradient accumulation
+        model(piece).backward()  #= the training step
+    optimizer.step()
 for start in range(0, 9, 3):  #= one long text, or rows cut by hand
     model(names[start : start + 3]).backward()  #= the training step
 print(best)  #= prints
