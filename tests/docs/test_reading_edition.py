@@ -74,17 +74,17 @@ def test_the_first_page_leads_into_every_page_and_each_to_its_neighbours(site: P
         assert f'class="prev-page" href="{before.stem}.html"' in page(site, after).read_text()
 
 
-def test_the_contents_begin_with_three_doors(site: Path) -> None:
-    """Who has a failed run, or a room to teach, finds the way in the first lines; *next* on README is for learners."""
-    tree = (site / "docs" / "own.html").read_text().split('class="sidebar-tree"')[1].split("</aside>")[0]
+def test_the_contents_begin_with_the_doors(site: Path) -> None:
+    """Who has a script, a failed run or a room to teach finds the way there; *next* on README is for learners."""
+    tree = (site / "docs" / "your-script.html").read_text().split('class="sidebar-tree"')[1].split("</aside>")[0]
     shown = re.findall(r'caption-text">(.*?)<|class="[a-z ]*reference internal" href="([^"]*)"', tree)
     captions = [caption for caption, _ in shown if caption]
-    assert captions[:4] == ["Fix a run", "Teach", "Learn: the core", "Learn: electives"]
+    assert captions[:5] == ["Your script", "Fix a run", "Teach", "Learn: the core", "Learn: electives"]
     assert captions[-1] == "Behind the course" and "../AGENTS.html" in tree
     before_the_core = [link for _, link in shown[: shown.index(("Learn: the core", ""))] if link]
     assert before_the_core == [
         "#",
-        *(f"{name}.html" for name in ("troubleshooting", "tools", "trainers", "participants")),
+        *(f"{name}.html" for name in ("scripts-and-jobs", "troubleshooting", "tools", "trainers", "participants")),
     ]
     first = COURSE[0].with_suffix(".html").relative_to(ROOT)
     assert f'class="next-page" href="{first}"' in (site / "README.html").read_text()
@@ -211,7 +211,7 @@ OUT_OF_REACH = """() => [...document.querySelectorAll(
 
 
 def test_keys_and_screen_readers_reach_all(site: Path, tab) -> None:
-    for path in (site / "README.html", page(site, COURSE[4]), site / "docs" / "own.html"):
+    for path in (site / "README.html", page(site, COURSE[4]), site / "docs" / "your-script.html"):
         tab.goto(path.as_uri())
         assert tab.evaluate("document.querySelectorAll('article [tabindex=\"0\"]').length") > 3, path.name
         assert tab.evaluate(OUT_OF_REACH) == [], path.name
