@@ -63,8 +63,7 @@ def make_job(args: Namespace) -> int:
     usual_name = f"{args.script.stem}-{args.nodes}x{args.ranks_per_node}"
     folder = script_jobs.run_folder(_root_of_runs(args), args.run, usual_name)
     asked: dict[str, Any] = {each.name: getattr(args, each.name, None) for each in fields(Job)}
-    if args.submit and (lost := dict(in_words(args.arguments, [str(Path.cwd())]))):
-        [name, whole], *_ = lost.items()
+    for name, whole in in_words(args.arguments, [str(Path.cwd())]) if args.submit else ():
         cure = f"give {whole}, or leave --submit out"
         raise JobError(f"{name} would begin in the run folder in the job: {cure}")
     script_jobs.prepare(args.script, args.arguments, site, folder, show=True, **asked)

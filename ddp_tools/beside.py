@@ -4,7 +4,7 @@
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +22,8 @@ def texts_beside(text: str, folder: Path) -> dict[Path, str]:
     texts: dict[Path, str] = {}
     unread: list[tuple[str, Dotted]] = [(text, [])]  # with the package in which a text lies
     while unread:
-        for name in _imported_names(*unread.pop()):
+        own, within = unread.pop()
+        for name in imported_names(nodes_of(own), within):
             for path, package in _files_of(name, folder):
                 if path not in texts:
                     texts[path] = ""
@@ -46,12 +47,12 @@ def called(call: ast.Call) -> str:
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
-def _imported_names(text: str, package: Dotted) -> Iterator[Dotted]:
-    """The dotted names that the imports of a text may mean, wherever they stand.
+def imported_names(nodes: Iterable[ast.AST], package: Sequence[str] = ()) -> Iterator[Dotted]:
+    """The dotted names that the imports among a text's nodes may mean, wherever they stand.
 
-    package: in which the text lies, for `from . import`.
+    package: in which the text lies, for `from . import`; without it these are left out.
     """
-    for node in nodes_of(text):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level <= len(package):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_helpers.jobs.job import FOLDER, JobError
 from ddp_helpers.jobs.relative_paths import in_text, in_words
-from ddp_tools.beside import nodes_of, texts_beside
+from ddp_tools.beside import imported_names, nodes_of, texts_beside
 
 _MOST = 3  # relative paths that are named
 
@@ -102,7 +102,8 @@ class Project:
         """
         found: dict[str, Path] = {}
         for text in self._texts().values():
-            for name in _modules_of(text) - set(sys.stdlib_module_names):
+            names = {name for name, *_ in imported_names(nodes_of(text)) if name}
+            for name in names - sys.stdlib_module_names:
                 others = [finder for finder in sys.meta_path if finder is not PathFinder]
                 paths = [self.folder, *sys.path[1:]]  # the first is where this command was called
                 if not PathFinder.find_spec(name, paths) and not any(
@@ -123,17 +124,6 @@ class Project:
 def _is_file(node: ast.AST) -> bool:
     """Whether it is the name `__file__`, by which a script finds itself."""
     return isinstance(node, ast.Name) and node.id == "__file__"
-
-
-def _modules_of(text: str) -> set[str]:
-    """The first parts of the modules that a text imports by their whole names."""
-    names: set[str] = set()
-    for node in nodes_of(text):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
 
 
 def _has(folder: Path, name: str, around: Sequence[Path]) -> bool:

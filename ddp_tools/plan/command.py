@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from ddp_tools import PlainError, printable
-from ddp_tools.beside import texts_beside
+from ddp_tools.beside import imported_names, texts_beside
 from ddp_tools.plan.find import Kind, find, kinds
 
 _LISTED, _NOT_ALL_SEEN = 1, 4  # 2 is a wrong use
@@ -58,23 +58,22 @@ def plan(script: Path, as_json: bool = False) -> int:
     1: they are listed; 4: so they are, and what can hold more was not looked at.
     """
     texts = _read(script)
+    order = {kind: number for number, kind in enumerate(kinds())}
     trees: dict[str, ast.Module] = {}
-    unread = []
+    lines, unread = [], []
     whole_text = "\n".join(texts.values())
     for name, text in texts.items():
         try:
             tree = ast.parse(text if name.endswith(".py") else "?")  # no compiled module
+            tree.body = [
+                each for each in tree.body if not _never_runs(each, whole_text, bool(trees))
+            ]
+            found = [*find(tree, list(order))]
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             unread.append(f"{name}: no Python 3 text")
             continue
-        runs = [node for node in tree.body if not _never_runs(node, whole_text, bool(trees))]
-        trees[name] = ast.Module(runs, [])
-    order = {kind: number for number, kind in enumerate(kinds())}
-    lines = [
-        Line(found.kind, name, found.line, texts[name].splitlines()[found.line - 1].strip())
-        for name, tree in trees.items()
-        for found in find(tree, list(order))
-    ]
+        trees[name], rows = tree, text.splitlines()
+        lines += [Line(each.kind, name, each.line, rows[each.line - 1].strip()) for each in found]
     lines.sort(key=lambda line: order[line.kind])
     unseen = [*unread, *_not_looked_at(trees, lines)]
     if as_json:
@@ -97,8 +96,9 @@ def _read(script: Path) -> dict[str, str]:
         raise PlainError(f"{script} is no Python 3 ({error}): mend it first") from None
     texts = {path: text}
     for folder in [path.parent, *path.parents[1:3]]:  # a script may lie within its project
-        for file, own in sorted(texts_beside("\n".join(texts.values()), folder).items()):
-            texts.setdefault(file, own)
+        for each in [*texts.values()]:
+            for file, own in sorted(texts_beside(each, folder).items()):
+                texts.setdefault(file, own)
     return {os.path.relpath(file, path.parent): own for file, own in texts.items()}
 
 
@@ -114,20 +114,12 @@ def _not_looked_at(trees: Mapping[str, ast.Module], lines: Sequence[Line]) -> It
     names = {line.kind.name for line in lines}
     yield from (lack for lack, expected in _EXPECTED.items() if not names & expected)
     for name, tree in trees.items():
-        for package in filter(_LOOPS.match, _imports(tree)):
+        imported = map(".".join, imported_names(ast.walk(tree)))
+        for package in filter(_LOOPS.match, imported):
             yield f"{name}: {package} has a loop of its own, and does part of this itself"
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in _BY_NAME:
                 yield f"{name}:{node.lineno}: {ast.unparse(node)[:_WIDTH]}"
-
-
-def _imports(tree: ast.Module) -> Iterator[str]:
-    """The dotted names that a file imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _report(files: Sequence[str], lines: Sequence[Line], unseen: Sequence[str]) -> Iterator[str]:
