@@ -19,6 +19,7 @@ from ranks import join, pick_device, who_am_i
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+WARNINGS = signal.SIGUSR2, signal.SIGTERM  # of Slurm: the time ends, a preemption
 heard = [0]  # numbers of the signals that this rank got: they wait for a vote
 
 
@@ -65,7 +66,7 @@ def main() -> None:
     add("--validate-every", type=int, default=50, help="steps")
     add("--out", type=Path, default=Path("runs/gpt"))
     args = parser.parse_args()
-    for number in (signal.SIGUSR2, signal.SIGTERM):  # Slurm's warning, a preemption
+    for number in WARNINGS:
         signal.signal(number, lambda number, frame: heard.append(number))
 
     _, rank, local_rank, world_size = who_am_i()
@@ -130,17 +131,15 @@ def main() -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"schedule": schedule.state_dict(), "draws": draws.get_state()}
             save(args.out / "last.pt", state | {"step": step, "best": best})
-    if told and rank == 0 and "REQUEUE_FILE" in os.environ:  # the job file looks for it
-        Path(os.environ["REQUEUE_FILE"]).touch()
+    unfinished = step < args.steps  # told in its last step, it is done
+    if unfinished and rank == 0 and "REQUEUE_FILE" in os.environ:
+        Path(os.environ["REQUEUE_FILE"]).touch()  # the job file looks for it
     dist.barrier()
     del ddp_model  # it refers to the group, which ends here
     dist.destroy_process_group()
-    for number in (
-        signal.SIGUSR2,
-        signal.SIGTERM,
-    ):  # a late one must not kill what is done
+    for number in WARNINGS:  # a late one must not kill what is done
         signal.signal(number, signal.SIG_IGN)
-    if told and step < args.steps:
+    if unfinished:
         sys.exit(75)
 
 

@@ -131,6 +131,20 @@ def test_a_run_that_is_done_stays_done_and_more_epochs_go_on_from_it(matrix):
     assert [epoch["epoch"] for epoch in runs.read_run(folder / "run").epochs] == [1, 2, 3]
 
 
+def test_told_twice_within_one_epoch_it_ends_as_the_run_that_nobody_stopped(matrix):
+    """What is done of an epoch counts from its first step, not from the attempt's."""
+    forgets = ('{"done": progress["done"] + step,', '{"done": step,')
+    for script in (None, matrix.changed(forgets)):
+        folder = matrix.fresh(f"twice_in_one_{script is None}")
+        for step, saved in ((5, 4), (6, 9)):  # of 16; each attempt counts its own, and is told before it takes one
+            ended = matrix.train(folder, "--vote-every", 1, script=script, fault=(1, "SIGUSR2", "step", step))
+            assert ended.statuses == [75, 75] and steps(folder)[0] == saved, ended.said
+        if script is None:
+            matrix.must_resume_equal(folder)
+        else:
+            assert matrix.resumes(folder, script=script) != matrix.golden(), "the control"
+
+
 SHOWN = ("        if heard[-1]:", '        print("tests")\n        if heard[-1]:')
 
 
