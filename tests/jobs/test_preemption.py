@@ -135,7 +135,7 @@ MODES = {  # what is submitted to which partition; how it ends, how often it was
     "cancel_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "cancel, 11's files": (ELEVEN, "PREEMPTED", 0, SAVED),
     "requeue_grace, 11's files, workers without a handler": (BARE, "FAILED", 0, "killed by signal: Terminated"),
-    "requeue_grace, 11's files, told in an evaluation": (BREAKS, "PENDING", 1, f"tests\n(.*\n)*{SAVED}"),
+    "requeue_grace, 11's files, told in an evaluation": (BREAKS, "PENDING", 1, rf"tests\n(.*\n)*\d: {SAVED}"),
     "requeue_grace, 11's files, an evaluation to its end": (TESTS, "PENDING", 1, r"\A((?!told)[\s\S])*\Z"),
 }
 
@@ -167,7 +167,7 @@ def test_each_mode_of_preemption_does_what_notebook_11_says(mode, preempting, el
     done = run_slurm("sbatch", "--parsable", *place, *words, *[str(checkpoint)] * ("job.sbatch" in words))
     number = done.stdout.strip()
     log = Path(f"{number}.log")
-    begun = "^tests$" if words in (BREAKS, TESTS) else "^begins$"
+    begun = r"^(\d: )?tests$" if words in (BREAKS, TESTS) else "^begins$"  # with the rank that srun puts in front
     until(
         lambda: (
             (words in (ELEVEN, BARE) and checkpoint.exists())
