@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from notebook_texts import cells
+from changed_text import replaced
+from notebook_texts import cells, files
 from simulated import programs
 
 from ddp_helpers import ROOT
@@ -52,6 +53,26 @@ def test_control_a_tensor_of_the_cpu_is_refused(gpus, tmp_path):
     words = [PROGRAM, NOTEBOOKS["02"], right, right.replace(", device=device", "")]
     done = gpus.torchrun(4, tmp_path / "log", *words)
     assert done.status() == 1 and REFUSED in done.said()
+
+
+def test_the_loop_of_11_goes_on_with_the_state_of_the_gpus_own_generator(gpus, tmp_path):
+    """From which its dropout draws there: stopped, it ends with the weights of the run that nobody stopped."""
+    written = files(next((ROOT / "notebooks").glob("11_*.ipynb")))
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    done = gpus.torchrun(2, tmp_path / "golden.log", "resumable.py", "golden.pt")
+    assert done.status() == 0, done.said()
+    forgets = [("torch.set_rng_state, torch.cuda.set_rng_state", "[torch.set_rng_state]")]
+    for name, changes in (("goes_on", []), ("forgets", forgets)):
+        (tmp_path / "checkpoint.py").write_text(replaced(written["checkpoint.py"], changes))
+        told = gpus.torchrun(2, tmp_path / "told.log", "harm.py", "SIGUSR2", 1, 24, "resumable.py", f"{name}.pt")
+        assert told.status() == 1 and "saved in epoch 3 after step 4" in told.said(), told.said()
+        assert gpus.torchrun(2, tmp_path / "again.log", "resumable.py", f"{name}.pt").status() == 0
+    weights = {}
+    for name in ("golden", "goes_on", "forgets"):
+        state = torch.load(tmp_path / f"{name}.pt", map_location="cpu", weights_only=True)["model"]
+        weights[name] = [value.tolist() for value in state.values()]
+    assert weights["goes_on"] == weights["golden"] != weights["forgets"]
 
 
 CLASS = """
