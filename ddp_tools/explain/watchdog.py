@@ -10,11 +10,12 @@ from ddp_tools.explain.lines import Line
 
 _CALL = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?")
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
-_GROUP = re.compile(r"\[PG (?:ID )?(\d+)")
+# One rank writes "[PG GUID 0(default_pg)" and "[PG ID 0 PG GUID 0(default_pg)"; older ones "[PG 0".
+_GROUP = re.compile(r"\[PG (?:ID \d+ PG )?(?:GUID |ID )?(\w+)")
 _APART = (
     "look for the place before these calls where the ranks go different ways: a branch on the rank "
     "or on a rank's own data, one rank that evaluates or saves alone, or uneven batches "
-    "(faults 10, 11 and 27)"
+    "(faults 9, 10, 11 and 27)"
 )
 _BARRIER = " (NCCL's barrier is an ALLREDUCE of 1 number)"
 
@@ -58,7 +59,7 @@ def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list
             f"{name_ranks(silent)} did not come to it, or {'has' if len(silent) == 1 else 'have'} "
             "no lines here",
             "look for what was done there instead: it evaluates, saves or prepares data alone "
-            "(fault 27), or has fewer batches (fault 11); or it has gone, or the way to it",
+            "(fault 27), or has fewer batches (fault 9); or it has gone, or the way to it",
             silent,
         )
     if set(completed) == set(calls) and max(completed.values()) <= 0:

@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,7 @@ ALONE = {
     "h5py with workers",
     "The old local rank",
     "A breakpoint on one rank",
+    "VS Code, attached to one rank",
 }
 # In test_convert.py.
 ELSEWHERE = {
@@ -405,6 +407,21 @@ def test_the_debugger_opens_on_one_rank_and_the_others_wait() -> None:
     first, second = on_two_ranks(lambda: answer(b"up\np value\nvalue = 5\nc\n"))
     assert "(Pdb) 41\n" in first and "rank 0 goes on with 5\n" in first, first
     assert second == "rank 1 goes on with 42\n"
+
+
+def test_a_debugger_answers_at_the_port_of_the_rank_that_listens_and_no_other_rank_does(tmp_path: Path) -> None:
+    lines = replaced(block("VS Code, attached to one rank"), [("5678", "0")])  # 0: any free port
+    (tmp_path / "listens.py").write_text(f"import sys\nimport debugpy\nrank = int(sys.argv[1])\n{lines}")
+    command = [sys.executable, "listens.py"]
+    other = subprocess.run([*command, "0"], cwd=tmp_path, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
+    with subprocess.Popen([*command, "1"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as rank:
+        try:
+            said = rank.stdout.readline()
+            with socket.create_connection(("127.0.0.1", int(said.split()[-1])), timeout=LIMIT) as client:
+                assert said.startswith("rank 1 listens") and client.recv(1000).startswith(b"Content-Length: ")
+        finally:
+            rank.kill()
+    assert other.stdout == b""
 
 
 # ---- files and forks

@@ -553,6 +553,19 @@ def test_the_watchdogs_numbers_are_compared_over_the_ranks(tmp_path, calls, comp
     assert is_there(verdict.root.rule.page)
 
 
+@pytest.mark.parametrize(("group", "compared"), [("0(default_pg)", True), ("1(a_part)", False)])
+def test_one_group_is_known_by_both_of_its_names(tmp_path, group, compared) -> None:
+    """torch 2.14 names it once by its GUID alone, and once with an ID; a call of another group is not compared."""
+    caught = CALL.format(1, 26, "ALLREDUCE", 5).partition("[Rank 1] ")[2].strip()
+    lines = [
+        CALL.format(0, 26, "ALLREDUCE", 1).replace("[Rank 0]", "[PG GUID 0(default_pg) Rank 0]"),
+        CALL.format(1, 26, "ALLREDUCE", 5).replace("[Rank 1]", f"[PG GUID {group} Rank 1]"),
+        f"[rank1]:[E x.cpp:2] [PG ID 0 PG GUID {group} Rank 1] {CLOSED}[PG GUID {group} Rank 1] {caught}\n",
+    ]
+    verdict = explain(tmp_path, "".join(lines))
+    assert ("the same call with different sizes" in verdict.root.rule.meaning) == compared
+
+
 NETWORKS = {  # what NCCL says of its network, and the word by which the report calls it slow; "" where it is right
     "n1:7:7 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is HSN (found 4 nics)": "",
     "n1:7:7 [0] NCCL INFO Using network AWS Libfabric": "",

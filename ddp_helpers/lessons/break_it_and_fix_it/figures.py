@@ -89,15 +89,17 @@ _HANGS = [  # a fault that hangs, what all ranks have done, and where ranks 0 an
         "broadcast of the bucket order",
     ),
     ("24 · Stop at different steps", "step 2", "writes a checkpoint", "all-reduce of step 3"),
+    ("27 · Rank 0 is busy", "an epoch", "evaluates alone", "all-reduce of the next epoch"),
 ]
-_BUSY = ("reads from a dead file server", "writes a checkpoint")  # these wait for no other rank
+# These wait for no other rank.
+_BUSY = ("reads from a dead file server", "writes a checkpoint", "evaluates alone")
 
 
 def where_they_stand() -> Picture:
-    """Draw two lanes for each of four hangs of notebook 10: the line in which each rank stands."""
-    ax = canvas(4.83, "In a hang, two ranks stand in different lines")
+    """Draw two lanes for each of five hangs of notebook 10: the line in which each rank stands."""
+    ax = canvas(5.85, "In a hang, two ranks stand in different lines")
     write_text(ax, RIGHT, 0.27, "hatched: it waits for the other", ha="right", **SMALL)
-    sentences = ["Where two ranks stand in four hangs"]
+    sentences = ["Where two ranks stand in five hangs"]
     for row, (name, done, *places) in enumerate(_HANGS):
         top = 0.62 + 1.02 * row
         write_left(ax, top + 0.42, name, weight="bold", size=11)

@@ -123,31 +123,39 @@ _LIMIT = 180.0  # seconds that a run on simulated GPUs may take
 _TRACE = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 
 
-def told(run: subprocess.Popen[str], *beginnings: str, recorder: Path | None = None) -> None:
+def told(
+    run: subprocess.Popen[str],
+    *beginnings: str,
+    recorder: Path | None = None,
+    log: Path | None = None,
+) -> None:
     """Wait for the end of what `start_torchrun` has started, and print its telling lines.
 
     They are those that begin so, without what stands before: the time, torch's file, the group.
     recorder: a folder with the ranks' flight recorders, which torchfrtrace compares.
+    log: a file for all that the ranks and torchrun wrote.
     A run that takes too long is ended.
     Raises LookupError, with the log, if no line begins with one of them.
     """
     try:
-        log = "".join(run.communicate(timeout=_LIMIT))
+        text = "".join(run.communicate(timeout=_LIMIT))
     except subprocess.TimeoutExpired:
         run.terminate()  # it is passed on to torchrun, which ends its ranks
-        log = "".join(run.communicate())
+        text = "".join(run.communicate())
+    if log:
+        log.write_text(text)
     if recorder:
         words = [*_TRACE, str(recorder), "--prefix", "fr_rank_", "--allow-incomplete-ranks"]
         trace = subprocess.run(words, capture_output=True, text=True, check=False)
-        log += "torchfrtrace says:\n" + trace.stdout + trace.stderr
+        text += "torchfrtrace says:\n" + trace.stdout + trace.stderr
         beginnings += ("torchfrtrace says:",)
-    lines = dict.fromkeys(map(_cleaned, log.splitlines()))
+    lines = dict.fromkeys(map(_cleaned, text.splitlines()))
     for beginning in beginnings:
-        if not any(text.startswith(beginning) for _, text in lines):
-            raise LookupError(f"no line begins with {beginning!r}:\n{log}")
-    for label, text in lines:
-        if text.startswith(beginnings):
-            shown = text if len(text) <= LINE_WIDTH else f"{text[:LINE_WIDTH]} …"
+        if not any(said.startswith(beginning) for _, said in lines):
+            raise LookupError(f"no line begins with {beginning!r}:\n{text}")
+    for label, said in lines:
+        if said.startswith(beginnings):
+            shown = said if len(said) <= LINE_WIDTH else f"{said[:LINE_WIDTH]} …"
             print(" ", coloured_line(label, shown))
 
 
