@@ -168,7 +168,7 @@ def states_of_job(job_id: str) -> list[State]:
         states = [task for state in source(job_id) for task in tasks_of(state)]
         if states:
             return sorted(states, key=lambda state: state.task.zfill(6))
-    ends = "it ended long ago, or ran on another cluster"
+    ends = "it ended long ago, or ran on another cluster, or its controller does not answer"
     raise JobError(f"job {job_id} is not known to Slurm: {ends}")
 
 

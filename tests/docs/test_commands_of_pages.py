@@ -51,6 +51,7 @@ TYPED = [
         then="ddp-course collect",
     ),
     Typed("scripts-and-jobs", "ddp-course script mnist_ddp", "images/s.*images/s", needs="mpirun"),
+    Typed("scripts-and-jobs", "ddp-course script simple_ddp", "started by env.*all 2 ranks hold the same model"),
     Typed("scripts-and-jobs", "torchrun --nnodes 1", r"(\['my_training.py'\]\s*){2}"),
     Typed("scripts-and-jobs", "ddp-course curve", "After 3 epochs: "),
     Typed("scripts-and-jobs", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),

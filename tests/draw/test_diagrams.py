@@ -10,7 +10,7 @@ from IPython.core.formatters import DisplayFormatter
 from ddp_helpers.draw.drawing import DPI, Picture, canvas, described, write_text
 from ddp_helpers.draw.stepped import stepped
 from ddp_helpers.lessons.build_it_yourself.figures import life_of_a_layer, ring_step, schedules, two_sums
-from ddp_helpers.lessons.do_it_yourself.large_batches import large_batches
+from ddp_helpers.lessons.find_the_lost_time.large_batches import large_batches
 from ddp_helpers.lessons.find_your_local_rank.figures import ranks_on_nodes
 from ddp_helpers.lessons.fit_the_model.figures import who_holds
 from ddp_helpers.lessons.form_a_process_group.figures import collectives, spmd

@@ -75,7 +75,7 @@ def test_without_tc_one_line_says_so_and_the_recorded_run_is_drawn(allowed, tmp_
 def test_the_recorded_run_is_near_what_its_bytes_predict_and_is_drawn():
     record = dial.read_record()
     seconds, bits = record["turned"], 8 * 4 * dial_ranks.LAYERS * (dial_ranks.WIDTH**2 + dial_ranks.WIDTH)
-    sends = {"DDP": bits, "bf16 hook": bits / 2, "no_sync": bits / dial_ranks.MICRO_BATCHES}  # of a batch
+    sends = {"DDP": bits}  # of a batch; PowerSGD's time is latency and chance
     assert tuple(seconds) == dial.RATES and record["machine"]
 
     def predict(way, mbit):

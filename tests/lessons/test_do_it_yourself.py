@@ -11,7 +11,7 @@ from changed_text import replaced
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.lessons import exercise_called, exercises
-from ddp_helpers.lessons.do_it_yourself import mending
+from ddp_helpers.lessons.do_it_yourself import mending, own_net
 from ddp_helpers.lessons.do_it_yourself.own_net import list_missing
 from ddp_helpers.lessons.exercise import SEPARATOR
 from ddp_helpers.rank.scripts import script_text, write_script
@@ -88,6 +88,18 @@ def test_several_things_are_told_at_once_and_the_shape_is_that_of_the_notebooks_
 def test_a_function_that_makes_no_run_is_told_so():
     assert MY_RUN.verdict(lambda folder: None).startswith("not yet: ")
     assert MY_RUN.verdict(lambda folder: 1 / 0).endswith("ZeroDivisionError: division by zero")
+
+
+def test_of_a_right_run_it_is_told_whether_one_machine_played_its_nodes(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(own_net, "RUNS", tmp_path / "runs")
+    ranks = json.loads((run / "env.json").read_text())["ranks"]
+    for hosts, told in ((["one"] * 4, "2 nodes, played by one machine,"), (["one"] * 2 + ["two"] * 2, "2 nodes, your")):
+        places = [rank | {"host": host} for rank, host in zip(ranks, hosts, strict=True)]
+        change("env.json", ranks=places)(run)
+        change("metrics.jsonl", test_samples=200.0)(run)  # of a sum that was all-reduced as a float
+        assert MY_RUN.verdict(lambda folder: shutil.copytree(run, folder, dirs_exist_ok=True)) == "right"
+        said = capsys.readouterr().out
+        assert f"world size 4 on {told}" in said and "right of 200 test images" in said, said
 
 
 # ---- the faulty script

@@ -1,4 +1,4 @@
-"""The lines to remember of 01 to 06, one after the other, are a script for two ranks; those of 07 start it."""
+"""The lines to remember of 01 to 06, one after the other, are a script for two ranks; 07 starts, 12 profiles one."""
 
 import ast
 import re
@@ -11,8 +11,11 @@ from real import LIMIT
 from ddp_helpers import ROOT
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.engine import LaunchError
+from ddp_helpers.lessons.find_the_lost_time import trace
 
-PATHS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("0[1-7]_*.ipynb"))}
+PATHS = {
+    path.stem[:2]: path for pattern in ("0[1-7]", "12") for path in (ROOT / "notebooks").glob(f"{pattern}_*.ipynb")
+}
 # The device and the group come first, as in every script: 03 has the whole of the line with which 02 begins.
 ORDER = ("03", "02", "01", "04", "05", "06")
 ONCE = {"init_process_group", "barrier", "destroy_process_group"}  # the first where 03 stands, the others at the end
@@ -118,3 +121,38 @@ def test_the_lines_of_07_submit_a_job_and_follow_it():
     text = "\n".join(cells(PATHS["07"], "markdown")).lower()
     lines = re.findall(r"lines to remember.*?```bash\n(.*?)```", text, re.S)
     assert len(lines) == 1 and all(f"\n{word} " in lines[0] for word in ("sbatch", "squeue", "scancel"))
+
+
+# What 12's cells define above its lines, and a reader has.
+LOOP = """
+import sys
+from torch.utils.data import DataLoader
+
+dist.init_process_group("gloo")
+rank, device, work, loading = dist.get_rank(), "cpu", sys.argv[1], {"batch_size": 4}
+
+
+def Sequences():
+    return [torch.randn(3) for _ in range(24)]
+
+
+def mlp():
+    return torch.nn.Linear(3, 3)
+"""
+
+
+def test_the_lines_of_12_leave_a_trace_of_each_rank_that_the_account_reads(tmp_path):
+    known, lines = imports("12"), remembered("12")
+    names = ("torch", "dist", "DDP", "profile", "record_function", "schedule")
+    begin = "\n".join([*(known[name] for name in names), LOOP])
+    path = tmp_path / "profiled.py"
+
+    def profiled(text):
+        path.write_text("\n".join([begin, text, "dist.destroy_process_group()"]))
+        launch.run(path, tmp_path, ranks=2, timeout=LIMIT, env={"CUDA_VISIBLE_DEVICES": ""})
+
+    profiled(lines)
+    table = trace.account(trace.read_traces(tmp_path, "mine"))
+    assert list(table.index) == [0, 1] and table["step"].min() > 0 and table["data"].min() > 0
+    with pytest.raises(LaunchError, match="before exporting"):  # the control: no step ever ends
+        profiled(lines.replace("prof.step()", "pass"))

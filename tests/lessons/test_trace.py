@@ -107,6 +107,18 @@ def test_without_a_recorded_all_reduce_no_number_of_it_is_told(folder, tmp_path,
     assert "No all-reduce" not in trace.draw_lanes(late, traces, "late").figure.get_suptitle() + capsys.readouterr().out
 
 
+def test_without_a_range_called_data_one_line_says_so(folder, tmp_path, capsys):
+    trace.read_traces(folder, "late")
+    assert capsys.readouterr().out == "", "the control"
+    for rank in range(2):
+        text = (folder / f"late_rank{rank}.json").read_text()
+        (tmp_path / f"late_rank{rank}.json").write_text(text.replace('"name": "data"', '"name": "load"'))
+    table = trace.account(trace.read_traces(tmp_path, "late"))
+    said = capsys.readouterr().out
+    assert said.startswith("late: no range is called data, and `other` has its time: ") and said.count("\n") == 1
+    assert (table["data"] == 0).all() and table["other"].min() >= 1000 * READS
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [

@@ -33,6 +33,9 @@ def test_the_fast_net_is_the_example_with_less_work():
     fast, slow = gradients(mine, images, labels), gradients(theirs, images, labels)
     for name in slow:
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-4, atol=1e-6)
+    plain = FastNet()  # without channels last: equal to the bit
+    plain.load_state_dict(theirs.state_dict())
+    assert torch.equal(plain.eval()(images), theirs.eval()(images))
     mine.conv2.bias.data[0] += 1e-2
     with pytest.raises(AssertionError):
         torch.testing.assert_close(mine(images), theirs(images), rtol=1e-5, atol=1e-5)

@@ -31,11 +31,18 @@ def my_run(train_in: Answer) -> list[str]:
         return lines
     run = runs.read_run(folder)
     last = run.epochs[-1]
-    ranks = f"world size {run.env['world_size']} on {run.nodes} nodes"
+    ranks = f"world size {run.env['world_size']} on {_nodes_text(run)}"
     print(f"found: {run.state}, {ranks}, your Net in the script")
     accuracy, images = last["test_accuracy"], last["test_samples"]
-    print(f"found: {accuracy:.1%} right of {images} test images")
+    print(f"found: {accuracy:.1%} right of {images:.0f} test images")
     return []
+
+
+def _nodes_text(run: runs.RunRecord) -> str:
+    """Say on how many nodes a run was, and whether one machine has played them all."""
+    text = "1 node" if run.nodes == 1 else f"{run.nodes} nodes"
+    hosts = {rank.get("host") for rank in run.env.get("ranks", [])}
+    return f"{text}, played by one machine" if run.nodes != 1 and len(hosts) == 1 else text
 
 
 def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
@@ -75,7 +82,8 @@ def _mistakes(run: runs.RunRecord, program: str, nodes: int, gpus: int) -> list[
     images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number
     if (counted := last.get("test_samples")) != images:
         cure = "add up sums, and pad nothing"
-        lines.append(f"{counted} test images were counted, and there are {images}: {cure}")
+        number = "no" if counted is None else f"{counted:.0f}"
+        lines.append(f"{number} test images were counted, and there are {images}: {cure}")
     if (accuracy := last.get("test_accuracy") or 0) < BAR:
         right = f"{accuracy:.1%} of the test images are right"
         lines.append(f"{right}, and {BAR:.0%} are asked: more epochs, or another network?")

@@ -1,4 +1,4 @@
-"""Time a batch of training in four ways, on a network that rank 0 turns down.
+"""Time a batch of training in two ways, on a network that rank 0 turns down.
 
 torchrun starts it on every rank, in a network namespace of their own, which `unshare -Urn` makes:
 there rank 0 may turn the network down.
@@ -9,28 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from statistics import quantiles
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows a rank
-MICRO_BATCHES, APPROXIMATION_RANK = 4, 4
+APPROXIMATION_RANK = 4
 LIMIT = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf"]
 LIMIT += ["burst", "128kb", "latency", "50ms", "rate"]
 
-Step = Callable[[], float]  # takes a step; returns its seconds a batch
+Step = Callable[[], float]  # takes a step, of one batch; returns its seconds
 
 
-def _make_step(hook: Callable | None = None, state: object = None, pieces: int = 1) -> Step:
+def _make_step(hook: Callable | None = None, state: object = None) -> Step:
     """Make a model, and the step that trains it; every rank calls both.
 
-    hook, state: DDP's communication hook; pieces: the batches in a step, the last of which sends.
+    hook, state: DDP's communication hook.
     """
     layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     # One bucket: of two, gloo may start PowerSGD's all-reduces in another order on each rank, and
@@ -44,15 +42,12 @@ def _make_step(hook: Callable | None = None, state: object = None, pieces: int =
     def step() -> float:
         dist.barrier()
         began = time.perf_counter()
-        for piece in range(1, pieces + 1):
-            sends = piece == pieces
-            with nullcontext() if sends else model.no_sync():
-                model(rows).square().mean().backward()
+        model(rows).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         # Up to here this rank has its sums; the other may still wait for bytes on the link.
         dist.barrier()
-        return (time.perf_counter() - began) / pieces
+        return time.perf_counter() - began
 
     return step
 
@@ -64,12 +59,7 @@ def make_steps() -> dict[str, Step]:
     """
     rank = APPROXIMATION_RANK
     power = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    steps = {
-        "DDP": _make_step(),
-        "bf16 hook": _make_step(bf16_compress_hook),
-        "PowerSGD": _make_step(powerSGD_hook, power),
-        "no_sync": _make_step(pieces=MICRO_BATCHES),
-    }
+    steps = {"DDP": _make_step(), "PowerSGD": _make_step(powerSGD_hook, power)}
     for step in [*steps.values()] * 4:
         step()
     return steps

@@ -96,8 +96,7 @@ def draw_by_rate(
     slow, fast = (measured[rate]["DDP"] / measured[rate]["PowerSGD"] for rate in (rates[0], 0))
     title = f"At {rates[0]} Mbit/s DDP takes {slow:.0f} times PowerSGD's time, "
     title += f"on the open network {fast:.1f} times"
-    note = "With no_sync four batches share an all-reduce"
-    return captioned(figure, title, f"2 ranks, {where}", note)
+    return captioned(figure, title, f"2 ranks, {where}")
 
 
 def _plain_numbers(ax: Axes) -> None:

@@ -57,9 +57,9 @@ class Trace:
 def read_traces(folder: Path | str, name: str) -> list[Trace]:
     """Read NAME_rank0.json, NAME_rank1.json, … of one run, on one clock; any process may call it.
 
-    Prints a line if the ranks recorded no all-reduce, as those on simulated GPUs do. Raises
-    FileNotFoundError for a rank without a trace, ValueError for traces without steps or not of one
-    run.
+    Prints a line if the ranks recorded no all-reduce, as those on simulated GPUs do, or no range
+    called data. Raises FileNotFoundError for a rank without a trace, ValueError for traces without
+    steps or not of one run.
     """
     files = [_File(Path(folder, f"{name}_rank0.json"))]
     files += [_File(Path(folder, f"{name}_rank{rank}.json")) for rank in range(1, files[0].ranks)]
@@ -71,6 +71,9 @@ def read_traces(folder: Path | str, name: str) -> list[Trace]:
     if len(files) > 1 and not sent[0]:
         why = "a simulated GPU has no kernels; of a real one, profile the activity CUDA, too"
         print(f"{name}: no all-reduce was recorded, and `compute` has its time: {why}")
+    if not any(file.reading() for file in files):
+        cure = 'put record_function("data") around the line that gets the batch'
+        print(f"{name}: no range is called data, and `other` has its time: {cure}")
     # A node's clock may be ahead: all ranks leave an all-reduce together, so their ends tell.
     for file, spans in zip(files, sent, strict=True):
         ahead = [end - other for (_, end), (_, other) in zip(spans, sent[0], strict=True)]
@@ -109,6 +112,10 @@ class _File:
         """List the recorded steps."""
         return self.spans("user_annotation", r"ProfilerStep#")
 
+    def reading(self) -> Spans:
+        """List the ranges in which a rank gets a batch."""
+        return self.spans("user_annotation", r"data$")
+
     def collectives(self) -> Spans:
         """List the collectives, of gloo or NCCL, in the order in which they began."""
         return sorted(self.spans("user_annotation", r"gloo:") + self.spans("kernel", r"nccl"))
@@ -119,7 +126,7 @@ def _split(file: _File, joined: list[float]) -> Trace:
     steps, sent = file.steps(), file.collectives()
     end = steps[-1][1]
     window = _mask([(steps[0][0], end)], end)
-    reading = _mask(file.spans("user_annotation", r"data$"), end) & window
+    reading = _mask(file.reading(), end) & window
     kernels = file.spans("kernel", r"(?!nccl)")
     operators = file.spans("cpu_op", r"(?!c10d::)")
     compute = _mask(kernels, end) if kernels else _mask(operators, end) & ~reading

@@ -1,6 +1,6 @@
 """The figure of what a large batch costs, and of the learning rate that makes up for it.
 
-Notebook 17 calls it, in its own process; it draws from its arguments alone.
+Notebook 12b calls it, in its own process; it draws from its arguments alone.
 """
 
 from collections.abc import Mapping
