@@ -97,6 +97,8 @@ def main() -> None:
         schedule.load_state_dict(saved[0]["schedule"])
         draws.set_state(saved[0]["draws"])
         step, best = saved[0]["step"], saved[0]["best"]
+        if rank == 0:
+            print(f"goes on after step {step}", flush=True)
     told = False
     while step < args.steps and not told:
         torch.manual_seed(step * world_size + rank)  # each rank its own dropout
