@@ -48,7 +48,8 @@ class CallLog:
     """The calls of one rank since `listening()` began, in their order.
 
     waits_for_earlier: how often a call from before that was waited for; events: the calls as
-    texts, `wait` where a rank waits for one, and whatever a trial appends to tell what was when.
+    texts, `wait` where a rank waits for one, and whatever a trial appends to tell what was when;
+    at_call: what a trial wants done whenever a call begins, to see what a tensor holds then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,6 +59,7 @@ class CallLog:
         self.begun: list[Call] = []  # all of them, of earlier listening, too
         self.events: list[str] = []
         self.waits_for_earlier = 0
+        self.at_call: Callable[[Call], object] = lambda _: None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -139,6 +141,7 @@ class CallLog:
         self.calls.append(call)
         self.begun.append(call)
         self.events.append(str(call))
+        self.at_call(call)
         self._write(call.name, call)
         return call
 

@@ -1,7 +1,8 @@
 """Judge a learner's function on real ranks: a trial compares on each what it did and should do.
 
 Lessons build their exercises on ranks with `on_real_ranks`. In a `%%ranks` cell the trial runs on
-the ranks of the cell; else on two and then on three, which are forked from the learner's process.
+the ranks of the cell; else on two, then on three, and where a trial asks for it on more, which are
+forked from the learner's process.
 """
 
 import inspect
@@ -49,18 +50,21 @@ _HINTS = {  # by a part of an error's text, for all exercises, and before their 
 }
 
 
-def on_real_ranks(trial: Trial, hints: Mapping[str, str] = {}) -> JudgedExercise:
+def on_real_ranks(
+    trial: Trial, hints: Mapping[str, str] = {}, sizes: tuple[int, ...] = SIZES
+) -> JudgedExercise:
     """Make the exercise that has the name of its trial.
 
-    hints: by a part of an error's text, the sentence that helps who meets this error. The verdict
-    is the first comparison that differs, on the lowest rank where it does.
+    hints: by a part of an error's text, the sentence that helps who meets this error; sizes: the
+    numbers of ranks that it is tried on. The verdict is the first comparison that differs, on the
+    lowest rank where it does.
     """
 
     def judge(answer: Answer) -> list[str]:
         with TemporaryDirectory() as folder:
             if dist.is_initialized() and dist.get_world_size() > 1:
                 return _in_cell(trial, answer, Path(folder), hints)
-            of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in SIZES)
+            of_sizes = (_try_on(size, trial, answer, Path(folder), hints) for size in sizes)
             return next(filter(None, of_sizes), [])
 
     return JudgedExercise(trial.__name__, judge)

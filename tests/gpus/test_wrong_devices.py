@@ -35,7 +35,7 @@ PROGRAMS = {
     "06": (("06", "mse_loss(ddp_model(inputs), wanted)"), 2, []),
     "11": (("11", "def save(path, parts, epoch, step):", "def exists(path):"), 2, []),
     "12": (("12", "def train(model, optimizer", "class Held"), 1, []),
-    "14": (("14", "gradient_as_bucket_view=view"), 2, []),
+    "14": (("14", "(loss / 4).backward()"), 2, []),
 }
 # What a program of cells begins with. The numbers are smaller than those of the cells tagged `parameters`.
 GROUP = """import os, sys
@@ -271,9 +271,9 @@ SEEN = {  # the fault: the program, the change, what PyTorch says, and the line 
     "11: NCCL alone, where its loop asks CPU tensors": ("11", [BOTH[::-1]], OF_THE_CPU, "dist.broadcast("),
     "14: the batch is made on the CPU": (
         "14",
-        [("torch.randn(2, 8, device=device)", "torch.randn(2, 8)")],
+        [("tensor.to(device).chunk(4)", "tensor.chunk(4)")],
         TWO_DEVICES,
-        "ddp_model(torch.randn(",
+        "loss = nn.functional.cross_entropy(model(inputs), wanted)",
     ),
 }
 LEFT = "    dist.barrier()  # srun"

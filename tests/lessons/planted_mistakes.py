@@ -26,15 +26,23 @@ def _tuple(texts: str | tuple[str, ...]) -> tuple[str, ...]:
 
 _RECEIVE = "        dist.recv(arrived, (rank - 1) % size)\n"
 _ADD_OR_REPLACE = "own + arrived if step < size - 1 else arrived"
+_NUMBERED = "for step in range(2 * (size - 1)):"
+_SQUARED = """for number in range(2 * (size - 1)):
+        half, place = divmod(number, size - 1)
+        step = half * (size - 1) + place**2"""
 _RING = _planted(
     "ring_sum",
+    # the square of the step is the step on two ranks and on three, and not on four
+    ((_NUMBERED, "if step < size - 1"), (_SQUARED, "if half == 0"), "on 4 ranks, rank 0: the tensor of 12"),
+    # in the second half, into the chunk before
+    ("chunks[(rank - step - 1)", "chunks[(rank - step - 1 - (step >= size - 1))", "The first half is right"),
     # send blocks until the other receives
     (("sending = dist.isend(", "        sending.wait()\n"), ("dist.send(", ""), "Nobody comes to recv"),
     ("(rank + 1) % size", "rank + 1", "ValueError: isend names rank 2"),
     ("tensor_split(size)", "chunk(size)", "may give fewer than n chunks"),
     ("2 * (size - 1)", "size - 1", "After the first n - 1 steps"),
     (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the whole sum"),
-    ("(rank - step - 1)", "(rank - step)", "the tensor of 12 numbers:"),
+    ("(rank - step - 1)", "(rank - step)", "The first half is wrong already"),
     ("= tensor.tensor_split", "= tensor.clone().tensor_split", "Work on chunks of the tensor itself"),
     (f"{_ADD_OR_REPLACE})", f"{_ADD_OR_REPLACE})\n    tensor /= size", "is 0.5 times what it should be: a mean over"),
     ("    rank, size", "    return dist.all_reduce(tensor)\n    rank, size", "collectives called:"),
@@ -129,26 +137,32 @@ _BUCKETS = _planted(
     ),
 )
 
-_BROADCAST = "dist.broadcast(parameter.data, src=number % size)"
-_STEP = "        if optimizer:\n            optimizer.step()\n"
-_ZERO = _planted(
-    "zero_1",
-    (f"            {_BROADCAST}\n", "            pass\n", "The parameter is as it was before"),
-    ("src=number % size", "src=0", "The parameter is as it was before"),
-    ((_STEP, f"{_BROADCAST}\n"), ("", f"{_BROADCAST}\n{_STEP}"), "The parameter is as it was before"),
-    ("parameters[rank::size]", "parameters", "Give the optimizer this rank's parameters only"),
-    (" if own else None", "", "some rank owns none"),
-    (_BROADCAST, "dist.all_reduce(parameter.data); parameter.data /= size", "after step 1, parameter 0 (of rank 0):"),
-    (_BROADCAST, f"{_BROADCAST}; {_BROADCAST}", "numbers sent:"),
+_SEND = "        dist.broadcast(matrix.data, src=number % size)"
+_TO_OWNER = "        dist.reduce(matrix.grad, dst=number % size)\n"
+_OWNS = "if number % size == rank:"
+_KEPT = "momenta.setdefault(number, torch.zeros_like(matrix))"
+_OWNERS = _planted(
+    "update_owned",
+    (_SEND, "        pass", "The matrix is as it was before"),
+    (_OWNS, "if True:", "a rank calls muon_step for the matrices that it owns"),
+    ("matrix.grad / size", "matrix.grad", "The momentum is of the sum of the gradients"),
+    ("matrix.grad / size", "matrix.grad / size**2", "is 0.5 times what it should be"),
+    (_TO_OWNER, "", "The owner's gradient is of its own rows"),
+    ((_TO_OWNER, "matrix.grad / size"), ("", "matrix.grad"), "its own rows of the batch only, undivided"),
+    (_KEPT, "torch.zeros_like(matrix)", "No momentum is kept"),
+    (f"        {_OWNS}", f"        {_KEPT}\n        {_OWNS}", "The owner alone needs it"),
+    # the momentum is kept under the wrong number
+    (_KEPT, _KEPT.replace("number", "number + 1"), "the keys of momenta on this rank:"),
+    ("src=number % size", "src=0", "The matrix is as it was before"),
     (
-        "        if optimizer:\n",
-        "        optimizer = make_optimizer(own)\n        if True:\n",
-        "a new one has forgotten",
+        (_SEND, _TO_OWNER),
+        ("        pass", f"{_SEND}\n{_TO_OWNER}"),
+        "The matrix is as it was before",
     ),
-    ("if optimizer:", "if optimizer and rank:", "The parameter is as it was before"),
-    ("return step", "return step()", "A function is to be returned"),
+    ("dist.reduce(matrix.grad, dst=number % size)", "dist.all_reduce(matrix.grad)", "only the owner needs it"),
+    (_SEND, f"{_SEND}\n{_SEND}", "numbers given to broadcast:"),
     ("src=number % size)", "src=number % size, async_op=True)", "on 2 ranks, rank"),  # late, or in time by chance
-    (_BROADCAST, f"rank == number % size and {_BROADCAST}", "disagree at collective 1: rank 0 calls broadcast of 12"),
+    ("        dist.broadcast", "        rank == number % size and dist.broadcast", "The ranks disagree at collective"),
 )
 
 _GATHER = "        dist.all_gather(list(weight.data.view(-1).chunk(size)), own.data)\n"
@@ -206,23 +220,18 @@ _BOTH_ASYNCHRONOUS = """        sending = dist.isend(tensor=chunks[(rank - step)
         receiving.wait()
         sending.wait()
 """
-_ASYNCHRONOUS = """        works = []
-        for number, parameter in enumerate(parameters):
-            works.append(dist.broadcast(parameter.data, src=number % size, async_op=True))
-        for work in works:
-            work.wait()
-"""
+_ASYNCHRONOUS = """    works = []
+    for number, matrix in enumerate(matrices):
+        works.append(dist.broadcast(matrix.data, src=number % size, async_op=True))
+    for work in works:
+        work.wait()"""
 ALSO_RIGHT = [
     ("ring_sum", _SEND_AND_RECEIVE, _BATCHED),
     ("ring_sum", _SEND_AND_RECEIVE, _BOTH_ASYNCHRONOUS),
     ("ddp_by_hand", "[*model.parameters(), *model.buffers()]", "model.state_dict().values()"),
     ("overlap", "bucket /= dist.get_world_size()", "bucket.div_(dist.get_world_size())"),
-    (
-        "zero_1",
-        "        for number, parameter in enumerate(parameters):\n"
-        "            dist.broadcast(parameter.data, src=number % size)\n",
-        _ASYNCHRONOUS,
-    ),
+    ("update_owned", f"    for number, matrix in enumerate(matrices):\n{_SEND}", _ASYNCHRONOUS),
+    ("update_owned", _SEND, _SEND.replace("matrix.data", "matrix.detach()")),
     (
         "shard_layer",
         "dist.all_gather(list(weight.data.view(-1).chunk(size)),",
@@ -528,16 +537,17 @@ _REST = _planted(
     ("    sampler.set_epoch(epoch)\n", "", "the order of another epoch"),
     ("[done // sampler.num_replicas :]", "[: done // sampler.num_replicas]", "done already"),
 )
-_READER, _ROW = "dist.get_rank() * num_workers + worker_id", "n, readers)"
+_READER, _ROW = "rank * num_workers + worker_id", "n, world_size * num_workers)"
 _CHUNK = f"list(range(n))[({_READER}) * (n // readers) :][: n // readers]"
+_DEALT, _COUNTED = f"    return list(range({_READER}, {_ROW})", "    readers = world_size * num_workers\n    return "
 _SAMPLES = _planted(
     "my_samples",
     ((_READER, _ROW), ("worker_id", "n, num_workers)"), "The ranks take the same samples"),
-    ((_READER, _ROW), ("dist.get_rank()", "n, dist.get_world_size())"), "The workers of a rank take the same"),
-    (f"list(range({_READER}, {_ROW})", _CHUNK, "Equal chunks lose the rest"),
+    ((_READER, _ROW), ("rank", "n, world_size)"), "The workers of a rank take the same"),
+    (_DEALT, f"{_COUNTED}{_CHUNK}", "Equal chunks lose the rest"),
     (
-        f"list(range({_READER}, {_ROW})",
-        f"{_CHUNK} + list(range(n - n % readers, n)) * ({_READER} == readers - 1)",
+        _DEALT,
+        f"{_COUNTED}{_CHUNK} + list(range(n - n % readers, n)) * ({_READER} == readers - 1)",
         "One worker has all of the rest",
     ),
 )
@@ -546,7 +556,7 @@ PLANTED = [
     *(*_RATE, *_LATE, *_SAVE, *_REST, *_SAMPLES),
     *(*_MEAN, *_TOTALS, *_LOCAL, *_BATCHES, *_TOKENS, *_DRIFTED, *_ONE_BUCKET, *_ACCUMULATE),
     *(*_FORWARD, *_OWN_GRADIENT, *_PRODUCT, *_SAME_WEIGHTS, *_STOP_STEP),
-    *(*_RING, *_DDP, *_BUCKETS, *_ZERO, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE),
+    *(*_RING, *_DDP, *_BUCKETS, *_OWNERS, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE),
 ]
 
 # ---- in the learner's process: what few people make has no sentence, and is refused with the wrong result

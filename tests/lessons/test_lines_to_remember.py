@@ -156,3 +156,18 @@ def test_the_lines_of_12_leave_a_trace_of_each_rank_that_the_account_reads(tmp_p
     assert list(table.index) == [0, 1] and table["step"].min() > 0 and table["data"].min() > 0
     with pytest.raises(LaunchError, match="before exporting"):  # the control: no step ever ends
         profiled(lines.replace("prof.step()", "pass"))
+
+
+def test_a_whole_step_of_14_has_its_parts_in_order_and_its_comments_put_the_scaler_where_the_notebook_has_it():
+    [text] = [cell for cell in cells(ROOT / "notebooks" / "14_fit_the_model.ipynb", "code") if "(loss / 4)" in cell]
+    step = ["zero_grad()", "no_sync()", "autocast(", "(loss / 4).backward()", "clip_grad_norm_(", "optimizer.step()"]
+    begin = text.index("optimizer.zero_grad()")
+    places = [text.find(part, begin) for part in [*step, "schedule.step()"]]
+    assert -1 not in places and places == sorted(places), places
+    scaled = ["scaler.scale(", "scaler.unscale_(", "clip_grad_norm_(", "scaler.step(", "scaler.update("]
+    for whole in (
+        text,
+        *(cell for cell in cells(ROOT / "notebooks" / "14_fit_the_model.ipynb", "code") if "def whole_step" in cell),
+    ):
+        last = [whole.rfind(part) for part in scaled]
+        assert -1 not in last and last == sorted(last), last

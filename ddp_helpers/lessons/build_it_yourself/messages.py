@@ -4,14 +4,15 @@ Each function is the trial of the exercise that has its name; it runs on every r
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_helpers.lessons.calls import COLLECTIVES, CallLog
-from ddp_helpers.lessons.comparison import Comparison, at_most
+from ddp_helpers.lessons.calls import COLLECTIVES, Call, CallLog
+from ddp_helpers.lessons.comparison import Comparison, at_most, explanations
 from ddp_helpers.lessons.exercise import Answer
 from ddp_helpers.lessons.ranks_judge import KEEP_AND_WAIT, random_numbers, sum_of_all
 
@@ -36,6 +37,8 @@ def ring_sum(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     for length in (12, 7, 2):
         tensor = random_numbers(rank, length)
         before, total = tensor.clone(), sum_of_all(tensor)
+        when_sent: list[Tensor] = []  # the tensor as it was when each send began
+        log.at_call = partial(_keep_at_send, tensor, when_sent)
         answer(tensor)
         yield from _sends_and_receives(log)
         most = 2 * (size - 1) * -(-length // size)
@@ -45,7 +48,27 @@ def ring_sum(answer: Answer, log: CallLog) -> Iterator[Comparison]:
             _SECOND_HALF: _after_one_half(total, before),
             _ADDED: _after_one_half(total, before + total),
         }
-        yield Comparison(f"the tensor of {length} numbers", tensor, total, known)
+        compared = Comparison(f"the tensor of {length} numbers", tensor, total, known)
+        if len(when_sent) == 2 * (size - 1) and not explanations(compared):
+            known[_half(when_sent[size - 1], total)] = tensor
+        yield compared
+
+
+def _keep_at_send(tensor: Tensor, kept: list[Tensor], call: Call) -> None:
+    """Keep a copy of the tensor whenever a send begins."""
+    if call.name in ("send", "isend"):
+        kept.append(tensor.clone())
+
+
+def _half(tensor: Tensor, total: Tensor) -> str:
+    """Say whether the first half was right, from the tensor when the second half begins.
+
+    Then one chunk, whichever, holds its whole sum.
+    """
+    size = dist.get_world_size()
+    chunks = zip(tensor.tensor_split(size), total.tensor_split(size), strict=True)
+    right = any(len(own) and torch.allclose(own, whole) for own, whole in chunks)
+    return _FIRST_RIGHT if right else _FIRST_WRONG
 
 
 def _after_one_half(total: Tensor, others: Tensor) -> Tensor:
@@ -72,6 +95,14 @@ _SECOND_HALF = (
 _ADDED = (
     "A chunk holds the whole sum and this rank's numbers once more. In the second half whole sums "
     "arrive: they take the place of what is there, and are not added."
+)
+_FIRST_RIGHT = (
+    "The first half is right: after n - 1 steps this rank had the whole sum of one chunk. Look at "
+    "the second half: which chunk does it send on, and into which does it receive?"
+)
+_FIRST_WRONG = (
+    "The first half is wrong already: after n - 1 steps no chunk held its whole sum. Which chunk "
+    "does each step send, and to which does it add?"
 )
 RING_HINTS = {
     "index out of range": (

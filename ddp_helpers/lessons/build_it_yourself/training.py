@@ -1,7 +1,7 @@
-"""Exercises 2 to 5 of notebook 16: DDP by hand, overlap, a sharded optimizer, a sharded layer.
+"""Exercises 2, 3 and 5 of notebook 16: DDP by hand, overlap, a sharded layer.
 
 Each function is the trial of the exercise that has its name; it runs on every rank, and compares
-with what PyTorch's own DDP, ZeRO and FSDP give on the same ranks.
+with what PyTorch's own DDP and FSDP give on the same ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD
 
 from ddp_helpers.lessons.calls import CallLog
 from ddp_helpers.lessons.comparison import Comparison, at_most
@@ -176,65 +175,6 @@ OVERLAP_HINTS = {
     "split_sizes": "Keep a copy of the list of parameters: this one is emptied with the bucket.",
     "'NoneType' object has no attribute 'numel'": _TOO_EARLY,
     "'NoneType' object has no attribute 'flatten'": _TOO_EARLY,
-}
-
-# ---- 4: an optimizer whose state is cut over the ranks
-
-_SHAPES = [(3, 4), (4,), (2, 3), (3,), (5,)]
-
-
-def zero_1(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare two steps with ZeRO's, of five parameters, and of two: then a rank may own none."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for count in (5, 2):
-        replicas, reference = (
-            [nn.Parameter(random_numbers(7, *shape)) for shape in _SHAPES[:count]] for _ in range(2)
-        )
-        optimizer = ZeroRedundancyOptimizer(reference, Adam, lr=0.1)
-        made: list[Optimizer] = []
-        step: Any = answer(replicas, lambda given, made=made: _adam(given, made))
-        for number in (1, 2):
-            before = [p.detach().clone() for p in replicas]
-            for place, pair in enumerate(zip(replicas, reference, strict=True)):
-                for parameter in pair:
-                    parameter.grad = random_numbers(20 * number + place, *parameter.shape)
-            optimizer.step()
-            with log.listening():
-                step()
-            yield at_most("optimizers made on this rank", len(made), 1, _ONE_OPTIMIZER)
-            needed = 2 * sum(p.numel() for p in replicas[rank::size])
-            yield at_most("numbers of optimizer state", _numbers_held(made), needed, _OWN_STATE)
-            for place, pair in enumerate(zip(replicas, reference, strict=True)):
-                what = f"after step {number}, parameter {place} (of rank {place % size})"
-                yield Comparison(what, *pair, {_OLD: before[place]})
-            total = sum(p.numel() for p in replicas)
-            yield Comparison("collectives called", {*log.names()}, {"broadcast"})
-            yield Comparison("numbers sent", log.numbers("broadcast"), total)
-
-
-def _adam(parameters: list[Tensor], made: list[Optimizer]) -> Optimizer:
-    """Make an optimizer, and keep it, so that its state can be counted."""
-    made.append(Adam(parameters, lr=0.1))
-    return made[-1]
-
-
-def _numbers_held(optimizers: list[Optimizer]) -> int:
-    """Count the numbers in the states of some optimizers, without those that count steps."""
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    return sum(t.numel() for state in states for t in state.values() if t.dim() > 0)
-
-
-_ONE_OPTIMIZER = "Make one, before the first step: a new one has forgotten Adam's running means."
-_OWN_STATE = "Give the optimizer this rank's parameters only. That is what ZeRO saves."
-_OLD = (
-    "The parameter is as it was before. Its owner steps it, and all others need it from there, "
-    "after the step: src is the owner's rank."
-)
-ZERO_HINTS = {
-    "empty parameter list": (
-        "With more ranks than parameters some rank owns none: it makes no optimizer, and still "
-        "receives."
-    ),
 }
 
 # ---- 5: a layer that is whole only while it computes

@@ -98,9 +98,11 @@ _WHERE_TO_RESUME = Exercise(
 
 def my_samples(answer: Answer, _: CallLog) -> Iterator[Comparison]:
     """Compare what the workers of all ranks take with each sample once, in even shares."""
-    size, num_workers = dist.get_world_size(), 3
+    rank, size, num_workers = dist.get_rank(), dist.get_world_size(), 3
     for n in (24, 11):
-        mine: list[Any] = [answer(n, num_workers, worker) for worker in range(num_workers)]
+        mine: list[Any] = [
+            answer(n, rank, size, num_workers, worker) for worker in range(num_workers)
+        ]
         kinds = {type(share).__name__ for share in mine}
         yield Comparison("what it returns", kinds, {"list"})
         of_ranks: list[Any] = [[]] * size
