@@ -482,11 +482,36 @@ _OWN_GRADIENT = _planted(
         "The other ranks' gradients belong in it, too",
     ),
 )
-_PRODUCT = _planted(
-    "parallel_product",
-    ("    dist.all_reduce(output)\n", "    output = dist.all_reduce(output) / 1\n", "A collective returns None"),
-    ("    dist.all_reduce(output)\n", "", "Each rank's product is a part of the sum only"),
-    ("return output", "return output / dist.get_world_size()", "is 0.5 times what it should be: a mean over"),
+_OPTIMIZER = "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+_BLOCKS_FIRST = "    for block in model:\n        fully_shard(block)\n"
+_GATHERED = "get_model_state_dict(model, options=options)"
+_TRAIN_SHARDED = _planted(
+    "train_sharded",
+    ((_OPTIMIZER, _BLOCKS_FIRST), ("", _OPTIMIZER + _BLOCKS_FIRST), "which tensors does the optimizer hold?"),
+    (_GATHERED, "model.state_dict() if rank == 0 else {}", "These are shards"),
+    (_BLOCKS_FIRST, "", "Call fully_shard on each block, too"),
+    (
+        f"{_BLOCKS_FIRST}    fully_shard(model)\n",
+        f"    fully_shard(model)\n{_BLOCKS_FIRST}",
+        "Blocks first, then the root module",
+    ),
+    (_GATHERED, f"{_GATHERED} if rank == 0 else {{}}", "A rank that has returned sends and receives nothing more"),
+    (
+        ("range(0, len(held_out), world_size)", "place = first + rank"),
+        ("range(rank, len(held_out), world_size)", "place = first"),
+        "The ranks disagree at collective",
+    ),
+    (" * (place < len(held_out))", "", "the mean loss:"),
+    (
+        (" * (place < len(held_out))", "total / len(held_out)"),
+        ("", "total / (len(held_out) + -len(held_out) % world_size)"),
+        "A sample that was only repeated is counted",
+    ),
+    (
+        ("    dist.all_reduce(total)\n", "total / len(held_out)"),
+        ("", "total / len(held_out[rank::world_size])"),
+        "the mean of this rank's samples",
+    ),
 )
 _SAME_WEIGHTS = _planted(
     "same_weights",
@@ -555,7 +580,7 @@ _SAMPLES = _planted(
 PLANTED = [
     *(*_RATE, *_LATE, *_SAVE, *_REST, *_SAMPLES),
     *(*_MEAN, *_TOTALS, *_LOCAL, *_BATCHES, *_TOKENS, *_DRIFTED, *_ONE_BUCKET, *_ACCUMULATE),
-    *(*_FORWARD, *_OWN_GRADIENT, *_PRODUCT, *_SAME_WEIGHTS, *_STOP_STEP),
+    *(*_FORWARD, *_OWN_GRADIENT, *_TRAIN_SHARDED, *_SAME_WEIGHTS, *_STOP_STEP),
     *(*_RING, *_DDP, *_BUCKETS, *_OWNERS, *_LAYER, *_NORM, *_PARALLEL, *_PIPELINE),
 ]
 

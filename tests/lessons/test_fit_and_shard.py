@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from real import LIMIT
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_helpers import ROOT
@@ -136,3 +136,31 @@ def test_what_is_counted_of_ddp_and_fsdp2_is_what_a_count_by_hand_gives(monkeypa
     }
     for way, kinds in by_hand.items():
         assert memory[way] == pytest.approx(kinds, rel=0.07), way
+
+
+# ---- float16 and its scaler, which 15 names in a fold
+
+
+def left_out():
+    """Whether a step changes the weights, and halves the scale, without and with one infinite gradient on rank 1."""
+    torch.manual_seed(1)
+    model = fully_shard(stack(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    seen = []
+    for spoilt in (False, True):
+        before, scale = measure.flat_vector(model.parameters()), scaler.get_scale()
+        loss = F.cross_entropy(model(torch.randn(BATCH, 20)).float(), torch.randint(10, (BATCH,)))
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if spoilt and dist.get_rank() == 1:
+            model[0].weight.grad.to_local()[0, 0] = float("inf")
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append((torch.equal(measure.flat_vector(model.parameters()), before), scaler.get_scale() < scale))
+    return seen
+
+
+def test_one_infinite_gradient_on_one_rank_leaves_the_step_out_on_both():
+    assert forked_call.on_ranks(2, left_out, patience=LIMIT) == [[[False, False], [True, True]]] * 2

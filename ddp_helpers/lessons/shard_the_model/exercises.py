@@ -1,15 +1,18 @@
-"""The exercises of notebook 15: the collectives of a layer whose weight is cut over the ranks.
+"""The exercises of notebook 15: the collectives of a sharded layer, and a script to mend.
 
 Each function is the trial of the exercise that has its name; it runs on every rank.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import parameters_to_vector
 
 from ddp_helpers.lessons.calls import CallLog
 from ddp_helpers.lessons.comparison import Comparison
@@ -51,15 +54,56 @@ def own_gradient(answer: Answer, _: CallLog) -> Iterator[Comparison]:
 _OWN = "The other ranks' gradients belong in it, too: these are rows of your own."
 
 
-def parallel_product(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with a whole linear layer, of whose weight and input each rank has some columns."""
+def train_sharded(answer: Answer, _: CallLog) -> Iterator[Comparison]:
+    """Compare with the whole model, trained and tested in one piece; rank 0 has one test more."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    weight, x = random_numbers(1, 5, 2 * size), random_numbers(2, 4, 2 * size)
-    part, own_x = (whole.chunk(size, 1)[rank].clone() for whole in (weight, x))
-    known = {_PART: F.linear(own_x, part)}
-    yield Comparison("the output", answer(part, own_x), F.linear(x, weight), known)
+    model, whole = _stack(), _stack()
+    first = parameters_to_vector(whole.parameters()).detach().clone()
+    numbers = random_numbers(1, 3, 2 * size, 6)
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    for batch in numbers:
+        optimizer.zero_grad()
+        F.mse_loss(whole(batch), batch.flip(1)).backward()
+        optimizer.step()
+    held_out = [(x, x.flip(1)) for x in random_numbers(2, size + 1, 1, 6)]
+    with torch.no_grad():
+        losses = torch.stack([F.mse_loss(whole(x), y) for x, y in held_out])
+    batches = [(x, x.flip(1)) for x in (batch[rank::size] for batch in numbers)]
+    result: Any = answer(model, batches, held_out)
+    weights, loss = result
+    alone = [block for block in model if not isinstance(block, FSDPModule)]
+    yield Comparison("blocks without fully_shard", len(alone), 0, {_BLOCKS: len(alone)})
+    names = sorted(weights), sorted(whole.state_dict()) if rank == 0 else []
+    yield Comparison("the names of the weights", *names)
+    kinds = {type(weight).__name__ for weight in weights.values()} or {"Tensor"}
+    yield Comparison("the class of the weights", sorted(kinds), ["Tensor"], {_PARTS: ["DTensor"]})
+    if rank == 0:
+        got = torch.cat([weights[name].flatten() for name, _ in whole.named_parameters()])
+        expected = parameters_to_vector(whole.parameters())
+    else:
+        got = expected = first
+    yield Comparison("the weights", got, expected, {_EARLY: first} if rank == 0 else {})
+    surplus = torch.cat([losses, losses[-1:].expand(-len(losses) % size)])
+    known = {_SURPLUS: surplus.mean(), _OWN_LOSS: losses[rank::size].mean()}
+    yield Comparison("the mean loss", torch.as_tensor(loss), losses.mean(), known)
 
 
-_PART = "Each rank's product is a part of the sum only: add them up over the ranks."
+def _stack() -> nn.Sequential:
+    """Make three blocks, the same on all ranks."""
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Linear(6, 6, dtype=torch.float64) for _ in range(3)))
 
-EXERCISES = [on_real_ranks(each) for each in (sharded_forward, own_gradient, parallel_product)]
+
+_BLOCKS = "Call fully_shard on each block, too: else all weights are gathered at once."
+_PARTS = "These are shards: half of each weight is on another rank, or more. All ranks must gather."
+_EARLY = "Nothing was trained: which tensors does the optimizer hold?"
+_SURPLUS = "A sample that was only repeated is counted."
+_OWN_LOSS = "That is the mean of this rank's samples."
+
+_ORDER = "Blocks first, then the root module: the inner ones must be sharded before the outer one."
+
+EXERCISES = [
+    on_real_ranks(sharded_forward),
+    on_real_ranks(own_gradient),
+    on_real_ranks(train_sharded, {"Invariant encountered": _ORDER}),
+]
