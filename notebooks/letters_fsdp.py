@@ -33,7 +33,7 @@ def sharded(weights: dict, bf16: bool, device: torch.device) -> nn.Module:
     for block in model.blocks:
         fully_shard(block, mp_policy=MixedPrecisionPolicy(**half))
     fully_shard(model, mp_policy=MixedPrecisionPolicy(**half, output_dtype=out))
-    model.to_empty(device=device)
+    model.to_empty(device=device)  # a buffer that no state_dict has, set it here yourself
     options = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     state_dict.set_model_state_dict(model, weights, options=options)
     return model
@@ -89,7 +89,8 @@ def main() -> None:
     weights = {}
     if rank == 0:  # no other rank reads the file, or makes the whole model
         made = Net().state_dict
-        weights = torch.load(args.weights, weights_only=True) if args.weights else made()
+        file = args.weights
+        weights = torch.load(file, "cpu", weights_only=True) if file else made()
     model = sharded(weights, args.bf16, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after fully_shard
     for epoch in range(1, args.epochs + 1):
