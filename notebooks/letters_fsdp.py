@@ -97,12 +97,13 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for batch in batches:
             parts = (part.to(device).chunk(args.micro_batches) for part in batch)
-            for number, (text, following) in enumerate(zip(*parts, strict=True), 1):
+            pieces = list(zip(*parts, strict=True))  # fewer, of a small last batch
+            for number, (text, following) in enumerate(pieces, 1):
                 # Few messages, but whole gradients until the last piece: leave it out
                 # where memory is short.
-                model.set_requires_gradient_sync(number == args.micro_batches)
-                loss = F.cross_entropy(model(text).mT, following) / args.micro_batches
-                loss.backward()
+                model.set_requires_gradient_sync(number == len(pieces))
+                share = len(text) / len(batch[0])
+                (F.cross_entropy(model(text).mT, following) * share).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
             optimizer.step()
             optimizer.zero_grad()

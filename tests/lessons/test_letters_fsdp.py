@@ -56,6 +56,17 @@ def test_one_rank_and_two_reach_one_model_and_a_share_for_all_is_another(desk: P
     assert apart(alone, other) > 1e-3  # the control
 
 
+def test_a_small_last_batch_of_fewer_pieces_is_a_step_like_any_other(desk: Path) -> None:
+    """Of 64 texts a batch of 28 leaves 8: `chunk(7)` makes four pieces of them."""
+    flags = "--epochs", 1, "--batch-size", 28, "--micro-batches"
+    whole, _ = run(desk, "whole", 1, *flags, 1, **IN_FLOAT64)
+    pieces, _ = run(desk, "pieces", 1, *flags, 7, **IN_FLOAT64)
+    assert apart(whole, pieces) < 1e-9
+    counts = IN_FLOAT64 | {"number == len(pieces)": "number == args.micro_batches"}
+    other, _ = run(desk, "counts", 1, *flags, 7, **counts)
+    assert apart(whole, other) > 1e-3  # the control: that batch takes no step
+
+
 def test_its_file_is_a_plain_models_and_the_next_run_goes_on_from_it_in_bfloat16(desk: Path, monkeypatch) -> None:
     saved, losses = run(desk, "first", 2, "--epochs", 1)
     monkeypatch.syspath_prepend(desk)
