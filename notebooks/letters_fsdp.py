@@ -79,8 +79,9 @@ def main() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    group = {"device_id": device} if device.type == "cuda" else {}  # NCCL; else gloo
-    dist.init_process_group(timeout=timedelta(minutes=10), **group)
+    on_gpus = device.type == "cuda"
+    group = {"timeout": timedelta(minutes=10), "device_id": device if on_gpus else None}
+    dist.init_process_group("nccl" if on_gpus else "gloo", **group)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, test_set = datasets(Path())
     sampler = DistributedSampler(train_set)  # each rank its share

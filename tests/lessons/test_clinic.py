@@ -193,7 +193,7 @@ faulthandler.register(signal.SIGUSR1)
 print("hangs", flush=True)
 time.sleep(1000)
 """
-TYPED = re.findall(r"^\| `(srun --jobid=.*?)` \|", markdown(TEN), re.M)
+TYPED = re.findall(r"^\| `(srun (?:--label )?--jobid=.*?)` \|", markdown(TEN), re.M)
 
 
 def file_of(notebook: Path, name: str) -> str:
