@@ -200,7 +200,9 @@ def _add_explain(subparsers: Commands) -> None:
     )
     log = "a file, a run folder, a job file, or - for standard input, which is read without any"
     command.add_argument("log", type=Path, nargs="*", help=log)
-    command.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    what = "print what the log shows, without advice: for an issue, or for an assistant"
+    command.add_argument("--facts", action="store_true", help=what)
+    command.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def _add_plan(subparsers: Commands) -> None:

@@ -239,7 +239,7 @@ def explain_logs(args: Namespace) -> int:
     """Explain the logs of a failed run; the status says whether it is known."""
     from ddp_tools.explain.command import explain
 
-    return explain(args.log, args.json)
+    return explain(args.log, args.json, args.facts)
 
 
 def plan_script(args: Namespace) -> int:

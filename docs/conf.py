@@ -28,7 +28,7 @@ _FIRST = "notebooks/01_train_on_one_gpu"
 # line names is not built, which a test finds; a notebook of your own has no place.
 _CONTENTS = {
     "Your script": ["docs/your-script.md", "docs/scripts-and-jobs.md"],
-    "Fix a run": ["docs/troubleshooting.md", "docs/tools.md"],
+    "Fix a run": ["docs/troubleshooting.md", "docs/messages.md", "docs/tools.md"],
     "Teach": ["docs/trainers.md", "docs/participants.md"],
     "Learn: the core": ["notebooks/0[0-9]*.ipynb"],
     "Learn: electives": ["notebooks/1[0-9]*.ipynb"],

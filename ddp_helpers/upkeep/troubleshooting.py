@@ -1,7 +1,7 @@
 """Write the tables of docs/troubleshooting.md from the rules of `explain`; the prose stays.
 
 A table has the rules of its section that are for the page (`Rule.on_page`), and below it a line
-says how many more `explain` knows.
+says how many more `explain` knows. All messages stand in docs/messages.md, in the order of letters.
 
 A maintainer runs it after a change of rules.toml, in one process:
 `python -m ddp_helpers.upkeep.troubleshooting`. A comment on the page names the section of a table.
@@ -14,12 +14,21 @@ from ddp_helpers import ROOT
 from ddp_tools.explain.rules import Rule, load_rules
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
+INDEX = ROOT / "docs" / "messages.md"
+_HEAD = """# Messages, A to Z
+
+This page is for you if you search for a message. It has all those that
+[explain](tools.md#explain-my-log) knows, written by `python -m ddp_helpers.upkeep.troubleshooting`
+from `ddp_tools/explain/rules.toml`. Causes and whole cures are in what `explain` prints; the
+messages that people meet most often are in [Troubleshooting](troubleshooting.md), by subject.
+
+"""
 # A comment, and the table below it with the line of its end, if they are there.
 _TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*(?:\n`explain` knows .*\n)?")
 
 
 def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _causes(rule: Rule) -> str:
@@ -46,7 +55,22 @@ def table(rules: Iterable[Rule]) -> str:
     rows = [_row((rule.message, _causes(rule), rule.cure)) for rule in chosen]
     lines = "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
     more = len(rules) - len(chosen)
-    return f"{lines}\n`explain` knows {more} more of this kind.\n" if more else lines
+    knows = f"`explain` knows [{more} more](messages.md) of this kind."
+    return f"{lines}\n{knows}\n" if more else lines
+
+
+def index(rules: Iterable[Rule]) -> str:
+    """Return the page of all messages that a log can have, each with its meaning and its cure."""
+    spoken = [rule for rule in rules if not rule.silent and (rule.message or rule.example)]
+    shown = {rule.id: rule.message or f"`{rule.example}`" for rule in spoken}
+    spoken.sort(key=lambda rule: (re.sub(r"^\W+", "", shown[rule.id]).casefold(), rule.id))
+    rows = [_row((shown[rule.id], rule.meaning, _first_sentence(rule.cure))) for rule in spoken]
+    head = ("message", "meaning", "cure")
+    return _HEAD + "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[a-z`)])\. (?=[A-Z`])", text, maxsplit=1)[0]
 
 
 def page(text: str, rules: Iterable[Rule]) -> str:
@@ -66,4 +90,5 @@ def page(text: str, rules: Iterable[Rule]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text(), load_rules()))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    INDEX.write_text(index(load_rules()))
+    print(f"wrote {PAGE.relative_to(ROOT)}, {INDEX.relative_to(ROOT)}")

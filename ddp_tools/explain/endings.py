@@ -27,6 +27,7 @@ _SPAWN = re.compile(
 )
 _OURS = re.compile(r"\brank (\d+) (?:exit status (\d+)|ended by (SIG[A-Z0-9]+))")
 _FIELD = re.compile(r"^\s*(time|rank|exitcode) +: (?:(-?\d+)|.*)")
+_AGENTS = re.compile(r"torch/distributed/(?:run|launcher|elastic)\b|\bsrun\b.*\btorchrun\b")
 _AGENT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 # DeepSpeed, kubectl, PyCharm
 _CODE = re.compile(
@@ -74,7 +75,8 @@ def _task_numbers(text: str) -> list[int]:
 
 def read_endings(lines: Iterable[Line]) -> Iterator[Ending]:
     """Yield all endings with a status that is not 0, in the order of the lines."""
-    report = _Report()
+    lines = list(lines)
+    report = _Report(agents=any(_AGENTS.search(line.text) for line in lines))
     for line in filter(_may_tell, lines):
         for ending in report.add(line):
             if ending.status:
@@ -84,7 +86,9 @@ def read_endings(lines: Iterable[Line]) -> Iterator[Ending]:
 class _Report:
     """What must be remembered from line to line: a launcher's report of a rank has several."""
 
-    def __init__(self) -> None:
+    def __init__(self, agents: bool = False) -> None:
+        """Begin; agents: each task of srun is a torchrun, and no rank."""
+        self._agents = agents
         self._rank: int | None = None
         self._first = False
 
@@ -102,7 +106,7 @@ class _Report:
         elif match := _SRUN.search(text):
             status = _signed(int(match[2])) if match[2] else _SIGNALS[match[3]]
             for rank in _task_numbers(match[1]):
-                yield Ending(rank, status, line)
+                yield Ending(None if self._agents else rank, status, line)
         elif match := _MPIRUN.search(text):
             yield Ending(int(match[1]), -int(match[2]), line)
         elif match := _OMPI_NAME.search(text):

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from ddp_tools.explain.lines import Line
 
 _BEGIN = "Traceback (most recent call last)"
+_CHAINS = re.compile(
+    r"During handling of the above exception|exception was the direct cause of the following"
+)
 _FINAL = re.compile(r"^[A-Za-z_][\w.]*(?:: |:$|$)")
 _LONGEST = 400  # lines of a traceback
 _BUILT_IN = "|".join(
@@ -95,8 +98,11 @@ def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, str]:
     own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
     end = next(index for index, line in enumerate(own) if line is final)
     package = ""
-    for line in reversed(own[max(0, end - _LONGEST) : end]):
+    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
+        line = own[place]
         if _BEGIN in line.text:
+            if _is_chained(own, place):
+                continue
             break
         if match := _OF_A_FRAME.search(line.text):
             if not _OF_A_LIBRARY.search(match[1]):
@@ -104,6 +110,25 @@ def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, str]:
             named = _PACKAGE.match(match[1])
             package = package or (named[1] if named else match[1])
     return "", package
+
+
+def _is_chained(own: Sequence[Line], begin: int) -> bool:
+    """Say whether the traceback that begins here is a part of one that began before it."""
+    if "Original Traceback" in own[begin].text:  # of a loader's worker
+        return True
+    return any(_CHAINS.search(line.text) for line in own[max(0, begin - 3) : begin])
+
+
+def innermost_frame(lines: Sequence[Line], final: Line) -> str:
+    """Return the frame that raised an exception: its place and its line; "" if none is shown."""
+    own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
+    end = next(index for index, line in enumerate(own) if line is final)
+    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
+        if _BEGIN in own[place].text:
+            break
+        if match := _OF_A_FRAME.search(own[place].text):
+            return f"{match[1]}:{match[2]}"
+    return ""
 
 
 def is_of_ranks(text: str) -> bool:

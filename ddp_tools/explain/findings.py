@@ -16,7 +16,12 @@ from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 
 # Lines that differ in their numbers alone: when so many are known to no rule, the others are not
 # asked. A long log has hundreds of thousands of such lines, one for each step.
+_STEP = re.compile(r"(?i)\bloss\b\W{0,3}\d|\b(?:step|iter(?:ation)?)\W{1,2}\d+\b.*\d\.\d")
+_NO_ADDRESS = re.compile(r"addresses of (\([^()]+, \d+\)) cannot be retrieved")
 _ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
+
+
+Told = tuple[Rule | None, int | None, Line]
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,14 @@ class Evidence:
         self.endings = list(read_endings(lines))
         by_status = {status: rule for rule in rules for status in rule.statuses}
         ended = ((by_status.get(end.status), end.rank, end.line) for end in self.endings)
-        findings = self._gather(_known(lines, rules))
+        findings = self._gather(self._in_time(_known(lines, rules), rules))
         findings += self._gather(row for row in ended if row[0])
         unknown = self._untold(final_lines(lines))
         findings += self._gather((None, line.rank, line) for line in unknown)
         self.harmless = [finding for finding in findings if finding.level < 0]
         self.serious = [finding for finding in findings if finding.level >= 0]
 
-    def _gather(self, told: Iterable[tuple[Rule | None, int | None, Line]]) -> list[Finding]:
+    def _gather(self, told: Iterable[Told]) -> list[Finding]:
         """Join what a rank says several times: of a rule, or in the same words."""
         findings: dict[tuple[str, int | None], Finding] = {}
         for rule, rank, line in told:
@@ -66,11 +71,40 @@ class Evidence:
             self._told.add(id(line))
         return list(findings.values())
 
+    def _in_time(self, told: Iterable[Told], rules: Iterable[Rule]) -> Iterator[Told]:
+        """Yield what is told; once training has begun, no message is one of its start."""
+        trained = (order for order, line in enumerate(self.lines) if _STEP.search(line.text))
+        begun, by_id = next(trained, len(self.lines)), {rule.id: rule for rule in rules}
+        for rule, rank, line in told:
+            late = rule is not None and rule.later and self._orders[id(line)] > begun
+            yield (by_id[rule.later] if rule and late else rule), rank, line
+
     def _untold(self, lines: Iterable[Line]) -> Iterator[Line]:
         return (line for line in lines if id(line) not in self._told)
 
     def _of(self, line: Line, rule: Rule | None = None) -> Finding:
         return Finding(rule, line.rank, self._orders[id(line)], [line])
+
+    def in_words_of_nccl(self, finding: Finding, words: Line) -> Finding:
+        """Return what stands for an error of NCCL: the line in which NCCL itself says more."""
+        causes = (rule for rule in load_rules() if rule.level == LEVELS["cause"])
+        rule = best_rule(causes, words.text)
+        return Finding(rule, finding.rank, self._orders[id(words)], [words])
+
+    def unknown_name(self, finding: Finding) -> Finding | None:
+        """Return the warning that a name has no address, if a rank waits for that very address."""
+        by_id = {rule.id: rule for rule in load_rules()}
+        waits = [line.text for f in self.serious if f.level == finding.level for line in f.lines]
+        for line in (line for harmless in self.harmless for line in harmless.lines):
+            address = _NO_ADDRESS.search(line.text)
+            if address and any(address[1] in text for text in waits):
+                return self._of(line, by_id["name-not-resolved"])
+        return None
+
+    @cached_property
+    def has_failed(self) -> bool:
+        """Whether a process ended with a status that is not 0, or an exception ended one."""
+        return bool(self.endings) or any("Traceback (most" in line.text for line in self.lines)
 
     @cached_property
     def errors(self) -> list[Line]:
@@ -101,7 +135,7 @@ class Evidence:
         return next(map(self._of, self._untold(complaints(self.lines))), None)
 
 
-def _known(lines: Iterable[Line], rules: Iterable[Rule]) -> Iterator[tuple[Rule, int | None, Line]]:
+def _known(lines: Iterable[Line], rules: Iterable[Rule]) -> Iterator[Told]:
     """Yield each line that a rule knows, with the rule."""
     whole = "\n".join(line.text for line in lines)
     active = [rule for rule in rules if rule.may_match(whole)]

@@ -28,7 +28,8 @@ _OTHERS = {"PBS": r"(?m)^#PBS\s+-", "LSF": r"(?m)^#BSUB\s+-", "Grid Engine": r"(
 class Fault:
     """A fault: how it is known, what Slurm does with it, the cure, and what a Slurm here printed.
 
-    kind: `fault`; `note` for what only some clusters mind; `unseen` for what no file can tell.
+    kind: `fault`; `note` for what only some clusters mind; `risk` for what happens now and then;
+        `unseen` for what no file can tell.
     on: where `pattern` is looked for: in each `line`, each `command`, or each `start` of ranks,
         in which variables of the file are filled in. A `\\0` stands for a dollar that the batch
         shell leaves to the shells of the tasks. `code`: jobfile_checks knows it.
@@ -146,7 +147,7 @@ def explain_job(path: Path, as_json: bool = False) -> int:
     found = judge_job(job)
     unseen = not_seen(job)
     status = _SOUND
-    if unseen or not all(one.seen for one in found):
+    if unseen or not all(one.seen and one.fault.kind != "risk" for one in found):
         status = _NOT_SEEN
     if any(one.seen and one.fault.kind == "fault" for one in found):
         status = _FAULTY
@@ -169,6 +170,8 @@ def _text(job: JobFile, found: list[Found], unseen: list[str], status: int) -> I
             yield f"Not seen: {what}"
         elif one.fault.kind == "note":
             yield "Depends on the cluster:"
+        elif one.fault.kind == "risk":
+            yield "May happen, and need not:"
         yield f"{job.path}:{one.line}: {_shown(job, one.line)}"
         for name in ("meaning", "cure", "tried"):
             if text := _filled(one, name):

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from ddp_tools.explain.jobfile_text import SRUN, JobFile, Start, options_of
@@ -44,6 +45,8 @@ def compare(job: JobFile) -> Iterator[Row]:
     yield from _one_of_many(job)
     yield from _unset(job)
     yield from _ports(job)
+    yield from _status_of_another(job)
+    yield from _folder_of_each_attempt(job)
     for command in job.commands:
         if command.nounset and _CONDA.search(command.text):
             yield "conda-nounset", command.line, {}
@@ -181,6 +184,28 @@ def _unset(job: JobFile) -> Iterator[Row]:
                 flag = " or ".join(f"--{option}" for option in options[:2])
                 yield "unset-variable", command.line, {"name": name, "flag": flag}
                 break
+
+
+def _status_of_another(job: JobFile) -> Iterator[Row]:
+    """Yield a status that is asked for after a command that only says something."""
+    begun = min((start.line for start in job.starts), default=0)
+    for above, command in pairwise(job.commands):
+        asks = begun and command.line > begun and re.search(r"=\"?\$\?|\s\$\?\s", command.text)
+        says = re.match(r"\s*(echo|printf|date|sleep|sync)\b", above.text)
+        if asks and says:
+            yield "status-of-another", command.line, {"command": says[1], "above": above.line}
+            return
+
+
+def _folder_of_each_attempt(job: JobFile) -> Iterator[Row]:
+    """Yield a run's folder that has the time in its name, in a job that may begin again."""
+    if "requeue" not in job.options and "scontrol requeue" not in job.bare:
+        return
+    for start in job.starts:
+        if re.search(r"[$\0]\(date\b|`date\b", start.text):
+            lines = [line for line, _, _, value in job.assigned if re.search(r"\bdate\b", value)]
+            yield "folder-of-each-attempt", (lines or [start.line])[0], {}
+            return
 
 
 def _ports(job: JobFile) -> Iterator[Row]:

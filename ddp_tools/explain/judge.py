@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ddp_tools.explain.exceptions import is_of_ranks, own_frame
 from ddp_tools.explain.findings import Evidence, Finding
 from ddp_tools.explain.lines import Line, Logs
+from ddp_tools.explain.message import nccl_words, says
 from ddp_tools.explain.rules import LEVELS
 from ddp_tools.explain.watchdog import compare
 
@@ -44,6 +45,7 @@ class Verdict:
     follows: what comes of the root, or says the same. others: what failed besides.
     own: the last lines of the first rank. place: the reader's own line of the root's traceback.
     package: what raised the root's exception, "" where that line did it itself.
+    said: sentences of the root's own message that name a cause or a cure.
     well: all was read, and a line says that the run ended well.
     """
 
@@ -57,6 +59,7 @@ class Verdict:
     own: Sequence[Line] = ()
     place: str = ""
     package: str = ""
+    said: Sequence[str] = ()
     well: bool = False
 
     @property
@@ -69,28 +72,28 @@ class Verdict:
 
     @property
     def known(self) -> bool:
-        """Say whether the root is explained: by a rule, or as the reader's own exception."""
-        return self.root is not None and (self.root.rule is not None or self.plain)
+        """Say whether the root is explained: by a rule, by its own words, or as the reader's."""
+        return self.root is not None and bool(self.root.rule or self.said or self.plain)
 
 
 def judge(logs: Logs) -> Verdict:
     """Explain the logs by the rules."""
     seen = Evidence(logs.lines)
     root = _root(seen)
-    if root is None:
-        well = logs.whole and any(_WELL.search(line.text) for line in logs.lines)
-        return Verdict(seen, well=well)
+    well = logs.whole and any(_WELL.search(line.text) for line in logs.lines)
+    if root is None or (well and not seen.has_failed):
+        return Verdict(seen, well=well, others=seen.serious)
     first = _first(root, seen)
     follows, others = _rest(root, seen.serious)
     place, package = own_frame(seen.lines, root.lines[0])
-    rule = root.rule
+    rule, said = root.rule, says(seen.lines, root.lines[0])
     if rule and rule.id.startswith("nccl-watchdog") and (told := compare(seen.lines, seen.ranks)):
         # The watchdogs' numbers together say more than the place of a line.
         meaning, cure, late = told
         rule = replace(rule, meaning=meaning, cure=cure, causes=(), page=_WATCHDOG)
         root, first = replace(root, rule=rule), First(None, "", late)
     own = _last_lines(seen.lines, first.rank, root)
-    return Verdict(seen, root, *first, follows, others, own, place, package)
+    return Verdict(seen, root, *first, follows, others, own, place, package, said)
 
 
 # ---- the root
@@ -98,13 +101,37 @@ def judge(logs: Logs) -> Verdict:
 
 def _root(seen: Evidence) -> Finding | None:
     """Return what explains the failure; None where no failure is seen."""
-    strongest = _strongest(_before_the_end(seen.serious))
+    strongest = _strongest(_before_the_end(_not_swept(seen.serious)))
     root = _earliest(strongest) or seen.last_warning or seen.plain_error
     if root and root.level == LEVELS["ending"]:
         root = _before(root, seen)
+    if root and root.level == LEVELS["waits"]:
+        root = seen.unknown_name(root) or root
     if root and root.level == LEVELS["summary"]:
         root = seen.complaint or root
+    if root and _is_of_nccl(root) and (words := nccl_words(seen.lines, root.lines[0])):
+        root = seen.in_words_of_nccl(root, words)
     return root
+
+
+def _is_of_nccl(finding: Finding) -> bool:
+    """Say whether it is an error of NCCL that names no reason, or one that no rule knows."""
+    vague = finding.level in (LEVELS["general"], LEVELS["unknown"])
+    return vague and "nccl" in finding.lines[0].text.lower()
+
+
+def _not_swept(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave out a kill that comes after ranks had waited in vain: a launcher ends those left."""
+    waits = [finding.order for finding in findings if finding.level == LEVELS["waits"]]
+    return [
+        finding
+        for finding in findings
+        if not (waits and finding.order > min(waits) and finding.rank is None and _is_kill(finding))
+    ]
+
+
+def _is_kill(finding: Finding) -> bool:
+    return bool(finding.rule and -signal.SIGKILL in finding.rule.statuses)
 
 
 def _before_the_end(findings: Sequence[Finding]) -> list[Finding]:
@@ -200,6 +227,7 @@ def _rest(root: Finding, serious: Sequence[Finding]) -> tuple[list[Finding], lis
         # Slurm's end, such as a time limit, comes of what broke before it.
         same |= _is_slurms_end(finding) and root.order < finding.order
         same |= _is_next_of_slurm(root.lines[-1], finding.lines[0])
+        same |= "NCCL WARN" in root.lines[0].text and _is_of_nccl(finding)
         weaker = finding.level <= LEVELS["waits"] or finding.level < root.level - 2
         (follows if same or weaker else others).append(finding)
     return follows, others

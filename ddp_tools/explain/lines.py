@@ -12,14 +12,17 @@ from pathlib import Path
 
 from ddp_tools import PlainError
 from ddp_tools.explain.prefixes import (
+    is_label,
     is_labelled,
     split_at_marks,
     split_prefix,
+    starts_agents,
     time_of,
     without_colours,
 )
 
 STDIN = "-"
+TASK = " (task "  # and a number: behind a file's name where a task of srun is no rank
 _PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
 _MOST_FILES = 4096
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
@@ -128,6 +131,7 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
     """Add the lines of a log. Raises PlainError where it is no text."""
     lines = [without_colours(line) for line in _text(name, content).split("\n")]
     labelled = is_labelled(lines)
+    agents = labelled and starts_agents(lines)
     in_name = _OF_TORCHRUN.search(name) or _RANK_IN_NAME.search(Path(name).name)
     file_rank = int(in_name[1]) if in_name else None
     logs.files.append(name)
@@ -146,6 +150,9 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
                 f"srun's task {label[1]} holds torch's rank {rank}: each task starts a torchrun, "
                 "which is right with one task a node alone (--ntasks-per-node=1)"
             )
+        file = name
+        if agents and rank is not None and is_label(text, rank):
+            file, rank = f"{name}{TASK}{rank})", None  # a torchrun's own line: of no rank
         rank = file_rank if rank is None else rank
         time = time_of(text)
         if time is None and number == row[0]:
@@ -155,7 +162,7 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
             time = times.get(rank)
         times[rank] = time
         if rest.strip():  # of `1: [rank1]: text`, as under srun --label, the first piece has none
-            logs.lines.append(Line(name, number, rank, time, rest))
+            logs.lines.append(Line(file, number, rank, time, rest))
 
 
 def _text(name: str, content: bytes) -> str:

@@ -16,6 +16,7 @@ _PREFIXES = (
 _NOISE = re.compile(r"(?:>+ |(?:stderr|stdout): |\(\w[\w.:<>-]* pid=\d+[^)]*\) )+")
 _MARK = re.compile(r"(?=\[rank\d{1,6}\]:)")
 _LABEL = re.compile(r" *(\d{1,6}): ?")  # srun --label
+_OF_AN_AGENT = re.compile(r"torch/distributed/(?:run|launcher|elastic)\b")
 _OF_OUR_JOB = re.compile(r"job \d+ on \S+: \d+ ranks?, meeting at ")  # whose ranks have labels
 _OF_A_LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|mpirun|prterun)\b|\*\*\*|-{5}")
 _IN_TEXT = re.compile(r"\[(?:PG [^\]]*?)?Rank (\d{1,6})\]")
@@ -40,6 +41,19 @@ def is_labelled(lines: Sequence[str]) -> bool:
     own = [line for line in lines if line.strip() and not _OF_A_LAUNCHER.match(line)]
     labelled = sum(_LABEL.match(line) is not None for line in own)
     return len(own) > 1 and labelled >= _LABELLED * len(own)
+
+
+def starts_agents(lines: Sequence[str]) -> bool:
+    """Say whether the tasks of a labelled log start a torchrun each: then none is a rank."""
+    return any(_OF_AN_AGENT.search(line) for line in lines)
+
+
+def is_label(text: str, number: int) -> bool:
+    """Say whether this number is a task's label, and no mark of torch says a rank behind it."""
+    match = _LABEL.match(text)
+    if match is None or int(match[1]) != number:
+        return False
+    return not _MARK.search(text[match.end() :][:40])
 
 
 def split_prefix(text: str, labelled: bool) -> tuple[int | None, str]:

@@ -6,7 +6,6 @@
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 
 from ddp_tools import printable
 from ddp_tools.explain.findings import Finding
@@ -31,22 +30,41 @@ def _plain(text: str) -> str:
     return _LINK.sub(r"\1", text)
 
 
-def as_text(verdict: Verdict, logs: Logs) -> str:
-    """Return the report for a person."""
-    lines = [_read(verdict, logs), *(f"note: {notice}" for notice in logs.notices), ""]
+def as_text(verdicts: Sequence[Verdict], logs: Logs) -> str:
+    """Return the report for a person: what was read, then the verdict on each attempt."""
+    lines = [_read(verdicts, logs), *(f"note: {notice}" for notice in logs.notices), ""]
+    for number, verdict in enumerate(verdicts, start=1):
+        if len(verdicts) > 1:
+            first, *_, last = (*verdict.seen.lines[:1], *verdict.seen.lines[-1:])
+            place = f"lines {first.number} to {last.number}"
+            lines += [*[""] * (number > 1), f"== Attempt {number} of {len(verdicts)}: {place}", ""]
+        lines += _judged(verdict, logs)
+    return "\n".join(lines)
+
+
+def _judged(verdict: Verdict, logs: Logs) -> list[str]:
+    """Return the lines on one attempt."""
     if verdict.root is None:
         ended = f"{'a line' if verdict.well else 'nothing'} says that the run ended well"
-        lines.append(f"No failure is seen, and {ended if logs.whole else 'not all was read'}.")
-        lines += _harmless(verdict)
-        return "\n".join(lines)
-    lines += _first(verdict)
+        ended = ended if logs.whole else "not all was read"
+        lines = [f"No failure is seen, and {ended}."]
+        if verdict.others:
+            lines += ["", "What it met on its way:"]
+        for finding in verdict.others:
+            lines += _indented("  ", _where(finding))
+        return [*lines, *_harmless(verdict)]
+    lines = _first(verdict)
     if verdict.place and verdict.package:
         raised = f"Raised in {verdict.package}, reached from your line {verdict.place}"
         lines += _indented("", raised)
     elif verdict.place:
         lines += _indented("", f"Your own line in its traceback: {verdict.place}")
+    said = [line for each in verdict.said for line in _indented("  says:   ", _cut(each, 400))]
     if verdict.root.rule:
-        lines += _explained(verdict.root) + _says_more(verdict.root.rule, logs)
+        where, *explained = _explained(verdict.root)
+        lines += [where, *said, *explained]
+    elif said:
+        lines += [*_indented("", _where(verdict.root)), *said]
     elif verdict.plain:
         lines += _indented("", _where(verdict.root))
         lines += _indented("  means:  ", "a Python exception that your own code raised")
@@ -63,14 +81,14 @@ def as_text(verdict: Verdict, logs: Logs) -> str:
         lines += ["", "What only follows from it, or says the same:"]
         for finding in verdict.follows:
             lines += _indented("  ", _where(finding))
-    lines += _harmless(verdict)
-    return "\n".join(lines)
+    return [*lines, *_harmless(verdict)]
 
 
-def _read(verdict: Verdict, logs: Logs) -> str:
+def _read(verdicts: Sequence[Verdict], logs: Logs) -> str:
     """Say what was read."""
     files = logs.files[0] if len(logs.files) == 1 else f"{len(logs.files)} files"
-    ranks = name_ranks(verdict.seen.ranks) if verdict.seen.ranks else "without ranks' names"
+    seen = {rank for verdict in verdicts for rank in verdict.seen.ranks}
+    ranks = name_ranks(seen) if seen else "without ranks' names"
     return f"Read {files}: {len(logs.lines):,} lines, {ranks}."
 
 
@@ -113,22 +131,6 @@ def _not_known(finding: Finding, errors: Sequence[Line]) -> list[str]:
     return lines
 
 
-def _says_more(rule: Rule, logs: Logs) -> list[str]:
-    """List NCCL's own words, where the rule of the root is a general one."""
-    found = []
-    for line, after in pairwise([*logs.lines, logs.lines[-1]]):
-        if "NCCL WARN" in line.text:
-            found.append(line)
-        elif line.text.startswith("Last error:"):
-            found.append(after)
-    if rule.kind != "general" or not found:
-        return []
-    lines = ["", "NCCL says more of it:"]
-    for line in found[:3]:
-        lines += _indented("  ", f"{line.file}:{line.number}: {_cut(line.text)}")
-    return lines
-
-
 def _harmless(verdict: Verdict) -> list[str]:
     """List the warnings that may be left alone."""
     rules = {finding.rule.id: finding.rule for finding in verdict.seen.harmless if finding.rule}
@@ -148,10 +150,10 @@ def _where(finding: Finding) -> str:
     return f"{rank}{line.file}:{line.number}{times}: {_cut(line.text)}"
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, longest: int = _LONGEST) -> str:
     """Cut a long line of a log, and take out what a terminal would obey."""
     text = printable(text.rstrip())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    return text if len(text) <= longest else f"{text[:longest]} …"
 
 
 def _indented(begin: str, text: str) -> list[str]:
@@ -182,6 +184,7 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "not_there": verdict.late,
         "own_line": verdict.place,
         "raised_in": verdict.package,
+        "says": list(verdict.said),
         "last_lines": [line.text for line in verdict.own],
         "root": _data_of(verdict.root) if verdict.root else None,
         "others": list(_all_data(verdict.others)),

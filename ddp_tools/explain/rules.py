@@ -50,6 +50,7 @@ class Rule:
     says_cure: the message itself says what to do, so that nobody needs to look it up.
     silent: something that one sees, and no line of a log says.
     at_end: of a warning that is harmless unless the log ends there, the rule that explains it then.
+    later: of what speaks of a start, the rule that explains it once training has begun.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Rule:
     says_cure: bool = False
     silent: bool = False
     at_end: str = ""
+    later: str = ""
 
     @property
     def level(self) -> int:

@@ -34,7 +34,7 @@ def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list
         if match := _CALL.search(line.text):
             calls.setdefault(line.rank, (int(match[1]), match[2], match[3] or "?"))
             group = _GROUP.search(line.text)
-            groups.add(group[1] if group else "")
+            groups |= {group[1]} if group else set()
         if match := _COMPLETED.search(line.text):
             completed.setdefault(line.rank, int(match[1]))
     if len(calls) < 2 or set(calls) != set(ranks) or len(groups) > 1:

@@ -116,7 +116,8 @@ def test_six_of_the_messages_that_ddp_itself_raises_are_known() -> None:
     assert len(texts) > 20 and sum(best_rule(SPOKEN, text) is not None for text in texts) >= 6
 
 
-def test_the_page_is_written_from_the_rules() -> None:
+def test_the_pages_are_written_from_the_rules() -> None:
+    assert troubleshooting.INDEX.read_text() == troubleshooting.index(RULES) != troubleshooting.index(RULES[1:])
     text = troubleshooting.PAGE.read_text()
     assert troubleshooting.page(text, RULES) == text
     assert troubleshooting.page(text, RULES[1:]) != text  # the control
@@ -197,7 +198,7 @@ def test_a_folder_of_many_logs_is_read_in_order_and_what_is_left_out_is_said(
     logs = read_logs([tmp_path])
     [notice] = logs.notices
     assert "4 of its 28 logs were not read" in notice and "rank26.log on" in notice
-    assert "ranks 0 to 20, 22, 24, 25." in as_text(judge(logs), logs)
+    assert "ranks 0 to 20, 22, 24, 25." in as_text([judge(logs)], logs)
 
 
 UNREAD = {  # what is given: a setting of the reader under which a part of it is not read
@@ -577,7 +578,7 @@ NETWORKS = {  # what NCCL says of its network, and the word by which the report 
 @pytest.mark.parametrize("line", NETWORKS)
 def test_a_slow_network_is_told_and_is_no_failure(line: str, tmp_path: Path) -> None:
     verdict = explain(tmp_path, line)
-    said = as_text(verdict, Logs([], ["job.log"], []))
+    said = as_text([verdict], Logs([], ["job.log"], []))
     assert answer(verdict) == "clean" and bool(verdict.seen.harmless) == bool(NETWORKS[line]) and NETWORKS[line] in said
 
 
@@ -637,6 +638,6 @@ PIECES += [FAILS, GONE, "Traceback (most recent call last):", "srun: error: n1: 
 def test_no_text_makes_it_fail_or_prints_what_a_terminal_would_obey(text: str) -> None:
     lines = [Line("x.log", number, None, None, line) for number, line in enumerate(text.split("\n"), start=1)]
     logs = Logs(lines, ["x.log"], [])
-    report = as_text(judge(logs), logs)
+    report = as_text([judge(logs)], logs)
     assert all(letter.isprintable() or letter == "\n" for letter in report)
     json.dumps(as_data(judge(logs), logs))

@@ -1,0 +1,53 @@
+"""Cut a log where a run begins anew: requeued, restarted by torchrun, or launched a second time.
+
+`command` calls it. Each attempt has a failure of its own, and is judged by itself.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ddp_tools.explain.endings import read_endings
+from ddp_tools.explain.lines import TASK, Line
+
+# The last line of an attempt, and the first one of the next.
+_ENDS = re.compile(
+    r"DUE TO (?:JOB )?REQUEUE|DUE TO NODE FAILURE, SEE|^job \d+ is requeued|^Requeu\w+ (?:job )?\d+"
+)
+_BEGINS = re.compile(
+    r"(?i)^\W*requeued\b|^\W*(?:restart|attempt)(?:ing)?\W{0,2}(?:count|number)?\W{0,2}[1-9]\d*\b"
+    r"|^\W*\w*RESTART_COUNT\W{1,2}[1-9]|^\W*job \d+\b.*\(restart [1-9]\d*\)"
+)
+_OF_SLURM = re.compile(r"(?:srun|slurmstepd\S*|scontrol): ")
+# What launchers write when they start ranks: a new start only if ranks have ended before it.
+_STARTS = re.compile(
+    r"Restarting worker group|Starting elastic_operator"
+    r"|Setting OMP_NUM_THREADS environment variable for each process"
+    r"|^job \d+ on \S+: \d+ ranks, meeting at "
+)
+
+
+def split(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """Return the lines of each attempt, in the order of the log; all in one if it has one only.
+
+    Lines of several files are not cut: nothing tells which parts of them belong together.
+    """
+    if len({line.file.partition(TASK)[0] for line in lines}) != 1:
+        return [lines]
+    ended = {id(ending.line) for ending in read_endings(lines)}
+    cuts, is_over, requeued, fresh = [0], False, False, True
+    for place, line in enumerate(lines):
+        starts = is_over and _STARTS.search(line.text)
+        anew = requeued and not _OF_SLURM.match(line.text)
+        begins = bool(_BEGINS.search(line.text) or starts or anew)
+        if begins and not fresh:
+            cuts.append(place)
+        if begins:
+            is_over, requeued, fresh = False, False, True
+        elif _ENDS.search(line.text):
+            is_over = True
+            requeued |= line.text.startswith("slurmstepd")
+        else:
+            is_over |= id(line) in ended
+            fresh = False
+    ends = [*cuts[1:], len(lines)]
+    return [lines[begin:end] for begin, end in zip(cuts, ends, strict=True)]
