@@ -49,8 +49,11 @@ def write_numbers(path: Path, tensors: Collection[torch.Tensor]) -> str:
 
 
 def rng_digest() -> str:
-    """Digest the state of torch's random numbers on the CPU."""
-    return digest_of(torch.get_rng_state())
+    """Digest the states of torch's random numbers, on the CPU and on this rank's GPU."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return digest_of(torch.get_rng_state()) + (
+        digest_of(torch.cuda.get_rng_state()) if on_gpu else ""
+    )
 
 
 def sample_digests(batch: object) -> list[str]:

@@ -6,13 +6,16 @@
 import re
 from collections import Counter
 
+from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.data_checks import common_passes
 from ddp_tools.audit.notes import (
     NONE,
     OK,
     RED,
     UNSEEN,
+    Buffers,
     Communication,
+    EvalMode,
     FileWritten,
     Finding,
     Notes,
@@ -21,7 +24,7 @@ from ddp_tools.audit.notes import (
     short_line,
 )
 from ddp_tools.audit.rank_checks import end
-from ddp_tools.audit.state_checks import unequal_counts
+from ddp_tools.audit.state_checks import at_once, unequal_counts
 
 # These bring counts together; so may the second, where ranks broadcast theirs in turn.
 _REDUCES = re.compile("all_|reduce|gather")
@@ -39,10 +42,25 @@ def evaluation(ranks: list[Notes]) -> Finding:
     for _, finding in findings:
         if finding.verdict == RED:
             return finding
+    if apart := _tested_models_apart(ranks):
+        return apart
     if not findings:
         return _evaluation_of_some(ranks)
     # Of several passes the largest: a small one may have the rest that does not divide.
     return max(findings, key=lambda pair: pair[0])[1]
+
+
+def _tested_models_apart(ranks: list[Notes]) -> Finding | None:
+    """Judge models that differ in a buffer when the ranks begin to test, as by BatchNorm."""
+    for first, *others in at_once(ranks, Buffers, "test"):
+        for rank, note in enumerate(others, 1):
+            if names := names_apart(note, first):
+                seen = (
+                    f"{short_line(first.at)}: rank {rank} tests with another {names[0]} than rank 0"
+                )
+                cure = "broadcast rank 0's buffers before the test, or sum up what they are made of"
+                return Finding(UNSEEN, f"{seen}: each rank tests a model of its own. {cure}")
+    return None
 
 
 def _evaluation_of_some(ranks: list[Notes]) -> Finding:
@@ -51,6 +69,12 @@ def _evaluation_of_some(ranks: list[Notes]) -> Finding:
     testers = [rank for rank, passes in enumerate(tests) if passes]
     whole = [note for passes in tests for note in passes if note.complete and not note.iterable]
     if not testers:
+        by_hand = [note for note in select(ranks[0], EvalMode) if note.steps]
+        if by_hand:
+            seen = (
+                f"{short_line(by_hand[0].at)}: a model is put into eval mode, and no pass over a "
+            )
+            return Finding(UNSEEN, f"{seen}DataLoader follows: who tests which samples?")
         return Finding(NONE, "no pass over a DataLoader without steps")
     if len(testers) > 1 or not whole:
         return Finding(UNSEEN, "no whole pass without steps over a dataset was seen on all ranks")

@@ -42,6 +42,7 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "evaluation": evaluation_checks.evaluation,
     "replicas": training_checks.replicas,
     "gradients": training_checks.gradients,
+    "schedule": training_checks.schedule,
     "finite": training_checks.finite,
     "collectives": rank_checks.collectives,
     "files": rank_checks.files,

@@ -26,7 +26,9 @@ class ModelWatch:
         self.copies = Copies(writer.line_of, self._note_tensors)
         self._writer = writer
         self._epoch_ended = False
+        self._tests = 0  # passes at which buffers were noted
         hear(DDP, "__init__", after=self._wrapped)
+        hear(torch.nn.Module, "train", before=self._told_mode)
 
     def epoch_ended(self) -> None:
         """Note the weights after an epoch of training."""
@@ -42,6 +44,11 @@ class ModelWatch:
         broadcasts = model.broadcast_buffers
         self._writer.note(notes.Wrap, has_batch_norm=has_batch_norm, broadcasts=broadcasts)
         self._note_weights("begin", [model])
+
+    def _told_mode(self, module: torch.nn.Module, mode: bool = True) -> None:
+        """Note that a wrapped model is about to be tested."""
+        if not mode and any(module in (model, model.module) for model in self.models):
+            self._writer.note(notes.EvalMode, steps=self._writer.steps)
 
     def note_end(self) -> None:
         """Note what each wrapped model and each copy of one has at the end."""
@@ -95,6 +102,14 @@ class ModelWatch:
             transient = {*buffers} - {*model.module.state_dict()}
             number = self.models.index(model)
             self._note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
+
+    def note_tested(self) -> None:
+        """Note all buffers of models in eval mode, as a pass begins: those of BatchNorm, too."""
+        for number, model in enumerate(self.models):
+            buffers = dict(model.module.named_buffers())
+            if buffers and not model.module.training and self._tests < STEPS:
+                self._tests += 1
+                self._note_tensors(notes.Buffers, "test", number, buffers)
 
     def look_at_buffers(self, model: DDP) -> None:
         """Note buffers before DDP broadcasts them: then all ranks should have the same.

@@ -86,7 +86,7 @@ class Pass(Note):
 class Tensors(Note):
     """Tensors of a model: what is compared over ranks, and with other runs."""
 
-    when: str  # begin, forward (a call in training), epoch or end
+    when: str  # begin, forward (a call in training), epoch, test (a pass in eval mode) or end
     model: int = 0  # in the order in which models were wrapped, or copies found
     names: Sequence[str]
     sums: TensorSums
@@ -162,9 +162,10 @@ class Wrap(Note):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomUse(Note):
-    """A forward pass used random numbers of torch, whose state was this before."""
+    """Random numbers of torch were used, whose state was this before."""
 
     state: str
+    in_loop: bool = False  # by the script between a batch and the next; else by a forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,24 @@ class Step(Note):
     forwards: int = 0  # calls of wrapped models until then
     wrapped_parameters: int = 0  # that this optimizer has of wrapped models
     sharded: bool = False  # it has shards of weights, as FSDP makes them
+    sync_changed: bool = False  # require_backward_grad_sync, between forward and backward
     seconds: Mapping[str, float] = field(default_factory=dict)  # since the last step, by phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Note):
+    """How often schedulers of learning rates stepped, and optimizers, at the end of the script."""
+
+    calls: int
+    steps: int
+    idle: int  # of these steps, those at a rate of 0 after a higher one
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalMode(Note):
+    """A wrapped model, or the one inside, is put into eval mode."""
+
+    steps: int  # of optimizers until then
 
 
 @dataclass(frozen=True, kw_only=True)

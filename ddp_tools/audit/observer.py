@@ -37,7 +37,7 @@ class Observer:
         self._loaders = LoaderWatch(self._ended, self._begun, self._asked, self._given)
         self._models = ModelWatch(self.writer)
         CallWatch(self.writer)
-        TrainingWatch(self.writer, self._loaders, self._models)
+        self._training = TrainingWatch(self.writer, self._loaders, self._models)
         self._parting = False  # a file from the folder of --cwd
         hear(torch, "save", before=self._before_save)
         sys.addaudithook(self._heard_event)
@@ -46,16 +46,21 @@ class Observer:
         """Note what is left at the end of the script."""
         self._loaders.close()
         self._models.note_end()
+        self._training.note_end()
 
     # ---- loaders
 
     def _begun(self, loader_pass: LoaderPass) -> None:
         """Keep the line at which a pass begins."""
+        self.writer.state_given = ""  # a loader draws a number when a pass begins
         self._datasets.append(loader_pass.dataset)
         loader_pass.begun = self.writer.line_of(sys._getframe(1))
+        self._models.note_tested()
 
     def _asked(self, loader_pass: LoaderPass) -> None:
         """Look at the clock, and at the random numbers before the second and the third batch."""
+        if (state := self.writer.state_given) and rng_digest() != state:
+            self.writer.note(notes.RandomUse, state=state, in_loop=True)
         loader_pass.asked = time.perf_counter()
         looks = loader_pass.batches in (1, 2)
         loader_pass.state_before = rng_digest() if looks else ""
@@ -66,6 +71,7 @@ class Observer:
         state = loader_pass.state_before
         if state and rng_digest() != state:
             loader_pass.augmented.append(state)
+        self.writer.state_given = rng_digest() if loader_pass.batches <= STEPS else ""
         if loader_pass.iterable or loader_pass.batches <= STEPS:
             loader_pass.digests.extend(sample_digests(batch))
 

@@ -228,12 +228,20 @@ def _common_steps(single: Notes, ranks: list[Notes]) -> str:
 
 
 def _samples_of_steps(passes: list[Pass]) -> list[list[int | str]]:
-    """The samples of each step, of full batches. Raises ValueError at one that is not full."""
+    """The samples of each step, of full batches: of one, or of several micro-batches.
+
+    Raises ValueError at a batch that is not full, and where micro-batches are left.
+    """
     steps = []
     for note in passes:
         if len(note.samples) % note.batch_size:
             cure = "choose a batch size that divides the dataset"
             raise ValueError(f"the last batch of an epoch is not full: {cure}")
-        for first in range(0, len(note.samples), note.batch_size):
-            steps.append([*note.samples[first : first + note.batch_size]])
+        batches = len(note.samples) // note.batch_size
+        if batches % note.steps:
+            cure = "choose numbers that leave none"
+            raise ValueError(f"{batches} batches made {note.steps} steps in an epoch: {cure}")
+        size = note.batch_size * (batches // note.steps)
+        for first in range(0, len(note.samples), size):
+            steps.append([*note.samples[first : first + size]])
     return steps

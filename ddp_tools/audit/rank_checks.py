@@ -241,7 +241,9 @@ def saved_names(ranks: list[Notes]) -> Finding:
 
 def random_numbers(ranks: list[Notes]) -> Finding:
     """Dropout and augmentation use other random numbers on each rank."""
-    in_model = [select(notes, RandomUse) for notes in ranks]
+    uses = [select(notes, RandomUse) for notes in ranks]
+    in_model = [[note for note in notes if not note.in_loop] for notes in uses]
+    in_loop = [[note for note in notes if note.in_loop] for notes in uses]
     in_dataset = [_augmented_passes(notes) for notes in ranks]
     calls = zip(*in_model, strict=False)
     equal = [uses for uses in calls if len({note.state for note in uses}) == 1]
@@ -260,11 +262,16 @@ def random_numbers(ranks: list[Notes]) -> Finding:
                 f"{at}: the same random numbers in the dataset on all ranks",
                 "torch.manual_seed(seed + rank)",
             )
-    if all(in_model) or all(in_dataset):
-        user = "model" if all(in_model) else "dataset"
+    for notes_at_once in zip(*in_loop, strict=False):
+        if len({note.state for note in notes_at_once}) == 1:
+            seen = f"{short_line(notes_at_once[0].at)}: the same random numbers on all ranks, drawn"
+            question = "is it a choice of all, or noise, which should differ (seed + rank)?"
+            return Finding(UNSEEN, f"{seen} between a batch and the next: {question}")
+    if all(in_model) or all(in_dataset) or all(in_loop):
+        user = "model" if all(in_model) else "dataset" if all(in_dataset) else "training loop"
         return Finding(OK, f"torch's random numbers differ in the {user}")
     rest = "numpy, random and workers are not followed"
-    return Finding(NONE, f"torch's generator was not used in model or dataset; {rest}")
+    return Finding(NONE, f"torch's generator was not used in model, dataset or loop; {rest}")
 
 
 def _augmented_passes(notes: Notes) -> list[Pass]:

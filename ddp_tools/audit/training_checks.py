@@ -8,6 +8,7 @@ from itertools import pairwise
 from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.notes import (
     CLOSE,
+    NONE,
     OK,
     RED,
     UNSEEN,
@@ -16,6 +17,7 @@ from ddp_tools.audit.notes import (
     Loss,
     Notes,
     NotFinite,
+    Schedule,
     Step,
     TensorSums,
     Weights,
@@ -24,10 +26,13 @@ from ddp_tools.audit.notes import (
     is_finite,
     select,
     short_line,
+    training_passes,
 )
 from ddp_tools.audit.rank_checks import end, has_unused_weights
 from ddp_tools.audit.state_checks import at_once, buffers, buffers_apart, copies
 
+_FEW_MORE = 1.5  # a scaler that finds infinities leaves out steps of the optimizer
+_LAST_PART = 0.1
 _SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
 
 
@@ -161,6 +166,10 @@ def _other_gradients(number: int, steps: tuple[Step, ...], wrap: Wrap) -> Findin
         called = f"the wrapper was called {first.forwards} times"
     seen = f"{at} had other gradients on each rank; {called}"
     cure = f"call what DDP() returned in {short_line(wrap.at)}, not the model inside"
+    if first.sync_changed:
+        seen += ", and require_backward_grad_sync was changed between forward and backward"
+        cure = "set it before the forward pass, where DDP reads it; or put both under no_sync()"
+        return Finding(RED, seen, cure)
     return Finding(RED, seen, f"{cure}; no no_sync() at the last")
 
 
@@ -220,6 +229,27 @@ def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:
     if any(differ(sums, others) for pair in pairs for sums, others in pair):
         return Finding(RED, seen, "optimizer.step() on all ranks, as often")
     return Finding(UNSEEN, f"{seen}; their weights are equal at the end (join?)")
+
+
+# ---- the learning rate
+
+
+def schedule(ranks: list[Notes]) -> Finding:
+    """A scheduler steps as often as the optimizer, or once an epoch; its rate lasts to the end."""
+    counts = [note for notes in ranks for note in select(notes, Schedule)]
+    if not counts:
+        return Finding(NONE, "no scheduler of torch.optim was stepped")
+    for note in counts:
+        epochs = max(len(training_passes(notes)) for notes in ranks)
+        seen = f"the scheduler made {note.calls} steps, and the optimizer {note.steps}"
+        if note.calls > _FEW_MORE * note.steps + epochs + 1:
+            cure = "scheduler.step() once after each optimizer.step(), not for each micro-batch"
+            return Finding(RED, seen, cure)
+        if note.idle > _LAST_PART * note.steps:
+            seen = f"{note.idle} of {note.steps} steps had a learning rate of 0, after a higher one"
+            cure = "give the schedule the number of optimizer steps of this rank's loader"
+            return Finding(RED, f"{seen}: the schedule had ended", cure)
+    return Finding(OK, seen)
 
 
 # ---- numbers

@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -37,10 +43,37 @@ class TrainingWatch:
         self._not_finite = 0
         self._in_backward = False
         self._stepping: Optimizer | None = None
+        self._synced: dict[int, bool] = {}  # whether a model's last forward had it average
+        self._sync_changed = self._scheduling = False
+        self._schedule_calls = self._idle = 0
         self._last_step = time.perf_counter()
         self._hook_forward()
         self._hook_backward()
         self._hook_optimizers()
+        for kind in (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler):
+            replace_call(kind, "step", self._count_schedule)
+
+    def note_end(self) -> None:
+        """Note how often schedulers have stepped, if one has."""
+        if self._schedule_calls:
+            counts = {"steps": self._writer.steps, "idle": self._idle}
+            self._writer.note(notes.Schedule, calls=self._schedule_calls, **counts)
+
+    def _count_schedule(self, step: Callable) -> Callable:
+        """Count a step of a scheduler, but not those of the ones that it has inside."""
+
+        @functools.wraps(step)
+        def call(*args: Any, **options: Any) -> object:
+            if self._scheduling:
+                return step(*args, **options)
+            self._scheduling = True
+            self._schedule_calls += 1
+            try:
+                return step(*args, **options)
+            finally:
+                self._scheduling = False
+
+        return call
 
     def _hook_forward(self) -> None:
         """Note what DDP's forward sends and is given, and whether it uses random numbers."""
@@ -57,6 +90,7 @@ class TrainingWatch:
                 writer.forwards += 1
                 if trains:
                     self._models.look_at_buffers(model)
+                    self._synced[id(model)] = model.require_backward_grad_sync
                 if trains and writer.forwards <= STEPS:
                     digest = inputs_digest([*args, *options.values()])
                     writer.note(notes.Inputs, digest=digest)
@@ -100,6 +134,9 @@ class TrainingWatch:
                 self._look_whether_finite("loss", [tensors])
                 if self._writer.steps < STEPS and (divisor := divisor_of(tensors)):
                     self._writer.note(notes.Loss, divisor=divisor)
+                for model in self._models.models:
+                    now = model.require_backward_grad_sync
+                    self._sync_changed |= self._synced.get(id(model), now) != now
                 self._in_backward = True
                 try:
                     return timed(*args, **options)
@@ -120,7 +157,9 @@ class TrainingWatch:
                 return
             self._stepping = optimizer
             if not any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
-                return  # it moves nothing: DDP or a compiler is warmed up
+                if not writer.steps:
+                    return  # it moves nothing: DDP or a compiler is warmed up
+                self._idle += 1
             for loader_pass in self._loaders.open_passes:
                 loader_pass.steps += 1
             writer.steps += 1
@@ -159,6 +198,7 @@ class TrainingWatch:
             forwards=self._writer.forwards,
             wrapped_parameters=len(ours),
             sharded=sharded,
+            sync_changed=self._sync_changed,
             seconds={**seconds, "whole": whole},
         )
 

@@ -33,7 +33,11 @@ PAGE = (ROOT / "docs" / "tools.md").read_text()
 SPIRALS = (ROOT / "notebooks" / "spirals_ddp.py").read_text()
 FLAGS = ["--epochs=2", "--save=spirals.pt"]
 SOUND_SCHEDULE, SOUND_BY_HAND = "none: a schedule", "none: a learning rate of steps, without a loader"
+SOUND_STEPS = "none: a step of four micro-batches"
 SOUND, WITH_DROPOUT = "none: the script as it is", "none: dropout, each rank its own"
+WITH_NOISE, SAME_NOISE = "none: noise in the loop, each rank its own", "no row: the same noise in the loop"
+TESTS_BY_HAND = "no row: a test without a loader"
+TESTS_OTHERS, TESTS_ONE = "no row: BatchNorm, as each rank has it", "none: BatchNorm, of rank 0 in the test"
 TIME = ("import os\n", "import os\nimport time\n")
 IN_TURN = "    while rank and not args.save.exists():\n        time.sleep(0.1)\n"
 DROPOUT = ("nn.Sequential(*hidden, nn.Linear", "nn.Sequential(*hidden, nn.Dropout(0.1), nn.Linear")
@@ -72,10 +76,22 @@ BY_HAND = """for i in range(20):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + COUNTED)"""
 
 
-def schedule(total):
+def schedule(total, steps=f"{ENDS}\n            scheduler.step()"):
     """A schedule over so many steps."""
     made = f"momentum=0.9)\n    scheduler = {SCHEDULE.replace('TOTAL', total)}"
-    return [(OPTIMIZER, made), (ENDS, f"{ENDS}\n            scheduler.step()")]
+    return [(OPTIMIZER, made), (ENDS, steps)]
+
+
+IN_LOOP, SEED = "train_batches:\n            loss = ", "torch.manual_seed(1 + rank)"
+NOISE = ("ddp_model(x.to(device))", "ddp_model(x.to(device) + 0.1 * torch.randn(x.shape))")
+LATE, EARLY_END = "args.epochs * len(train_batches)", "lambda step: max(0.0, 1 - step / len(train_batches))"
+FOUR = [
+    (f"for x, y in {IN_LOOP}", f"for number, (x, y) in enumerate({IN_LOOP.replace(':', ', 1):', 1)}"),
+    (
+        f"{STEP}\n            loss.backward()\n{ENDS}\n",
+        "            (loss / 4).backward()\n            if number % 4 == 0:\n    " + f"{ENDS}\n    {STEP}\n",
+    ),
+]
 
 
 def drawn_by_hand(counted):
@@ -194,9 +210,47 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
         schedule("args.epochs * len(train_set) // (args.batch_size // world_size)"),
     ),
     "a learning rate of steps times ranks, without a loader": ("one rank", drawn_by_hand("i * world_size")),
+    SOUND_STEPS: ("", FOUR),
+    WITH_NOISE: ("", [NOISE]),
+    SAME_NOISE: ("", [NOISE, (SEED, "torch.manual_seed(1)")]),
+    TESTS_BY_HAND: ("", [("for x, y in test_batches:", "for x, y in [test_set[[*test_indices]]]:")]),
+    TESTS_OTHERS: ("", [BATCH_NORM]),
+    TESTS_ONE: (
+        "",
+        [
+            BATCH_NORM,
+            (
+                "        model.eval()",
+                "        model.eval()\n        for b in model.buffers():\n            dist.broadcast(b, 0)",
+            ),
+        ],
+    ),
+    "a schedule that steps for each micro-batch": (
+        "schedule",
+        schedule(f"2 * {LATE}", f"{ENDS}\n            scheduler.step()\n            scheduler.step()"),
+    ),
+    "a schedule that ends after half of the steps": (
+        "schedule",
+        [
+            (old, new.replace(SCHEDULE.replace("TOTAL", "0"), f"optim.lr_scheduler.LambdaLR(optimizer, {EARLY_END})"))
+            for old, new in schedule("0")
+        ],
+    ),
+    "averaging is turned on between forward and backward": (
+        "replicas, gradients",
+        [
+            (
+                "            loss = F.cross",
+                "            ddp_model.require_backward_grad_sync = False\n            loss = F.cross",
+            ),
+            (STEP, f"            ddp_model.require_backward_grad_sync = True\n{STEP}"),
+        ],
+    ),
     TAKES_LOCAL_RANK: ("launch", [('group = {"rank": rank,', 'group = {"rank": local_rank,')]),
 }
-ON_ONE_RANK = {SOUND_SCHEDULE, SOUND_BY_HAND} | {name for name, (reds, _) in PLANTED.items() if reds == one_rank.NAME}
+ON_ONE_RANK = {SOUND_SCHEDULE, SOUND_BY_HAND, SOUND_STEPS} | {
+    name for name, (reds, _) in PLANTED.items() if reds == one_rank.NAME
+}
 WEEKLY = {"each rank takes share 0", "the sampler's seed differs", "half of the test set", "only rank 0 reduces"}
 WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the wrapper", "only rank 0 steps"}
 WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
@@ -248,7 +302,18 @@ def test_each_planted_fault_is_found_and_no_other_row_is_red(name, tables):
 
 
 @pytest.mark.parametrize(
-    ("name", "rest"), [(SOUND, {"dice": NONE}), (SOUND_SCHEDULE, {"dice": NONE}), (WITH_DROPOUT, {})]
+    ("name", "rest"),
+    [
+        (SOUND, {"dice": NONE, "schedule": NONE}),
+        (SOUND_STEPS, {"dice": NONE, "schedule": NONE}),
+        (SOUND_SCHEDULE, {"dice": NONE}),
+        (WITH_DROPOUT, {"schedule": NONE}),
+        (WITH_NOISE, {"schedule": NONE}),
+        (SAME_NOISE, {"schedule": NONE, "dice": UNSEEN}),
+        (TESTS_OTHERS, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN}),
+        (TESTS_ONE, {"schedule": NONE, "dice": NONE}),
+        (TESTS_BY_HAND, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN, "metrics": NONE}),
+    ],
 )
 def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
     assert {row.name: row.verdict for row in tables[name].values() if row.verdict != OK} == rest
@@ -257,6 +322,11 @@ def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
 def test_without_a_loader_one_rank_and_two_are_compared(tables):
     row = tables[SOUND_BY_HAND][one_rank.NAME]
     assert row.verdict == OK and "after 40 steps, of samples that no loader tells" in row.seen, row
+
+
+def test_a_sync_that_was_changed_too_late_is_named_in_the_cure(tables):
+    row = tables["averaging is turned on between forward and backward"]["gradients"]
+    assert "require_backward_grad_sync was changed" in row.seen and "before the forward pass" in row.cure
 
 
 def test_each_check_finds_a_planted_fault():
@@ -389,7 +459,8 @@ def test_of_a_stream_each_worker_of_each_rank_has_a_share_of_its_own(share, note
 def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
     """spirals_ddp, made to insist on CUDA; mp.spawn, srun's names, ZeRO."""
     rows = table(noted["for CUDA"])
-    assert {row.name: row.verdict for row in rows.values() if row.verdict != OK} == {"dice": NONE}, rows
+    rest = {row.name: row.verdict for row in rows.values() if row.verdict != OK}
+    assert rest == {"dice": NONE, "schedule": NONE}, rows
     rows = table(noted["mp.spawn"])
     assert [rows[name].verdict for name in ("end", "collectives", "gradients")] == [OK] * 3, rows
     assert "3 steps" in rows["gradients"].seen and command.check_started(noted["mp.spawn"], tmp_path) is None
