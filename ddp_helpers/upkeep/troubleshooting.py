@@ -66,7 +66,8 @@ def index(rules: Iterable[Rule]) -> str:
     spoken.sort(key=lambda rule: (re.sub(r"^\W+", "", shown[rule.id]).casefold(), rule.id))
     rows = [_row((shown[rule.id], rule.meaning, _first_sentence(rule.cure))) for rule in spoken]
     head = ("message", "meaning", "cure")
-    return _HEAD + "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
+    table = "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
+    return _HEAD + table.replace("](#", f"]({PAGE.name}#")
 
 
 def _first_sentence(text: str) -> str:
