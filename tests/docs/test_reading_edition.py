@@ -84,7 +84,10 @@ def test_the_contents_begin_with_the_doors(site: Path) -> None:
     before_the_core = [link for _, link in shown[: shown.index(("Learn: the core", ""))] if link]
     assert before_the_core == [
         "#",
-        *(f"{name}.html" for name in ("scripts-and-jobs", "troubleshooting", "tools", "trainers", "participants")),
+        *(
+            f"{name}.html"
+            for name in ("scripts-and-jobs", "troubleshooting", "messages", "tools", "trainers", "participants")
+        ),
     ]
     first = COURSE[0].with_suffix(".html").relative_to(ROOT)
     assert f'class="next-page" href="{first}"' in (site / "README.html").read_text()
