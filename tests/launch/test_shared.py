@@ -37,6 +37,8 @@ print(json.dumps({
 # Says who has forked its rank, and what that finds; then waits with a rank that waits.
 PROGRAM = """import os, time
 from ddp_helpers.launch.engine import Processes
+from ddp_helpers.launch.shared import _inherited
+print("listening:", *os.listdir(os.environ["DDP_SERVER"]), "asked for:", _inherited(), flush=True)
 launch = Processes()
 says = "echo $OWN; pwd; tr '\\\\0' ' ' </proc/$(ps -o ppid= $PPID | tr -d ' ')/cmdline; echo"
 launch.call(os.system, says, environment=dict(os.environ))
@@ -87,7 +89,8 @@ def test_each_process_has_a_server_of_its_own_from_the_shared_one_if_it_is_like_
         env = {**os.environ, "OWN": "its own", **({} if is_like else {"PYTHONPATH": str(tmp_path)})}
         command = [sys.executable, "-c", PROGRAM]
         with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as started:
-            own, folder, server, rank = (started.stdout.readline().rstrip("\n") for _ in range(4))
+            names, own, folder, server, rank = (started.stdout.readline().rstrip("\n") for _ in range(5))
             started.kill()
-        assert (own, folder) == ("its own", str(tmp_path)) and ("ddp_helpers.launch.server /" in server) == is_like
+        assert (own, folder) == ("its own", str(tmp_path))
+        assert ("ddp_helpers.launch.server /" in server) == is_like, f"{server}; {names}"  # else it cannot be told why
         until(lambda: not psutil.pid_exists(int(rank)), "the end of the rank of a process that was killed")
