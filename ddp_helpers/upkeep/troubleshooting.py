@@ -8,7 +8,7 @@ A maintainer runs it after a change of rules.toml, in one process:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ddp_helpers import ROOT
 from ddp_tools.explain.rules import Rule, load_rules
@@ -29,6 +29,11 @@ _TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*(?:\n`explain` 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _lines(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    return "".join(f"{_row(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _causes(rule: Rule) -> str:
@@ -52,8 +57,7 @@ def table(rules: Iterable[Rule]) -> str:
         first = "their message"
     chosen = [rule for rule in rules if rule.on_page]
     head = (first, "cause", "cure")
-    rows = [_row((rule.message, _causes(rule), rule.cure)) for rule in chosen]
-    lines = "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
+    lines = _lines(head, ((rule.message, _causes(rule), rule.cure) for rule in chosen))
     more = len(rules) - len(chosen)
     knows = f"`explain` knows [{more} more](messages.md) of this kind."
     return f"{lines}\n{knows}\n" if more else lines
@@ -64,10 +68,8 @@ def index(rules: Iterable[Rule]) -> str:
     spoken = [rule for rule in rules if not rule.silent and (rule.message or rule.example)]
     shown = {rule.id: rule.message or f"`{rule.example}`" for rule in spoken}
     spoken.sort(key=lambda rule: (re.sub(r"^\W+", "", shown[rule.id]).casefold(), rule.id))
-    rows = [_row((shown[rule.id], rule.meaning, _first_sentence(rule.cure))) for rule in spoken]
-    head = ("message", "meaning", "cure")
-    table = "".join(f"{line}\n" for line in (_row(head), _row("---" for _ in head), *rows))
-    return _HEAD + table.replace("](#", f"]({PAGE.name}#")
+    rows = ((shown[rule.id], rule.meaning, _first_sentence(rule.cure)) for rule in spoken)
+    return _HEAD + _lines(("message", "meaning", "cure"), rows).replace("](#", f"]({PAGE.name}#")
 
 
 def _first_sentence(text: str) -> str:

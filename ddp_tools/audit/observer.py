@@ -38,6 +38,7 @@ class Observer:
         self._models = ModelWatch(self.writer)
         CallWatch(self.writer)
         self._training = TrainingWatch(self.writer, self._loaders, self._models)
+        self._state_given = ""  # of the random numbers, when a loader had given a batch
         self._parting = False  # a file from the folder of --cwd
         hear(torch, "save", before=self._before_save)
         sys.addaudithook(self._heard_event)
@@ -52,26 +53,26 @@ class Observer:
 
     def _begun(self, loader_pass: LoaderPass) -> None:
         """Keep the line at which a pass begins."""
-        self.writer.state_given = ""  # a loader draws a number when a pass begins
+        self._state_given = ""  # a loader draws a number when a pass begins
         self._datasets.append(loader_pass.dataset)
         loader_pass.begun = self.writer.line_of(sys._getframe(1))
         self._models.note_tested()
 
     def _asked(self, loader_pass: LoaderPass) -> None:
         """Look at the clock, and at the random numbers before the second and the third batch."""
-        if (state := self.writer.state_given) and rng_digest() != state:
-            self.writer.note(notes.RandomUse, state=state, in_loop=True)
-        loader_pass.asked = time.perf_counter()
         looks = loader_pass.batches in (1, 2)
-        loader_pass.state_before = rng_digest() if looks else ""
+        now = rng_digest() if looks or self._state_given else ""
+        if self._state_given not in ("", now):
+            self.writer.note(notes.RandomUse, state=self._state_given, in_loop=True)
+        loader_pass.asked = time.perf_counter()
+        loader_pass.state_before = now if looks else ""
 
     def _given(self, loader_pass: LoaderPass, batch: object) -> None:
         """Keep how long it took, whether random numbers were used, and the samples' digests."""
         self.writer.spent["loading"] += time.perf_counter() - loader_pass.asked
-        state = loader_pass.state_before
-        if state and rng_digest() != state:
-            loader_pass.augmented.append(state)
-        self.writer.state_given = rng_digest() if loader_pass.batches <= STEPS else ""
+        self._state_given = rng_digest() if loader_pass.batches <= STEPS else ""
+        if loader_pass.state_before not in ("", self._state_given):
+            loader_pass.augmented.append(loader_pass.state_before)
         if loader_pass.iterable or loader_pass.batches <= STEPS:
             loader_pass.digests.extend(sample_digests(batch))
 

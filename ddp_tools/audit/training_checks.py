@@ -239,8 +239,8 @@ def schedule(ranks: list[Notes]) -> Finding:
     counts = [note for notes in ranks for note in select(notes, Schedule)]
     if not counts:
         return Finding(NONE, "no scheduler of torch.optim was stepped")
+    epochs = max(len(training_passes(notes)) for notes in ranks)
     for note in counts:
-        epochs = max(len(training_passes(notes)) for notes in ranks)
         seen = f"the scheduler made {note.calls} steps, and the optimizer {note.steps}"
         if note.calls > _FEW_MORE * note.steps + epochs + 1:
             cure = "scheduler.step() once after each optimizer.step(), not for each micro-batch"

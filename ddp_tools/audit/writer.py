@@ -32,7 +32,6 @@ class NoteWriter:
         self.steps = 0  # of optimizers
         self.forwards = 0  # calls of wrapped models
         self.first_save = 0  # after which step
-        self.state_given = ""  # of the random numbers, when a loader had given a batch
         self.spent: dict[str, float] = defaultdict(float)  # seconds since the last step, by phase
         self._process = os.getpid()
         self._file = (folder / f"rank{self.rank}.jsonl").open("w", buffering=1)

@@ -7,7 +7,7 @@ import builtins
 import re
 from collections.abc import Iterator, Sequence
 
-from ddp_tools.explain.lines import Line
+from ddp_tools.explain.lines import Line, own_lines
 
 _BEGIN = "Traceback (most recent call last)"
 _CHAINS = re.compile(
@@ -95,21 +95,28 @@ def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, str]:
 
     Also return the package of the innermost frame, which raised it; "" if that is the reader's own.
     """
-    own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
-    end = next(index for index, line in enumerate(own) if line is final)
     package = ""
-    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
-        line = own[place]
-        if _BEGIN in line.text:
-            if _is_chained(own, place):
-                continue
-            break
-        if match := _OF_A_FRAME.search(line.text):
-            if not _OF_A_LIBRARY.search(match[1]):
-                return f"{match[1]}:{match[2]}", package
-            named = _PACKAGE.match(match[1])
-            package = package or (named[1] if named else match[1])
+    for file, number in _frames(lines, final):
+        if not _OF_A_LIBRARY.search(file):
+            return f"{file}:{number}", package
+        named = _PACKAGE.match(file)
+        package = package or (named[1] if named else file)
     return "", package
+
+
+def innermost_frame(lines: Sequence[Line], final: Line) -> str:
+    """Return the place of the frame that raised an exception, "" if none is shown."""
+    return next((f"{file}:{number}" for file, number in _frames(lines, final)), "")
+
+
+def _frames(lines: Sequence[Line], final: Line) -> Iterator[tuple[str, str]]:
+    """Yield file and line of the frames above an exception's line, from the innermost on."""
+    own, end = own_lines(lines, final)
+    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
+        if _BEGIN in own[place].text and not _is_chained(own, place):
+            return
+        if match := _OF_A_FRAME.search(own[place].text):
+            yield match[1], match[2]
 
 
 def _is_chained(own: Sequence[Line], begin: int) -> bool:
@@ -117,18 +124,6 @@ def _is_chained(own: Sequence[Line], begin: int) -> bool:
     if "Original Traceback" in own[begin].text:  # of a loader's worker
         return True
     return any(_CHAINS.search(line.text) for line in own[max(0, begin - 3) : begin])
-
-
-def innermost_frame(lines: Sequence[Line], final: Line) -> str:
-    """Return the frame that raised an exception: its place and its line; "" if none is shown."""
-    own = [line for line in lines if (line.file, line.rank) == (final.file, final.rank)]
-    end = next(index for index, line in enumerate(own) if line is final)
-    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
-        if _BEGIN in own[place].text:
-            break
-        if match := _OF_A_FRAME.search(own[place].text):
-            return f"{match[1]}:{match[2]}"
-    return ""
 
 
 def is_of_ranks(text: str) -> bool:

@@ -6,10 +6,10 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddp_tools import printable
 from ddp_tools.explain.exceptions import final_lines, innermost_frame
 from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
+from ddp_tools.explain.report import cut
 from ddp_tools.explain.watchdog import name_ranks
 
 _LONGEST, _MOST = 300, 12  # letters of a line; lines of a kind
@@ -109,12 +109,7 @@ def _once(values: Iterable[str]) -> list[str]:
 
 def _place(line: Line) -> str:
     rank = "" if line.rank is None else f"rank {line.rank}, "
-    return f"{rank}line {line.number}: {_cut(line.text.strip())}"
-
-
-def _cut(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    return f"{rank}line {line.number}: {cut(line.text.strip(), _LONGEST)}"
 
 
 def _versions(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -130,7 +125,7 @@ def _variables(texts: Iterable[str]) -> Iterator[str]:
         if match := _SET.search(text):
             yield f"{match[1]}={match[2]}"
         found = _VARIABLE.findall(text)
-        yield from (_cut(f"{name}={value.rstrip(',.')}") for name, value in found)
+        yield from (cut(f"{name}={value.rstrip(',.')}", _LONGEST) for name, value in found)
 
 
 def _last_lines(lines: Sequence[Line]) -> dict[str, str]:

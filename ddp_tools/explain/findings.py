@@ -73,11 +73,16 @@ class Evidence:
 
     def _in_time(self, told: Iterable[Told], rules: Iterable[Rule]) -> Iterator[Told]:
         """Yield what is told; once training has begun, no message is one of its start."""
-        trained = (order for order, line in enumerate(self.lines) if _STEP.search(line.text))
-        begun, by_id = next(trained, len(self.lines)), {rule.id: rule for rule in rules}
+        by_id = {rule.id: rule for rule in rules}
         for rule, rank, line in told:
-            late = rule is not None and rule.later and self._orders[id(line)] > begun
+            late = rule and rule.later and self._orders[id(line)] > self._begun
             yield (by_id[rule.later] if rule and late else rule), rank, line
+
+    @cached_property
+    def _begun(self) -> int:
+        """The order of the first line of a training step."""
+        trained = (order for order, line in enumerate(self.lines) if _STEP.search(line.text))
+        return next(trained, len(self.lines))
 
     def _untold(self, lines: Iterable[Line]) -> Iterator[Line]:
         return (line for line in lines if id(line) not in self._told)

@@ -60,6 +60,12 @@ class Logs:
         self.whole = False
 
 
+def own_lines(lines: Sequence[Line], line: Line) -> tuple[list[Line], int]:
+    """Return the lines of this line's file and rank, and its place among them."""
+    own = [it for it in lines if (it.file, it.rank) == (line.file, line.rank)]
+    return own, next(place for place, it in enumerate(own) if it is line)
+
+
 def read_logs(paths: Sequence[Path]) -> Logs:
     """Read files and folders; `-` is standard input. Raises PlainError."""
     logs = Logs([], [], [])

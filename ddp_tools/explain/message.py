@@ -1,13 +1,13 @@
 """Find what a failure's own message says of its cause or its cure, and NCCL's own words for it.
 
-`judge` and `facts` call it. A sentence of the library that failed comes before any rule.
+`judge` calls it. A sentence of the library that failed comes before any rule.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from ddp_tools.explain.lines import Line
+from ddp_tools.explain.lines import Line, own_lines
 
 _LONGEST = 8  # lines of a message behind the one that names the exception
 _MOST = 3  # sentences
@@ -37,8 +37,7 @@ _HANDS_UP = re.compile(r"NCCL INFO \S+ -> [1-9]")
 
 def says(lines: Sequence[Line], first: Line) -> list[str]:
     """Return the sentences of a message that name a cause or a cure; `first` is its first line."""
-    own = [line for line in lines if (line.file, line.rank) == (first.file, first.rank)]
-    begin = next(place for place, line in enumerate(own) if line is first)
+    own, begin = own_lines(lines, first)
     text = [first.text]
     for before, line in pairwise(own[begin : begin + 1 + _LONGEST]):
         if _ANOTHER.search(line.text) or line.number > before.number + 1:
@@ -66,14 +65,8 @@ def nccl_words(lines: Sequence[Line], root: Line) -> Line | None:
     own = [line for _, line in warned if root.rank is not None and _gpu_of(line) == root.rank]
     if warned:
         return (own or [line for _, line in warned])[-1]
-    return next(last_errors(line for line in lines[place:] if line.rank == root.rank), None)
-
-
-def last_errors(lines: Iterator[Line] | Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines behind `Last error:`, in which PyTorch repeats what NCCL said."""
-    for line, after in pairwise(lines):
-        if line.text.startswith("Last error:"):
-            yield after
+    of_rank = pairwise(line for line in lines[place:] if line.rank == root.rank)
+    return next((after for line, after in of_rank if line.text.startswith("Last error:")), None)
 
 
 def _gpu_of(line: Line) -> int | None:

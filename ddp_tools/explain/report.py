@@ -35,8 +35,8 @@ def as_text(verdicts: Sequence[Verdict], logs: Logs) -> str:
     lines = [_read(verdicts, logs), *(f"note: {notice}" for notice in logs.notices), ""]
     for number, verdict in enumerate(verdicts, start=1):
         if len(verdicts) > 1:
-            first, *_, last = (*verdict.seen.lines[:1], *verdict.seen.lines[-1:])
-            place = f"lines {first.number} to {last.number}"
+            lines_of_it = verdict.seen.lines
+            place = f"lines {lines_of_it[0].number} to {lines_of_it[-1].number}"
             lines += [*[""] * (number > 1), f"== Attempt {number} of {len(verdicts)}: {place}", ""]
         lines += _judged(verdict, logs)
     return "\n".join(lines)
@@ -59,7 +59,7 @@ def _judged(verdict: Verdict, logs: Logs) -> list[str]:
         lines += _indented("", raised)
     elif verdict.place:
         lines += _indented("", f"Your own line in its traceback: {verdict.place}")
-    said = [line for each in verdict.said for line in _indented("  says:   ", _cut(each, 400))]
+    said = [line for each in verdict.said for line in _indented("  says:   ", cut(each, 400))]
     if verdict.root.rule:
         where, *explained = _explained(verdict.root)
         lines += [where, *said, *explained]
@@ -101,7 +101,7 @@ def _first(verdict: Verdict) -> list[str]:
         lines.append(f"Not there when it was needed: {name_ranks(verdict.late)}. Look there first.")
     owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
     lines.append(f"{owner}:" if verdict.own else f"{owner}: none are in this log.")
-    lines += [f"  | {_cut(line.text)}" for line in verdict.own]
+    lines += [f"  | {cut(line.text)}" for line in verdict.own]
     return [*lines, ""]
 
 
@@ -127,7 +127,7 @@ def _not_known(finding: Finding, errors: Sequence[Line]) -> list[str]:
     lines = ["Not known: no rule has this message. The lines to look at:"]
     looked_at = [*finding.lines[:1], *errors[:3]]
     for line in dict.fromkeys(looked_at):
-        lines += _indented("  ", f"{line.file}:{line.number}: {_cut(line.text)}")
+        lines += _indented("  ", f"{line.file}:{line.number}: {cut(line.text)}")
     return lines
 
 
@@ -147,10 +147,10 @@ def _where(finding: Finding) -> str:
     line = finding.lines[0]
     rank = "" if finding.rank is None else f"rank {finding.rank}, "
     times = f", {len(finding.lines)} times" if len(finding.lines) > 1 else ""
-    return f"{rank}{line.file}:{line.number}{times}: {_cut(line.text)}"
+    return f"{rank}{line.file}:{line.number}{times}: {cut(line.text)}"
 
 
-def _cut(text: str, longest: int = _LONGEST) -> str:
+def cut(text: str, longest: int = _LONGEST) -> str:
     """Cut a long line of a log, and take out what a terminal would obey."""
     text = printable(text.rstrip())
     return text if len(text) <= longest else f"{text[:longest]} …"
