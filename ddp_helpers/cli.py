@@ -180,6 +180,9 @@ def _add_audit(subparsers: Commands) -> None:
     command.add_argument("--one-rank-with", help=one_rank_with)
     resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
     command.add_argument("--resume-with", help=resume_with)
+    preempt = "send one rank a signal twice in an epoch, kill all within torch.save, and compare"
+    preempt += " the weights each time; with --resume-with, if a restart needs words"
+    command.add_argument("--preempt", action="store_true", help=preempt)
     sarif = "write the red rows as SARIF, too, which code hosts show beside the lines"
     command.add_argument("--sarif", type=Path, metavar="FILE", help=sarif)
     _add_json(command)

@@ -224,6 +224,7 @@ def audit_script(args: Namespace) -> int:
         batch_size_flag=args.batch_size_flag,
         one_rank_with=args.one_rank_with,
         resume_with=args.resume_with,
+        preempts=args.preempt,
     )
     status = command.report(rows)
     if folder:

@@ -9,11 +9,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_tools import PlainError, printable
-from ddp_tools.audit import one_rank, restart
+from ddp_tools.audit import one_rank, preempt, restart
 from ddp_tools.audit.judge import EARLY, judge
 from ddp_tools.audit.launch import launch
 from ddp_tools.audit.mirror import MIRRORED, mirror
@@ -32,7 +32,7 @@ from ddp_tools.audit.notes import (
 from ddp_tools.audit.rank_checks import NEEDS_STAND_IN, SEE_LOG
 
 RANKS = 2
-_RUNS = ("", "_one", "_stopped", "_again")  # suffixes of their folders
+_RUNS = ("", "_one", "_stopped", "_again", *preempt.RUNS)  # suffixes of their folders
 _STATES = (RED, OK, UNSEEN, NONE, NOT_ASKED)  # as the table has them
 _WIDTH = 200  # letters of a rank's last line
 _DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
@@ -57,13 +57,13 @@ class _Runs:
         ranks: int,
         arguments: Sequence[str],
         suffix: str,
-        stop_rank: str = "",
+        interrupt: str = "",
         work: str = "",
     ) -> list[Notes]:
         """Run the script, and return the notes of its ranks.
 
-        suffix: of the run's folders; stop_rank: which ends all ranks after a checkpoint; work: the
-        folder of an earlier run, in which this one runs.
+        suffix: of the run's folders; interrupt: what ends it early, as `interrupt` reads it; work:
+        the folder of an earlier run, in which this one runs.
         """
         notes = self.folder / f"notes{suffix}"
         _make_empty(notes)
@@ -76,7 +76,7 @@ class _Runs:
             MIRRORED: str(self.cwd or ""),
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
             "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
-            "DDP_AUDIT_STOP": stop_rank,
+            "DDP_AUDIT_INTERRUPT": interrupt,
             "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
         }
         # Of simulated GPUs each rank has one of its own, unless both are told to be the first.
@@ -96,6 +96,7 @@ def audit(
     batch_size_flag: str = "",
     one_rank_with: str | None = None,
     resume_with: str | None = None,
+    preempts: bool = False,
     two_nodes: bool = False,
 ) -> list[Row]:
     """Run an unchanged script on two ranks under witnesses, and judge it.
@@ -115,6 +116,8 @@ def audit(
             global batch.
         resume_with: have the script ended and started again, with these arguments besides, maybe
             none.
+        preempts: have one rank get a signal twice, and all killed within a torch.save; started
+            again it gets the arguments of resume_with, too.
         two_nodes: each rank is told that it is the only one of its node, so that local_rank, which
             is 0 on both, cannot pass for rank.
 
@@ -132,7 +135,9 @@ def audit(
         _check(script, folder, cwd, limit, words_of_flags)
         cwd = Path(cwd).resolve() if cwd else None
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
-        return _audit_rows(runs, arguments, batch_size_flag, one_rank_with, resume_with)
+        resume_with = "" if preempts and resume_with is None else resume_with
+        rows = _audit_rows(runs, arguments, batch_size_flag, one_rank_with, resume_with, preempts)
+        return rows
 
 
 def _audit_rows(
@@ -141,6 +146,7 @@ def _audit_rows(
     batch_size_flag: str,
     one_rank_with: str | None,
     resume_with: str | None,
+    preempts: bool,
 ) -> list[Row]:
     """Run the script as often as it takes, and make all rows. Raises PlainError."""
     folder, on_cpu = runs.folder, runs.on_cpu
@@ -161,6 +167,12 @@ def _audit_rows(
         rows.append(_resume_row(runs, arguments, resume_with, ranks))
     else:
         rows.append(Row(restart.NAME, UNSEEN, "see 'end'"))
+    if not preempts:
+        rows.append(Row(preempt.NAME, NOT_ASKED, "what a signal does, and half a file: --preempt"))
+    elif came_to_end:
+        rows += _preempt_rows(runs, arguments, resume_with or "", ranks)
+    else:
+        rows += [Row(name, UNSEEN, "see 'end'") for name in (preempt.NAME, preempt.TORN)]
     if on_cpu:
         rows.append(Row("device", NOT_ASKED, _DEVICE))
     return rows
@@ -183,12 +195,29 @@ def _one_rank_row(
 
 def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]) -> Row:
     """End the script and start it again, and compare its model with that of these ranks."""
-    stopped = runs.run(RANKS, arguments, "_stopped", stop_rank="0")
+    stopped = runs.run(RANKS, arguments, "_stopped", "kill 0")
     restarted = ranks
     if select(stopped[0], Stopped):
         arguments = [*arguments, *shlex.split(resume_with)]
         restarted = runs.run(RANKS, arguments, "_again", work="work_stopped")
     return restart.compare_restarted(ranks[0], stopped[0], restarted)
+
+
+def _preempt_rows(
+    runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]
+) -> list[Row]:
+    """Have one rank told to stop, then all killed within torch.save, and start it again each time.
+
+    A rank that waits for one that has left is ended soon: by then the whole run had ended.
+    """
+    seconds = ranks[0][-1].time - ranks[0][0].time
+    shorter = replace(runs, limit=min(runs.limit, 3 * seconds + 20))
+
+    def run(interrupt: str, suffix: str, before: str) -> list[Notes]:
+        words = [*arguments, *shlex.split(resume_with)] if before else arguments
+        return shorter.run(RANKS, words, suffix, interrupt, f"work{before}" if before else "")
+
+    return [preempt.preempt(run, ranks), preempt.torn_save(run, ranks)]
 
 
 def check_started(ranks: list[Notes], log: Path) -> None:

@@ -239,7 +239,18 @@ class FileWritten(Note):
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Note):
-    """All ranks are about to be ended, to be started again."""
+    """All ranks are about to be killed, to be started again."""
+
+    file: str = ""  # the name of the one that is half written, if it is in torch.save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Note):
+    """This rank is about to get a signal."""
+
+    signal: str  # its name
+    handled: bool  # the script has a handler for it
+    steps: int  # of optimizers until then, with the one that begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +268,7 @@ class End(Note):
     status: int
     why: str = ""  # the error, in a line
     by_stand_in: bool = False  # it is of CUDA, in whose place the CPU stands
+    raised: bool = False  # it is an exception, and not SystemExit
     steps: int = 0  # of optimizers
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_tools.audit import notes
 from ddp_tools.audit.call_watch import CallWatch
 from ddp_tools.audit.digests import names_in, rng_digest, sample_digests
+from ddp_tools.audit.interrupt import Interruption
 from ddp_tools.audit.mirror import part
 from ddp_tools.audit.model_watch import ModelWatch
 from ddp_tools.audit.notes import STEPS
@@ -37,9 +38,12 @@ class Observer:
         self._loaders = LoaderWatch(self._ended, self._begun, self._asked, self._given)
         self._models = ModelWatch(self.writer)
         CallWatch(self.writer)
-        self._training = TrainingWatch(self.writer, self._loaders, self._models)
+        self._interruption = Interruption(self.writer)
+        watches = (self._loaders, self._models, self._interruption)
+        self._training = TrainingWatch(self.writer, *watches)
         self._state_given = ""  # of the random numbers, when a loader had given a batch
         self._parting = False  # a file from the folder of --cwd
+        self._save = torch.save  # as it is, not observed
         hear(torch, "save", before=self._before_save)
         sys.addaudithook(self._heard_event)
 
@@ -109,10 +113,10 @@ class Observer:
         """Note the names in what is saved, and the file."""
         names = [*names_in(obj)][:_MOST_NAMES]
         self.writer.note(notes.Save, names=names, wrapper=isinstance(obj, DDP))
-        self.writer.first_save = self.writer.first_save or self.writer.steps
         if isinstance(f, str | os.PathLike):
             self._part(f, empties=True)  # of what C++ opens Python does not tell
             self.writer.note(notes.FileWritten, path=str(Path(f).absolute()))
+        self._interruption.before_save(self._save, obj, f)
 
     def _part(self, file: str | bytes | os.PathLike, empties: bool) -> None:
         """Part a file from the folder of --cwd, without noting the files that this opens."""
@@ -140,6 +144,7 @@ class Observer:
         file = str(Path(os.fsdecode(path)).absolute())
         ours = file.startswith((*_NOT_NOTED, str(self.writer.folder))) or "__pycache__" in file
         if not ours:
+            self._interruption.before_open(Path(file))
             names = {name.partition(".")[0] for name in callers}
             tool = next((name for name in _TOOLS if name in names), "")
             self.writer.note(notes.FileWritten, path=file, tool=tool)

@@ -82,7 +82,8 @@ def end(ranks: list[Notes]) -> Finding:
     if launch(ranks).verdict == RED:
         return Finding(UNSEEN, "see 'launch'")
     if any(select(notes, TimeUp) for notes in ranks):
-        return _ended_at_limit(ranks)
+        cure = "see 'collectives'; where nothing hangs, a longer --limit"
+        return Finding(RED, where_ranks_hang(ranks), cure)
     lost, failed = [], []
     for rank, notes in enumerate(ranks):
         ends = select(notes, End)
@@ -92,7 +93,7 @@ def end(ranks: list[Notes]) -> Finding:
     if failed:
         # The errors of the others may follow from the first one.
         note, rank = min(failed, key=lambda pair: pair[0].time)
-        message = f"rank {rank} at {short_line(note.at)}: {_error_of(note)}"
+        message = f"rank {rank} at {short_line(note.at)}: {error_of(note)}"
         if note.by_stand_in:
             reason = "the audit's stand-in for CUDA does not know this: no fault of the script"
             return Finding(UNSEEN, f"{message}; {reason}")
@@ -110,7 +111,7 @@ def has_unused_weights(ranks: list[Notes]) -> bool:
     return any(_UNUSED in note.why for notes in ranks for note in select(notes, End))
 
 
-def _ended_at_limit(ranks: list[Notes]) -> Finding:
+def where_ranks_hang(ranks: list[Notes]) -> str:
     """Say where each rank was when the time was up."""
     hanging, left = [], []
     for rank, notes in enumerate(ranks):
@@ -119,11 +120,10 @@ def _ended_at_limit(ranks: list[Notes]) -> Finding:
             hanging.append(f"rank {rank} at {short_line(note.at)} in {note.function}")
         else:
             left.append(f"rank {rank} had ended")
-    seen = f"ended at the limit: {', '.join([*hanging, *left])}"
-    return Finding(RED, seen, "see 'collectives'; where nothing hangs, a longer --limit")
+    return f"ended at the limit: {', '.join([*hanging, *left])}"
 
 
-def _error_of(note: End) -> str:
+def error_of(note: End) -> str:
     """The error of a rank that failed, in a line."""
     error = _GLOO_SOURCE.sub("", note.why)[:_WIDTH] or f"exit status {note.status}"
     path, _, line = note.at.rpartition(":")

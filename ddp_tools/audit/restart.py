@@ -24,7 +24,7 @@ from ddp_tools.audit.training_checks import replicas
 
 NAME = "resume"
 _ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
-_CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
+CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
 
 
 def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -> Row:
@@ -33,11 +33,26 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
     complete, stopped: rank 0's notes of a run to its end, and of one that was ended early.
     """
     try:
-        _check_stopped(complete, stopped)
+        check_first_step(complete, stopped)
+        if not select(stopped, Stopped):
+            reason = "torch.save wrote nothing more than two steps before the end"
+            raise ValueError(f"not ended early: {reason}")
+    except ValueError as reason:
+        return Row(NAME, UNSEEN, str(reason))
+    return judge_restarted(complete, restarted, len(select(stopped, Save)))
+
+
+def judge_restarted(complete: Notes, restarted: list[Notes], saves: int) -> Row:
+    """Judge the ranks of an attempt that goes on to the end.
+
+    complete: rank 0's notes of a run that nobody stopped; saves: how many of its torch.save came
+    before this attempt; 0 where nobody knows.
+    """
+    try:
         finding = end(restarted)
         if finding.verdict == RED:
             seen = f"started again, it failed: {finding.seen}"
-            cure = "read its messages (--folder keeps them, in notes_again/output.log)"
+            cure = "read its messages (--folder keeps them, in the folder notes of that run)"
             calls = collectives(restarted)
             if calls.verdict == RED:
                 seen += f"; {calls.seen}"
@@ -56,11 +71,11 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
     seen = f"ended and started again, it ended {share:.2g} of the weights' way apart"
     if share < _ROUNDING:
         return Row(NAME, OK, f"{seen}: close, not equal")
-    return _reason_apart(seen, complete, stopped, restarted[0])
+    return _reason_apart(seen, complete, restarted[0], saves)
 
 
-def _check_stopped(complete: Notes, stopped: Notes) -> None:
-    """Raise ValueError where the run was not ended, or its steps cannot be recognised."""
+def check_first_step(complete: Notes, stopped: Notes) -> None:
+    """Raise ValueError if the first step of a run cannot be recognised in one to be ended early."""
     first = _first_gradients(complete)
     if not any(size for _, size in first):
         raise ValueError("the first step had no gradients by which to know it again")
@@ -68,9 +83,6 @@ def _check_stopped(complete: Notes, stopped: Notes) -> None:
         seen = "the run that was to be ended took another first step than the whole one"
         question = "is the seed set? Or did it find a checkpoint of that run, under a whole path?"
         raise ValueError(f"{seen}: {question}")
-    if not select(stopped, Stopped):
-        reason = "torch.save wrote nothing more than two steps before the end"
-        raise ValueError(f"not ended early: {reason}")
 
 
 def _share_of_way(complete: Notes, restarted: Notes) -> float | None:
@@ -90,22 +102,22 @@ def _share_of_way(complete: Notes, restarted: Notes) -> float | None:
     return distance(last, other_last) / max(distance(begin, last), 1e-12)
 
 
-def _reason_apart(seen: str, complete: Notes, stopped: Notes, restarted: Notes) -> Row:
+def _reason_apart(seen: str, complete: Notes, restarted: Notes, saves: int) -> Row:
     """Say why two runs ended apart: other samples, other random numbers, or the state."""
     trained = bool(training_passes(complete))
     if trained and _goes_further(complete, restarted):
         reason = "but trained on where the whole run ends: give both the same last step"
         return Row(NAME, UNSEEN, f"it went on with the whole run's samples, {reason}")
     if trained and not _goes_on(complete, restarted):
-        return Row(NAME, RED, f"{seen}, and trained on other samples", _CURE)
-    if _other_random_numbers(complete, stopped, restarted):
-        if _noted_at_restart(complete, stopped, restarted):
+        return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
+    if _other_random_numbers(complete, restarted, saves):
+        if _noted_at_restart(complete, restarted, saves):
             reason = ", with other random numbers: restore torch.get_rng_state(), and look again"
         else:
             reason = "; the random numbers were not noted there, so they cannot be compared"
         return Row(NAME, UNSEEN, seen + reason)
     samples = ", with the same samples" if trained else ""
-    return Row(NAME, RED, seen + samples, _CURE)
+    return Row(NAME, RED, seen + samples, CURE)
 
 
 def _first_gradients(notes: Notes) -> TensorSums:
@@ -120,17 +132,16 @@ def _random_states(notes: Notes) -> list[str]:
     return in_model + in_dataset
 
 
-def _other_random_numbers(complete: Notes, stopped: Notes, restarted: Notes) -> bool:
+def _other_random_numbers(complete: Notes, restarted: Notes, saves: int) -> bool:
     """Whether the model's first step after the restart had other random numbers than it had once.
 
     Where the notes do not have that step of the whole run, or no step: other ones than ever.
     """
     states = _random_states(complete)
     begins = _random_states(restarted)[:1]
-    saves = [index for index, note in enumerate(complete) if isinstance(note, Save)]
-    count = len(select(stopped, Save))
-    if 0 < count <= len(saves):
-        once = _state_of_first_step(complete[saves[count - 1] :])
+    indices = [index for index, note in enumerate(complete) if isinstance(note, Save)]
+    if 0 < saves <= len(indices):
+        once = _state_of_first_step(complete[indices[saves - 1] :])
         again = _state_of_first_step(restarted)
         if once and again:
             return once != again
@@ -148,10 +159,9 @@ def _state_of_first_step(notes: Notes) -> str:
     return ""
 
 
-def _noted_at_restart(complete: Notes, stopped: Notes, restarted: Notes) -> bool:
+def _noted_at_restart(complete: Notes, restarted: Notes, saves: int) -> bool:
     """Whether random numbers of the whole run were noted where the restarted one begins."""
     if select(restarted, RandomUse):  # after what was saved last
-        saves = len(select(stopped, Save))
         indices = [index for index, note in enumerate(complete) if isinstance(note, Save)]
         if not indices[:saves]:
             return False

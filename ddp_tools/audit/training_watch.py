@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 
 from ddp_tools.audit import notes
 from ddp_tools.audit.digests import inputs_digest, rng_digest, sums_of
+from ddp_tools.audit.interrupt import Interruption
 from ddp_tools.audit.loss_terms import divisor_of
 from ddp_tools.audit.model_watch import ModelWatch
 from ddp_tools.audit.notes import STEPS
@@ -37,9 +38,16 @@ _MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
 class TrainingWatch:
     """Hears of the forward passes of wrapped models, of backward passes and of optimizers."""
 
-    def __init__(self, writer: NoteWriter, loaders: LoaderWatch, models: ModelWatch) -> None:
+    def __init__(
+        self,
+        writer: NoteWriter,
+        loaders: LoaderWatch,
+        models: ModelWatch,
+        interruption: Interruption,
+    ) -> None:
         """Listen from now on."""
         self._writer, self._loaders, self._models = writer, loaders, models
+        self._interruption = interruption
         self._not_finite = 0
         self._in_backward = False
         self._stepping: Optimizer | None = None
@@ -167,7 +175,7 @@ class TrainingWatch:
                 self._models.copies.look(self._models.models)
             if writer.steps <= STEPS:
                 self._note_step(optimizer)
-            writer.end_if_asked()
+            self._interruption.before_step()
 
         def after_step(optimizer: Optimizer, *_: object) -> None:
             if self._stepping is optimizer:

@@ -90,7 +90,8 @@ def _end_by(error: BaseException, last_line: str) -> notes.End:
     at = f"{last[0].filename}:{last[0].lineno}" if last else ""
     by_stand_in = bool(os.environ.get("DDP_AUDIT_ON_CPU") and _OF_STAND_IN.search(first_line))
     by_stand_in = by_stand_in and notes.NO_SUCH_DEVICE not in first_line
-    return notes.End(at=at, status=status, why=first_line, by_stand_in=by_stand_in)
+    raised = not isinstance(error, SystemExit)
+    return notes.End(at=at, status=status, why=first_line, by_stand_in=by_stand_in, raised=raised)
 
 
 if __name__ == "__main__":

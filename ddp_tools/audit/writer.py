@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_tools.audit.digests import is_library
-from ddp_tools.audit.notes import Note, Stopped, TimeUp, to_line
+from ddp_tools.audit.notes import Note, TimeUp, to_line
 
 _MOST_CALLERS = 5  # lines of the script that are noted of one call
 
@@ -31,7 +31,6 @@ class NoteWriter:
         self.folder = folder
         self.steps = 0  # of optimizers
         self.forwards = 0  # calls of wrapped models
-        self.first_save = 0  # after which step
         self.spent: dict[str, float] = defaultdict(float)  # seconds since the last step, by phase
         self._process = os.getpid()
         self._file = (folder / f"rank{self.rank}.jsonl").open("w", buffering=1)
@@ -91,11 +90,3 @@ class NoteWriter:
             os._exit(124)
 
         threading.Thread(target=end, daemon=True).start()
-
-    def end_if_asked(self) -> None:
-        """End all ranks, two steps after the first save, if this rank was started to do so."""
-        asked = os.environ.get("DDP_AUDIT_STOP") == os.environ.get("RANK")
-        if asked and 0 < self.first_save < self.steps - 2:
-            self.note(Stopped)
-            for path in sorted(self.folder.glob("rank*.pid"), reverse=True):  # this one ends last
-                os.kill(int(path.read_text()), SIGKILL)
