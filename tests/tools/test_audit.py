@@ -592,7 +592,8 @@ def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
     data = write_digits(tmp_path / "data", train=192, test=64)
     text, progress = script_text("mnist_ddp_resumable"), 'progress = newest["progress"]'
     env, words = {"DDP_AUDIT_ON_CPU": on_cpu}, ["--data", data, "--run-dir=mine", *FLAGS_OF_MNIST]
-    first = {"whole": Script(text, words, env=env), "stopped": Script(text, words, env=env | {"DDP_AUDIT_INTERRUPT": "kill 0"})}
+    killed = env | {"DDP_AUDIT_INTERRUPT": "kill 0"}
+    first = {"whole": Script(text, words, env=env), "stopped": Script(text, words, env=killed)}
     notes = audit_all(first, tmp_path / "first")
     again = {"right": text}
     if THOROUGH:
