@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ddp_tools.audit.notes import Stopped, Told
 from ddp_tools.audit.writer import NoteWriter
@@ -44,7 +45,7 @@ class Interruption:
         if self._kind == "signal" and steps == self._number:
             self._send_signal()
 
-    def before_save(self, save: Callable[..., object], obj: object, file: object) -> None:
+    def before_save(self, save: Callable[..., object], obj: object, file: Any) -> None:
         """torch.save is called; save: torch's own, which nothing observes."""
         self._first_save = self._first_save or self._writer.steps
         self._saves += 1
