@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddp_tools.audit import notes
+from ddp_tools.audit.digests import sums_of
 from ddp_tools.audit.watch import replace_call
 from ddp_tools.audit.writer import NoteWriter
 
@@ -82,7 +83,7 @@ class CallWatch:
             setattr(dist, name, call)
             setattr(distributed_c10d, name, call)
 
-    def _note_communication(self, name: str, arguments: list[object], part: object) -> None:
+    def _note_communication(self, name: str, arguments: list[object], part: Any) -> None:
         """Note a call by which ranks talk to each other, with the size of its first tensor.
 
         part: what this rank gives.
@@ -92,6 +93,8 @@ class CallWatch:
         size = [*tensors[0].shape] if tensors else None
         others = [value for value in arguments if isinstance(value, dist.ReduceOp.RedOpType)]
         adds = "reduce" in name and {*others} <= {dist.ReduceOp.SUM, dist.ReduceOp.AVG}
+        sums = adds and {*others} <= {dist.ReduceOp.SUM} and self._writer.steps < notes.STEPS
+        sums = sums and isinstance(part, torch.Tensor) and part.is_floating_point()
         kind: type[notes.Communication] = notes.Collective
         if groups and groups[0] is not dist.group.WORLD:
             kind = notes.GroupCollective
@@ -104,6 +107,7 @@ class CallWatch:
             size=size,
             **_content(part),
             adds=adds,
+            added=sums_of([part]) if sums else (),
         )
 
 

@@ -126,6 +126,7 @@ class Communication(Note):
     counts: bool = False  # all that this rank gives are integers
     lengths: Sequence[int] = ()  # of what this rank gives, and of its parts if it is an object
     adds: bool = False  # it makes a sum or a mean
+    added: TensorSums = ()  # over what this rank gives to a sum, if it is no integers
     callers: Sequence[str] = ()  # the script's lines that called that of the call, innermost first
 
 

@@ -50,8 +50,11 @@ _KNOWN = {
     "static_graph=True); one forward and one backward pass for each step",
     "marked a variable ready only once": "torch.utils.checkpoint with use_reentrant=False, or "
     "DDP(model, static_graph=True)",
-    "Connection closed by peer": "another rank left first: its lines in notes/output.log say why "
-    "(--folder keeps them), and 'collectives' where",
+    **dict.fromkeys(
+        ("Connection closed by peer", "Connection reset by peer"),
+        "another rank left first: its lines in notes/output.log say why (--folder keeps them), and "
+        "'collectives' where",
+    ),
     NO_SUCH_DEVICE: "the number of a device is that of LOCAL_RANK, and not the rank, which is "
     "larger on every node but the first",
     "address already in use": "another MASTER_PORT, or torchrun --standalone",

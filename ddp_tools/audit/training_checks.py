@@ -14,6 +14,7 @@ from ddp_tools.audit.notes import (
     UNSEEN,
     Communication,
     Finding,
+    Inputs,
     Loss,
     Notes,
     NotFinite,
@@ -166,11 +167,13 @@ def _other_gradients(number: int, steps: tuple[Step, ...], wrap: Wrap) -> Findin
         called = f"the wrapper was called {first.forwards} times"
     seen = f"{at} had other gradients on each rank; {called}"
     cure = f"call what DDP() returned in {short_line(wrap.at)}, not the model inside"
+    if first.forwards >= number:
+        cure = f"no no_sync() around the last micro-batch before a step; {cure}"
     if first.sync_changed:
         seen += ", and require_backward_grad_sync was changed between forward and backward"
         cure = "set it before the forward pass, where DDP reads it; or put both under no_sync()"
         return Finding(RED, seen, cure)
-    return Finding(RED, seen, f"{cure}; no no_sync() at the last")
+    return Finding(RED, seen, cure)
 
 
 def _is_multiple(sums: TensorSums, others: TensorSums) -> bool:
@@ -197,7 +200,7 @@ def _equal_gradients(ranks: list[Notes], steps: list[list[Step]]) -> Finding:
     if end(ranks).verdict == OK and len({*made}) > 1:
         each = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(made))
         return _unequal_steps(ranks, f"the ranks made unequal numbers of steps: {each}")
-    if finding := _unequal_means(ranks):
+    if finding := _unequal_means(ranks) or _sum_of_equals(ranks):
         return finding
     return Finding(OK, f"equal on all ranks at the first {count} steps")
 
@@ -220,6 +223,40 @@ def _unequal_means(ranks: list[Notes]) -> Finding | None:
     cure = "all_reduce the number of terms, and call backward on sum * world_size / all terms"
     # A last batch that is smaller on one rank is a small error; people know it, and accept it.
     return Finding(RED if 2 * len(apart) > len(losses) else UNSEEN, seen, cure)
+
+
+def _sum_of_equals(ranks: list[Notes]) -> Finding | None:
+    """Ask about a sum, between backward and step, of numbers that all ranks have alike.
+
+    So are those of gradients that DDP has averaged, as their norm. Whole numbers may be counts.
+    """
+    calls = zip(*(_sums_before_steps(notes) for notes in ranks), strict=False)
+    equal = [
+        first
+        for first, *others in calls
+        if not all(total.is_integer() for total, _ in first.added)
+        and not any(differ(first.added, other.added) for other in others)
+    ]
+    if len({first.added[0][0] for first in equal}) < 2:  # else it may be a constant
+        return None
+    seen = f"{short_line(equal[0].at)}: between backward and step {equal[0].name} adds up numbers "
+    seen += "that are the same on all ranks, as those of averaged gradients are"
+    return Finding(UNSEEN, f"{seen}: is the sum divided by world_size again?")
+
+
+def _sums_before_steps(notes: Notes) -> list[Communication]:
+    """A rank's sums of numbers with a fraction between a forward pass and the optimizer's step."""
+    before_steps: list[Communication] = []
+    since: list[Communication] = []
+    for note in notes:
+        if isinstance(note, Inputs):
+            since = []
+        elif isinstance(note, Communication) and note.added:
+            since.append(note)
+        elif isinstance(note, Step):
+            before_steps += since
+            since = []
+    return before_steps
 
 
 def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:

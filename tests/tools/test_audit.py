@@ -84,6 +84,9 @@ def schedule(total, steps=f"{ENDS}\n            scheduler.step()"):
 
 IN_LOOP, SEED = "train_batches:\n            loss = ", "torch.manual_seed(1 + rank)"
 NOISE = ("ddp_model(x.to(device))", "ddp_model(x.to(device) + 0.1 * torch.randn(x.shape))")
+NORM_ADDED = "no row: the norm of averaged gradients is added up over the ranks"
+LOSS_ADDED = "none: the ranks' losses are added up before the step"
+NORM = "dist.all_reduce(sum(OF.detach().square().sum() for p in model.parameters()))"
 LATE, EARLY_END = "args.epochs * len(train_batches)", "lambda step: max(0.0, 1 - step / len(train_batches))"
 FOUR = [
     (f"for x, y in {IN_LOOP}", f"for number, (x, y) in enumerate({IN_LOOP.replace(':', ', 1):', 1)}"),
@@ -246,6 +249,8 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
             (STEP, f"            ddp_model.require_backward_grad_sync = True\n{STEP}"),
         ],
     ),
+    NORM_ADDED: ("", [(ENDS, f"            {NORM.replace('OF', 'p.grad')}\n{ENDS}")]),
+    LOSS_ADDED: ("", [(ENDS, f"            {NORM.replace('OF', 'loss')}\n{ENDS}")]),
     TAKES_LOCAL_RANK: ("launch", [('group = {"rank": rank,', 'group = {"rank": local_rank,')]),
 }
 ON_ONE_RANK = {SOUND_SCHEDULE, SOUND_BY_HAND, SOUND_STEPS} | {
@@ -310,6 +315,8 @@ def test_each_planted_fault_is_found_and_no_other_row_is_red(name, tables):
         (WITH_DROPOUT, {"schedule": NONE}),
         (WITH_NOISE, {"schedule": NONE}),
         (SAME_NOISE, {"schedule": NONE, "dice": UNSEEN}),
+        (NORM_ADDED, {"schedule": NONE, "dice": NONE, "gradients": UNSEEN}),
+        (LOSS_ADDED, {"schedule": NONE, "dice": NONE}),
         (TESTS_OTHERS, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN}),
         (TESTS_ONE, {"schedule": NONE, "dice": NONE}),
         (TESTS_BY_HAND, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN, "metrics": NONE}),
