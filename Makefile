@@ -73,18 +73,25 @@ clean:  ## remove what was made, but neither data nor runs
 LAB_SETTINGS := {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}, \
 	"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
 
+# TORCH=cpu takes PyTorch without CUDA. It is not the default, since a login node has no GPU either, while the jobs
+# that it sends have; and without CUDA's libraries no GPU can be simulated, on which 10 shows NCCL's failures.
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+SIZE_cuda := PyTorch with CUDA is 5 GB; TORCH=cpu, for a machine without a GPU, takes 1 GB
+SIZE_cpu := PyTorch without CUDA is 1 GB
 # By uv where it is on the PATH, else by pip: the same packages, pip among them.
 PACKAGES := .[notebook,test,site]
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 …"; exit 1; }
-	@echo "Installing into .venv: torch with CUDA is 5 GB, a few minutes"
+	@echo "Installing into .venv, a few minutes: $(or $(SIZE_$(TORCH)),$(SIZE_cuda))"
 	@if command -v uv >/dev/null; then \
 		uv venv --quiet --seed --allow-existing --python '$(PYTHON)' .venv && \
-		uv pip install --quiet --python $(BIN)/python --editable '$(PACKAGES)'; \
+		uv pip install --quiet --python $(BIN)/python $(if $(filter cpu,$(TORCH)),--torch-backend cpu) \
+			--editable '$(PACKAGES)'; \
 	else \
 		{ $(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/packages ensurepip:python3-venv; } && \
 		$(PYTHON) -m venv .venv && \
-		$(BIN)/pip install --quiet --disable-pip-version-check --editable '$(PACKAGES)'; \
+		$(BIN)/pip install --quiet --disable-pip-version-check $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_WHEELS)) \
+			--editable '$(PACKAGES)'; \
 	fi
 	@mkdir -p .venv/share/jupyter/lab/settings
 	@echo '$(LAB_SETTINGS)' >.venv/share/jupyter/lab/settings/overrides.json

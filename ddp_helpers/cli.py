@@ -27,6 +27,7 @@ Status 2 is the same for all: what was given cannot be used, and one line says w
 _WITH_A_SCRIPT = {"job", "audit", "gpus"}
 # Commands whose folder may be at fault where the system refuses something.
 _WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve", "gpus"}
+_IN_TORCH = {"torch", "torchvision", "psutil", "cloudpickle"}  # the packages of that extra
 _SITE = "one of the course's sites, or the path of a .toml file"
 
 
@@ -94,7 +95,10 @@ def main(argv: list[str] | None = None) -> int:
     except PlainError as error:
         stop(str(error))
     except ModuleNotFoundError as error:
-        cure = "pip install 'ddp-course[notebook]'"
+        extra = "torch" if error.name in _IN_TORCH else "notebook"
+        # In a clone by its path: the name alone would be looked up on PyPI.
+        course = str(ROOT) if (ROOT / "pyproject.toml").exists() else "ddp-course"
+        cure = f"pip install '{course}[{extra}]'"
         if str(error.name).startswith("ddp_helpers."):
             cure = "it is part of the course, not of its wheel: clone that"
         stop(f"{args.command} needs {error.name}, which this Python lacks: {cure}")

@@ -15,6 +15,7 @@ from argparse import Namespace
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,8 @@ def audit_script(args: Namespace) -> int:
     from ddp_tools.audit import command
     from ddp_tools.audit.sarif import to_sarif
 
+    if find_spec("torch") is None:  # before a rank is started that would say so
+        raise ModuleNotFoundError(name="torch")
     _check_file(args.json)
     _check_file(args.sarif, "--sarif")
     folder = args.folder

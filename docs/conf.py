@@ -37,6 +37,7 @@ _CONTENTS = {
     "Behind the course": [
         "slurm/job.ipynb",
         "notebooks/results/*.md",
+        "docs/structure.md",
         "AGENTS.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",

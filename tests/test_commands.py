@@ -10,12 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jinja2
 import markupsafe
 import nbformat
 import pytest
+from packaging.requirements import Requirement
 from real import LIMIT, python
 from refusals import ended, one_line, refused
 
@@ -249,6 +251,11 @@ BARE = {  # what needs neither torch nor Jupyter: its words, its exit status, an
     "plan": ([str(ROOT / "notebooks" / "spirals.py")], 1, "a loader to train from"),
     "who-hangs": (["recorder_rank0.json", "--json", "answer"], 1, "rank 1 left no dump"),
 }
+LACKING = {  # what needs more, its words, and the extra that brings it
+    "audit": (["mine.py"], "torch"),
+    "fits": (["mine.py:Net"], "torch"),
+    "curve": (["first"], "notebook"),
+}
 
 
 def test_a_command_that_trains_nothing_needs_python_and_jinja2_alone(tmp_path) -> None:
@@ -262,5 +269,10 @@ def test_a_command_that_trains_nothing_needs_python_and_jinja2_alone(tmp_path) -
     for name, (words, status, said) in BARE.items():
         done = python("-S", "-m", "ddp_helpers", name, *words, cwd=tmp_path, env=env)
         assert done.returncode == status and said in done.stdout + done.stderr, done
+    for name, (words, extra) in LACKING.items():
+        done = python("-S", "-m", "ddp_helpers", name, *words, cwd=tmp_path, env=env)
+        ended(done.returncode, done.stdout, done.stderr, "which this Python lacks", f"pip install '{ROOT}[{extra}]'")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [Requirement(text).name for text in project["dependencies"]] == ["jinja2"]
     versions = json.loads((tmp_path / "answer").read_text())["versions"]
     assert versions.keys() == {"ddp-course", "python"}

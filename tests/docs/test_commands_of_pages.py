@@ -70,7 +70,6 @@ TYPED = [
 ]
 NOT_TYPED = {
     ("scripts-and-jobs", "nohup torchrun"): "tests/docs/test_your_script.py runs it, and closes its terminal",
-    ("README", "make run"): "the two commands: the second one runs this test",
     ("README", "make lab"): "stays open; tests/browser types it, and opens its address",
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
     ("elsewhere", "docker build"): "needs Docker",
