@@ -9,7 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from real import LIMIT, weekly
 
 from ddp_helpers import ROOT, jobs
@@ -74,6 +76,7 @@ NOT_TYPED = {
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
     ("elsewhere", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_gpu_record.py gives the same tests simulated ones",
+    ("elsewhere", "#!/bin/bash\n#PBS"): "a job file of PBS, which is not here",
     ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
     ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("gpus", "ddp-course gpus"): "tests/tools/test_wheel.py types the example of its --help",
@@ -212,3 +215,20 @@ def test_a_kernel_of_a_shared_environment_has_the_helpers_of_the_learners_copy(
     ask = "cd notebooks\nenv -u PYTHONPATH JUPYTER_PREFER_ENV_PATH=0 jupyter run ../where.py"
     done = typed(install + ask, desk, "JUPYTER_DATA_DIR")
     assert f"{desk} /shared/ddp/data\n" in done.stdout, done.stdout[-3000:]
+
+
+def test_the_cells_for_kaggle_start_ranks_from_a_kernel_whose_forks_cannot_use_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has only asked whether there is a GPU, which is enough: without the question a fork says otherwise."""
+    monkeypatch.setenv("PATH", f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}")
+    typed = [text for page, _, text in fences(PAGES) if page == "elsewhere" and text[0] in "%!"]
+    forked = """def rank(_): torch.zeros(1, device="cuda")
+        try: mp.start_processes(rank, nprocs=1, start_method="fork")
+        except Exception as error: print(error)""".replace("        ", "")
+    texts = ["import torch, torch.multiprocessing as mp", forked, "torch.cuda.is_available()", forked, *typed]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+    NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert ["Cannot re-initialize CUDA in forked subprocess" in said[cell] for cell in (1, 3)] == [False, True]
+    assert all(f"rank {rank} of 2 on c" in said[-1] for rank in range(2)), said[-1]
