@@ -7,16 +7,15 @@ calls `explain_job`, in one process. Nothing of the file is run.
 import json
 import re
 import textwrap
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ddp_tools import PlainError, printable
 from ddp_tools.explain.jobfile_checks import compare, unread
-from ddp_tools.explain.jobfile_text import JobFile, Start
+from ddp_tools.explain.jobfile_start import Start, table
+from ddp_tools.explain.jobfile_text import JobFile
 
 _SOUND, _FAULTY, _NOT_SEEN = 0, 1, 4
 _NAMES = (".sbatch", ".slurm", ".sbat")
@@ -63,21 +62,15 @@ class Found:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    text = Path(__file__).with_name("jobfile.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-@cache
 def load_faults() -> dict[str, Fault]:
     """Read the faults of jobfile.toml; raises TypeError at a key that no fault has."""
-    return {row["id"]: Fault(**row) for row in _table()["fault"]}
+    return {row["id"]: Fault(**row) for row in table()["fault"]}
 
 
 def not_seen(job: JobFile) -> list[str]:
     """List what a job file needs and was not seen to have, and options that no check reads."""
-    options = dict.fromkeys(_table()["looked_at"] + _table()["indifferent"], "(?s).*")
-    return [*job.unseen(), *unread(job, options | _table()["values"])]
+    options = dict.fromkeys([*table()["read"], *table()["indifferent"]], "(?s).*")
+    return [*job.unseen(), *unread(job, options | table()["values"])]
 
 
 def is_job_file(path: Path) -> bool:

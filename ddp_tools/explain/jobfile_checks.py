@@ -1,27 +1,16 @@
 """Compare the parts of a job file with each other: what no pattern of a line can tell."""
 
 import re
-import signal
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from ddp_tools.explain.jobfile_text import SRUN, JobFile, Start, options_of
+from ddp_tools.explain.jobfile_signal import signals
+from ddp_tools.explain.jobfile_start import Start, options_of, table
+from ddp_tools.explain.jobfile_text import SRUN, JobFile
 
 Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
 _FIRST_EPHEMERAL, _LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
-# What sbatch sets only where it was asked by one of these options.
-_SET_BY = {
-    "SLURM_GPUS": ("gpus",),
-    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
-    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
-    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu"),
-    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu"),
-    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
-    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
-    "SLURM_MEM_PER_NODE": ("mem",),
-    "SLURM_ARRAY_TASK_ID": ("array",),
-}
 _PORT_FLAG = re.compile(
     r"--(?:master|rdzv|main)[-_](?:process[-_])?(?:port|endpoint)[= ]+(?:\S*:)?(\d{4,5})\b"
 )
@@ -39,9 +28,8 @@ def compare(job: JobFile) -> Iterator[Row]:
     if job.directives and not job.options.keys() & {"time", "test-only"}:
         yield "no-time", job.directives[0][0], {}
     yield from _folders(job)
-    yield from _contradiction(job)
-    yield from _memory_and_gpus(job)
-    yield from _signal(job)
+    yield from _options(job)
+    yield from ((id_, _line_of(job, "signal"), values) for id_, values in signals(job))
     yield from _one_of_many(job)
     yield from _unset(job)
     yield from _ports(job)
@@ -52,7 +40,7 @@ def compare(job: JobFile) -> Iterator[Row]:
             yield "conda-nounset", command.line, {}
             break
     for start in job.starts:
-        yield from _counts(start)
+        yield from _counts(job, start)
         yield from _not_exported(job, start)
     asked = {start.gpus for start in job.starts if start.gpus}
     for line, name, _, value in job.assigned:
@@ -63,12 +51,20 @@ def compare(job: JobFile) -> Iterator[Row]:
             yield f"cuda-visible{by}", line, {"count": count, "gpus": max(asked)}
 
 
-def _contradiction(job: JobFile) -> Iterator[Row]:
-    """Yield fewer tasks in all than those of each node come to."""
-    names = ("ntasks-per-node", "ntasks", "nodes")
-    each, tasks, nodes = (job.options.get(name, "1" if name == "nodes" else "") for name in names)
-    whole = each.isdigit() and tasks.isdigit() and nodes.isdigit()
-    if whole and int(tasks) < int(each) * int(nodes):
+def _options(job: JobFile) -> Iterator[Row]:
+    """Yield options that exclude each other, that lack one, or that contradict each other."""
+    for names in table()["exclude"]:
+        both = [name for name in names if name in job.options][:2]
+        if len(both) > 1:
+            yield "excluded", _line_of(job, both[1]), {"one": both[0], "other": both[1]}
+    if "gpus-per-task" in job.options and not job.options.keys() & {
+        "gpus",
+        *table()["set_by"]["SLURM_NTASKS"],
+    }:
+        yield "gpus-per-task-alone", _line_of(job, "gpus-per-task"), {}
+    asked = Start(0, "", job.options)
+    each, tasks = asked.number("ntasks-per-node"), asked.number("ntasks")
+    if each and tasks and tasks < each * (asked.nodes or 1):
         yield "tasks-contradict", _line_of(job, "ntasks"), {"tasks": tasks, "each": each}
 
 
@@ -76,40 +72,6 @@ def _line_of(job: JobFile, option: str) -> int:
     """Return the line of the directive that has this option."""
     lines = [number for number, text in job.directives if option in options_of(text)]
     return lines[-1] if lines else 1
-
-
-def _memory_and_gpus(job: JobFile) -> Iterator[Row]:
-    """Yield options that exclude each other, or that lack one."""
-    memory = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in job.options]
-    if len(memory) > 1:
-        yield "memory-twice", _line_of(job, memory[1]), {"one": memory[0], "other": memory[1]}
-    counts = {"ntasks", "ntasks-per-node", "ntasks-per-gpu", "gpus"}
-    if "gpus-per-task" in job.options and not job.options.keys() & counts:
-        yield "gpus-per-task-alone", _line_of(job, "gpus-per-task"), {}
-
-
-def _signal(job: JobFile) -> Iterator[Row]:
-    """Yield a signal before the end of the job that does not come to where it is meant to come."""
-    match = re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@\d+)?", job.options.get("signal", ""))
-    if not match:
-        return
-    line, name = _line_of(job, "signal"), match[2]
-    numbers = {f"{one.value}": one.name[3:] for one in signal.Signals}
-    name = numbers.get(name, name)
-    ways = "|".join([name, *(number for number, other in numbers.items() if other == name)])
-    trapped = re.search(rf"(?m)\btrap\s.*\b(?:SIG)?(?:{ways})\b", job.bare)
-    for start in job.starts:
-        if "B" not in (match[1] or ""):
-            if "srun" not in start.facts and "other" not in start.facts:
-                yield "signal-no-step", line, {"signal": name, "start": start.line}
-                return
-        elif not re.match(r"\s*exec\s", start.text):
-            if not trapped:
-                yield "signal-no-trap", line, {"signal": name}
-                return
-            if "background" not in start.facts:
-                yield "signal-late", line, {"signal": name, "start": start.line}
-                return
 
 
 def _one_of_many(job: JobFile) -> Iterator[Row]:
@@ -129,11 +91,8 @@ def _one_of_many(job: JobFile) -> Iterator[Row]:
 def unread(job: JobFile, options: Mapping[str, str]) -> Iterator[str]:
     """Yield the options that no check reads, and that may change what the ranks get.
 
-    options: the pattern of the values that are known, by the option's name. Where a signal goes
-    under mpirun was not tried.
+    options: the pattern of the values that are known, by the option's name.
     """
-    if any("other" in start.facts for start in job.starts):
-        options = {name: pattern for name, pattern in options.items() if name != "signal"}
     asked = [(number, options_of(text)) for number, text in job.directives]
     asked += [(start.line, start.own) for start in job.starts]
     for line, values in asked:
@@ -171,7 +130,7 @@ def _unset(job: JobFile) -> Iterator[Row]:
     """Yield variables that are used, though nothing that was asked for sets them."""
     asked = set(job.options).union(*(start.options for start in job.starts))
     ours = {name for _, name, _, _ in job.assigned}
-    for name, options in _SET_BY.items():
+    for name, options in table()["set_by"].items():
         leaves = re.search(rf'-z\s+"?\$\{{?{name}\b(?:(?!\bfi\b).)*?\bexit\b', job.bare, re.S)
         tested = re.search(rf'-[nzv]\s+"?\$?\{{?{name}\b|\$\{{{name}:?[-+=]', job.bare)
         if asked & set(options) or name in ours or (tested and not leaves):
@@ -234,7 +193,7 @@ def _highest(value: str) -> int:
     return 0
 
 
-def _counts(start: Start) -> Iterator[Row]:
+def _counts(job: JobFile, start: Start) -> Iterator[Row]:
     """Yield tasks, GPUs and nodes that do not go together."""
     tasks, gpus, nodes = start.tasks, start.gpus, start.nodes
     values: dict[str, object] = {"tasks": tasks, "gpus": gpus, "nodes": nodes}
@@ -242,8 +201,12 @@ def _counts(start: Start) -> Iterator[Row]:
         yield "tasks-gpus", start.line, values
     words = r"--(nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?![:\d])"
     said = {name[:2]: int(count) for name, count in re.findall(words, start.text)}
-    if gpus and said.get("np", 0) > gpus:
-        yield "nproc-gpus", start.line, values | {"nproc": said["np"]}
+    told = re.search(r"(?i)nproc[-_]per[-_]node", f"{start.text} {job.bare}")
+    own = not told and re.search(r"torch(?:run\b|\.distributed)", start.text)
+    nproc = said.get("np", 1 if own else 0)  # torchrun starts one if nothing is said
+    fewer = "background" not in start.facts and nproc * (tasks or 1) < (gpus or 0)
+    if gpus and nproc and (nproc > gpus or fewer):
+        yield "nproc-gpus", start.line, values | {"nproc": nproc}
     if nodes and "nn" in said and said["nn"] not in (nodes, nodes * (tasks or 1)):
         yield "nnodes", start.line, values | {"nnodes": said["nn"]}
 

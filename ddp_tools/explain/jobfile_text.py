@@ -1,33 +1,21 @@
-"""Read a job file's text: its directives, its commands, and which of them start ranks.
-
-No shell runs. In a command's text a `\\0` stands for a dollar that the batch shell leaves alone, in
-single quotes or behind a backslash: the shells of the tasks fill it in.
-"""
+"""Read a job file's text: its directives, its commands, and which of them start ranks."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "o": "output"}
-_SHORT |= {"e": "error", "t": "time", "a": "array", "J": "job-name", "D": "chdir", "i": "input"}
-_SHORT |= {"A": "account", "p": "partition", "q": "qos", "C": "constraint", "w": "nodelist"}
-_SHORT |= {"x": "exclude", "d": "dependency", "b": "begin", "H": "hold", "L": "licenses"}
-_SHORT |= {"M": "clusters", "m": "distribution", "W": "wait", "Q": "quiet", "v": "verbose"}
-_SHORT |= {"l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "s": "oversubscribe"}
-# Options of srun behind which no value stands, or only one with =.
-_FLAGS = {"label", "unbuffered", "kill-on-bad-exit", "quiet", "verbose", "exclusive", "exact"}
-_FLAGS |= {"overlap", "oversubscribe", "overcommit", "pty", "multi-prog", "hold", "disable-status"}
-_FLAGS |= {"no-container-mount-home", "container-mount-home", "container-writable"}
-_OPTION = re.compile(r"(?<!\S)(?:--([\w-]+)(?:=|\s+)?|-([A-Za-z])[= ]*)([^\s-]\S*)?")
-_HEREDOC = re.compile(r"(?ms)(?<!<)<<-?[ \t]*['\"\\]?(\w+)['\"]?([^\n]*)\n.*?^[ \t]*\1[ \t]*$")
-_TOKEN = re.compile(
-    r"""\\\n | \\. | '[^']*' | "(?:\\.|[^"\\])*" | `[^`]*` | (?<![^\s;&|(])\#[^\n]*
-    | &&|\|\|?|;|\n|(?<![<>])&(?!>) | . """,
-    re.VERBOSE | re.DOTALL,
+from ddp_tools.explain.jobfile_shell import HEREDOC, Command, read_commands, spaced
+from ddp_tools.explain.jobfile_start import (
+    Start,
+    facts_of,
+    options_of,
+    srun_options,
+    without_brackets,
+    wrapper_of,
 )
-_ENDS = ("\n", ";", "&", "&&", "|", "||")
+
 _ASSIGNS = re.compile(r"\s*(?:(?:then|do|else)\s+)?(?:(?:export|declare|local|readonly)\s|\w+\+?=)")
 _ASSIGNED = re.compile(r"(?<!\S)(\w+)(\+?)=(\S*)")
 _VALUE_OF = re.compile(r"[$\0](?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
@@ -39,102 +27,17 @@ _PYTHON = re.compile(
     r"(?:^|[\s;(/])python[\d.]*\s+(?!-c|-V|--v|-m\s+(?:venv|pip)).*?(?:\.py\b|-m\s)", re.S
 )
 _OTHER = re.compile(r"\b(?:mpirun|mpiexec|horovodrun|deepspeed|ibrun)\s")
+_HELPER = re.compile(  # it starts no ranks
+    r"(?=[^;]*\Z|(?!\S*sh\s))(?:\S*sh -l?c )?(?:\S*/)?(?:hostname|nvidia-smi|printenv|echo|date"
+    r"|sleep|ls|cat|df|free|mkdir|rm|cp|mv|rsync|tar|unzip|touch|pip3?|wget|curl|git"
+    r"|python[\d.]* -[cVh-])(?!\w)"
+)
+# A variable that the file does not set, in front of a launcher's script, and no option's value.
+_MAY_HOLD = re.compile(r"(--[\w-]+)?\s+(\$\{?\w+(?:\[[@*]\])?\}?)(?=\s)")
+_SCRIPT = re.compile(r"\s*(?:(?:time|exec)\s+)?(?:(?:ba|z)?sh\s+)?[^\s=(]+\.sh\b")
 _NO_START = re.compile(
     r"\s*(?:(?:then|do|else)\s+)?(?:(?:echo|printf)\b|(?:export\s+)?\w+=\S*\s*$)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command of the batch script: its first line, and its words (a quoted blank is `\\1`)."""
-
-    line: int
-    raw: str
-    nounset: bool  # `set -u` holds
-    end: str  # what stands behind it: a line's end, ;, &, or | and the like
-    background: bool = False  # it, or the pipe that it begins, ends with &
-
-    @property
-    def text(self) -> str:
-        """The command as one reads it."""
-        return self.raw.replace("\1", " ")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A command that starts ranks, with variables of the file filled in.
-
-    options: of the job, and over them those of its srun. own: those of srun, and a variable among
-        them that the file does not set. facts: what `jobfile.toml` asks for.
-    """
-
-    line: int
-    text: str
-    options: dict[str, str]
-    own: dict[str, str] = field(default_factory=dict)
-    facts: set[str] = field(default_factory=set)
-
-    def number(self, name: str) -> int | None:
-        """Return a count that was asked for; None if it is not, or no plain number."""
-        value = self.options.get(name, "")
-        return int(value) if value.isdecimal() else None
-
-    @property
-    def nodes(self) -> int | None:
-        """How many nodes it has; None where that is not plain."""
-        return self.number("nodes") if "nodes" in self.options else 1
-
-    @property
-    def tasks(self) -> int | None:
-        """How many tasks each node has; None where that is not plain."""
-        if any(
-            name.startswith("ntasks-per-") for name in self.options.keys() - {"ntasks-per-node"}
-        ):
-            return None
-        if "ntasks-per-node" in self.options:
-            return self.number("ntasks-per-node")
-        if "ntasks" not in self.options or not self.nodes:
-            return 1 if "ntasks" not in self.options else None
-        count = self.number("ntasks")
-        return count and -(-count // self.nodes)
-
-    @property
-    def gpus(self) -> int | None:
-        """How many GPUs each node has; 0 if none are asked for, None where that is not plain."""
-        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
-            value = self.options.get(name, "")
-            if name == "gres" and "gpu" not in value:
-                continue
-            if value:
-                match = re.search(r"(?:^|gpu:|:)(?:[a-zA-Z][\w.-]*:)?(\d+)(?=$|[,(])", value)
-                count = int(match[1]) if match else 1 if value == "gpu" else None
-                if count and name == "gpus":
-                    return count // self.nodes if self.nodes else None
-                return count and count * (self.tasks or 1) if name == "gpus-per-task" else count
-        return 0
-
-
-def options_of(text: str) -> dict[str, str]:
-    """Return the options of a directive or of srun; a flag without a value has an empty one."""
-    return {
-        match[1] or _SHORT.get(match[2], match[2]): match[3] or ""
-        for match in _OPTION.finditer(text)
-    }
-
-
-def _srun_options(text: str) -> dict[str, str]:
-    """Return the options of a srun, from behind its name to the program that it starts."""
-    words = text.split()
-    count = 0
-    while count < len(words) and words[count].startswith("-"):
-        word = words[count]
-        long, short = word[2:], _SHORT.get(word[1:2], "")
-        flag = (long if word.startswith("--") else short) in _FLAGS
-        count += 1 if flag or "=" in word or not (word.startswith("--") or len(word) == 2) else 2
-    options = options_of(" ".join(words[:count]))
-    if words[count:] and re.match(r"\$\{?\w+(?:\[[@*]\])?\}?$", words[count]):
-        options[words[count]] = ""  # it may hold options
-    return options
 
 
 class JobFile:
@@ -146,8 +49,8 @@ class JobFile:
         text = text.replace("\r\n", "\n")
         self.lines = text.split("\n")
         # What is handed to another program as its input is no command of this file.
-        self.bare = _HEREDOC.sub(lambda here: here[2] + "\n" * here[0].count("\n"), text)
-        self.commands = list(_commands(self.bare))
+        self.bare = HEREDOC.sub(lambda here: here[2] + "\n" * here[0].count("\n"), text)
+        self.commands = list(read_commands(self.bare))
         background = False
         for number, command in reversed(list(enumerate(self.commands))):
             background = command.end == "&" or (background and command.end in ("|", "&&", "||"))
@@ -167,7 +70,7 @@ class JobFile:
     def assigned(self) -> list[tuple[int, str, str, str]]:
         """What variables are set to: the line, the name, a + where it is appended, the value."""
         return [
-            (command.line, match[1], match[2], match[3].replace("\1", " "))
+            (command.line, match[1], match[2], spaced(match[3]))
             for command in self.commands
             if _ASSIGNS.match(command.raw)
             for match in _ASSIGNED.finditer(command.raw)
@@ -175,14 +78,21 @@ class JobFile:
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """The value of each variable that is set to one value only."""
-        values: dict[str, str] = {}
+        """The value of each variable that is a count of Slurm, or is set to one value only."""
+        job = Start(0, "", self.options)
+        every = job.nodes and job.tasks and job.nodes * job.tasks
+        counts = {"NNODES": job.nodes, "JOB_NUM_NODES": job.nodes, "GPUS_ON_NODE": job.gpus}
+        counts |= {"NTASKS": every, "NPROCS": every, "NTASKS_PER_NODE": job.tasks}
+        ours = {name for _, name, _, _ in self.assigned}
+        values = {f"SLURM_{name}": str(count) for name, count in counts.items() if count}
+        values = {name: value for name, value in values.items() if name not in ours}
         several = set()
         for _, name, more, value in self.assigned:
+            value = value[1:-1] if re.fullmatch(r"\(.*\)", value, re.S) else value
             if not more and values.get(name, value) != value:
                 several.add(name)
             values[name] = f"{values.get(name, '')} {value}" if more else value
-        return {name: value.strip("()") for name, value in values.items() if name not in several}
+        return {name: value for name, value in values.items() if name not in several}
 
     def filled(self, text: str) -> str:
         """Fill in the variables that the file sets."""
@@ -191,25 +101,49 @@ class JobFile:
         return text
 
     @cached_property
-    def starts(self) -> list[Start]:
-        """The commands that start ranks: under srun or by a launcher, else the last Python."""
+    def _recognised(self) -> list[Start]:
+        """The commands that start Python or a launcher, in which variables are filled in."""
         starts = []
         for command in self.commands:
             raw = self.filled(command.raw)
-            text = raw.replace("\1", " ")
+            text = spaced(raw)
             kinds = {"other": _OTHER, "torchrun": _LAUNCHER, "python": _PYTHON}
             known = [(kind, match) for kind, it in kinds.items() if (match := it.search(text))]
             if known and not _NO_START.match(command.raw):
                 kind, program = known[0]
                 srun = SRUN.search(text, 0, program.start() + 1)
-                own = _srun_options(raw[srun.end() - 1 : program.start()]) if srun else {}
+                first = srun.end() - 1 if srun else 0
+                own, end = srun_options(raw[first : program.start()]) if srun else ({}, 0)
                 kept = ("ntasks", "ntasks-per-node") if "ntasks" in own else ()
                 job = {name: value for name, value in self.options.items() if name not in kept}
-                start = Start(command.line, text, job | own, own)
-                start.facts.update({kind, *_facts(start, srun is not None, command.background)})
+                if kind == "torchrun":
+                    said = without_brackets(text[program.end() :]).partition(".py")[0]
+                    own |= {it[2]: "" for it in _MAY_HOLD.finditer(said) if not it[1]}
+                behind = spaced(raw[first + end :], ";")
+                wrapper = wrapper_of(behind, program.start() - first - end)
+                start = Start(command.line, text, job | own, own, wrapper=wrapper)
+                start.facts.update({kind, *facts_of(start, srun is not None, command.background)})
                 starts.append(start)
-        ranks = [start for start in starts if start.facts & {"srun", "torchrun", "other"}]
-        return ranks or starts[-1:]
+        return starts
+
+    @cached_property
+    def _unknown(self) -> list[Command]:
+        """The commands that may start ranks, and of which nothing is recognised."""
+        unknown = []
+        lines = {start.line for start in self._recognised}
+        for command in (it for it in self.commands if it.line not in lines):
+            if srun := SRUN.search(command.text):
+                behind = spaced(command.raw, ";")[srun.end() - 1 :]
+                unknown += [] if _HELPER.match(behind, srun_options(behind)[1]) else [command]
+            elif _SCRIPT.match(command.text):
+                unknown.append(command)
+        return unknown
+
+    @cached_property
+    def starts(self) -> list[Start]:
+        """The commands that start ranks: under srun or by a launcher, else the last Python."""
+        ranks = [it for it in self._recognised if it.facts & {"srun", "torchrun", "other"}]
+        return ranks or ([] if self._unknown else self._recognised[-1:])
 
     @cached_property
     def facts(self) -> set[str]:
@@ -234,70 +168,21 @@ class JobFile:
                 "the command that starts the ranks: no srun with Python, no torchrun and no Python "
                 "script is recognised. If it stands in another file, read that one, too."
             )
+        for command in self._unknown:
+            shown = " ".join(command.text.split())[:60]
+            yield f"what `{shown}` in line {command.line} starts: no check reads it."
+        for start in self.starts:
+            for name in (name for name, count in start.counts.items() if count is None):
+                yield f"how many {name} line {start.line} has: no plain number says it."
 
     def summary(self) -> str:
         """Say in a line what it asks for."""
         count = f"{len(self.directives)} directives"
         for start in self.starts[-1:]:
-            names = {"nodes": start.nodes, "tasks a node": start.tasks, "GPUs a node": start.gpus}
-            asked = ", ".join(f"{name}: {'?' if n is None else n}" for name, n in names.items())
+            counts = start.counts.items()
+            asked = ", ".join(f"{name}: {'?' if n is None else n}" for name, n in counts)
             launcher = [
                 name for name in ("srun", "torchrun", "python", "other") if name in start.facts
             ]
             return f"{count}; {asked}; line {start.line} starts ranks ({' '.join(launcher)})"
         return count
-
-
-def _facts(start: Start, srun: bool, background: bool) -> Iterator[str]:
-    """Yield the facts of a start, besides its launcher."""
-    nodes, tasks, gpus = start.nodes or 1, start.tasks or 1, start.gpus or 0
-    told = {
-        "srun": srun,
-        "background": background,
-        "several nodes": nodes > 1,
-        "several tasks": nodes * tasks > 1,
-        "tasks on a node": tasks > 1,
-        "one task asked": start.own.get("ntasks") == "1",
-        "several gpus": gpus > 1,
-        "cpus asked": (start.number("cpus-per-task") or 1) > 1,
-        "cpus handed on": "cpus-per-task" in start.own,
-        "gpus-per-task": "gpus-per-task" in start.options,
-        "tasks per node asked": "ntasks-per-node" in start.options,
-        "tasks asked": (start.number("ntasks") or 0) > nodes,
-    }
-    yield from (name for name, holds in told.items() if holds)
-
-
-def _commands(text: str) -> Iterator[Command]:
-    """Yield the commands of a shell script, split where no quote and no bracket is open."""
-    line, first, depth, nounset = 1, 1, 0, False
-    words: list[str] = []
-    for token in (match[0] for match in _TOKEN.finditer(text + "\n")):
-        if not words:
-            first = line
-        line += token.count("\n")
-        if depth == 0 and token in _ENDS:
-            if words:
-                raw = "".join(words)
-                if option := re.match(r"set\s+([-+])(?:\w*u|o\s+nounset)", raw):
-                    nounset = option[1] == "-"
-                yield Command(first, raw, nounset, token)
-            words = []
-        elif (token[0] != "#" or len(token) == 1) and (words or token.strip(" \t\n\\")):
-            depth = max(0, depth + (token == "(") - (token == ")"))
-            words.append(_plain(token, depth > 0))
-
-
-def _plain(token: str, inside: bool) -> str:
-    """Take the quotes from a token; a blank in them, or in brackets, ends no word."""
-    if token == "\\\n":
-        return " "
-    if token[0] == "\\":
-        return token[1].replace("$", "\0")
-    if token[0] == "'" and len(token) > 1:
-        token = token[1:-1].replace("$", "\0")
-    elif token[0] == '"' and len(token) > 1:
-        token = token[1:-1].replace("\\$", "\0").replace("\\\n", " ").replace('\\"', '"')
-    elif not (inside or token[0] == "`"):
-        return token
-    return re.sub(r"[ \t\n]", "\1", token)

@@ -11,7 +11,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, Site, render
 from ddp_tools import PlainError
 from ddp_tools.explain.command import explain
-from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults, not_seen
+from ddp_tools.explain.jobfile import is_job_file, judge_job, load_faults, not_seen, table
 from ddp_tools.explain.jobfile_text import JobFile
 
 FILES = Path(__file__).parent / "jobfiles"
@@ -49,6 +49,7 @@ def test_a_public_job_file_that_does_not_work_is_explained(path: Path, capsys: p
 
 # ---- each fault alone: what is put into the place of a piece of a sound file
 
+TIME = "#SBATCH --time"
 SRUN = """#!/bin/bash
 #SBATCH --job-name=fit
 #SBATCH --nodes=2
@@ -81,6 +82,7 @@ ONE = """#!/bin/sh
 #SBATCH --gres=gpu:2
 #SBATCH --time=10
 # "an odd ' comment
+NONE='' EMPTY=""
 [ -n "$SLURM_ARRAY_TASK_ID" ] && echo "array $SLURM_ARRAY_TASK_ID"
 cat > note.txt <<EOF
   #SBATCH --nodes=9: no directive, and srun python x.py no command
@@ -89,7 +91,16 @@ torchrun --standalone --nproc-per-node=2 fit.py --download-dir data
 """
 HELPED = SRUN.replace("module load cuda", "srun --ntasks=1 --nodes=1 python prepare.py")  # which is no training
 TOLD = SRUN.replace("#SBATCH --time", "#SBATCH --signal=TERM@300 --requeue --export=ALL,SEED=1\n#SBATCH --time")
-PASSED_ON = TOLD.replace("=TERM@", "=B:TERM@").replace("-n 9'\n", "-n 9' &\ntrap 'kill -TERM $!' TERM\nwait\n")
+PASSED_ON = TOLD.replace("=TERM@", "=B:TERM@").replace("-n 9'\n", "-n 9' &\ntrap 'kill -USR1 $!' TERM\nwait\n")
+FUNCTION = PASSED_ON.replace("trap 'kill -USR1 $!' TERM", 'stop() {\n  kill -s USR1 "$!"\n}\ntrap stop TERM')
+AGENT = TORCHRUN.replace("#SBATCH -t", "#SBATCH --signal=USR2@300\n#SBATCH -t").replace(
+    "torchrun --", "torchrun --signals-to-handle=SIGTERM,SIGUSR2 --"
+)
+AGENT = AGENT.replace("head=", "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=200\nhead=")
+BEHIND = AGENT.replace("=USR2@", "=B:USR1@").replace(
+    'fit.py"\n', 'fit.py" &\nstop() { kill -0 $! && touch stop; }\ntrap stop USR1\nwait\n'
+)
+GPU_TASKS = SRUN.replace("--ntasks-per-node=4", "--ntasks-per-gpu=1").replace(" * SLURM_NTASKS_PER_NODE", " * 4")
 FARM = SRUN.replace("srun --cpus", "srun --ntasks=1 --exact --cpus").replace("-n 9'\n", "-n 9' &\nwait\n")
 OPTIONS = SRUN.replace("srun --", "OPTIONS='--label --gpu-bind=none -K1'\nsrun -l $OPTIONS --mpi=pmix --")
 OPTIONS = OPTIONS.replace(
@@ -98,6 +109,10 @@ OPTIONS = OPTIONS.replace(
 SOUND = {
     **{"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE, "told": TOLD},
     **{"passed on": PASSED_ON, "farm": FARM, "options": OPTIONS},
+    **{"one command": TOLD.replace("exec ", "").replace("-n 9'", "-n 9 2>&1'")},
+    **{"by a function": FUNCTION, "agent": AGENT.replace("=USR2@", "=12@"), "behind": BEHIND, "gpu tasks": GPU_TASKS},
+    "scancel": BEHIND.replace("kill -0 $!", "scancel --signal=USR2 $SLURM_JOB_ID"),
+    "counts of Slurm": TORCHRUN.replace("srun bash", "srun -N $SLURM_NNODES -n ${SLURM_NNODES} bash"),
     "passed on by number": PASSED_ON.replace("' TERM\n", "' 15\n").replace("-n 9' &", "-n 9' 2>&1 | tee out &"),
     "torchrun starts all": ONE.replace("#SBATCH --time", "#SBATCH -n 2\n#SBATCH --time").replace(
         "\ntorch", "\nsrun -n1 torch"
@@ -114,7 +129,12 @@ CASES = [
     ("directive-variable", SRUN, "=%x-%j.log", "=$HOME/%j.log"),
     ("directive-blank", SRUN, "name=fit", "name=fit it"),
     ("short-equals", TORCHRUN, "-N 2", "-N=2"),
-    ("output-folder", SRUN, "--output=%x-%j.log", "-e %j/err"),
+    ("output-folder", SRUN, "=%x-%j.log", "=%j/log"),
+    ("output-folder", SRUN, TIME, f"#SBATCH -e %j/err\n{TIME}"),
+    ("output-folder", SRUN.replace("=%x-", "=/%x/").replace("=fit", "=tmp"), "=tmp", "=fit"),
+    ("output-folder-here", SRUN.replace("=%x-", "=tmp/").replace(TIME, f"#SBATCH -D /\n{TIME}"), "#SBATCH -D /\n", ""),
+    ("no-time", SRUN, f"{TIME}=01:00:00\n", ""),
+    ("srun-cpus", SRUN.replace(' --cpus-per-task="$SLURM_CPUS_PER_TASK"', "").replace("=8\n", "=1\n"), "=1\n", "=8\n"),
     ("tasks-contradict", SRUN, "#SBATCH --nodes=2\n", "#SBATCH --nodes=2\n#SBATCH --ntasks=4\n"),
     ("unset-variable", SRUN, "module load cuda", "n=$SLURM_GPUS_PER_NODE"),
     ("unset-variable", SRUN, "#SBATCH --ntasks-per-node=4\n", ""),
@@ -134,18 +154,50 @@ CASES = [
     ("cuda-visible", ONE, "torchrun --", "export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --"),
     ("uneven-tasks", SRUN.replace(" * SLURM_NTASKS_PER_NODE", " * 4"), "--ntasks-per-node=4", "--ntasks=8"),
     ("tasks-gpus", SRUN, "gpu:a100:4", "gpu:a100:2"),
+    ("tasks-gpus", GPU_TASKS, "--ntasks-per-gpu=1", "--ntasks-per-gpu=2"),
+    ("tasks-gpus", SRUN.replace("--gres=gpu:a100:4", "-G 8"), "-G 8", "-G 4"),
+    ("tasks-gpus", SRUN, "--ntasks-per-node=4", "--ntasks-per-node=2"),
+    ("torchrun-alone", ONE, TIME, f"#SBATCH --nodes=2\n{TIME}"),
+    ("torchrun-each-task", TORCHRUN.replace("#SBATCH --ntasks-per-node=1\n", ""), "#SBATCH -t",
+     "#SBATCH --ntasks-per-gpu=1\n#SBATCH -t"),
+    ("torchrun-each-task", TORCHRUN, "srun bash", "srun --ntasks-per-node=$SLURM_GPUS_ON_NODE bash"),
+    ("excluded", GPU_TASKS, "#SBATCH --ntasks-per-gpu=1", "#SBATCH --ntasks-per-gpu=1 --ntasks-per-node=4"),
+    ("nproc-gpus", TORCHRUN, "--nproc_per_node=4", "--nproc_per_node=$SLURM_NNODES"),
+    ("nproc-gpus", TORCHRUN, "--nproc_per_node=4", ""),
     ("torchrun-each-task", TORCHRUN, "--ntasks-per-node=1", "--ntasks-per-node=4"),
     ("torchrun-alone", TORCHRUN, "srun bash", "bash"),
     ("python-alone", SRUN, 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"', "time"),
     ("standalone", TORCHRUN, "--nproc", "--standalone --nproc"),
     ("nproc-gpus", TORCHRUN, "--nproc_per_node=4", "--nproc_per_node=8"),
+    ("nproc-gpus", TORCHRUN, "--gpus-per-node=4", "--gpus-per-node=2"),
     ("nnodes", TORCHRUN, "--nnodes=$SLURM_NNODES", "--nnodes=4"),
-    ("gpus-per-task-alone", ONE, "--gres=gpu:2", "--gpus-per-task=1"),
-    ("memory-twice", OPTIONS, "--mem 64G", "--mem 64G --mem-per-cpu=2G"),
+    ("gpus-per-task-alone", ONE, TIME, f"#SBATCH --gpus-per-task=1\n{TIME}"),
+    ("excluded", SRUN, TIME, f"#SBATCH --cpus-per-gpu=2\n{TIME}"),
+    *(("excluded", SRUN.replace(TIME, f"#SBATCH --{one}=1G\n{TIME}"), TIME, f"#SBATCH --{other}=1G\n{TIME}")
+      for one, other in itertools.pairwise(["mem", "mem-per-cpu", "mem-per-gpu", "mem"])),
     ("signal-no-step", ONE, "#SBATCH --time", "#SBATCH --signal=USR1@120\n#SBATCH --time"),
     ("signal-no-trap", TOLD, "=TERM@", "=B:TERM@"),
     ("signal-no-trap", PASSED_ON, "=B:TERM@", "=B:10@"),
     ("signal-late", PASSED_ON, "-n 9' &", "-n 9'"),
+    ("signal-kept", PASSED_ON, "kill -USR1", "kill"),
+    ("signal-kept", FUNCTION, "-s USR1", "-s 15"),
+    ("signal-kept", FUNCTION.replace("stop()", "function stop"), "-s USR1", "-s INT"),
+    ("signal-kept", PASSED_ON.replace("trap", "if true; then trap").replace("' TERM", "' TERM 10; fi"), "-USR1", "-1"),
+    ("signal-kept", TOLD.replace("=TERM@", "=B:USR1@").replace("\nsrun", "\nexec srun"), "=B:USR1@", "=B:TERM@"),
+    ("signal-torchrun", AGENT, "SIGTERM,SIGUSR2", "SIGTERM"),
+    ("signal-torchrun", AGENT, " --signals-to-handle=SIGTERM,SIGUSR2", ""),
+    ("signal-torchrun", AGENT, "=USR2@", "=10@"),
+    ("signal-torchrun", AGENT.replace("torchrun --", "python -m torch.distributed.run --"), "SIGUSR2", "SIGUSR1"),
+    ("signal-torchrun", BEHIND, "kill -0", "kill -USR1"),
+    ("signal-30s", AGENT, "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=200\n", ""),
+    ("signal-wrapped", TOLD.replace("exec python", "cd run; exec python"), "exec", ""),
+    ("signal-wrapped", TOLD.replace("exec ", ""), "-n 9'", "-n 9\n  date'"),
+    ("signal-wrapped", TOLD.replace("exec ", ""), "-n 9'", "-n 9 & wait'"),
+    ("signal-wrapped", AGENT, "bash -c", "apptainer exec x.sif bash -c"),
+    ("signal-wrapped", AGENT, "bash -c", "dash -c"),
+    ("signal-wrapped", TOLD, "bash -c", "apptainer exec x.sif bash -c"),
+    ("signal-wrapped", HELPED.replace("srun --cpus-per-task", "mpirun --x"), "#SBATCH --t",
+     "#SBATCH --signal=TERM\n#SBATCH --t"),
     ("srun-one-task", SRUN, "srun --", "srun --ntasks=1 --"),
     ("srun-one-task", HELPED, "\nsrun --cpus", "\nsrun -n1 --cpus"),
     ("srun-one-task", TORCHRUN, "srun bash", "srun -n1 bash"),
@@ -153,8 +205,8 @@ CASES = [
     ("download", SRUN, "module load cuda", "srun python download.py"),
     ("download", TORCHRUN, "fit.py", "fit.py --download"),
     ("status-of-another", f"{SRUN}status=$?\nexit $status\n", "status=$?", "echo ended\nstatus=$?"),
-    ("folder-of-each-attempt", SRUN.replace("#SBATCH --time", "#SBATCH --requeue\n#SBATCH --time"),
-     "exec python fit.py", "exec python fit.py --out run-$(date +%s)"),
+    ("folder-of-each-attempt", SRUN.replace("fit.py", "fit.py --out run-$(date +%s)"),
+     TIME, f"#SBATCH --requeue\n{TIME}"),
     ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
     ("port-ephemeral", SRUN, "$((10000 + SLURM_JOB_ID % 20000))", "$(shuf -i 30000-50000 -n 1)"),
     ("port-ephemeral", TORCHRUN, "12345", "45678"),
@@ -166,7 +218,7 @@ CASES = [
 
 @pytest.mark.parametrize(("id_", "text", "old", "new"), CASES, ids=[f"{n}-{row[0]}" for n, row in enumerate(CASES)])
 def test_each_fault_is_found_where_it_is_put(id_: str, text: str, old: str, new: str, tmp_path: Path) -> None:
-    path, kind = tmp_path / "job.sbatch", load_faults()[id_].kind
+    path, kind = tmp_path / "job.sbatch", load_faults()[id_].kind.replace("unseen", "not seen")
     found = judged(path, text.replace(old, new), kind)
     assert not judged(path, text, kind) and id_ in found, found
 
@@ -205,13 +257,14 @@ def test_a_folder_that_may_be_where_sbatch_is_called_is_not_seen(tmp_path: Path)
 
 
 UNREAD = {  # an option that no check reads, or not with this value, in the place of a piece of a sound file
-    "--ntasks-per-gpu=2": (ONE, "#SBATCH --time", "#SBATCH --ntasks-per-gpu=2\n#SBATCH --time"),
+    "--ntasks-per-socket=2": (ONE, "#SBATCH --time", "#SBATCH --ntasks-per-socket=2\n#SBATCH --time"),
     "--gpu-bind=single:1": (OPTIONS, "--gpu-bind=none", "--gpu-bind=single:1"),
     "--export=NONE": (SRUN, "#SBATCH --time", "#SBATCH --export NONE\n#SBATCH --time"),
     "--gres=gpu:2,mps:50": (ONE, "gres=gpu:2", "gres=gpu:2,mps:50"),
     "--no-such": (OPTIONS, "--hint=nomultithread", "--no-such"),
-    "--signal=USR1@60": (TOLD.replace("srun --cpus-per-task", "mpirun --x"), "=TERM@300", "=USR1@60"),
     "$EXTRA": (SRUN, "srun --", "srun $EXTRA --"),
+    "$ARGS": (TORCHRUN, "--nnodes", "$ARGS --nnodes"),
+    "--distribution=cyclic": (OPTIONS, "--hint=nomultithread", "--distribution=cyclic"),
 }
 
 
@@ -233,7 +286,7 @@ def test_the_options_that_a_site_may_name_are_all_looked_at(tmp_path: Path) -> N
     options = [option.strip(",").replace("…", "node1") for option in options]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
     job = JobFile(tmp_path / "job.sbatch", SRUN.replace("#SBATCH --time", f"{lines}#SBATCH --time"))
-    assert not not_seen(job) and {one.fault.id for one in judge_job(job)} == {"memory-twice"}
+    assert not not_seen(job) and {one.fault.id for one in judge_job(job)} == {"excluded"}
 
 
 def test_a_job_file_of_another_scheduler_is_refused(tmp_path: Path) -> None:
@@ -244,7 +297,30 @@ def test_a_job_file_of_another_scheduler_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_fault_is_without_a_case() -> None:
-    assert set(load_faults()) == {row[0] for row in CASES} | set(SCRIPT) | set(NOTES) | {"output-folder-here"}
+    assert set(load_faults()) == {row[0] for row in CASES} | set(SCRIPT) | set(NOTES)
+
+
+def options(text: str) -> dict[str, str]:
+    """What a job file asks for, in its directives and of srun."""
+    job = JobFile(FILES / "job.sbatch", text)
+    return job.options | {name: value for start in job.starts for name, value in start.own.items()}
+
+
+def test_each_option_that_is_said_to_be_read_changes_a_verdict_and_is_in_the_documentation() -> None:
+    """A case proves it for its fault, if it changes this option alone."""
+    proved: dict[str, set[str]] = {name: {"(value)"} for name in re.findall(r"--([a-z-]+)=", " ".join(UNREAD))}
+    for id_, text, old, new in CASES:
+        changed = {name for name, _ in options(text).items() ^ options(text.replace(old, new)).items()}
+        if len(changed) == 1:
+            proved.setdefault(changed.pop(), set()).add(id_)
+    said = table()
+    assert not set(said["read"]) & set(said["indifferent"])
+    assert {name for name, ids in said["read"].items() if not proved.get(name, set()) >= set(ids)} == set()
+    assert set(said["values"]) <= {name for name, ids in proved.items() if "(value)" in ids}
+    cells = ["; ".join(f"{name}: {', '.join(ids)}" for name, ids in said["read"].items())]
+    cells += [", ".join(sorted(said[kind])) for kind in ("values", "indifferent")]
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert not [cell for cell in cells if f" | {cell} |\n" not in page]
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -275,13 +351,33 @@ def test_the_courses_own_job_files_have_no_fault(tmp_path: Path) -> None:
         job = Job("fit", program, nodes=2, ranks_per_node=2, gpus_per_node=2, launcher=launcher, **kind)
         text = render(job, Site.load(site), tmp_path)
         file = JobFile(tmp_path / "job.sbatch", text)
-        assert not judge_job(file) and not not_seen(file), (site, launcher, kind)
+        # What singularity does with a signal is not known.
+        known = {"signal-wrapped"} if site == "greene" and "grace" in kind else set()
+        assert {one.fault.id for one in judge_job(file)} == known and not not_seen(file), (site, launcher, kind)
+
+
+UNSEEN = {
+    "what `srun ./run_all.sh` in line 9 starts": ("module load cuda", "srun ./run_all.sh"),
+    "what `bash fit.sh` in line 9 starts": ("module load cuda", "bash fit.sh"),
+    "what `srun bash -c hostname ./run.sh": ("module load cuda", "srun bash -c 'hostname\n./run.sh'"),
+    "how many nodes line 14 has": ("--nodes=2", "--nodes=2-4"),
+    "how many tasks a node line 14 has": ("srun --", "srun --ntasks=$COUNT --"),
+    "how many GPUs a node line 14 has": ("gpu:a100:4", "gpu:$KIND"),
+}
+
+
+@pytest.mark.parametrize("said", UNSEEN)
+def test_what_may_start_ranks_and_a_count_that_is_not_plain_are_not_seen(said: str, tmp_path: Path) -> None:
+    job = JobFile(tmp_path / "job.sbatch", SRUN.replace(*UNSEEN[said]))
+    assert len(not_seen(job)) == 1 and not_seen(job)[0].startswith(said), not_seen(job)
 
 
 def test_what_starts_no_rank_is_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text("#!/bin/bash\n#SBATCH --time=10\nsrun ./run_all.sh\n")
     assert explain([path]) == 4 and "Not seen: the command that starts the ranks" in capsys.readouterr().out
+    path.write_text(TOLD.partition("srun")[0] + "python prepare.py\nsrun ./run_all.sh\n")  # nor is it the Python above
+    assert explain([path]) == 4 and "fault" not in capsys.readouterr().out
     path.write_text("#!/bin/bash\npython fit.py\n")
     assert explain([path], as_json=True) == 4
     data = json.loads(capsys.readouterr().out)
