@@ -52,7 +52,6 @@ ALONE = {
     "Freeze, and unfreeze later",
     "A contrastive loss over the batches of all ranks",
     "The same model on all ranks",
-    "h5py with workers",
     "The old local rank",
     "A breakpoint on one rank",
     "VS Code, attached to one rank",
@@ -422,27 +421,6 @@ def test_a_debugger_answers_at_the_port_of_the_rank_that_listens_and_no_other_ra
         finally:
             rank.kill()
     assert other.stdout == b""
-
-
-# ---- files and forks
-
-
-def test_a_file_that_is_opened_before_the_fork_has_one_place_for_all(tmp_path: Path) -> None:
-    rows = name_from("h5py with workers", "Rows")
-    (tmp_path / "rows.bin").write_bytes(bytes(range(100)))
-
-    def place_after_a_worker_has_read(opened_before: bool) -> int:
-        dataset = rows(tmp_path / "rows.bin", 100, open_file=io.FileIO)
-        if opened_before:
-            dataset.opened()
-        if (worker := os.fork()) == 0:
-            os.read(dataset.opened().fileno(), 10)
-            os._exit(0)
-        os.waitpid(worker, 0)
-        return dataset.opened().tell()
-
-    assert place_after_a_worker_has_read(opened_before=False) == 0
-    assert place_after_a_worker_has_read(opened_before=True) == 10  # the control
 
 
 # ---- launchers
