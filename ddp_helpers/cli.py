@@ -163,8 +163,8 @@ def _add_audit(subparsers: Commands) -> None:
         "run a DDP script, anybody's, unchanged on two ranks, record what it asks of torch,"
         " and say what is wrong with it",
         "audit train.py -- --epochs 2",
-        "0: no row is red, and all was seen; 1: a row is red; 2, too: the script failed before it"
-        " did anything; 3: no row is red, but the rows of the last line were not seen",
+        "0: no check failed, and none is unknown; 1: a check failed; 2, also: the script failed"
+        " before it did anything; 3: no check failed, but those of the last line are unknown",
     )
     command.add_argument("script", type=Path, help="then -- and what it is given")
     folder = "keep the audit and what the script writes there"
@@ -187,7 +187,7 @@ def _add_audit(subparsers: Commands) -> None:
     preempt = "send one rank a signal twice in an epoch, kill all within torch.save, and compare"
     preempt += " the weights each time; with --resume-with, if a restart needs words"
     command.add_argument("--preempt", action="store_true", help=preempt)
-    sarif = "write the red rows as SARIF, too, which code hosts show beside the lines"
+    sarif = "also write the failed checks as SARIF, which code hosts show beside the lines"
     command.add_argument("--sarif", type=Path, metavar="FILE", help=sarif)
     _add_json(command)
 
@@ -381,7 +381,7 @@ def _add_ready(subparsers: Commands) -> None:
         commands.run_doctor_job,
         "find out whether a cluster is ready for jobs: run the doctor as a job there, on two nodes",
         "ready della --gpus-per-node 4",
-        "0: each of the doctor's rows is green; 1: one is not",
+        "0: each check of the doctor is ok; 1: a check failed",
     )
     command.add_argument("site", help=_SITE)
     command.add_argument("--nodes", type=int, default=2)

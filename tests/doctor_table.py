@@ -12,24 +12,24 @@ from ddp_helpers.rank.doctor.case import Case
 from ddp_helpers.rank.doctor.checks import CHECKS, judge, look
 from ddp_helpers.rank.launchers import stop
 
-GREEN = f"all {len(CHECKS)} checks green"
+GREEN = f"all {len(CHECKS)} checks ok"
 
 
 def rows_of(lines):
     """A printed table as {check: (state, what was seen, cure)}, and its last line. The order and the number count."""
     header, *lines, last = lines
-    assert header.split() == ["check", "what", "was", "seen"]
+    assert header.split() == ["check", "finding"]
     rows = {}
     for line in lines:
-        name, state, seen = line[:11].strip(), line[12:15].strip(), line[16:]
+        name, state, seen = line[:11].strip(), line[12:16].strip(), line[17:]
         if name:
-            assert state in ("ok", "RED") and name not in rows and seen
+            assert state in ("ok", "FAIL") and name not in rows and seen
             rows[name] = (state, seen, "")
         else:
             name = list(rows)[-1]
-            assert rows[name][0] == "RED" and seen.startswith("cure: ")
-            rows[name] = (*rows[name][:2], seen.removeprefix("cure: "))
-    assert all(bool(cure) == (state == "RED") for state, _, cure in rows.values())
+            assert rows[name][0] == "FAIL" and seen.startswith("fix: ")
+            rows[name] = (*rows[name][:2], seen.removeprefix("fix: "))
+    assert all(bool(cure) == (state == "FAIL") for state, _, cure in rows.values())
     return rows, last
 
 
@@ -37,8 +37,8 @@ def red(text):
     """The red rows of a whole table, all checks of which are there."""
     rows, last = rows_of(text.splitlines())
     assert list(rows) == list(CHECKS)
-    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
-    assert last == (f"{len(red_rows)} of {len(rows)} checks RED" if red_rows else GREEN)
+    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "FAIL"}
+    assert last == (f"{len(rows)} checks: {len(red_rows)} failed" if red_rows else GREEN)
     return red_rows
 
 

@@ -18,11 +18,11 @@ from ddp_tools.audit.judge import EARLY, judge
 from ddp_tools.audit.launch import launch
 from ddp_tools.audit.mirror import MIRRORED, mirror
 from ddp_tools.audit.notes import (
-    NONE,
-    NOT_ASKED,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    SKIPPED,
+    UNKNOWN,
     End,
     Notes,
     Row,
@@ -33,12 +33,12 @@ from ddp_tools.audit.rank_checks import NEEDS_STAND_IN, SEE_LOG
 
 RANKS = 2
 _RUNS = ("", "_one", "_stopped", "_again", *preempt.RUNS)  # suffixes of their folders
-_STATES = (RED, OK, UNSEEN, NONE, NOT_ASKED)  # as the table has them
+_STATES = (FAIL, OK, UNKNOWN, NOT_APPLICABLE, SKIPPED)  # as the table has them
 _WIDTH = 200  # letters of a rank's last line
 _DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
 _DEVICE += " given to torch.load: what only they do was not seen"
 # Checks without any of which a table says nothing about the training.
-_ON_TRAINING = {"samples", "replicas", "gradients"}
+_ON_TRAINING = {"sharding", "replicas", "gradients"}
 
 
 @dataclass(frozen=True)
@@ -156,25 +156,25 @@ def _audit_rows(
     came_to_end = rows[0].verdict == OK
     if not batch_size_flag and one_rank_with is None:
         seen = "whether one rank reaches the same model: --batch-size-flag=…"
-        rows.append(Row(one_rank.NAME, NOT_ASKED, seen))
+        rows.append(Row(one_rank.NAME, SKIPPED, seen))
     elif came_to_end:
         rows.append(_one_rank_row(runs, arguments, batch_size_flag, one_rank_with or "", ranks))
     else:
-        rows.append(Row(one_rank.NAME, UNSEEN, "see 'end'"))
+        rows.append(Row(one_rank.NAME, UNKNOWN, "see 'exit'"))
     if resume_with is None:
-        rows.append(Row(restart.NAME, NOT_ASKED, "whether it can go on: --resume-with=…"))
+        rows.append(Row(restart.NAME, SKIPPED, "whether it can go on: --resume-with=…"))
     elif came_to_end:
         rows.append(_resume_row(runs, arguments, resume_with, ranks))
     else:
-        rows.append(Row(restart.NAME, UNSEEN, "see 'end'"))
+        rows.append(Row(restart.NAME, UNKNOWN, "see 'exit'"))
     if not preempts:
-        rows.append(Row(preempt.NAME, NOT_ASKED, "what a signal does, and half a file: --preempt"))
+        rows.append(Row(preempt.NAME, SKIPPED, "what a signal does, and half a file: --preempt"))
     elif came_to_end:
         rows += _preempt_rows(runs, arguments, resume_with or "", ranks)
     else:
-        rows += [Row(name, UNSEEN, "see 'end'") for name in (preempt.NAME, preempt.TORN)]
+        rows += [Row(name, UNKNOWN, "see 'exit'") for name in (preempt.NAME, preempt.TORN)]
     if on_cpu:
-        rows.append(Row("device", NOT_ASKED, _DEVICE))
+        rows.append(Row("device", SKIPPED, _DEVICE))
     return rows
 
 
@@ -188,7 +188,7 @@ def _one_rank_row(
     try:
         besides = one_rank.one_rank_words(flag, ranks) if flag else shlex.split(words)
     except ValueError as reason:
-        return Row(one_rank.NAME, UNSEEN, str(reason))
+        return Row(one_rank.NAME, UNKNOWN, str(reason))
     [single] = runs.run(1, [*arguments, *besides], "_one")
     return one_rank.compare_with_one_rank(single, ranks)
 
@@ -278,15 +278,15 @@ def _make_empty(folder: Path) -> None:
 
 def show_table(rows: Sequence[Row]) -> str:
     """Format the table, with a cure below each red row."""
-    lines = [f"{'check':<12} {'':<9} what was seen"]
+    lines = [f"{'check':<15} {'':<7} finding"]
     for row in sorted(rows, key=lambda row: _STATES.index(row.verdict)):
-        lines.append(f"{row.name:<12} {row.verdict:<9} {row.seen}")
+        lines.append(f"{row.name:<15} {row.verdict:<7} {row.seen}")
         if row.cure:
-            lines.append(f"{'':<22} cure: {row.cure}")
+            lines.append(f"{'':<23} fix: {row.cure}")
     counts = Counter(row.verdict for row in rows)
     more = [f", {counts[state]} {state}" for state in _STATES[1:] if counts[state]]
-    lines.append(f"{counts[RED]} of {len(rows)} checks RED{''.join(more)}")
-    if {row.name for row in rows if row.verdict == UNSEEN} >= _ON_TRAINING:
+    lines.append(f"{len(rows)} checks: {counts[FAIL]} failed{''.join(more)}")
+    if {row.name for row in rows if row.verdict == UNKNOWN} >= _ON_TRAINING:
         names = ", ".join(row.name for row in rows if row.name in _ON_TRAINING)
         lines.append(f"So this says nothing about the training; the rows {names} say why")
     return "\n".join(map(printable, lines))
@@ -295,17 +295,17 @@ def show_table(rows: Sequence[Row]) -> str:
 def report(rows: Sequence[Row]) -> int:
     """Print the table, and return the status.
 
-    0: no row is red, and all was seen; 1: a row is red; 2: the script failed before it did
-    anything; 3: no row is red, but one was not seen.
+    0: no check failed, and none is unknown; 1: a check failed; 2: the script failed before it did
+    anything; 3: no check failed, but one is unknown.
     """
     print(show_table(rows), flush=True)
-    red = [row.name for row in rows if row.verdict == RED]
-    if red:
+    failed = [row.name for row in rows if row.verdict == FAIL]
+    if failed:
         began = [row for row in rows if row.verdict == OK or row.seen.startswith(EARLY)]
         at_begin = {row.name for row in began} <= {"launch"}
         nothing_ran = at_begin and rows[0].cure in (SEE_LOG, NEEDS_STAND_IN)
-        return 2 if red == ["end"] and nothing_ran else 1
-    unseen = [row.name for row in rows if row.verdict == UNSEEN]
-    if unseen:
-        print(f"No row is red, but this audit could not see all: {', '.join(unseen)}", flush=True)
-    return 3 if unseen else 0
+        return 2 if failed == ["exit"] and nothing_ran else 1
+    unknown = [row.name for row in rows if row.verdict == UNKNOWN]
+    if unknown:
+        print(f"No check failed, but these are unknown: {', '.join(unknown)}", flush=True)
+    return 3 if unknown else 0

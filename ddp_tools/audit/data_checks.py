@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ddp_tools.audit.notes import (
-    NONE,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Finding,
     Inputs,
     Notes,
@@ -80,7 +80,7 @@ def _same_inputs(ranks: list[Notes]) -> Finding | None:
         return None
     seen = f"all ranks were given the same batch at {len(equal)} of the first {len(calls)} calls"
     cure = "seed what draws the batches by rank: seed + rank"
-    return Finding(RED, f"{short_line(equal[0].at)}: {seen}", cure)
+    return Finding(FAIL, f"{short_line(equal[0].at)}: {seen}", cure)
 
 
 def _batches_by_hand(ranks: list[Notes]) -> Finding:
@@ -88,7 +88,7 @@ def _batches_by_hand(ranks: list[Notes]) -> Finding:
     unseen = "no training pass over a DataLoader was seen on all ranks"
     if all(select(notes, Inputs) for notes in ranks):
         unseen += "; what the ranks' models were called with differs"
-    return Finding(UNSEEN, unseen)
+    return Finding(UNKNOWN, unseen)
 
 
 def _draws_repeatedly(passes: tuple[Pass, ...]) -> bool:
@@ -117,17 +117,17 @@ def _finding_of_pass(
     allowed = different / 2 if first.iterable else len(passes) - 1
     if first.iterable and drawn >= 2 * drawn_once > 0:
         seen = f"{at}: each worker of a rank gives all its samples"
-        return Finding(RED, seen, "share them by get_worker_info().id, too")
+        return Finding(FAIL, seen, "share them by get_worker_info().id, too")
     if _draws_repeatedly(passes):
         least = min(len(note.samples) for note in passes)
         if min(least, different) < _FEWEST:
-            return Finding(UNSEEN, f"{at}: too few samples, drawn with replacement, to compare")
+            return Finding(UNKNOWN, f"{at}: too few samples, drawn with replacement, to compare")
         draws = Counter(tuple(sorted(note.samples[:least], key=str)) for note in passes)
         if len(draws) == len(passes):
             return None
         seen = f"{at}: {max(draws.values())} ranks drew the same {least} samples"
         cure = "a generator of its own on each rank, of seed + rank, or one draw of which each "
-        return Finding(RED, seen, f"{cure}rank takes every world_size-th")
+        return Finding(FAIL, seen, f"{cure}rank takes every world_size-th")
     if datasets_differ(ranks):
         return _shares_of_many_datasets(first)
     if shared > allowed:
@@ -139,7 +139,7 @@ def _finding_of_pass(
             cure += "torch.Generator().manual_seed(0)); one seed, num_replicas and a rank of its "
             cure += "own in DistributedSampler"
         seen = f"{shared} of {different} samples were trained on by more than one rank"
-        return Finding(RED, f"{at}: {seen}", cure)
+        return Finding(FAIL, f"{at}: {seen}", cure)
     return None
 
 
@@ -149,7 +149,7 @@ def _shares_of_many_datasets(note: Pass) -> Finding:
     if note.sampler != "DistributedSampler":
         return Finding(OK, f"{at}: each rank has samples of its own under the same numbers")
     return Finding(
-        RED,
+        FAIL,
         f"{at}: shares of datasets that differ: one number is another sample on each rank",
         "make the same dataset on all ranks: seed before it is made, or read it from one file",
     )
@@ -158,7 +158,7 @@ def _shares_of_many_datasets(note: Pass) -> Finding:
 def coverage(ranks: list[Notes]) -> Finding:
     """A whole training pass of all ranks together takes all samples of the dataset."""
     if samples(ranks).verdict != OK:
-        return Finding(UNSEEN, "looked at only where 'samples' is ok")
+        return Finding(UNKNOWN, "looked at only where 'sharding' is ok")
     most_left_out, count = 0, 0
     for passes in common_passes(ranks, trained=True):
         dealt = all(note.sampler == "DistributedSampler" and note.complete for note in passes)
@@ -171,13 +171,13 @@ def coverage(ranks: list[Notes]) -> Finding:
         if left_out > of_loaders + len(passes) - 1:
             seen = f"{left_out} of {size} samples were trained on by no rank"
             cure = "DistributedSampler(dataset): it knows the number of ranks, and this one's"
-            return Finding(RED, f"{short_line(passes[0].begun)}: {seen}", cure)
+            return Finding(FAIL, f"{short_line(passes[0].begun)}: {seen}", cure)
         most_left_out, count = max(most_left_out, left_out), count + 1
     if not count:
         trained = [note for note in select(ranks[0], Pass) if note.steps]
         dealt = any(note.sampler == "DistributedSampler" for note in trained)
         seen = "no whole training pass with a DistributedSampler was seen"
-        return Finding(UNSEEN if dealt else NONE, seen)
+        return Finding(UNKNOWN if dealt else NOT_APPLICABLE, seen)
     rest = f"; {most_left_out} left out, as by drop_last" if most_left_out else ""
     return Finding(OK, f"the ranks together took all samples, {count} passes{rest}")
 
@@ -198,9 +198,9 @@ def order(ranks: list[Notes]) -> Finding:
         passes = [note for note in select(ranks[0], Pass) if note.steps]
         only_streams = passes and all(note.iterable for note in passes)
         if only_streams or not passes:
-            return Finding(NONE, "no training pass over a dataset with numbered samples")
+            return Finding(NOT_APPLICABLE, "no training pass over a dataset with numbered samples")
         least_words = f"two training epochs of several batches, with {_FEWEST} samples on a rank"
-        return Finding(UNSEEN, f"fewer than {least_words}")
+        return Finding(UNKNOWN, f"fewer than {least_words}")
     return Finding(OK, f"{epochs} epochs, each in another order")
 
 
@@ -211,6 +211,6 @@ def _same_order(note: Pass) -> Finding:
         dealt = note.sampler == "DistributedSampler"
         own = "" if dealt else ", and an __iter__ that uses the epoch"
         cure = f"sampler.set_epoch(epoch) before each epoch{own}; no new seed in between"
-        return Finding(RED, f"{at}: two epochs had the same order", cure)
+        return Finding(FAIL, f"{at}: two epochs had the same order", cure)
     seen = f"two epochs had the same order, and {note.sampler} does not shuffle: meant so?"
-    return Finding(UNSEEN, f"{at}: {seen}")
+    return Finding(UNKNOWN, f"{at}: {seen}")

@@ -9,10 +9,10 @@ from collections import Counter
 from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.data_checks import common_passes
 from ddp_tools.audit.notes import (
-    NONE,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Buffers,
     Communication,
     EvalMode,
@@ -40,7 +40,7 @@ def evaluation(ranks: list[Notes]) -> Finding:
         if not passes[0].iterable and all(note.complete for note in passes):
             findings.append((len(passes[0].samples), _evaluation_pass(passes)))
     for _, finding in findings:
-        if finding.verdict == RED:
+        if finding.verdict == FAIL:
             return finding
     if apart := _tested_models_apart(ranks):
         return apart
@@ -59,7 +59,7 @@ def _tested_models_apart(ranks: list[Notes]) -> Finding | None:
                     f"{short_line(first.at)}: rank {rank} tests with another {names[0]} than rank 0"
                 )
                 cure = "broadcast rank 0's buffers before the test, or sum up what they are made of"
-                return Finding(UNSEEN, f"{seen}: each rank tests a model of its own. {cure}")
+                return Finding(UNKNOWN, f"{seen}: each rank tests a model of its own. {cure}")
     return None
 
 
@@ -74,14 +74,14 @@ def _evaluation_of_some(ranks: list[Notes]) -> Finding:
             seen = (
                 f"{short_line(by_hand[0].at)}: a model is put into eval mode, and no pass over a "
             )
-            return Finding(UNSEEN, f"{seen}DataLoader follows: who tests which samples?")
-        return Finding(NONE, "no pass over a DataLoader without steps")
+            return Finding(UNKNOWN, f"{seen}DataLoader follows: who tests which samples?")
+        return Finding(NOT_APPLICABLE, "no pass over a DataLoader without steps")
     if len(testers) > 1 or not whole:
-        return Finding(UNSEEN, "no whole pass without steps over a dataset was seen on all ranks")
+        return Finding(UNKNOWN, "no whole pass without steps over a dataset was seen on all ranks")
     last = whole[-1]
     count, seen = len({*last.samples}), f"{short_line(last.begun)}: rank {testers[0]} alone tests"
     if count not in (last.own_size, last.dataset_size):
-        return Finding(UNSEEN, f"{seen} {count} of {last.own_size} samples: meant so?")
+        return Finding(UNKNOWN, f"{seen} {count} of {last.own_size} samples: meant so?")
     return Finding(OK, f"{seen} all {count} samples")
 
 
@@ -121,7 +121,7 @@ def _tested_samples_of_others(ranks: list[Notes]) -> Finding | None:
     count = len(all_tested)
     seen = f"{at}: {len(leaked)} of {count} tested samples are trained on by another rank"
     cure = "one split for all ranks: random_split(..., generator=torch.Generator().manual_seed(0))"
-    return Finding(RED, seen, cure)
+    return Finding(FAIL, seen, cure)
 
 
 def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
@@ -132,18 +132,18 @@ def _evaluation_pass(passes: tuple[Pass, ...]) -> Finding:
     if len({frozenset(note.samples) for note in passes}) == 1:
         if _is_strided(first, count):
             seen = f"{at}: all ranks take samples 0, {count}, … and none the rest"
-            return Finding(RED, seen, "begin the share at rank")
+            return Finding(FAIL, seen, "begin the share at rank")
         if len(times) == first.own_size:  # a part of a dataset may be the whole test set
             size = first.own_size
         if len(times) < size:
             same = f"all ranks test the same {len(times)} of {size} samples: meant so?"
-            return Finding(UNSEEN, f"{at}: {same}")
+            return Finding(UNKNOWN, f"{at}: {same}")
         all_of_them = f"each rank tests all {size} samples"
         return Finding(OK, f"{at}: {all_of_them} (right, but the ranks share no work)")
     if twice := sum(looks > 1 for looks in times.values()):
         seen = f"{at}: {twice} of {len(times)} samples count more than once"
         share = "Subset(test_set, range(rank, len(test_set), world_size))"
-        return Finding(RED, seen, f"{share}: no padding")
+        return Finding(FAIL, seen, f"{share}: no padding")
     if len(times) <= (first.own_size or 0):
         size = first.own_size or 0
     return Finding(OK, f"{at}: {len(times)} of {size} samples, each once")
@@ -160,14 +160,14 @@ def _is_strided(note: Pass, ranks: int) -> bool:
 def metrics(ranks: list[Notes]) -> Finding:
     """What ranks find on shares of a test set is summed or gathered, before training goes on."""
     if end(ranks).verdict != OK:
-        return Finding(UNSEEN, "see 'end'")
+        return Finding(UNKNOWN, "see 'exit'")
     tests = [p for p in common_passes(ranks, trained=False) if not _trained_on(p[0], ranks[0])]
     if not tests:
-        return Finding(NONE, "no test set was read on all ranks by a DataLoader")
+        return Finding(NOT_APPLICABLE, "no test set was read on all ranks by a DataLoader")
     whole = [passes for passes in tests if all(note.complete for note in passes)]
     shares = [p for p in whole if len({frozenset(note.samples) for note in p}) == len(p)]
     if not whole:
-        return Finding(UNSEEN, "no test set was read to its end")
+        return Finding(UNKNOWN, "no test set was read to its end")
     if not shares:
         return Finding(OK, "all ranks test the same samples, so that each has the whole number")
     calls = [[_reduced_after(*pair) for pair in zip(p, ranks, strict=True)] for p in shares]
@@ -180,7 +180,7 @@ def metrics(ranks: list[Notes]) -> Finding:
             unequal = f"; {unequal_counts(counts)}" if len({*counts}) > 1 else ""
             seen = f"{call.name} at {short_line(call.at)}, without the number of samples{unequal}"
             question = "is it a sum, or a mean of each rank's share (mIoU, F1, loss)?"
-            return Finding(UNSEEN, f"{seen}: {question}")
+            return Finding(UNKNOWN, f"{seen}: {question}")
     first = calls[0][0][0]
     seen = f"{first.name} at {short_line(first.at)}"
     return Finding(OK, f"after each test ranks bring numbers together: {seen}")
@@ -191,9 +191,9 @@ def _kept_apart(passes: tuple[Pass, ...], ranks: list[Notes]) -> Finding:
     seen = f"{short_line(passes[0].begun)}: each rank tests a share, and nothing is reduced or "
     if _may_come_together_later(passes, ranks):
         question = "gathered before training goes on: is each printed number one of all ranks?"
-        return Finding(UNSEEN, seen + question)
+        return Finding(UNKNOWN, seen + question)
     cure = "dist.all_reduce of the sums and of the number of samples, then divide"
-    return Finding(RED, f"{seen}gathered afterwards", cure)
+    return Finding(FAIL, f"{seen}gathered afterwards", cure)
 
 
 def _without_counts(

@@ -11,9 +11,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-OK, RED, UNSEEN = "ok", "RED", "not seen"
+OK, FAIL, UNKNOWN = "ok", "FAIL", "unknown"
 # A row for which no flag was given, and one for which the script has nothing.
-NOT_ASKED, NONE = "not asked", "none"
+SKIPPED, NOT_APPLICABLE = "skipped", "n/a"
 CLOSE = 1e-5  # sums that differ by less, relative to the sizes in them, are equal
 NO_SUCH_DEVICE = "CUDA error: invalid device ordinal"
 STEPS = 40  # of which gradients, random numbers and digests of samples are noted
@@ -23,7 +23,7 @@ TensorSums = Sequence[Sequence[float]]
 
 
 class Finding(NamedTuple):
-    """What a check found: OK, RED, UNSEEN or NONE, what was seen, and the cure of a red one."""
+    """What a check found: a verdict, what was seen, and the fix if it is FAIL."""
 
     verdict: str
     seen: str

@@ -1,4 +1,4 @@
-"""The row "one rank" of the audit: with one global batch, one rank and several take the same steps.
+"""The row "1-rank parity" of the audit: one rank and several take the same steps.
 
 The audit's command calls it in the learner's process, with the notes of both runs. Needs no torch.
 """
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ddp_tools.audit.apart import euclid, is_double, numbers_of
 from ddp_tools.audit.notes import (
+    FAIL,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     End,
     Notes,
     Pass,
@@ -28,7 +28,7 @@ from ddp_tools.audit.notes import (
     training_passes,
 )
 
-NAME = "one rank"
+NAME = "1-rank parity"
 # Distances of two models, as shares of the way that the weights went in training.
 SAME_MODEL, OTHER_MODEL = 1e-3, 0.1
 # float64 rounds by 1e-16: to come here it would have to grow 1e10 times, and in float32 that would
@@ -88,12 +88,12 @@ def compare_with_one_rank(single: Notes, ranks: list[Notes]) -> Row:
     """Judge whether one rank and these ranks took the same steps, to the same weights."""
     try:
         if seen := _steps_apart(single, ranks):
-            return Row(NAME, RED, seen, _STEPS_CURE)
+            return Row(NAME, FAIL, seen, _STEPS_CURE)
         _check_alike(single, ranks[0])
         seen = _common_steps(single, ranks)
         length = _way_of_weights(single, ranks[0])
     except ValueError as reason:
-        return Row(NAME, UNSEEN, str(reason))
+        return Row(NAME, UNKNOWN, str(reason))
     ends = models_at(single, "end")
     share = distance(ends, models_at(ranks[0], "end")) / length
     seen += f"one rank and {len(ranks)} are {share:.2g} of their way apart"
@@ -104,10 +104,10 @@ def compare_with_one_rank(single: Notes, ranks: list[Notes]) -> Row:
     if not alike:
         seen += ", and the gradients of the first step differ"
     if not _know_samples(single, ranks):
-        return Row(NAME, UNSEEN, f"{seen}: did one rank take the samples of both? If so: {_CURE}")
+        return Row(NAME, UNKNOWN, f"{seen}: did one rank take the samples of both? If so: {_CURE}")
     if alike and not exact and share <= OTHER_MODEL:
-        return Row(NAME, UNSEEN, f"{seen}: is it rounding that has grown?")
-    return Row(NAME, RED, seen, _CURE)
+        return Row(NAME, UNKNOWN, f"{seen}: is it rounding that has grown?")
+    return Row(NAME, FAIL, seen, _CURE)
 
 
 def _steps_apart(single: Notes, ranks: list[Notes]) -> str:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ddp_tools.audit.notes import OK, RED, UNSEEN, Finding, Notes, Step, select
+from ddp_tools.audit.notes import FAIL, OK, UNKNOWN, Finding, Notes, Step, select
 
 _PHASES = {"loading": "its batches", "forward": "the forward pass", "own code": "its own code"}
 _FEWEST = 5  # steps, whose times are compared
@@ -18,7 +18,7 @@ def straggler(ranks: list[Notes]) -> Finding:
     """No rank takes much longer than the others over its own part of a step."""
     seconds = [[step.seconds for step in select(notes, Step) if step.seconds] for notes in ranks]
     if len(ranks) < 2 or min(map(len, seconds)) < _FEWEST:
-        return Finding(UNSEEN, f"fewer than {_FEWEST} steps, whose times could be compared")
+        return Finding(UNKNOWN, f"fewer than {_FEWEST} steps, whose times could be compared")
     # The first step has whatever came before it.
     steps = list(zip(*(steps[1:] for steps in seconds), strict=False))
     for phase, words in _PHASES.items():
@@ -29,7 +29,7 @@ def straggler(ranks: list[Notes]) -> Finding:
             took = f"{middle[slow]:.2g} s of each step for {words}, the others {others:.2g} s"
             cure = f"what does rank {slow} do there that the others do not: another file, more "
             cure += "samples, `if rank`, printing? The others wait for it in each backward pass"
-            return Finding(RED, f"rank {slow} takes {took}", cure)
+            return Finding(FAIL, f"rank {slow} takes {took}", cure)
     return Finding(OK, "no rank takes half a step longer than the others for its own part")
 
 

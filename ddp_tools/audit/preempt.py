@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from ddp_tools.audit import restart
 from ddp_tools.audit.notes import (
-    NONE,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     End,
     FileWritten,
     Notes,
@@ -60,7 +60,7 @@ def preempt(run: Run, ranks: list[Notes]) -> Row:
             begun += _steps(attempts[-1])
         attempts.append(run("", RUNS[2], RUNS[0]))
     except ValueError as reason:
-        return Row(NAME, UNSEEN, str(reason))
+        return Row(NAME, UNKNOWN, str(reason))
     told = select(attempts[0][_TOLD_RANK], Told)[0]
     stops = [_steps(attempts[0]), begun]
     seen = f"{told.signal} to rank {_TOLD_RANK} alone: all saved and left after step {stops[0]}, "
@@ -72,7 +72,7 @@ def preempt(run: Run, ranks: list[Notes]) -> Row:
     if row.verdict != OK and taken < whole and _came_to_end(attempts[-1]):
         cure = "count a batch as done after its step, and look at the vote between two batches"
         lost = f"the three attempts took {taken} steps, the run that nobody stopped {whole}"
-        row = Row(NAME, RED, f"{lost}: batches were lost at a stop", f"{cure}: notebook 11")
+        row = Row(NAME, FAIL, f"{lost}: batches were lost at a stop", f"{cure}: notebook 11")
     return Row(NAME, row.verdict, seen + row.seen, row.cure)
 
 
@@ -86,10 +86,10 @@ def torn_save(run: Run, ranks: list[Notes]) -> Row:
             raise ValueError(f"rank {rank} did not come to its torch.save number {number}")
         restart.check_first_step(ranks[0], stopped[0])
     except ValueError as reason:
-        return Row(TORN, UNSEEN, str(reason))
+        return Row(TORN, UNKNOWN, str(reason))
     row = restart.judge_restarted(ranks[0], run("", RUNS[4], RUNS[3]), saves=0)
     seen = f"killed at {short_line(stops[0].at)} with half of {stops[0].file} written; {row.seen}"
-    return Row(TORN, row.verdict, seen, _ASIDE if row.verdict == RED else "")
+    return Row(TORN, row.verdict, seen, _ASIDE if row.verdict == FAIL else "")
 
 
 def _choose_steps(notes: Notes) -> tuple[int, int]:
@@ -134,23 +134,23 @@ def _stopped_together(ranks: list[Notes], when: str) -> Row | None:
     tolds = select(ranks[_TOLD_RANK], Told)
     if not tolds:
         if not _came_to_end(ranks):
-            return Row(NAME, RED, f"{when}it failed: {_first_error(ranks)}", restart.CURE)
+            return Row(NAME, FAIL, f"{when}it failed: {_first_error(ranks)}", restart.CURE)
         raise ValueError(f"{when}it ended before a rank could be told")
     told = tolds[0]
     if not told.handled:
         seen = f"no handler of SIGTERM, SIGUSR1 or SIGUSR2: {told.signal} is a kill"
-        return Row(NAME, NONE, f"{seen}, of which 'resume' and '{TORN}' tell")
+        return Row(NAME, NOT_APPLICABLE, f"{seen}, of which 'resume' and '{TORN}' tell")
     seen = f"{when}{told.signal} to rank {_TOLD_RANK} alone in step {told.steps}: "
     if not _came_to_end(ranks):
         error = _first_error(ranks)
-        return Row(NAME, RED, seen + error, _WORKERS if "DataLoader worker" in error else _VOTE)
+        return Row(NAME, FAIL, seen + error, _WORKERS if "DataLoader worker" in error else _VOTE)
     steps = [_steps([notes]) for notes in ranks]
     if len({*steps}) > 1:
         each = ", ".join(f"rank {rank} after {count}" for rank, count in enumerate(steps))
-        return Row(NAME, RED, f"{seen}the ranks left after different steps, {each}", _VOTE)
+        return Row(NAME, FAIL, f"{seen}the ranks left after different steps, {each}", _VOTE)
     later = [note for notes in ranks for note in notes if note.time >= told.time]
     if not any(isinstance(note, Save | FileWritten) for note in later):
-        return Row(NAME, RED, f"{seen}all left after step {steps[0]}, and none saved", _SAVE)
+        return Row(NAME, FAIL, f"{seen}all left after step {steps[0]}, and none saved", _SAVE)
     return None
 
 
@@ -170,7 +170,7 @@ def _first_error(ranks: list[Notes]) -> str:
     if failed:
         note, rank = min(failed, key=lambda pair: pair[0].time)
         calls = collectives(ranks)
-        also = f"; {calls.seen}" if calls.verdict == RED else ""
+        also = f"; {calls.seen}" if calls.verdict == FAIL else ""
         return f"rank {rank} at {short_line(note.at)}: {error_of(note)}{also}"
     lost = [str(rank) for rank, notes in enumerate(ranks) if not select(notes, End)]
     return f"rank {', '.join(lost)} was ended by a signal"

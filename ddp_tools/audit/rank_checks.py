@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from itertools import zip_longest
 
 from ddp_tools.audit.notes import (
+    FAIL,
     NO_SUCH_DEVICE,
-    NONE,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Collective,
     Communication,
     End,
@@ -74,19 +74,19 @@ def launch(ranks: list[Notes]) -> Finding:
             seen = f"{short_line(note.at)}: init_process_group takes {given} on rank {rank} of "
             cure = "give it neither, or RANK and WORLD_SIZE: LOCAL_RANK counts on each node anew, "
             cure += "and so do device_count() and the first argument of an mp.spawn function"
-            return Finding(RED, f"{seen}{len(ranks)}, which then would not begin", cure)
+            return Finding(FAIL, f"{seen}{len(ranks)}, which then would not begin", cure)
     if not joins:
-        return Finding(NONE, "no process group was made")
+        return Finding(NOT_APPLICABLE, "no process group was made")
     return Finding(OK, "init_process_group takes the rank and world size of the launch")
 
 
 def end(ranks: list[Notes]) -> Finding:
     """All ranks ended by themselves, with status 0."""
-    if launch(ranks).verdict == RED:
-        return Finding(UNSEEN, "see 'launch'")
+    if launch(ranks).verdict == FAIL:
+        return Finding(UNKNOWN, "see 'launch'")
     if any(select(notes, TimeUp) for notes in ranks):
         cure = "see 'collectives'; where nothing hangs, a longer --limit"
-        return Finding(RED, where_ranks_hang(ranks), cure)
+        return Finding(FAIL, where_ranks_hang(ranks), cure)
     lost, failed = [], []
     for rank, notes in enumerate(ranks):
         ends = select(notes, End)
@@ -99,13 +99,13 @@ def end(ranks: list[Notes]) -> Finding:
         message = f"rank {rank} at {short_line(note.at)}: {error_of(note)}"
         if note.by_stand_in:
             reason = "the audit's stand-in for CUDA does not know this: no fault of the script"
-            return Finding(UNSEEN, f"{message}; {reason}")
+            return Finding(UNKNOWN, f"{message}; {reason}")
         cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
         if _NO_GPU.search(message):
             cures = [NEEDS_STAND_IN]
-        return Finding(RED, "; ".join([message, *lost]), cures[0] if cures else SEE_LOG)
+        return Finding(FAIL, "; ".join([message, *lost]), cures[0] if cures else SEE_LOG)
     if lost:
-        return Finding(RED, "; ".join(lost), SEE_LOG)
+        return Finding(FAIL, "; ".join(lost), SEE_LOG)
     return Finding(OK, f"{len(ranks)} ranks ended with status 0")
 
 
@@ -149,13 +149,13 @@ def collectives(ranks: list[Notes]) -> Finding:
             seen = f"call {number}: {', '.join(each)}"
             if other_lines:
                 seen = f"{other_lines}; {seen}"
-            return Finding(RED, seen, _cure_of_calls(ranks, called))
+            return Finding(FAIL, seen, _cure_of_calls(ranks, called))
         if absent:
-            return Finding(UNSEEN, f"alike for {number - 1} calls; then a rank failed")
+            return Finding(UNKNOWN, f"alike for {number - 1} calls; then a rank failed")
     if not calls[0]:
-        return Finding(NONE, "none was called")
+        return Finding(NOT_APPLICABLE, "none was called")
     if other_lines:
-        return Finding(UNSEEN, f"{other_lines}: are these the same values?")
+        return Finding(UNKNOWN, f"{other_lines}: are these the same values?")
     in_groups = len(select(ranks[0], GroupCollective))
     rest = f"; {in_groups} in other groups were not compared" if in_groups else ""
     return Finding(OK, f"the same {len(calls[0])} calls on all ranks{rest}")
@@ -216,11 +216,11 @@ def files(ranks: list[Notes]) -> Finding:
                 logs.append(f"{seen} by {note.tool}: meant so?")
                 continue
             others = "(the others wait in a barrier, if they need the file)"
-            return Finding(RED, seen, f"let one rank do it: if rank == 0 {others}")
+            return Finding(FAIL, seen, f"let one rank do it: if rank == 0 {others}")
     if logs:
-        return Finding(UNSEEN, logs[0])
+        return Finding(UNKNOWN, logs[0])
     if not any(written):
-        return Finding(NONE, "none was written")
+        return Finding(NOT_APPLICABLE, "none was written")
     return Finding(OK, "none was written by more than one rank")
 
 
@@ -235,10 +235,10 @@ def saved_names(ranks: list[Notes]) -> Finding:
             path = note.at.rpartition(":")[0]
             if any("load_state_dict" in line for line in linecache.getlines(path)):
                 only = "only a wrapped model can load it, as this script may: meant so?"
-                return Finding(UNSEEN, f"{seen}; {only} Else save {cure}")
-            return Finding(RED, seen, f"save {cure}")
+                return Finding(UNKNOWN, f"{seen}; {only} Else save {cure}")
+            return Finding(FAIL, seen, f"save {cure}")
     if not any(note.names for note in saves):
-        return Finding(NONE, "no state_dict was saved by torch.save")
+        return Finding(NOT_APPLICABLE, "no state_dict was saved by torch.save")
     return Finding(OK, f"no name begins with module., {len(saves)} saved")
 
 
@@ -253,28 +253,30 @@ def random_numbers(ranks: list[Notes]) -> Finding:
     if equal:  # a state that comes twice is no accident
         at = short_line(equal[0][0].at)
         return Finding(
-            RED,
-            f"{at}: the same random numbers in the model on all ranks (dropout?)",
+            FAIL,
+            f"{at}: equal random numbers in the model on all ranks (dropout?)",
             "torch.manual_seed(seed + rank) after the model is made",
         )
     for passes in zip(*in_dataset, strict=False):
         if len({tuple(note.augmented) for note in passes}) == 1:
             at = short_line(in_dataset[0][0].begun)
             return Finding(
-                RED,
-                f"{at}: the same random numbers in the dataset on all ranks",
+                FAIL,
+                f"{at}: equal random numbers in the dataset on all ranks",
                 "torch.manual_seed(seed + rank)",
             )
     for notes_at_once in zip(*in_loop, strict=False):
         if len({note.state for note in notes_at_once}) == 1:
-            seen = f"{short_line(notes_at_once[0].at)}: the same random numbers on all ranks, drawn"
+            seen = f"{short_line(notes_at_once[0].at)}: equal random numbers on all ranks, drawn"
             question = "is it a choice of all, or noise, which should differ (seed + rank)?"
-            return Finding(UNSEEN, f"{seen} between a batch and the next: {question}")
+            return Finding(UNKNOWN, f"{seen} between a batch and the next: {question}")
     if all(in_model) or all(in_dataset) or all(in_loop):
         user = "model" if all(in_model) else "dataset" if all(in_dataset) else "training loop"
         return Finding(OK, f"torch's random numbers differ in the {user}")
     rest = "numpy, random and workers are not followed"
-    return Finding(NONE, f"torch's generator was not used in model, dataset or loop; {rest}")
+    return Finding(
+        NOT_APPLICABLE, f"torch's generator was not used in model, dataset or loop; {rest}"
+    )
 
 
 def _augmented_passes(notes: Notes) -> list[Pass]:

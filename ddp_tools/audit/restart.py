@@ -4,9 +4,9 @@ The audit's command calls it in the learner's process, with the notes of three r
 """
 
 from ddp_tools.audit.notes import (
+    FAIL,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Notes,
     RandomUse,
     Row,
@@ -38,7 +38,7 @@ def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -
             reason = "torch.save wrote nothing more than two steps before the end"
             raise ValueError(f"not ended early: {reason}")
     except ValueError as reason:
-        return Row(NAME, UNSEEN, str(reason))
+        return Row(NAME, UNKNOWN, str(reason))
     return judge_restarted(complete, restarted, len(select(stopped, Save)))
 
 
@@ -50,22 +50,22 @@ def judge_restarted(complete: Notes, restarted: list[Notes], saves: int) -> Row:
     """
     try:
         finding = end(restarted)
-        if finding.verdict == RED:
+        if finding.verdict == FAIL:
             seen = f"started again, it failed: {finding.seen}"
             cure = "read its messages (--folder keeps them, in the folder notes of that run)"
             calls = collectives(restarted)
-            if calls.verdict == RED:
+            if calls.verdict == FAIL:
                 seen += f"; {calls.seen}"
                 cure = f"let all ranks load the checkpoint, and begin at the same step; {cure}"
-            return Row(NAME, RED, seen, cure)
+            return Row(NAME, FAIL, seen, cure)
         apart = replicas(restarted)
-        if apart.verdict == RED:
+        if apart.verdict == FAIL:
             seen = f"started again, the ranks part: {apart.seen}"
             cure = "let all ranks load all of the checkpoint, the optimizer's state too"
-            return Row(NAME, RED, seen, f"{cure}; {apart.cure}")
+            return Row(NAME, FAIL, seen, f"{cure}; {apart.cure}")
         share = _share_of_way(complete, restarted[0])
     except ValueError as reason:
-        return Row(NAME, UNSEEN, str(reason))
+        return Row(NAME, UNKNOWN, str(reason))
     if share is None:
         return Row(NAME, OK, "ended and started again, it reached the same weights, to the bit")
     seen = f"ended and started again, it ended {share:.2g} of the weights' way apart"
@@ -107,17 +107,17 @@ def _reason_apart(seen: str, complete: Notes, restarted: Notes, saves: int) -> R
     trained = bool(training_passes(complete))
     if trained and _goes_further(complete, restarted):
         reason = "but trained on where the whole run ends: give both the same last step"
-        return Row(NAME, UNSEEN, f"it went on with the whole run's samples, {reason}")
+        return Row(NAME, UNKNOWN, f"it went on with the whole run's samples, {reason}")
     if trained and not _goes_on(complete, restarted):
-        return Row(NAME, RED, f"{seen}, and trained on other samples", CURE)
+        return Row(NAME, FAIL, f"{seen}, and trained on other samples", CURE)
     if _other_random_numbers(complete, restarted, saves):
         if _noted_at_restart(complete, restarted, saves):
             reason = ", with other random numbers: restore torch.get_rng_state(), and look again"
         else:
             reason = "; the random numbers were not noted there, so they cannot be compared"
-        return Row(NAME, UNSEEN, seen + reason)
+        return Row(NAME, UNKNOWN, seen + reason)
     samples = ", with the same samples" if trained else ""
-    return Row(NAME, RED, seen + samples, CURE)
+    return Row(NAME, FAIL, seen + samples, CURE)
 
 
 def _first_gradients(notes: Notes) -> TensorSums:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_tools.audit.notes import RED, Row
+from ddp_tools.audit.notes import FAIL, Row
 
 
 def to_sarif(script: Path, rows: Sequence[Row]) -> dict[str, Any]:
@@ -19,13 +19,13 @@ def to_sarif(script: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """
     results = []
     for row in rows:
-        if row.verdict != RED:
+        if row.verdict != FAIL:
             continue
         name, line = (re.findall(r"([^\s/:]+\.py):(\d+)", row.seen + row.cure) or [("", "1")])[0]
         path = script.resolve().with_name(name or script.name)
         uri = Path(os.path.relpath(path if path.exists() else script)).as_posix()
         place = {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}
-        text = f"{row.seen}; cure: {row.cure}"
+        text = f"{row.seen}; fix: {row.cure}"
         result = {"ruleId": row.name, "level": "error", "message": {"text": text}}
         results.append(result | {"locations": [{"physicalLocation": place}]})
     driver = {"name": "ddp-course audit", "rules": [{"id": row.name} for row in rows]}

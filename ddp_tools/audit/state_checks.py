@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.notes import (
+    FAIL,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Buffers,
     Communication,
     Copy,
@@ -53,12 +53,12 @@ def buffers(ranks: list[Notes], apart: list[tuple[int, Buffers, str]]) -> Findin
         if not wrap.broadcasts and name not in note.transient:
             cure = "all_reduce what changes it, in the layer; of BatchNorm: "
             cure += "SyncBatchNorm.convert_sync_batchnorm(model), or broadcast_buffers on"
-            return Finding(RED, f"{seen}: broadcast_buffers is False", cure)
+            return Finding(FAIL, f"{seen}: broadcast_buffers is False", cure)
         why = "it is in no state_dict: meant so?"
         if wrap.broadcasts:
             why = "DDP sends rank 0's before each forward pass, so what the others put into "
             why += "theirs is lost: meant so? Else all_reduce what changes it"
-        unsure = unsure or Finding(UNSEEN, f"{seen}; {why}")
+        unsure = unsure or Finding(UNKNOWN, f"{seen}; {why}")
     return unsure
 
 
@@ -93,8 +93,8 @@ def copies(ranks: list[Notes], of_source: set[str]) -> tuple[Finding | None, str
                 seen = f"{which} has another {names[0]} on rank {rank} than on rank 0"
                 if any(_has_changed(notes, note) for notes, note in zip(ranks, last, strict=True)):
                     cure = "change it on all ranks alike, or make it on rank 0 alone"
-                    return Finding(RED, f"weights are equal, but {seen}", cure), alone
-                unsure = unsure or Finding(UNSEEN, f"{seen}, and nobody changes it: meant so?")
+                    return Finding(FAIL, f"weights are equal, but {seen}", cure), alone
+                unsure = unsure or Finding(UNKNOWN, f"{seen}, and nobody changes it: meant so?")
     return unsure, alone
 
 
@@ -133,10 +133,10 @@ def averages(ranks: list[Notes]) -> Finding | None:
             numbers = [call.numbers for call in calls_at_once]
             if any(_are_means(values, counts) for values in zip(*numbers, strict=False)):
                 cure = "all_reduce the sum and the number of samples, then divide"
-                return Finding(RED, f"{seen}{at} adds up the ranks' own means", cure)
+                return Finding(FAIL, f"{seen}{at} adds up the ranks' own means", cure)
             if any(value % 1 for values in numbers for value in values):
                 question = "is it a sum? A mean of the ranks' means is not the mean of all samples"
-                unsure = unsure or Finding(UNSEEN, f"{seen}{at} reduces a number: {question}")
+                unsure = unsure or Finding(UNKNOWN, f"{seen}{at} reduces a number: {question}")
     return unsure
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.notes import (
     CLOSE,
-    NONE,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    UNKNOWN,
     Communication,
     Finding,
     Inputs,
@@ -34,7 +34,7 @@ from ddp_tools.audit.state_checks import at_once, buffers, buffers_apart, copies
 
 _FEW_MORE = 1.5  # a scaler that finds infinities leaves out steps of the optimizer
 _LAST_PART = 0.1
-_SEE_END = "see 'end': the ranks' gradients were not all averaged before it"
+_SEE_END = "see 'exit': the ranks' gradients were not all averaged before it"
 
 
 # ---- weights
@@ -44,9 +44,9 @@ def replicas(ranks: list[Notes]) -> Finding:
     """After each epoch and at the end, all ranks hold the same weights."""
     weights = [select(notes, Weights) for notes in ranks]
     if not all(weights):
-        return Finding(UNSEEN, "no model was wrapped in DistributedDataParallel")
+        return Finding(UNKNOWN, "no model was wrapped in DistributedDataParallel")
     if has_unused_weights(ranks):
-        return Finding(UNSEEN, _SEE_END)
+        return Finding(UNKNOWN, _SEE_END)
     wrapped_at = short_line(select(ranks[0], Wrap)[0].at)
     compared = 0
     for notes_at_once in at_once(ranks, Weights, "begin", "epoch", "end"):
@@ -57,21 +57,21 @@ def replicas(ranks: list[Notes]) -> Finding:
             if names := names_apart(note, first):
                 seen = f"{when} rank {rank} holds another {names[0]} than rank 0"
                 cure = _cure_of_replicas(ranks) or "see 'gradients'"
-                return Finding(RED, seen, f"{cure}; the model is wrapped in {wrapped_at}")
+                return Finding(FAIL, seen, f"{cure}; the model is wrapped in {wrapped_at}")
     apart = [*buffers_apart(ranks)]
     of_copies, alone = copies(ranks, {name for _, _, name in apart})
     findings = [finding for finding in (buffers(ranks, apart), of_copies) if finding]
     if findings:
-        return min(findings, key=lambda finding: finding.verdict != RED)
+        return min(findings, key=lambda finding: finding.verdict != FAIL)
     if not _moved(ranks):
-        return Finding(UNSEEN, "no weight of the wrapped model has moved")
+        return Finding(UNKNOWN, "no weight of the wrapped model has moved")
     seen = f"weights equal on all ranks, compared after epochs and at the end: {compared}"
     return Finding(OK, seen + alone)
 
 
 def _cure_of_replicas(ranks: list[Notes]) -> str:
     """Why weights differ though the gradients do not, with the cure; "" if they do."""
-    if gradients(ranks).verdict == RED:
+    if gradients(ranks).verdict == FAIL:
         return ""
     steps = zip(*(select(notes, Step) for notes in ranks), strict=False)
     for number, (first, *others) in enumerate(steps, 1):
@@ -108,11 +108,11 @@ def gradients(ranks: list[Notes]) -> Finding:
     steps = [select(notes, Step) for notes in ranks]
     wraps = select(ranks[0], Wrap)
     if not any(steps):
-        return Finding(UNSEEN, "no optimizer made a step")
+        return Finding(UNKNOWN, "no optimizer made a step")
     if any(step.sharded for step in steps[0]):
-        return Finding(UNSEEN, "the optimizer has shards of weights, as FSDP makes: not followed")
+        return Finding(UNKNOWN, "the optimizer has shards of weights, as FSDP makes: not followed")
     if has_unused_weights(ranks):
-        return Finding(UNSEEN, _SEE_END)
+        return Finding(UNKNOWN, _SEE_END)
     if not any(step.wrapped_parameters for step in steps[0]):
         return _without_ddp(ranks, steps, wraps)
     for number, notes_at_once in enumerate(zip(*steps, strict=False), 1):
@@ -128,10 +128,10 @@ def _without_ddp(ranks: list[Notes], steps: list[list[Step]], wraps: list[Wrap])
     if wraps and any(step.forwards for step in steps[0]):
         seen = "no optimizer has a weight of the wrapped model, which was called: it never learns"
         cure = f"make the optimizer of the parameters of the model that {short_line(wraps[0].at)}"
-        return Finding(RED, f"{at}: {seen}", f"{cure} wraps")
+        return Finding(FAIL, f"{at}: {seen}", f"{cure} wraps")
     if not any(select(notes, Communication) for notes in ranks):
         seen = "no model is wrapped, and the ranks never talk: each trains a model of its own"
-        return Finding(RED, f"{at}: {seen}", "init_process_group, and DDP(model) on each rank")
+        return Finding(FAIL, f"{at}: {seen}", "init_process_group, and DDP(model) on each rank")
     alike = all(len(step.other_sums) == len(steps[0][0].other_sums) for step in steps[0][:1])
     pairs = enumerate(zip(*steps, strict=False), 1)
     for number, (first, *others) in pairs:
@@ -140,8 +140,8 @@ def _without_ddp(ranks: list[Notes], steps: list[list[Step]], wraps: list[Wrap])
             if _talk_at_each_step(ranks[0]):
                 break  # another parallelism, or an average that comes after the step
             seen = f"step {number} had other gradients on each rank, and no model is wrapped"
-            return Finding(RED, f"{at}: {seen}", "ddp_model = DDP(model), and call ddp_model")
-    return Finding(UNSEEN, "no optimizer stepped the weights of a wrapped model")
+            return Finding(FAIL, f"{at}: {seen}", "ddp_model = DDP(model), and call ddp_model")
+    return Finding(UNKNOWN, "no optimizer stepped the weights of a wrapped model")
 
 
 def _talk_at_each_step(notes: Notes) -> bool:
@@ -161,7 +161,7 @@ def _other_gradients(number: int, steps: tuple[Step, ...], wrap: Wrap) -> Findin
     if all(_is_multiple(step.sums, first.sums) for step in steps[1:]):
         seen = f"{at} had gradients that are multiples of each other's: each rank scales them"
         cure = "clip or scale by the same number on all ranks, after backward has averaged them"
-        return Finding(RED, seen, cure)
+        return Finding(FAIL, seen, cure)
     called = "the wrapper was not called before it"
     if first.forwards:
         called = f"the wrapper was called {first.forwards} times"
@@ -172,8 +172,8 @@ def _other_gradients(number: int, steps: tuple[Step, ...], wrap: Wrap) -> Findin
     if first.sync_changed:
         seen += ", and require_backward_grad_sync was changed between forward and backward"
         cure = "set it before the forward pass, where DDP reads it; or put both under no_sync()"
-        return Finding(RED, seen, cure)
-    return Finding(RED, seen, cure)
+        return Finding(FAIL, seen, cure)
+    return Finding(FAIL, seen, cure)
 
 
 def _is_multiple(sums: TensorSums, others: TensorSums) -> bool:
@@ -191,11 +191,11 @@ def _equal_gradients(ranks: list[Notes], steps: list[list[Step]]) -> Finding:
     if not any(size for step in steps[0] for _, size in step.sums):
         seen = f"all are zero, or none is there, at the first {count} steps: nothing is learned"
         cure = "a loss that depends on the weights, and zero_grad() before backward(), not after"
-        return Finding(RED, f"{short_line(steps[0][0].at)}: {seen}", cure)
+        return Finding(FAIL, f"{short_line(steps[0][0].at)}: {seen}", cure)
     moves = count > 1 and any(rate for step in steps[0] for rate in step.rates)
     if moves and not _moved(ranks):
         seen = f"after {count} steps the weights of the wrapped model are as they were"
-        return Finding(RED, seen, "make the optimizer of the wrapped model's own parameters")
+        return Finding(FAIL, seen, "make the optimizer of the wrapped model's own parameters")
     made = [note.steps for notes in ranks for note in select(notes, Weights) if note.when == "end"]
     if end(ranks).verdict == OK and len({*made}) > 1:
         each = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(made))
@@ -222,7 +222,7 @@ def _unequal_means(ranks: list[Notes]) -> Finding | None:
     seen += " passes: a mean of unequal means"
     cure = "all_reduce the number of terms, and call backward on sum * world_size / all terms"
     # A last batch that is smaller on one rank is a small error; people know it, and accept it.
-    return Finding(RED if 2 * len(apart) > len(losses) else UNSEEN, seen, cure)
+    return Finding(FAIL if 2 * len(apart) > len(losses) else UNKNOWN, seen, cure)
 
 
 def _sum_of_equals(ranks: list[Notes]) -> Finding | None:
@@ -241,7 +241,7 @@ def _sum_of_equals(ranks: list[Notes]) -> Finding | None:
         return None
     seen = f"{short_line(equal[0].at)}: between backward and step {equal[0].name} adds up numbers "
     seen += "that are the same on all ranks, as those of averaged gradients are"
-    return Finding(UNSEEN, f"{seen}: is the sum divided by world_size again?")
+    return Finding(UNKNOWN, f"{seen}: is the sum divided by world_size again?")
 
 
 def _sums_before_steps(notes: Notes) -> list[Communication]:
@@ -264,8 +264,8 @@ def _unequal_steps(ranks: list[Notes], seen: str) -> Finding:
     last = [[note.sums for note in select(notes, Weights) if note.when == "end"] for notes in ranks]
     pairs = [zip(last[0], other, strict=False) for other in last[1:]]
     if any(differ(sums, others) for pair in pairs for sums, others in pair):
-        return Finding(RED, seen, "optimizer.step() on all ranks, as often")
-    return Finding(UNSEEN, f"{seen}; their weights are equal at the end (join?)")
+        return Finding(FAIL, seen, "optimizer.step() on all ranks, as often")
+    return Finding(UNKNOWN, f"{seen}; their weights are equal at the end (join?)")
 
 
 # ---- the learning rate
@@ -275,17 +275,17 @@ def schedule(ranks: list[Notes]) -> Finding:
     """A scheduler steps as often as the optimizer, or once an epoch; its rate lasts to the end."""
     counts = [note for notes in ranks for note in select(notes, Schedule)]
     if not counts:
-        return Finding(NONE, "no scheduler of torch.optim was stepped")
+        return Finding(NOT_APPLICABLE, "no scheduler of torch.optim was stepped")
     epochs = max(len(training_passes(notes)) for notes in ranks)
     for note in counts:
         seen = f"the scheduler made {note.calls} steps, and the optimizer {note.steps}"
         if note.calls > _FEW_MORE * note.steps + epochs + 1:
             cure = "scheduler.step() once after each optimizer.step(), not for each micro-batch"
-            return Finding(RED, seen, cure)
+            return Finding(FAIL, seen, cure)
         if note.idle > _LAST_PART * note.steps:
             seen = f"{note.idle} of {note.steps} steps had a learning rate of 0, after a higher one"
             cure = "give the schedule the number of optimizer steps of this rank's loader"
-            return Finding(RED, f"{seen}: the schedule had ended", cure)
+            return Finding(FAIL, f"{seen}: the schedule had ended", cure)
     return Finding(OK, seen)
 
 
@@ -312,7 +312,7 @@ def finite(ranks: list[Notes]) -> Finding:
         if any(not is_finite(note.sums) for note in select(notes, Weights)):
             return _not_finite(ranks, "weights are not finite after an epoch, or at the end")
     if not any(select(notes, Step) for notes in ranks):
-        return Finding(UNSEEN, "no optimizer made a step")
+        return Finding(UNKNOWN, "no optimizer made a step")
     return Finding(OK, "gradients and weights are finite at the first steps, after epochs, at last")
 
 
@@ -330,4 +330,4 @@ def _not_finite(ranks: list[Notes], seen: str) -> Finding:
         note = next(iter(began.values()))
         seen += f"; it began with the {note.what} of {which}, at {short_line(note.at)}"
     cure = "look at the batch that this rank had then: an empty one, log(0), 0/0, a wrong target;"
-    return Finding(RED, seen, f"{cure} a lower learning rate, clip_grad_norm_ after backward")
+    return Finding(FAIL, seen, f"{cure} a lower learning rate, clip_grad_norm_ after backward")

@@ -61,12 +61,12 @@ TYPED = [
     Typed(
         "trainers",
         "site=local",
-        "checks green",
+        "checks ok",
         needs="cluster",
         exported=("SLURM_CONF",),
         weekly="daily its commands are typed in other blocks",
     ),
-    Typed("participants", "torchrun", r"all \d+ checks green"),
+    Typed("participants", "torchrun", r"all \d+ checks ok"),
     Typed("troubleshooting", "python3 -m ddp_helpers explain", "Failed first: rank 1", status=1),
     Typed("troubleshooting", "torchrun", "COMPLETED", needs="cluster"),
 ]
@@ -201,7 +201,7 @@ def test_a_site_whose_doctor_has_a_red_row_is_not_ready(cluster, desk: Path) -> 
     """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
     (desk / "hopeful.toml").write_text('sbatch = ["--partition=course"]\n')
     done = typed(f"{ACTIVATE}ddp-course ready hopeful.toml --nodes 1 --gpus 1", desk)
-    assert done.returncode == 1 and "checks RED" in done.stdout and "is given, but" in done.stdout, done.stdout
+    assert done.returncode == 1 and " failed" in done.stdout and "is given, but" in done.stdout, done.stdout
 
 
 def test_a_kernel_of_a_shared_environment_has_the_helpers_of_the_learners_copy(

@@ -128,9 +128,9 @@ def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(examined, tmp_
 def without(text):
     """The red rows of the table where some ranks are missing."""
     rows, last = rows_of(text.splitlines())
-    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "RED"}
+    red_rows = {name: row[1:] for name, row in rows.items() if row[0] == "FAIL"}
     assert list(rows) == [name for name in CHECKS if name not in TOGETHER]
-    assert last == f"{len(red_rows)} of {len(rows)} checks RED"
+    assert last == f"{len(rows)} checks: {len(red_rows)} failed"
     return red_rows
 
 

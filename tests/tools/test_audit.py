@@ -26,7 +26,7 @@ from ddp_tools import PlainError
 from ddp_tools.audit import command, mirror, one_rank
 from ddp_tools.audit.command import RANKS
 from ddp_tools.audit.judge import CHECKS, judge
-from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN, PointToPoint, select
+from ddp_tools.audit.notes import FAIL, NOT_APPLICABLE, OK, UNKNOWN, PointToPoint, select
 from ddp_tools.audit.restart import compare_restarted
 
 PAGE = (ROOT / "docs" / "tools.md").read_text()
@@ -105,20 +105,20 @@ def drawn_by_hand(counted):
 PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_ddp that are replaced
     SOUND: ("", []),
     WITH_DROPOUT: ("", [DROPOUT]),
-    "no sampler": ("samples", [("world_size, sampler=sampler", "world_size, shuffle=True")]),
+    "no sampler": ("sharding", [("world_size, sampler=sampler", "world_size, shuffle=True")]),
     "each rank takes share 0": (
-        "samples",
+        "sharding",
         [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, 0)")],
     ),
     "the sampler's seed differs": (
-        "samples",
+        "sharding",
         [("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=rank)")],
     ),
     "four shares, two ranks": (
         "coverage",
         [("DistributedSampler(train_set)", "DistributedSampler(train_set, 4, rank)")],
     ),
-    "no `set_epoch`": ("order", [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")]),
+    "no `set_epoch`": ("shuffle", [("        sampler.set_epoch(epoch)", "        sampler.set_epoch(0)")]),
     "padded evaluation": (
         "evaluation",
         [
@@ -130,25 +130,28 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
     "past the wrapper": ("replicas, gradients", [("F.cross_entropy(ddp_model(", "F.cross_entropy(model(")]),
     "another learning rate on each rank": ("replicas", [("lr=args.lr,", "lr=args.lr * (1 + rank),")]),
     "only rank 0 reduces": (
-        "end, collectives",
+        "exit, collectives",
         [("        dist.all_reduce(right)", "        rank or dist.all_reduce(right)")],
     ),
-    "only rank 0 in the last barrier": ("end, collectives", [("\n    dist.barrier()", "\n    rank or dist.barrier()")]),
+    "only rank 0 in the last barrier": (
+        "exit, collectives",
+        [("\n    dist.barrier()", "\n    rank or dist.barrier()")],
+    ),
     "a rank leaves the loop early": (
-        "end, collectives",
+        "exit, collectives",
         [("            optimizer.step()", "            optimizer.step()\n            if rank:\n                break")],
     ),
-    "a rank fails": ("end", [("        model.eval()", "        1 / (1 - rank)\n        model.eval()")]),
+    "a rank fails": ("exit", [("        model.eval()", "        1 / (1 - rank)\n        model.eval()")]),
     "a rank waits for a file": (
-        "end, collectives",
+        "exit, collectives",
         [TIME, ("        model.eval()", "        while rank:\n            time.sleep(0.1)")],
     ),
     "all ranks save": ("files", [TIME, ("    if args.save and rank == 0:", f"{IN_TURN}    if args.save:")]),
     "the wrapper is saved": (
-        "saved names",
+        "checkpoint keys",
         [("torch.save(model.cpu().state_dict()", "torch.save(ddp_model.cpu().state_dict()")],
     ),
-    "the same dropout": ("dice", [DROPOUT, ("torch.manual_seed(1 + rank)", "torch.manual_seed(1)")]),
+    "the same dropout": ("rng", [DROPOUT, ("torch.manual_seed(1 + rank)", "torch.manual_seed(1)")]),
     "a metric is not reduced": ("metrics", [("        dist.all_reduce(right)\n", "")]),
     "a mean of the ranks' unequal means": (
         "gradients",
@@ -172,26 +175,26 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
         ],
     ),
     "one batch for all, drawn by hand": (
-        "samples",
+        "sharding",
         [
             (TRAINS, WITH_DICE),
             ("for x, y in train_batches:", f"for _ in range(20):\n            x, y = {DRAWN}"),
         ],
     ),
-    "another split on each rank": ("samples, evaluation", [("spirals(960, seed=1), spirals(250, seed=2)", SPLIT)]),
+    "another split on each rank": ("sharding, evaluation", [("spirals(960, seed=1), spirals(250, seed=2)", SPLIT)]),
     "statistics of its own on each rank": (
         "replicas",
         [BATCH_NORM, ("DDP(model)", "DDP(model, broadcast_buffers=False)")],
     ),
     "only rank 0 tests, through the wrapper": (
-        "end, collectives",
+        "exit, collectives",
         [
             BATCH_NORM,
             ("for x, y in test_batches:", "for x, y in test_batches if rank == 0 else ():"),
             ("right += (model(", "right += (ddp_model("),
         ],
     ),
-    "a weight that is not used": ("end", [("    ddp_model = DDP(model)", f"{UNUSED}\n    ddp_model = DDP(model)")]),
+    "a weight that is not used": ("exit", [("    ddp_model = DDP(model)", f"{UNUSED}\n    ddp_model = DDP(model)")]),
     "a rank clamps a weight": (
         "replicas",
         [(ENDS, f"{ENDS}\n            model[0].bias.data.clamp_(-9, 9 - 9 * rank)")],
@@ -203,16 +206,16 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
     ),
     "a slow rank": ("straggler", [TIME, (STEP, f"            time.sleep(0.2 * rank)\n{STEP}")]),
     ON_TWO_NODES: (
-        "samples",
+        "sharding",
         [("DistributedSampler(train_set)", "DistributedSampler(train_set, world_size, local_rank)")],
     ),
     SOUND_SCHEDULE: ("", schedule("args.epochs * len(train_batches)")),
     SOUND_BY_HAND: ("", drawn_by_hand("i")),
     "a schedule over batches of each rank's size": (
-        "one rank",
+        "1-rank parity",
         schedule("args.epochs * len(train_set) // (args.batch_size // world_size)"),
     ),
-    "a learning rate of steps times ranks, without a loader": ("one rank", drawn_by_hand("i * world_size")),
+    "a learning rate of steps times ranks, without a loader": ("1-rank parity", drawn_by_hand("i * world_size")),
     SOUND_STEPS: ("", FOUR),
     WITH_NOISE: ("", [NOISE]),
     SAME_NOISE: ("", [NOISE, (SEED, "torch.manual_seed(1)")]),
@@ -261,7 +264,7 @@ WEEKLY |= {"one batch for all, drawn by hand", "only rank 0 tests, through the w
 WEEKLY |= {"statistics of its own on each rank", "each rank clips by another norm", "a rank clamps a weight"}
 WEEKLY |= {"another learning rate on each rank", "a rank leaves the loop early", "a metric is not reduced"}
 NAMES = [name for name in PLANTED if THOROUGH or name not in WEEKLY]
-HANG = [name for name in NAMES if PLANTED[name][0] == "end, collectives"]
+HANG = [name for name in NAMES if PLANTED[name][0] == "exit, collectives"]
 HANGS = 60.0  # seconds after which a run that is to hang is ended: it comes there in one or two, and then waits
 
 
@@ -297,7 +300,7 @@ def tables(waiting, tmp_path_factory):
 
 def check(name, rows):
     """The red rows of a fault are those that are expected, and no others."""
-    reds = ", ".join(row.name for row in rows.values() if row.verdict == RED)
+    reds = ", ".join(row.name for row in rows.values() if row.verdict == FAIL)
     assert reds == PLANTED[name][0], command.show_table([*rows.values()])
 
 
@@ -309,17 +312,20 @@ def test_each_planted_fault_is_found_and_no_other_row_is_red(name, tables):
 @pytest.mark.parametrize(
     ("name", "rest"),
     [
-        (SOUND, {"dice": NONE, "schedule": NONE}),
-        (SOUND_STEPS, {"dice": NONE, "schedule": NONE}),
-        (SOUND_SCHEDULE, {"dice": NONE}),
-        (WITH_DROPOUT, {"schedule": NONE}),
-        (WITH_NOISE, {"schedule": NONE}),
-        (SAME_NOISE, {"schedule": NONE, "dice": UNSEEN}),
-        (NORM_ADDED, {"schedule": NONE, "dice": NONE, "gradients": UNSEEN}),
-        (LOSS_ADDED, {"schedule": NONE, "dice": NONE}),
-        (TESTS_OTHERS, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN}),
-        (TESTS_ONE, {"schedule": NONE, "dice": NONE}),
-        (TESTS_BY_HAND, {"schedule": NONE, "dice": NONE, "evaluation": UNSEEN, "metrics": NONE}),
+        (SOUND, {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}),
+        (SOUND_STEPS, {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}),
+        (SOUND_SCHEDULE, {"rng": NOT_APPLICABLE}),
+        (WITH_DROPOUT, {"schedule": NOT_APPLICABLE}),
+        (WITH_NOISE, {"schedule": NOT_APPLICABLE}),
+        (SAME_NOISE, {"schedule": NOT_APPLICABLE, "rng": UNKNOWN}),
+        (NORM_ADDED, {"schedule": NOT_APPLICABLE, "rng": NOT_APPLICABLE, "gradients": UNKNOWN}),
+        (LOSS_ADDED, {"schedule": NOT_APPLICABLE, "rng": NOT_APPLICABLE}),
+        (TESTS_OTHERS, {"schedule": NOT_APPLICABLE, "rng": NOT_APPLICABLE, "evaluation": UNKNOWN}),
+        (TESTS_ONE, {"schedule": NOT_APPLICABLE, "rng": NOT_APPLICABLE}),
+        (
+            TESTS_BY_HAND,
+            {"schedule": NOT_APPLICABLE, "rng": NOT_APPLICABLE, "evaluation": UNKNOWN, "metrics": NOT_APPLICABLE},
+        ),
     ],
 )
 def test_of_a_sound_script_all_is_seen_and_ok(name, rest, tables):
@@ -349,7 +355,7 @@ def test_the_page_says_how_many_faults_are_planted_and_has_a_row_for_each_check(
 def test_a_run_that_failed_has_no_green_row_and_names_the_error_that_came_first(tables):
     rows = tables["a rank fails"]
     assert not any(row.verdict == OK for row in rows.values())
-    assert "ZeroDivisionError" in rows["end"].seen  # and not the other rank's broken connection
+    assert "ZeroDivisionError" in rows["exit"].seen  # and not the other rank's broken connection
 
 
 # ---- other scripts
@@ -373,8 +379,8 @@ for x in DataLoader(Stream(), 4, num_workers=2, multiprocessing_context="fork"):
 """
 SHARES = {  # of a stream, and the verdict
     "rank + 2 * worker.id, 4": (OK, "a share of its own"),
-    "rank, 2": (RED, "each worker of a rank"),
-    "worker.id, 2": (RED, "more than one rank"),
+    "rank, 2": (FAIL, "each worker of a rank"),
+    "worker.id, 2": (FAIL, "more than one rank"),
 }
 SPAWNED = """
 import os, torch, torch.distributed as dist
@@ -459,7 +465,7 @@ def noted(tmp_path_factory):
 
 @pytest.mark.parametrize("share", SHARES)
 def test_of_a_stream_each_worker_of_each_rank_has_a_share_of_its_own(share, noted):
-    samples, (verdict, seen) = table(noted[share])["samples"], SHARES[share]
+    samples, (verdict, seen) = table(noted[share])["sharding"], SHARES[share]
     assert samples.verdict == verdict and seen in samples.seen, samples
 
 
@@ -467,9 +473,9 @@ def test_a_script_for_cuda_runs_on_the_cpu(noted, tmp_path):
     """spirals_ddp, made to insist on CUDA; mp.spawn, srun's names, ZeRO."""
     rows = table(noted["for CUDA"])
     rest = {row.name: row.verdict for row in rows.values() if row.verdict != OK}
-    assert rest == {"dice": NONE, "schedule": NONE}, rows
+    assert rest == {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}, rows
     rows = table(noted["mp.spawn"])
-    assert [rows[name].verdict for name in ("end", "collectives", "gradients")] == [OK] * 3, rows
+    assert [rows[name].verdict for name in ("exit", "collectives", "gradients")] == [OK] * 3, rows
     assert "3 steps" in rows["gradients"].seen and command.check_started(noted["mp.spawn"], tmp_path) is None
     calls = [[note.name for note in select(notes, PointToPoint)] for notes in noted["mp.spawn"]]
     assert calls == [["send"], ["recv"]]
@@ -513,27 +519,29 @@ def test_a_script_for_gpus_runs_as_it_is_on_simulated_ones_and_a_tensor_left_on_
     told = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in started}
     rows = {name: {row["name"]: row for row in each} for name, each in told.items()}
     assert {name: process.returncode for name, process in started.items()} == {"right": 0, "wrong": 1}, said
-    assert all(rows["right"][name]["verdict"] == OK for name in ("end", "samples", "replicas", "gradients", "order"))
+    assert all(
+        rows["right"][name]["verdict"] == OK for name in ("exit", "sharding", "replicas", "gradients", "shuffle")
+    )
     assert "rank 1: simulated GPU 1" in (tmp_path / "right" / "notes" / "output.log").read_text()
-    end = rows["wrong"]["end"]
+    end = rows["wrong"]["exit"]
     assert "wrong.py:19: RuntimeError: Expected all tensors to be on the same device" in end["seen"], end
 
 
 @pytest.mark.parametrize(
     ("name", "row", "verdict", "words"),
     [
-        ("gradients of zero", "end", OK, []),
-        ("gradients of zero", "gradients", RED, ["zero"]),
-        ("datasets", "samples", RED, ["datasets"]),
-        ("no such device", "end", RED, ["rank 1 at it.py:3", "LOCAL_RANK"]),
-        ("no stand-in", "end", UNSEEN, ["it.py:3", "no fault of the script"]),
-        *[(name, "end", RED, ["it.py:2", "--on-cpu"]) for name in ("nccl", "no GPU", "demands a GPU")],
-        ("alone", "gradients", RED, ["never talk"]),
-        ("alone", "files", NONE, []),
-        ("logs", "files", UNSEEN, ["logging"]),
-        ("logs", "saved names", UNSEEN, ["meant so"]),
-        ("never loads", "saved names", RED, []),
-        *[(name, "metrics", UNSEEN, ["at it.py:", "is it a sum, or a mean"]) for name in [*TOGETHER][:5]],
+        ("gradients of zero", "exit", OK, []),
+        ("gradients of zero", "gradients", FAIL, ["zero"]),
+        ("datasets", "sharding", FAIL, ["datasets"]),
+        ("no such device", "exit", FAIL, ["rank 1 at it.py:3", "LOCAL_RANK"]),
+        ("no stand-in", "exit", UNKNOWN, ["it.py:3", "no fault of the script"]),
+        *[(name, "exit", FAIL, ["it.py:2", "--on-cpu"]) for name in ("nccl", "no GPU", "demands a GPU")],
+        ("alone", "gradients", FAIL, ["never talk"]),
+        ("alone", "files", NOT_APPLICABLE, []),
+        ("logs", "files", UNKNOWN, ["logging"]),
+        ("logs", "checkpoint keys", UNKNOWN, ["meant so"]),
+        ("never loads", "checkpoint keys", FAIL, []),
+        *[(name, "metrics", UNKNOWN, ["at it.py:", "is it a sum, or a mean"]) for name in [*TOGETHER][:5]],
         *[(name, "metrics", OK, []) for name in [*TOGETHER][5:]],
     ],
 )
@@ -548,8 +556,8 @@ def test_a_script_that_wants_a_gpu_is_no_red_row_of_ci(noted):
 
 def test_what_is_a_matter_of_taste_is_not_red(noted):
     """A log of all ranks, names with module. in a script that loads them, SyncBatchNorm."""
-    reds = [[row.name for row in judge(noted[name]) if row.verdict == RED] for name in ("logs", "never loads")]
-    assert reds == [[], ["saved names"]]
+    reds = [[row.name for row in judge(noted[name]) if row.verdict == FAIL] for name in ("logs", "never loads")]
+    assert reds == [[], ["checkpoint keys"]]
 
 
 def test_one_rank_and_two_reach_one_model(tmp_path):
@@ -573,12 +581,12 @@ def test_one_rank_and_two_reach_one_model(tmp_path):
     for name, alone, verdict, told in (
         ("sound", "sound", OK, "after 40 steps with the same samples (48 in each, 24 on a rank)"),
         ("of each", "sound", OK, "(48 in each, 24 on a rank)"),
-        ("a sum", "sound", RED, "of their way apart"),
-        ("no seed", "no seed", UNSEEN, "set the seed"),
-        ("dropout", "dropout", UNSEEN, "dropout"),
-        ("rates", "sound", RED, "at step 1 the learning rate is 0.1 on one rank and 0.2 on 2"),
-        ("dropout, rates", "dropout", RED, "at step 1 the learning rate"),
-        ("rates", "of each", UNSEEN, "in a step one rank took 24 samples, and 2 ranks 48 together"),
+        ("a sum", "sound", FAIL, "of their way apart"),
+        ("no seed", "no seed", UNKNOWN, "set the seed"),
+        ("dropout", "dropout", UNKNOWN, "dropout"),
+        ("rates", "sound", FAIL, "at step 1 the learning rate is 0.1 on one rank and 0.2 on 2"),
+        ("dropout, rates", "dropout", FAIL, "at step 1 the learning rate"),
+        ("rates", "of each", UNKNOWN, "in a step one rank took 24 samples, and 2 ranks 48 together"),
     ):
         [single] = notes[f"one, {alone}"]
         row = one_rank.compare_with_one_rank(single, notes[name])
@@ -609,19 +617,19 @@ def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
     for number in range(len(again)):
         shutil.copytree(tmp_path / "first" / "1" / "work", tmp_path / "again" / str(number) / "work")
     notes |= audit_all({name: Script(text, words, env=env) for name, text in again.items()}, tmp_path / "again")
-    samples = table(notes["whole"])["samples"]
+    samples = table(notes["whole"])["sharding"]
     assert samples.verdict == OK, "the step that only warms DDP up is none, and all ranks take it with the same samples"
     whole, stopped = notes["whole"][0], notes["stopped"][0]
     for name in again:
         row = compare_restarted(whole, stopped, notes[name])
-        right = (OK, True) if name == "right" else (RED, False)
+        right = (OK, True) if name == "right" else (FAIL, False)
         assert (row.verdict, row.seen.endswith("to the bit")) == right, row
         assert name == "right" or name in row.seen, row
     for row, told in (
         (compare_restarted(whole, whole, notes["right"]), "torch.save wrote nothing"),
         (compare_restarted(whole, stopped, notes["whole"]), "from the beginning"),
     ):
-        assert row.verdict == UNSEEN and told in row.seen
+        assert row.verdict == UNKNOWN and told in row.seen
 
 
 # ---- the command
@@ -642,9 +650,9 @@ def test_the_command_writes_a_table_and_nothing_beside_the_script(forked, tmp_pa
     assert main(words) == 1
     rows = {row["name"]: row for row in json.loads((tmp_path / "table.json").read_text())["rows"]}
     said = capsys.readouterr().out
-    assert rows["files"]["verdict"] == RED and "cure: " in said
-    assert f"1 of {len(rows)} checks" in said and [row["verdict"] for row in rows.values()].count(RED) == 1
-    assert rows["one rank"]["verdict"] == OK
+    assert rows["files"]["verdict"] == FAIL and "fix: " in said
+    assert f"{len(rows)} checks: 1 failed" in said and [row["verdict"] for row in rows.values()].count(FAIL) == 1
+    assert rows["1-rank parity"]["verdict"] == OK
     left = [[path.name for path in folder.iterdir()] for folder in (home, tmp_path / "its" / "work")]
     assert left == [["mine.py"], ["spirals.pt"]]
     [sarif] = json.loads((tmp_path / "table.sarif").read_text())["runs"]
@@ -662,7 +670,7 @@ def shown_in_readme(readme):
 
 
 def test_readme_shows_what_the_command_prints(forked, tmp_path, monkeypatch, capsys):
-    """A script of three mistakes: each red row stands in README, and README has no line that is not printed."""
+    """A script of three mistakes: each failed check is in README, and README has no line that is not printed."""
     monkeypatch.chdir(ROOT)
     readme, script = (ROOT / "README.md").read_text(), "tests/tools/wrong_ddp.py"
     assert f"ddp-course audit {script}\n" in readme
@@ -670,7 +678,7 @@ def test_readme_shows_what_the_command_prints(forked, tmp_path, monkeypatch, cap
     printed = capsys.readouterr().out.splitlines()
     shown = shown_in_readme(readme)
     assert shown == [line for line in printed if line in shown]
-    assert [line for line in printed if " RED " in line and line not in shown] == []
+    assert [line for line in printed if " FAIL " in line and line not in shown] == []
     assert max(map(len, shown)) <= 100, "GitHub would cut them"
 
 
@@ -697,7 +705,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "status"),
-    [([], OK, 3), ([("    optimizer.load_state_dict(state)\n", "")], RED, 1)],  # 3: no loader, no samples are seen
+    [([], OK, 3), ([("    optimizer.load_state_dict(state)\n", "")], FAIL, 1)],  # 3: no loader, no samples are seen
 )
 def test_the_command_ends_a_script_and_starts_it_again(changes, verdict, status, forked, tmp_path):
     (script := tmp_path / "mine.py").write_text(replaced(RESUMED, changes))
@@ -732,9 +740,9 @@ OF_EACH = ("range(4)", "range(64 // batch // 2)")
     ("words", "changes", "verdict", "told"),
     [
         ("16", [], OK, "e-1"),  # of float64's rounding
-        ("16", [("FACTOR", "1 + 1e-4 * ranks")], UNSEEN, "did one rank take the samples of both?"),  # float32: ok
-        ("16", [OF_EACH], RED, "one rank made 2 steps, and 2 ranks 4, though"),
-        ("8", [OF_EACH, ("range(64", "range(32 * ranks")], UNSEEN, "did one rank take the global batch?"),
+        ("16", [("FACTOR", "1 + 1e-4 * ranks")], UNKNOWN, "did one rank take the samples of both?"),  # float32: ok
+        ("16", [OF_EACH], FAIL, "one rank made 2 steps, and 2 ranks 4, though"),
+        ("8", [OF_EACH, ("range(64", "range(32 * ranks")], UNKNOWN, "did one rank take the global batch?"),
     ],
 )
 def test_one_rank_is_given_words_where_no_loader_says_the_batch(words, changes, verdict, told, forked, tmp_path):
@@ -759,7 +767,7 @@ BY_ITSELF = replaced(
 )
 
 
-@pytest.mark.parametrize(("changes", "verdict"), [([], OK), ([("    optimizer.load_state_dict(state)\n", "")], RED)])
+@pytest.mark.parametrize(("changes", "verdict"), [([], OK), ([("    optimizer.load_state_dict(state)\n", "")], FAIL)])
 def test_each_run_begins_with_the_folder_of_cwd_as_it_was_and_changes_none_of_its_files(
     changes, verdict, forked, tmp_path, capsys
 ):
@@ -865,5 +873,5 @@ def test_a_run_that_hangs_is_found_and_no_row_is_green(name, waiting):
     if name == "a rank waits for a file":
         text = waiting[name].text.splitlines()
         [line] = [line for line, text in enumerate(text, 1) if "time.sleep(" in text]
-        assert f"rank 1 at it.py:{line}" in rows["end"].seen, rows
+        assert f"rank 1 at it.py:{line}" in rows["exit"].seen, rows
         assert re.search(r"\brank 0 calls\b.*, rank 1 (?!calls\b)", rows["collectives"].seen), rows

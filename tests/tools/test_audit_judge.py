@@ -10,11 +10,11 @@ from audited import table
 from ddp_tools.audit.command import RANKS, report
 from ddp_tools.audit.loss_terms import divisor_of
 from ddp_tools.audit.notes import (
-    NONE,
-    NOT_ASKED,
+    FAIL,
+    NOT_APPLICABLE,
     OK,
-    RED,
-    UNSEEN,
+    SKIPPED,
+    UNKNOWN,
     Buffers,
     Collective,
     Copy,
@@ -142,58 +142,58 @@ ROWS = [  # a row, its verdict, what it must say, and the notes
     # a loss that ranks divide by other numbers; a last batch that is smaller is meant so
     ("gradients", OK, "equal on all ranks", divided(*[(4, 4)] * 3)),
     ("gradients", OK, "equal on all ranks", divided((54.5, 54.5000001))),
-    ("gradients", RED, "mean of unequal means", divided((4, 5), (4, 5), (4, 4))),
-    ("gradients", UNSEEN, "mean of unequal means", divided((4, 4), (4, 4), (4, 3))),
+    ("gradients", FAIL, "mean of unequal means", divided((4, 5), (4, 5), (4, 4))),
+    ("gradients", UNKNOWN, "mean of unequal means", divided((4, 4), (4, 4), (4, 3))),
     # a look at one batch of the training set is no test
-    ("evaluation", NONE, "", looks(1, dataset=1)),
-    ("evaluation", UNSEEN, "", looks(2, dataset=1)),
-    ("evaluation", UNSEEN, "", looks(1, dataset=2)),
+    ("evaluation", NOT_APPLICABLE, "", looks(1, dataset=1)),
+    ("evaluation", UNKNOWN, "", looks(2, dataset=1)),
+    ("evaluation", UNKNOWN, "", looks(1, dataset=2)),
     # ranks that draw the same samples with one seed
-    ("samples", RED, "", draws(DRAWN, DRAWN)),
-    ("samples", RED, "", draws(DRAWN, DRAWN[::-1])),
-    ("samples", OK, "", draws(DRAWN, OTHERS)),
-    ("samples", UNSEEN, "", draws(DRAWN[:4], DRAWN[:4])),
+    ("sharding", FAIL, "", draws(DRAWN, DRAWN)),
+    ("sharding", FAIL, "", draws(DRAWN, DRAWN[::-1])),
+    ("sharding", OK, "", draws(DRAWN, OTHERS)),
+    ("sharding", UNKNOWN, "", draws(DRAWN[:4], DRAWN[:4])),
     # an order that comes twice is red for any sampler that promises another
-    ("order", RED, "", orders(True, EVEN, ODD[::-1], EVEN)),
-    ("order", OK, "", orders(True, EVEN, ODD[::-1], EVEN[::-1])),
-    ("order", UNSEEN, "", orders(False, EVEN, ODD[::-1], EVEN)),
-    ("order", OK, "", orders(False, EVEN, ODD[::-1], EVEN[::-1])),
+    ("shuffle", FAIL, "", orders(True, EVEN, ODD[::-1], EVEN)),
+    ("shuffle", OK, "", orders(True, EVEN, ODD[::-1], EVEN[::-1])),
+    ("shuffle", UNKNOWN, "", orders(False, EVEN, ODD[::-1], EVEN)),
+    ("shuffle", OK, "", orders(False, EVEN, ODD[::-1], EVEN[::-1])),
     # samples that no rank takes
     ("coverage", OK, "", deals(16)),
     ("coverage", OK, "left out", deals(14)),  # drop_last of the loader
-    ("coverage", RED, "", deals(8)),  # as if there were four ranks
-    ("coverage", NONE, "", deals(8, "SubsetRandomSampler")),
+    ("coverage", FAIL, "", deals(8)),  # as if there were four ranks
+    ("coverage", NOT_APPLICABLE, "", deals(8, "SubsetRandomSampler")),
     # a test set is known by what is never trained on
-    ("metrics", RED, "", two_tests((EVEN[8:], ODD[8:]), 1)),  # the other part of a random_split
-    ("metrics", RED, "", two_tests((EVEN, ODD), 2)),  # as large as the training set
+    ("metrics", FAIL, "", two_tests((EVEN[8:], ODD[8:]), 1)),  # the other part of a random_split
+    ("metrics", FAIL, "", two_tests((EVEN, ODD), 2)),  # as large as the training set
     ("metrics", OK, "", two_tests((EVEN, ODD), 2, 4, 8)),
-    ("metrics", UNSEEN, "", two_tests((EVEN, ODD), 2, 6)),  # the loss of the next epoch
-    ("metrics", RED, "", two_tests((EVEN, ODD), 2, 4, 6)),  # that of the first epoch alone
+    ("metrics", UNKNOWN, "", two_tests((EVEN, ODD), 2, 6)),  # the loss of the next epoch
+    ("metrics", FAIL, "", two_tests((EVEN, ODD), 2, 4, 6)),  # that of the first epoch alone
     ("metrics", OK, "", two_tests((range(32), range(32)), 2)),
-    ("metrics", NONE, "", two_tests((EVEN[:8], ODD[:8]), 1)),  # the training accuracy
+    ("metrics", NOT_APPLICABLE, "", two_tests((EVEN[:8], ODD[:8]), 1)),  # the training accuracy
     # shares of a test set may be brought together by other calls, and unequal ones gathered for a mean of means
-    ("metrics", RED, "", shares_of_a_test(call("barrier"))),
+    ("metrics", FAIL, "", shares_of_a_test(call("barrier"))),
     ("metrics", OK, "", shares_of_a_test(call("all_reduce", counts=True))),
-    ("metrics", UNSEEN, "", shares_of_a_test(call("broadcast"))),
-    ("metrics", UNSEEN, "", shares_of_a_test(call("isend", PointToPoint))),
-    ("metrics", UNSEEN, "rank 0 9 and rank 1 8 samples", shares_of_a_test(call("all_gather"), longer=1)),
+    ("metrics", UNKNOWN, "", shares_of_a_test(call("broadcast"))),
+    ("metrics", UNKNOWN, "", shares_of_a_test(call("isend", PointToPoint))),
+    ("metrics", UNKNOWN, "rank 0 9 and rank 1 8 samples", shares_of_a_test(call("all_gather"), longer=1)),
     ("metrics", OK, "", shares_of_a_test(call("all_reduce", adds=True, counts=True), longer=1)),
     # what has no number of samples may be a mean of each rank's share, also where these are of one size
-    *[("metrics", UNSEEN, "mIoU", shares_of_a_test(call(n, numbers=[0.5]))) for n in ("all_reduce", "all_gather")],
+    *[("metrics", UNKNOWN, "mIoU", shares_of_a_test(call(n, numbers=[0.5]))) for n in ("all_reduce", "all_gather")],
     ("metrics", OK, "", shares_of_a_test(call("gather_object", numbers=[0.5, 8.0], lengths=[-1, -1]))),
-    ("metrics", UNSEEN, "", shares_of_a_test(call("gather_object", numbers=[0.5, 9.0], lengths=[21]))),  # classes
+    ("metrics", UNKNOWN, "", shares_of_a_test(call("gather_object", numbers=[0.5, 9.0], lengths=[21]))),  # classes
     ("metrics", OK, "", shares_of_a_test(call("all_gather", lengths=[8]))),  # of each sample
     ("metrics", OK, "", shares_of_a_test(call("all_reduce", lengths=[16]))),  # a place for each sample
     ("metrics", OK, "", shares_of_a_test(call("all_gather", lengths=[9]), longer=1)),  # padded
     # what init_process_group is given is held against the launch
     ("launch", OK, "", joins(rank=1, world_size=2)),
-    ("launch", RED, "", joins(rank=0, world_size=2)),
-    ("launch", RED, "", joins(rank=1, world_size=1)),
+    ("launch", FAIL, "", joins(rank=0, world_size=2)),
+    ("launch", FAIL, "", joins(rank=1, world_size=1)),
     # calls of other lines that meet are told with their callers
-    ("collectives", RED, "call 1 brings", [gathers(40, 41, 42), gathers(42)]),
-    ("collectives", RED, "call 2: rank 0", [gathers(40, 41, 42), gathers(42)]),
-    ("collectives", RED, "it.py:5 (from it.py:40)", [gathers(40, 41, 42), gathers(42)]),
-    ("collectives", UNSEEN, "", [gathers(40), gathers(42)]),  # a wrong number, or the same by two ways
+    ("collectives", FAIL, "call 1 brings", [gathers(40, 41, 42), gathers(42)]),
+    ("collectives", FAIL, "call 2: rank 0", [gathers(40, 41, 42), gathers(42)]),
+    ("collectives", FAIL, "it.py:5 (from it.py:40)", [gathers(40, 41, 42), gathers(42)]),
+    ("collectives", UNKNOWN, "", [gathers(40), gathers(42)]),  # a wrong number, or the same by two ways
     ("collectives", OK, "", [gathers(40, name="broadcast"), gathers(42, name="broadcast")]),
 ]
 
@@ -202,7 +202,7 @@ ROWS = [  # a row, its verdict, what it must say, and the notes
 def test_a_row_is_red_where_it_is_certain_and_no_other_is(row, verdict, seen, notes):
     rows = rows_of(*notes)
     assert rows[row].verdict == verdict and seen in rows[row].seen, rows[row]
-    others = [one.name for one in rows.values() if one.verdict == RED and one.name != row]
+    others = [one.name for one in rows.values() if one.verdict == FAIL and one.name != row]
     assert not others, rows
 
 
@@ -235,12 +235,12 @@ def noted(kind, folder, when, numbers, rank=0, bits=32, **fields):
     [
         (32, [0.0, 0.0, 1.0, 1.0], 1.0, OK, "are 0 of"),
         (32, [0.0, 0.0, 1.0, 1.0002], 1.0, OK, "of their way apart"),
-        (32, [0.0, 0.0, 1.02, 0.98], 1.0, UNSEEN, "are 0.02 of their way apart: is it rounding"),  # the sums are equal
-        (32, [0.0, 0.0, 1.02, 0.98], 1.1, RED, "gradients of the first step differ"),
-        (32, [0.0, 0.0, 2.0, 0.0], 1.0, RED, "are 1 of their way apart"),
+        (32, [0.0, 0.0, 1.02, 0.98], 1.0, UNKNOWN, "are 0.02 of their way apart: is it rounding"),  # the sums are equal
+        (32, [0.0, 0.0, 1.02, 0.98], 1.1, FAIL, "gradients of the first step differ"),
+        (32, [0.0, 0.0, 2.0, 0.0], 1.0, FAIL, "are 1 of their way apart"),
         (64, [0.0, 0.0, 1.0, 1.000001], 1.0, OK, "of their way apart"),
-        (64, [0.0, 0.0, 1.0, 1.0002], 1.0, RED, "of their way apart"),
-        (32, None, 1.0, UNSEEN, "did not move"),
+        (64, [0.0, 0.0, 1.0, 1.0002], 1.0, FAIL, "of their way apart"),
+        (32, None, 1.0, UNKNOWN, "did not move"),
     ],
 )
 def test_one_rank_compares_weights_whose_differences_cancel(bits, last, gradient, verdict, seen, tmp_path):
@@ -259,9 +259,9 @@ def test_one_rank_compares_weights_whose_differences_cancel(bits, last, gradient
 @pytest.mark.parametrize(
     ("rates", "notes", "verdict"),
     [
-        ([0.1, 0.1, 0.01], [RandomUse(state="a")], UNSEEN),  # ReduceLROnPlateau, perhaps: dropout makes another loss
-        ([0.1, 0.1, 0.01], [], RED),
-        ([0.1, 0.09, 0.08], [RandomUse(state="a")], RED),  # it counts
+        ([0.1, 0.1, 0.01], [RandomUse(state="a")], UNKNOWN),  # ReduceLROnPlateau, perhaps: dropout makes another loss
+        ([0.1, 0.1, 0.01], [], FAIL),
+        ([0.1, 0.09, 0.08], [RandomUse(state="a")], FAIL),  # it counts
     ],
 )
 def test_a_rate_that_drops_at_once_may_follow_a_loss_that_dropout_makes_another(rates, notes, verdict):
@@ -273,12 +273,12 @@ def test_a_rate_that_drops_at_once_may_follow_a_loss_that_dropout_makes_another(
 
 def test_a_run_on_one_rank_that_the_limit_ended_says_so():
     row = compare_with_one_rank([TimeUp(function="step", limit=240)], [[End(status=0)]] * RANKS)
-    assert row.verdict == UNSEEN and "ended by --limit 240" in row.seen, row
+    assert row.verdict == UNKNOWN and "ended by --limit 240" in row.seen, row
 
 
 @pytest.mark.parametrize(
     ("off", "verdict"),
-    [(0.0, OK), (1e-7, OK), (1e-2, RED)],  # rounding on a rank; what its sums do not show
+    [(0.0, OK), (1e-7, OK), (1e-2, FAIL)],  # rounding on a rank; what its sums do not show
 )
 def test_replicas_whose_sums_are_equal_are_compared(off, verdict, tmp_path):
     ranks = []
@@ -287,7 +287,7 @@ def test_replicas_whose_sums_are_equal_are_compared(off, verdict, tmp_path):
         end = noted(Weights, tmp_path, "end", [1.0 + off * rank, 1.0 - off * rank, 1.0, 1.0], rank)
         ranks.append([Wrap(at="it.py:1"), begin, end])
     row = rows_of(*ranks)["replicas"]
-    assert row.verdict == verdict and ("another w than" in row.seen) == (verdict == RED), row
+    assert row.verdict == verdict and ("another w than" in row.seen) == (verdict == FAIL), row
 
 
 TESTED = {"begun": "it.py:1", "dataset_size": 10, "complete": True, "batches": 2}
@@ -297,11 +297,11 @@ COUNTS = [[0.0, 2.0, 4.0, 6.0, 8.0, 9.0], [1.0, 3.0, 5.0, 7.0]]
 @pytest.mark.parametrize(
     ("numbers", "adds", "verdict", "seen"),
     [
-        ([[5 / 6], [3 / 4]], True, RED, "rank 0 6 and rank 1 4 samples"),  # 5 of 6, 3 of 4
-        ([[500 / 6], [75.0]], True, UNSEEN, "is it a sum?"),  # 75.0 might be a sum
-        ([[50.0], [75.0]], True, UNSEEN, "is it a sum, or a mean"),  # percents
-        ([[0.3712], [0.5301]], True, UNSEEN, "is it a sum?"),  # a loss
-        ([[5 / 6], [3 / 4]], False, UNSEEN, "is it a sum, or a mean"),  # gathered, or the best of all
+        ([[5 / 6], [3 / 4]], True, FAIL, "rank 0 6 and rank 1 4 samples"),  # 5 of 6, 3 of 4
+        ([[500 / 6], [75.0]], True, UNKNOWN, "is it a sum?"),  # 75.0 might be a sum
+        ([[50.0], [75.0]], True, UNKNOWN, "is it a sum, or a mean"),  # percents
+        ([[0.3712], [0.5301]], True, UNKNOWN, "is it a sum?"),  # a loss
+        ([[5 / 6], [3 / 4]], False, UNKNOWN, "is it a sum, or a mean"),  # gathered, or the best of all
         ([[2.2272, 6.0], [2.1204, 4.0]], True, OK, ""),  # the counts are sent, too
     ],
 )
@@ -325,9 +325,9 @@ def test_a_copy_is_not_judged_where_the_run_failed_and_a_buffer_is_the_first_tha
         wraps = [Wrap(at="it.py:1"), Wrap(at="it.py:2", broadcasts=False)]
         ranks.append([*wraps, *weights, *copies, buffers])
     row = rows_of(*ranks)["replicas"]
-    assert row.verdict == RED and "it.py:2: weights are equal, but rank 1 has another buffer v" in row.seen, row
+    assert row.verdict == FAIL and "it.py:2: weights are equal, but rank 1 has another buffer v" in row.seen, row
     row = table([notes[:-1] for notes in ranks])["replicas"]  # without an end
-    assert row.verdict == UNSEEN and "Net" not in row.seen, row
+    assert row.verdict == UNKNOWN and "Net" not in row.seen, row
 
 
 # ---- a run that is started again
@@ -343,12 +343,12 @@ def told(first, last, *more):
 @pytest.mark.parametrize(
     ("before", "again", "verdict", "seen"),
     [
-        ("a s b", told(1 + 1e-7, 1.0001), UNSEEN, "from the beginning"),  # another order of sums, another rounding
+        ("a s b", told(1 + 1e-7, 1.0001), UNKNOWN, "from the beginning"),  # another order of sums, another rounding
         ("a s b", told(2.0, 1.0001), OK, "close, not equal"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="b")), RED, "apart"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNSEEN, "with other random numbers: restore"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNSEEN, "with other random numbers"),
-        ("a s", told(2.0, 2.0, RandomUse(state="b")), UNSEEN, "cannot be compared"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="b")), FAIL, "apart"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNKNOWN, "with other random numbers: restore"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNKNOWN, "with other random numbers"),
+        ("a s", told(2.0, 2.0, RandomUse(state="b")), UNKNOWN, "cannot be compared"),
     ],
 )
 def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, again, verdict, seen):
@@ -360,11 +360,11 @@ def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, agai
 @pytest.mark.parametrize(
     ("again", "verdict", "seen"),
     [
-        ("bcd", UNSEEN, "trained on where the whole run ends"),  # so many epochs more each time, which may be meant
-        ("abc", RED, "other samples"),  # the epoch was not restored
-        ("dbc", RED, "other samples"),
-        ("bc", RED, "same samples"),
-        ("", RED, "other samples"),  # none
+        ("bcd", UNKNOWN, "trained on where the whole run ends"),  # so many epochs more each time, which may be meant
+        ("abc", FAIL, "other samples"),  # the epoch was not restored
+        ("dbc", FAIL, "other samples"),
+        ("bc", FAIL, "same samples"),
+        ("", FAIL, "other samples"),  # none
     ],
 )
 def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
@@ -379,30 +379,30 @@ def test_a_run_that_went_on_from_the_checkpoint_of_the_one_before_is_told_so_and
     whole = told(1.0, 1.0, Save())
     for stopped, seen in ((told(2.0, 1.0), "find a checkpoint"), (told(1.0, 1.0), "torch.save wrote nothing")):
         row = compare_restarted(whole, stopped, [whole])
-        assert row.verdict == UNSEEN and seen in row.seen, row
+        assert row.verdict == UNKNOWN and seen in row.seen, row
 
 
 def test_restarted_ranks_are_compared_with_each_other():
     notes = [Save(), RandomUse(state="b"), STEPPED]
     whole, stopped = told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped())
     row = compare_restarted(whole, stopped, [told(2.0, 1.0), told(2.0, 1.5)])
-    assert row.verdict == RED and "the ranks part" in row.seen and "all ranks load" in row.cure, row
+    assert row.verdict == FAIL and "the ranks part" in row.seen and "all ranks load" in row.cure, row
 
 
 # ---- the status
 
 
-FAILED = Row("end", RED, "rank 0 at it.py:7: no data", "read that rank's messages")
+FAILED = Row("exit", FAIL, "rank 0 at it.py:7: no data", "read that rank's messages")
 
 
 @pytest.mark.parametrize(
     ("rows", "status"),
     [
-        ([Row("end", OK, ""), Row("dice", NONE, ""), Row("resume", NOT_ASKED, "")], 0),
-        ([Row("end", OK, ""), FAILED._replace(name="files"), Row("order", UNSEEN, "")], 1),
-        ([Row("end", OK, ""), Row("order", UNSEEN, "one epoch")], 3),
+        ([Row("exit", OK, ""), Row("rng", NOT_APPLICABLE, ""), Row("resume", SKIPPED, "")], 0),
+        ([Row("exit", OK, ""), FAILED._replace(name="files"), Row("shuffle", UNKNOWN, "")], 1),
+        ([Row("exit", OK, ""), Row("shuffle", UNKNOWN, "one epoch")], 3),
     ],
 )
 def test_the_status_says_whether_all_was_seen(rows, status, capsys):
     assert report(rows) == status
-    assert ("could not see all: order" in capsys.readouterr().out) == (status == 3)
+    assert ("these are unknown: shuffle" in capsys.readouterr().out) == (status == 3)

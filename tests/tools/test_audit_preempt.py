@@ -8,7 +8,7 @@ from changed_text import replaced
 
 from ddp_helpers.cli import main
 from ddp_tools.audit import command
-from ddp_tools.audit.notes import NONE, OK, RED, UNSEEN
+from ddp_tools.audit.notes import FAIL, NOT_APPLICABLE, OK, UNKNOWN
 
 STEP = """
         optimizer.zero_grad()
@@ -71,18 +71,18 @@ EQUAL = "it reached the same weights, to the bit"
     ("changes", "preempt", "torn"),
     [
         pytest.param([], (OK, EQUAL), (OK, EQUAL), id="sound"),
-        pytest.param([(VOTE, "")], (RED, "all_reduce, MAX"), (OK, EQUAL), id="no vote"),
-        pytest.param([(IGNORE, "")], (RED, "worker_init_fn"), (OK, EQUAL), id="the workers die"),
-        pytest.param([(STEP + LOOK, LOOK + STEP)], (RED, "batches were lost"), (OK, EQUAL), id="a batch is lost"),
+        pytest.param([(VOTE, "")], (FAIL, "all_reduce, MAX"), (OK, EQUAL), id="no vote"),
+        pytest.param([(IGNORE, "")], (FAIL, "worker_init_fn"), (OK, EQUAL), id="the workers die"),
+        pytest.param([(STEP + LOOK, LOOK + STEP)], (FAIL, "batches were lost"), (OK, EQUAL), id="a batch is lost"),
         pytest.param(
             [(ASIDE, '\n        torch.save(state, "latest.pt")\n')],
             (OK, EQUAL),
-            (RED, "os.replace"),
+            (FAIL, "os.replace"),
             id="latest is half written",
         ),
-        pytest.param([(SAVE, "")], (RED, "none saved"), (OK, EQUAL), id="it leaves without a checkpoint"),
-        pytest.param([(HANDLER, "")], (NONE, "no handler"), (OK, EQUAL), id="no handler"),
-        pytest.param([(EACH_EPOCH, "")], (OK, EQUAL), (UNSEEN, "no torch.save"), id="it saves only when told"),
+        pytest.param([(SAVE, "")], (FAIL, "none saved"), (OK, EQUAL), id="it leaves without a checkpoint"),
+        pytest.param([(HANDLER, "")], (NOT_APPLICABLE, "no handler"), (OK, EQUAL), id="no handler"),
+        pytest.param([(EACH_EPOCH, "")], (OK, EQUAL), (UNKNOWN, "no torch.save"), id="it saves only when told"),
     ],
 )
 def test_told_to_stop_and_killed_in_torch_save(changes, preempt, torn, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from audited import Script, audit_all, table
 from changed_text import replaced
 
-from ddp_tools.audit.notes import OK, RED, UNSEEN
+from ddp_tools.audit.notes import FAIL, OK, UNKNOWN
 
 SOUND = """
 import copy, sys, torch, torch.distributed as dist
@@ -68,13 +68,13 @@ FAULTS = {  # the lines that are replaced; the row, its verdict, and what it say
     "sound": ([], "replicas", OK, ["equal on all ranks"]),
     "sound, BatchNorm": ([NORM], "replicas", OK, ["equal on all ranks"]),
     "sound, not broadcast": ([OFF], "replicas", OK, ["equal on all ranks"]),
-    "own codes": ([OFF, (ALL, MINE)], "replicas", RED, ["buffer 2.codes", "broadcast_buffers is False"]),
-    "own codes, kept apart": ([OFF, (ALL, MINE), ("KEPT", "False")], "replicas", UNSEEN, ["2.codes", "no state_dict"]),
-    "codes of rank 0": ([(ALL, MINE)], "replicas", UNSEEN, ["buffer 2.codes", "rank 0's before each"]),
+    "own codes": ([OFF, (ALL, MINE)], "replicas", FAIL, ["buffer 2.codes", "broadcast_buffers is False"]),
+    "own codes, kept apart": ([OFF, (ALL, MINE), ("KEPT", "False")], "replicas", UNKNOWN, ["2.codes", "no state_dict"]),
+    "codes of rank 0": ([(ALL, MINE)], "replicas", UNKNOWN, ["buffer 2.codes", "rank 0's before each"]),
     "EMA of rank 0": (
         [("            ema.update", "            rank or ema.update")],
         "replicas",
-        RED,
+        FAIL,
         ["AveragedModel made at it.py:", "on rank 1"],
     ),
     "EMA on rank 0 alone": (
@@ -90,20 +90,20 @@ FAULTS = {  # the lines that are replaced; the row, its verdict, and what it say
     "shadow of rank 0": (
         [("            shadow.update", "            rank or shadow.update")],
         "replicas",
-        RED,
+        FAIL,
         ["the Sequential made at it.py:21", "on rank 1"],
     ),
     "another teacher": (
         [("teacher = copy.deepcopy(model)", "teacher = copy.deepcopy(model)\n    teacher[0].bias.data += rank")],
         "replicas",
-        UNSEEN,
+        UNKNOWN,
         ["the Sequential made at it.py:", "0.bias", "meant so?"],
     ),
-    "mean of means": ([MEAN], "metrics", RED, ["rank 0 8 and rank 1 7 samples", "own means"]),
+    "mean of means": ([MEAN], "metrics", FAIL, ["rank 0 8 and rank 1 7 samples", "own means"]),
     "mean of losses": (
         [("torch.tensor([float(right), len(test.dataset)])", "loss.detach()")],
         "metrics",
-        UNSEEN,
+        UNKNOWN,
         ["rank 0 8 and rank 1 7 samples", "is it a sum?"],
     ),
 }
@@ -125,5 +125,5 @@ def test_what_differs_beside_the_weights_is_told(name, tables):
     _, check, verdict, told = FAULTS[name]
     row = tables[name][check]
     assert row.verdict == verdict and all(word in row.seen for word in told), row
-    reds = [row for row in tables[name].values() if row.verdict == RED]
-    assert reds == [row] * (verdict == RED), reds
+    reds = [row for row in tables[name].values() if row.verdict == FAIL]
+    assert reds == [row] * (verdict == FAIL), reds

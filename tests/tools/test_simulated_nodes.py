@@ -29,7 +29,7 @@ def cluster():
 
 def tables(said):
     """The doctor's tables in a text."""
-    return re.findall(r"(?m)^check .*\n(?:.*\n)*?(?:all \d+ checks green|\d+ of \d+ checks RED)$", said)
+    return re.findall(r"(?m)^check .*\n(?:.*\n)*?(?:all \d+ checks ok|\d+ checks: \d+ failed)$", said)
 
 
 def test_slurms_two_nodes_have_gpus_of_their_own_and_nccl_joins_them(simulated_gpus, cluster, tmp_path):

@@ -17,13 +17,13 @@ from ddp_helpers.rank.doctor.case import Case, CheckFailed, capture, one_line
 from ddp_helpers.rank.doctor.checks import CHECKS, TOGETHER, judge, look, make_plan
 from ddp_helpers.rank.launchers import who_am_i
 
-VERDICTS = "ok", "RED"
+VERDICTS = "ok", "FAIL"
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     """Look at the job; every rank calls it.
 
-    Leaves with 0 if all is green, 1 if a row is red, 2 if what was given cannot be used.
+    Leaves with 0 if all checks are ok, 1 if a check failed, 2 if what was given cannot be used.
     """
     args = parse_flags(argv, prog)
     case = Case(*who_am_i(), args)
@@ -49,7 +49,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none
 
-exit status: 0: all is green; 1: a row is red; 2: what was given cannot be used"""
+exit status: 0: all checks are ok; 1: a check failed; 2: what was given cannot be used"""
     data, runs = os.environ.get("DDP_MNIST_ROOT", "data"), os.environ.get("DDP_RUNS") or "runs"
     run_dir_help = "folder for run records, which all nodes share"
     workers_help = "DataLoader workers that each rank will start"
@@ -114,18 +114,18 @@ def missing(case: Case, told: dict) -> str:
 
 
 def print_table(rows: list[tuple[str, str, str]]) -> int:
-    """Print the rows, a cure below each red one, and give the exit status; rank 0 calls it."""
-    lines = [f"{'check':<11} {'':<3} what was seen"]
+    """Print the rows, a fix below each that failed, and return the exit status; rank 0 calls it."""
+    lines = [f"{'check':<11} {'':<4} finding"]
     for name, seen, cure in rows:
-        lines.append(f"{name:<11} {VERDICTS[bool(cure)]:<3} {seen}")
+        lines.append(f"{name:<11} {VERDICTS[bool(cure)]:<4} {seen}")
         if cure:
-            lines.append(f"{'':<15} cure: {cure}")
-    red = sum(bool(cure) for _, _, cure in rows)
-    lines.append(f"{red} of {len(rows)} checks RED" if red else f"all {len(rows)} checks green")
+            lines.append(f"{'':<16} fix: {cure}")
+    failed = sum(bool(cure) for _, _, cure in rows)
+    lines.append(f"{len(rows)} checks: {failed} failed" if failed else f"all {len(rows)} checks ok")
     text = "\n".join(lines)
     sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
     sys.stdout.flush()
-    return min(red, 1)
+    return min(failed, 1)
 
 
 if __name__ == "__main__":
