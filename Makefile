@@ -6,7 +6,7 @@ SLURM := slurm/cluster with
 # GPUS=2: so many simulated GPUs, here and on each node of the local Slurm. Real ones need no word.
 SIMULATED := $(if $(GPUS),$(BIN)/ddp-course gpus $(GPUS) --)
 .DEFAULT_GOAL := help
-.PHONY: help run run-all test test-all lab gpu notebooks scripts site slides bench keep faults cluster system tested staged clean
+.PHONY: help run run-all test test-all lab gpu notebooks scripts site slides bench save-runs faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -53,7 +53,7 @@ slides: .venv/installed  ## write slides and figures of the notebooks, as they a
 bench: .venv/installed  ## measure, side by side: one device, DDP's cost, two ranks
 	@$(BIN)/python -m ddp_helpers.upkeep.bench
 
-keep: .venv/installed  ## copy finished runs to notebooks/results: make keep FOLDER=runs/mine NAME=mine
+save-runs: .venv/installed  ## copy finished runs to notebooks/results: make save-runs FOLDER=runs/mine NAME=mine
 	@$(BIN)/python -m ddp_helpers.upkeep.make_records $(FOLDER) $(NAME)
 
 test-all: .venv/installed tested staged  ## weekly: all faults three times, ten thousand fresh inputs a parser, all notebooks in a browser, and on simulated GPUs

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Path:
 
 def own_folder(folder: Path) -> Path:
     """Make a folder of the checkout, and return it. Raises PlainError where one may not write."""
-    cure = "make a copy of the course of your own: docs/trainers.md"
+    cure = "make a copy of the course of your own: docs/instructors.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

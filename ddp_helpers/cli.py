@@ -26,7 +26,8 @@ Status 2 is the same for all: what was given cannot be used, and one line says w
 # Commands with arguments for a script behind --.
 _WITH_A_SCRIPT = {"job", "audit", "gpus"}
 # Commands whose folder may be at fault where the system refuses something.
-_WITH_A_FOLDER = {"data", "ready", "hang", "audit", "curve", "gpus"}
+_WITH_A_FOLDER = {"data", "check-site", "hang", "audit", "curve", "gpus"}
+_OLD_NAMES = {"ready": "check-site"}
 _IN_TORCH = {"torch", "torchvision", "psutil", "cloudpickle"}  # the packages of that extra
 _SITE = "one of the course's sites, or the path of a .toml file"
 
@@ -55,7 +56,7 @@ def make_parser() -> Parser:
     _add_script(subparsers)
     _add_doctor(subparsers)
     _add_job(subparsers)
-    _add_ready(subparsers)
+    _add_check_site(subparsers)
     _add_collect(subparsers)
     _add_curve(subparsers)
     _add_explain(subparsers)
@@ -77,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
+    argv[:1] = [_OLD_NAMES.get(word, word) for word in argv[:1]]
     end = argv.index("--") if "--" in argv else len(argv)
     args, unknown = parser.parse_known_args(argv[:end])
     in_course = (ROOT / "notebooks").is_dir() and Path.cwd().is_relative_to(ROOT)
@@ -374,13 +376,13 @@ def _add_data(subparsers: Commands) -> None:
     command.add_argument("folder", type=Path, nargs="?", default=Path("data"))
 
 
-def _add_ready(subparsers: Commands) -> None:
+def _add_check_site(subparsers: Commands) -> None:
     command = _add(
         subparsers,
-        "ready",
+        "check-site",
         commands.run_doctor_job,
         "find out whether a cluster is ready for jobs: run the doctor as a job there, on two nodes",
-        "ready della --gpus-per-node 4",
+        "check-site della --gpus-per-node 4",
         "0: each check of the doctor is ok; 1: a check failed",
     )
     command.add_argument("site", help=_SITE)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_helpers import ROOT, RUNS, __version__
-from ddp_helpers.rank.files import write_whole
+from ddp_helpers.rank.files import write_atomically
 from ddp_tools import PlainError
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _write_json(path: Path | None, answer: dict[str, Any]) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Write a file whole. Raises PlainError where that is refused."""
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         cure = "choose another path"
         raise PlainError(f"{path} cannot be written ({error.strerror}): {cure}") from None

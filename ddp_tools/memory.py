@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ddp_tools.movable import movable
+from ddp_tools.fake_models import movable
 
 
 def local(tensor: Tensor) -> Tensor:

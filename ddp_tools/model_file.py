@@ -28,7 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader
 
 from ddp_tools import PlainError
-from ddp_tools.movable import movable
+from ddp_tools.fake_models import movable
 
 # How torch says that it cannot do something on tensors without memory.
 _NEED_MEMORY = (

@@ -29,10 +29,15 @@ _FIRST = "notebooks/01_train_on_one_gpu"
 _CONTENTS = {
     "Your script": ["docs/your-script.md", "docs/scripts-and-jobs.md"],
     "Fix a run": ["docs/troubleshooting.md", "docs/messages.md", "docs/tools.md"],
-    "Teach": ["docs/trainers.md", "docs/participants.md"],
+    "Teach": ["docs/instructors.md", "docs/participants.md"],
     "Learn: the core": ["notebooks/0[0-9]*.ipynb"],
     "Learn: electives": ["notebooks/1[0-9]*.ipynb"],
-    "Look up": ["docs/glossary.md", "docs/elsewhere.md", "docs/gpus.md", "docs/seeds.md"],
+    "Look up": [
+        "docs/glossary.md",
+        "docs/platforms.md",
+        "docs/gpus.md",
+        "docs/published-mistakes.md",
+    ],
     "Solutions": ["notebooks/solutions/*.ipynb"],
     "Behind the course": [
         "slurm/job.ipynb",

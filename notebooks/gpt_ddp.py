@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import GPT, NO_LETTER, loss_sum, read_lines, targets_of
-from ranks import join, pick_device, who_am_i
+from ranks import form_group, pick_device, who_am_i
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -73,7 +73,7 @@ def main() -> None:
     if args.micro_batches % world_size:
         sys.exit(f"--micro-batches {args.micro_batches}: give a multiple of {world_size}")
     device = pick_device(local_rank)
-    join(rank, world_size, device, timeout=600)
+    form_group(rank, world_size, device, timeout=600)
     if args.float64:
         torch.set_default_dtype(torch.float64)
     lines = read_lines(args.text)

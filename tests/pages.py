@@ -17,7 +17,7 @@ README, SEEDS, GLOSSARY, TROUBLE, TRAINERS = (
     path.read_text()
     for path in (
         ROOT / "README.md",
-        *(DOCS / f"{name}.md" for name in ("seeds", "glossary", "troubleshooting", "trainers")),
+        *(DOCS / f"{name}.md" for name in ("published-mistakes", "glossary", "troubleshooting", "instructors")),
     )
 )
 

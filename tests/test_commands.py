@@ -87,7 +87,8 @@ COMMAND = {
     "in the place of a folder": (["script", "simple_ddp", "FOLDER"], ["folder.py", "another path"]),
     "data into a file": (["data", "FILE"], ["file", "another folder"]),
     "data that is damaged": (["data", "HALF"], ["half", "remove"]),
-    "no site to ask": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),
+    "no site to ask, by its old name": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),
+    "no site to ask": (["check-site", "nowhere"], ["Slurm", "slurm/cluster up"]),
     "words of an audit": (["audit", "MINE", "--lr", "1"], ["--lr 1", "behind --"]),
     "no model": (["fits", "MINE:Nothing"], ["'Nothing'", "mine.py"]),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_helpers.jobs.job import NAME, Job, JobError, check_text
 from ddp_helpers.launch.screen import shorten_paths
-from ddp_helpers.rank.files import write_whole
+from ddp_helpers.rank.files import write_atomically
 from ddp_helpers.records.runs import parse_object
 
 BATCH = "job.sbatch"
@@ -29,7 +29,7 @@ JobRecord = dict[str, Any]
 
 def keep(folder: Path, record: JobRecord) -> None:
     """Write job.json whole, or not at all."""
-    write_whole(folder / "job.json", f"{json.dumps(record, indent=1)}\n".encode())
+    write_atomically(folder / "job.json", f"{json.dumps(record, indent=1)}\n".encode())
 
 
 def missing(folder: Path, *names: str) -> list[Path]:

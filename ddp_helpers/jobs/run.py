@@ -23,7 +23,7 @@ from ddp_helpers.jobs.queue import available, send
 from ddp_helpers.jobs.sbatch import render
 from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch.screen import shorten_paths
-from ddp_helpers.rank.files import write_whole
+from ddp_helpers.rank.files import write_atomically
 
 # By run folder: what this process made there, and takes back if Slurm refuses the job.
 _MADE: dict[Path, list[Path]] = {}
@@ -53,7 +53,7 @@ def write_job(
         if batch_size_per_rank:
             record["batch_size_per_rank"] = batch_size_per_rank
         keep(folder, record)
-        write_whole(folder / BATCH, text.encode())
+        write_atomically(folder / BATCH, text.encode())
         if script is not None:
             _write_script(folder / job.program[0], script)
             _MADE[folder] = made

@@ -152,7 +152,7 @@ def _run_script(rank: int, argv: Sequence[str], lifetime: int, around: Around | 
     import torch
 
     from ddp_helpers.rank.threads import wait_before_fork_and_exit
-    from ddp_tools.meeting import listen_narrowly
+    from ddp_tools.rendezvous import listen_narrowly
 
     signal.alarm(lifetime)  # also where nobody attends to this run any more
     sys.argv = list(argv)

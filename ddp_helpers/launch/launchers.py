@@ -18,7 +18,7 @@ from ddp_tools.one_machine import HIDES_GPUS, LOOPBACK_ONLY, free_port
 
 # torchrun, whose meeting place listens on this machine alone. By its path, since nothing need be
 # installed; -P, so that the modules beside it are not taken for others of these names.
-MEETING = Path(ddp_tools.__file__).with_name("meeting.py")
+MEETING = Path(ddp_tools.__file__).with_name("rendezvous.py")
 TORCHRUN = [sys.executable, "-P", str(MEETING)]
 
 # What launchers leave to their ranks: whatever a rank knows itself or its start by, and all else of

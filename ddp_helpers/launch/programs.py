@@ -26,7 +26,7 @@ def _torchrun(arguments: Sequence[str]) -> None:
     """Be torchrun; the forked process calls it."""
     from torch.distributed.run import main
 
-    from ddp_tools.meeting import listen_narrowly
+    from ddp_tools.rendezvous import listen_narrowly
 
     listen_narrowly()
     main(list(arguments))

@@ -1,8 +1,8 @@
 """Grade a folder of many people's notebooks: `ddp-course grade FOLDER` calls `grade`.
 
 Each exercise runs in a process of its own, in a fresh copy of the course, without a network, and
-with a time limit. What runs there is its cell, and what that needs of the cells above: `handed_in`
-has the rule.
+with a time limit. What runs there is its cell and what that cell needs of the cells above:
+`submissions` has the rule.
 
 The verdict is what the judge returns, in a file; nothing that a cell prints is read. The answer
 runs in the judge's process, though: who sets out to deceive the judge can.
@@ -29,7 +29,7 @@ from uuid import uuid4
 from ddp_helpers import ROOT, lessons
 from ddp_helpers.launch.processes import end_found, exit_text, marked_processes
 from ddp_helpers.lessons.exercise import NOT_YET, RIGHT
-from ddp_helpers.lessons.handed_in import code_cells, exercises_in, program, recognise
+from ddp_helpers.lessons.submissions import code_cells, exercises_in, program, recognise
 from ddp_tools import PlainError
 
 MARK = "DDP_COURSE_GRADE"  # the environment variable by which an exercise's processes are found

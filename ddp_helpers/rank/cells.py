@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddp_helpers.rank.device import pick_device
 from ddp_helpers.rank.threads import wait_before_fork_and_exit
-from ddp_tools.meeting import listen_narrowly
+from ddp_tools.rendezvous import listen_narrowly
 
 
 def _run(cell: str, name: str, variables: dict[str, object]) -> str:

@@ -1,13 +1,13 @@
 """Write files whole or not at all, also in folders in which others may write.
 
-Any process calls `write_whole`, ranks and the learner's alike. It needs the standard library.
+Any process calls `write_atomically`, ranks and the learner's alike. It needs the standard library.
 """
 
 import os
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Put a file in its place when all of it is on the disk; any process calls it.
 
     Until then it has a name that is new each time, and that no symbolic link can have: nobody

@@ -1,7 +1,7 @@
 """Make the records of runs that are committed in notebooks/results, and keep finished runs there.
 
-`make keep FOLDER=… NAME=…` calls it. With one path, of a folder with MNIST, it makes the runs that
-notebook 09 draws for who has none. One process, beside a Slurm or alone.
+`make save-runs FOLDER=… NAME=…` calls it. With one path, of a folder with MNIST, it makes the runs
+that notebook 09 draws for who has none. One process, beside a Slurm or alone.
 """
 
 import json

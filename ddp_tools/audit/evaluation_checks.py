@@ -6,8 +6,8 @@
 import re
 from collections import Counter
 
-from ddp_tools.audit.apart import names_apart
 from ddp_tools.audit.data_checks import common_passes
+from ddp_tools.audit.distances import names_apart
 from ddp_tools.audit.notes import (
     FAIL,
     NOT_APPLICABLE,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from ddp_tools.audit import (
     data_checks,
     evaluation_checks,
-    pace_checks,
     rank_checks,
     state_checks,
+    timing_checks,
     training_checks,
 )
 from ddp_tools.audit.notes import FAIL, NOT_APPLICABLE, OK, UNKNOWN, Finding, Notes, Row
@@ -49,7 +49,7 @@ CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "checkpoint keys": rank_checks.saved_names,
     "rng": rank_checks.random_numbers,
     "metrics": _metrics,
-    "straggler": pace_checks.straggler,
+    "straggler": timing_checks.straggler,
 }
 
 

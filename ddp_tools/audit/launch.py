@@ -18,7 +18,7 @@ from typing import IO
 from ddp_tools.audit.notes import Notes, read_notes
 from ddp_tools.one_machine import HIDES_GPUS, LOOPBACK_ONLY, free_port
 
-WITNESS = Path(__file__).with_name("witness.py")
+WITNESS = Path(__file__).with_name("instrument.py")
 _START = 90.0  # seconds more than the script's, for the imports
 _GRACE = 4.0  # seconds that the other ranks have once one has failed
 # What a launcher, or a job, around the audit has said of its own ranks.

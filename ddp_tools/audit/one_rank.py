@@ -8,7 +8,7 @@ from itertools import chain
 from math import hypot, isclose
 from typing import NamedTuple
 
-from ddp_tools.audit.apart import euclid, is_double, numbers_of
+from ddp_tools.audit.distances import euclid, is_double, numbers_of
 from ddp_tools.audit.notes import (
     FAIL,
     OK,

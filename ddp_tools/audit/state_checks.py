@@ -7,7 +7,7 @@ no torch.
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from ddp_tools.audit.apart import names_apart
+from ddp_tools.audit.distances import names_apart
 from ddp_tools.audit.notes import (
     FAIL,
     OK,

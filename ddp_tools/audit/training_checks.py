@@ -5,7 +5,7 @@
 
 from itertools import pairwise
 
-from ddp_tools.audit.apart import names_apart
+from ddp_tools.audit.distances import names_apart
 from ddp_tools.audit.notes import (
     CLOSE,
     FAIL,

@@ -57,9 +57,9 @@ TYPED = [
     Typed("scripts-and-jobs", "torchrun --nnodes 1", r"(\['my_training.py'\]\s*){2}"),
     Typed("scripts-and-jobs", "ddp-course curve", "After 3 epochs: "),
     Typed("scripts-and-jobs", "python notebooks/track_runs.py", "wrote logs/strong-1x2-cpus1-seed2"),
-    Typed("trainers", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),
+    Typed("instructors", "cp slurm/sites/TEMPLATE.toml", "it is not submitted"),
     Typed(
-        "trainers",
+        "instructors",
         "site=local",
         "checks ok",
         needs="cluster",
@@ -74,11 +74,11 @@ NOT_TYPED = {
     ("scripts-and-jobs", "nohup torchrun"): "tests/docs/test_your_script.py runs it, and closes its terminal",
     ("README", "make lab"): "stays open; tests/browser types it, and opens its address",
     ("README", ".venv/bin/ddp-course audit"): "tests/tools/test_audit.py types it, and reads README's rows",
-    ("elsewhere", "docker build"): "needs Docker",
+    ("platforms", "docker build"): "needs Docker",
     ("gpus", "make gpu"): "needs a GPU; tests/gpus/test_gpu_record.py gives the same tests simulated ones",
-    ("elsewhere", "#!/bin/bash\n#PBS"): "a job file of PBS, which is not here",
-    ("elsewhere", "srun --ntasks=1"): "stays open, as make lab does",
-    ("elsewhere", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
+    ("platforms", "#!/bin/bash\n#PBS"): "a job file of PBS, which is not here",
+    ("platforms", "srun --ntasks=1"): "stays open, as make lab does",
+    ("platforms", "git clone ADDRESS"): "the reader's own address, and another installation of 5 GB",
     ("gpus", "ddp-course gpus"): "tests/tools/test_wheel.py types the example of its --help",
     ("scripts-and-jobs", "ddp-course fits"): "tests/tools/test_wheel.py types the example of its --help",
     ("your-script", "torchrun"): "tests/docs/test_your_script.py types it, with the script of the page",
@@ -88,14 +88,14 @@ NOT_TYPED = {
     ("tools", "ddp-course audit"): "tests/tools/test_wheel.py types the example of its --help",
     ("tools", "ddp-course gpus 2"): "tests/tools/test_audit.py runs it, with a script for GPUs",
     ("tools", "ddp-course hang"): "tests/tools/test_hang.py gives a seed the same words; notebook 17 types one",
-    ("trainers", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
-    ("trainers", "ddp-course data /shared"): "the shared folder again",
-    ("trainers", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
-    ("trainers", "python -m ipykernel"): "a test below types it, and asks the kernel",
-    ("trainers", "ddp-course grade"): "needs people's notebooks; tests/lessons/test_grade.py makes some",
+    ("instructors", "git clone ADDRESS"): "the same, for all, in a folder that all nodes share",
+    ("instructors", "ddp-course data /shared"): "the shared folder again",
+    ("instructors", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
+    ("instructors", "python -m ipykernel"): "a test below types it, and asks the kernel",
+    ("instructors", "ddp-course grade"): "needs people's notebooks; tests/lessons/test_grade.py makes some",
     ("participants", "ssh YOUR_LOGIN"): "another machine, and the trainer's own folders",
     ("participants", "JUPYTER_PREFER_ENV_PATH=1"): "stays open, as make lab does",
-    ("trainers", "pip download"): "downloads all packages, for a machine without a network",
+    ("instructors", "pip download"): "downloads all packages, for a machine without a network",
 }
 PYTHON = {"your-script": ("python",), "scripts-and-jobs": ("python",)}  # run by tests/docs/test_your_script.py
 MINE = {  # files that the pages take for the reader's own
@@ -200,7 +200,7 @@ def test_a_block_works_as_typed(case: Typed, request: pytest.FixtureRequest, des
 def test_a_site_whose_doctor_has_a_red_row_is_not_ready(cluster, desk: Path) -> None:
     """The course's GPUs are only counted: without --no-cuda in the site file the ranks look for them in vain."""
     (desk / "hopeful.toml").write_text('sbatch = ["--partition=course"]\n')
-    done = typed(f"{ACTIVATE}ddp-course ready hopeful.toml --nodes 1 --gpus 1", desk)
+    done = typed(f"{ACTIVATE}ddp-course check-site hopeful.toml --nodes 1 --gpus 1", desk)
     assert done.returncode == 1 and " failed" in done.stdout and "is given, but" in done.stdout, done.stdout
 
 
@@ -210,8 +210,8 @@ def test_a_kernel_of_a_shared_environment_has_the_helpers_of_the_learners_copy(
     """It is started by a Jupyter that knows nothing of the shell in which it was installed."""
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(desk / "jupyter"))
     (desk / "where.py").write_text("import os, ddp_helpers; print(ddp_helpers.ROOT, os.environ['DDP_MNIST_ROOT'])")
-    install = block("trainers", "python -m ipykernel")
-    assert block("elsewhere", "git clone ADDRESS").splitlines()[-1] in install
+    install = block("instructors", "python -m ipykernel")
+    assert block("platforms", "git clone ADDRESS").splitlines()[-1] in install
     ask = "cd notebooks\nenv -u PYTHONPATH JUPYTER_PREFER_ENV_PATH=0 jupyter run ../where.py"
     done = typed(install + ask, desk, "JUPYTER_DATA_DIR")
     assert f"{desk} /shared/ddp/data\n" in done.stdout, done.stdout[-3000:]
@@ -222,7 +222,7 @@ def test_the_cells_for_kaggle_start_ranks_from_a_kernel_whose_forks_cannot_use_c
 ) -> None:
     """The kernel has only asked whether there is a GPU, which is enough: without the question a fork says otherwise."""
     monkeypatch.setenv("PATH", f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}")
-    typed = [text for page, _, text in fences(PAGES) if page == "elsewhere" and text[0] in "%!"]
+    typed = [text for page, _, text in fences(PAGES) if page == "platforms" and text[0] in "%!"]
     forked = """def rank(_): torch.zeros(1, device="cuda")
         try: mp.start_processes(rank, nprocs=1, start_method="fork")
         except Exception as error: print(error)""".replace("        ", "")

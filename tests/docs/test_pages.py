@@ -253,9 +253,9 @@ def commands() -> set[str]:
 
 def wrong_names(text: str) -> list[str]:
     """Targets of make, commands, parameters of job.ipynb and files that are named in code, and not there."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     code = "\n".join(re.findall(r"`([^`\n]+)`", text) + re.findall(r"```bash\n(.*?)```", text, re.S))
-    made = re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z]+)\b", code, re.M)
+    made = re.findall(r"(?:^|&& )make (?:-\S+ \S+ )?([a-z-]+)\b", code, re.M)
     problems = [f"make {name}" for name in made if name not in targets]
     names = re.findall(r"(?<![\w/-])ddp-course ([\w-]+)", code)
     problems += [f"ddp-course {name}" for name in names if name not in commands()]
@@ -294,7 +294,7 @@ def test_what_a_page_names_is_there_and_its_commands_are_whole() -> None:
     """Those in blocks, too, of which test_commands_of_pages types most."""
     pages = {path.stem: path.read_text() for path in PAGES}
     assert {name: wrong for name, text in pages.items() if (wrong := wrong_names(text) + refused(text))} == {}
-    wrong = ["fits", "fits my.py:Net --inputs 1", "ready"]  # the controls
+    wrong = ["fits", "fits my.py:Net --inputs 1", "check-site"]  # the controls
     assert refused("".join(f"`ddp-course {line}`" for line in wrong)) == wrong
     assert refused("```bash\nddp-course data --folders x  # 5\n```\n") == ["data --folders x  # 5"]
     assert wrong_names("`ddp-course none my.py`") == ["ddp-course none"] and wrong_names("`make none`") == ["make none"]
@@ -313,7 +313,7 @@ def test_a_page_lists_the_packages_that_make_installs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     needs = re.findall(r"^(?:USED|TESTED) := (.*)|^.*packages (ensurepip:[^\s;]+)", makefile, re.M)
     packages = {name for pair in needs for need in "".join(pair).split() for name in need.split(":")[1].split(",")}
-    listed = rows((DOCS / "elsewhere.md").read_text(), "for what", "Debian packages")
+    listed = rows((DOCS / "platforms.md").read_text(), "for what", "Debian packages")
     named = [name for _, names in listed for name in re.findall(r"`([^`]+)`", names)]
     assert {*named} == packages and len(named) == len(packages) and {"munge", "chromium", "python3-venv"} < packages
 

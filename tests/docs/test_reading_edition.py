@@ -86,7 +86,7 @@ def test_the_contents_begin_with_the_doors(site: Path) -> None:
         "#",
         *(
             f"{name}.html"
-            for name in ("scripts-and-jobs", "troubleshooting", "messages", "tools", "trainers", "participants")
+            for name in ("scripts-and-jobs", "troubleshooting", "messages", "tools", "instructors", "participants")
         ),
     ]
     first = COURSE[0].with_suffix(".html").relative_to(ROOT)

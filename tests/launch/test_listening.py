@@ -12,7 +12,7 @@ from real import LIMIT, THOROUGH
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
-from ddp_tools.meeting import TCPStore
+from ddp_tools.rendezvous import TCPStore
 
 
 def listeners(*processes):

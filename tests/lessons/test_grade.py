@@ -15,7 +15,7 @@ from refusals import refused
 
 from ddp_helpers import ROOT
 from ddp_helpers.cli import main
-from ddp_helpers.lessons import grade, handed_in
+from ddp_helpers.lessons import grade, submissions
 from ddp_helpers.lessons.exercise import NOT_ATTEMPTED, RIGHT
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -119,18 +119,18 @@ def test_a_cell_that_fails_is_told_as_that():
         ("lessons.check = lessons.exercise_called = print\ndef pays_below(*_): return 'right'", "not yet: "),
         ("%matplotlib inline\n!ls\ndef pays_below(*_):\n    raise NotImplementedError", NOT_ATTEMPTED),
     ):
-        program = handed_in.program([source], "pays_below", on_ranks=False)
+        program = submissions.program([source], "pays_below", on_ranks=False)
         result = grade._run("pays_below", 0, program, None, LIMIT, False)
         assert result.startswith(told), source
 
 
 def test_each_notebook_of_the_course_is_recognised_whatever_its_copy_is_called():
-    originals = {path.stem: handed_in.exercises_in(path) for path in NUMBERED}
+    originals = {path.stem: submissions.exercises_in(path) for path in NUMBERED}
     assert {path.stem: [*originals[path.stem]] for path in NUMBERED} == {path.stem: asked(path) for path in NUMBERED}
     for path in [*NUMBERED, *NOTEBOOKS.glob("solutions/*.ipynb")]:
-        assert handed_in.recognise("\n".join(cells(path, "code")), originals) == path.stem
+        assert submissions.recognise("\n".join(cells(path, "code")), originals) == path.stem
     with pytest.raises(ValueError, match="no function"):
-        handed_in.recognise("print(1)", originals)
+        submissions.recognise("print(1)", originals)
 
 
 def test_of_the_cells_above_only_what_an_exercise_needs_runs():
@@ -143,14 +143,14 @@ def test_of_the_cells_above_only_what_an_exercise_needs_runs():
     ]
     cell = "def f(model):\n    return helper(), size, model"
     below = "def f(model):\n    raise NotImplementedError"
-    kept = handed_in.program([*above, cell, below], "f", on_ranks=False)
+    kept = submissions.program([*above, cell, below], "f", on_ranks=False)
     lines = ["from os.path import *", "import json, re", "TABLE = {}", "def helper():"]
     lines += ["    return (TABLE, json.loads, unknown)", "TABLE['a'] = 1", "if TABLE:", "    size = 2", "size += 1"]
     assert kept.strip().splitlines() == [*lines, *cell.splitlines()]
     future = "from __future__ import annotations"
-    first, *_ = handed_in.program(["import re", f"{future}\nx = re.I\ndef f(): return x"], "f", False).splitlines()
+    first, *_ = submissions.program(["import re", f"{future}\nx = re.I\ndef f(): return x"], "f", False).splitlines()
     assert first == future
-    assert not handed_in.program(["print(1)"], "f", on_ranks=False)
+    assert not submissions.program(["print(1)"], "f", on_ranks=False)
 
 
 def test_wrong_use_is_one_line(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ddp_helpers import jobs
-from ddp_helpers.rank.files import write_whole
+from ddp_helpers.rank.files import write_atomically
 
 
 def test_a_job_follows_no_link(tmp_path: Path) -> None:
@@ -19,10 +19,9 @@ def test_a_job_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_room_the_old_file_stays_and_nothing_else(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "file", b"old")
-    code = (
-        "import sys, pathlib; from ddp_helpers.rank.files import *; write_whole(pathlib.Path(sys.argv[1]), b'x' * 99)"
-    )
+    write_atomically(tmp_path / "a" / "file", b"old")
+    code = "import sys, pathlib; from ddp_helpers.rank.files import *\n"
+    code += "write_atomically(pathlib.Path(sys.argv[1]), b'x' * 99)"
 
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
@@ -35,7 +34,7 @@ def test_where_there_is_no_room_the_old_file_stays_and_nothing_else(tmp_path: Pa
 
 def test_each_of_two_writers_at_once_leaves_a_whole_file(tmp_path: Path) -> None:
     code = "import sys, pathlib; from ddp_helpers.rank.files import *\n"
-    code += "for _ in range(50): write_whole(pathlib.Path(sys.argv[1]), sys.argv[2].encode() * 100_000)"
+    code += "for _ in range(50): write_atomically(pathlib.Path(sys.argv[1]), sys.argv[2].encode() * 100_000)"
     pair = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "file", letter]) for letter in "ab"]
     while any(writer.poll() is None for writer in pair):
         content = (tmp_path / "file").read_bytes() if (tmp_path / "file").exists() else b"a" * 100_000

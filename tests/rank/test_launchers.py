@@ -161,9 +161,9 @@ def test_a_port_that_waits_for_its_rank_is_given_to_nobody_else_and_the_rank_can
 
 MEET = """import os, sys, torch
 import torch.distributed as dist
-from ddp_helpers.rank.scripts.mnist_ddp import join
+from ddp_helpers.rank.scripts.mnist_ddp import form_group
 
-join(int(os.environ["RANK"]), 2, torch.device("cpu"), float(sys.argv[1]))
+form_group(int(os.environ["RANK"]), 2, torch.device("cpu"), float(sys.argv[1]))
 dist.barrier()
 dist.destroy_process_group()
 """

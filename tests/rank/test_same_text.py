@@ -7,7 +7,7 @@ from ddp_helpers import ROOT
 
 SCRIPTS = [f"scripts/{name}.py" for name in ("mnist_ddp", "mnist_ddp_resumable", "mnist_fast", "simple_ddp")]
 HELPERS = ["launchers.py", "device.py", "record.py", "../data/mnist_files.py"]
-MAY_DIFFER = {"main", "train", "read_flags", "join", "one_pass", "claim"}  # what each script has of its own
+MAY_DIFFER = {"main", "train", "read_flags", "form_group", "one_pass", "claim"}  # what each script has of its own
 
 
 def texts_by_name(texts):

@@ -1,4 +1,4 @@
-"""`make keep` copies whole records without what is private; the recorded runs that the course ships are such."""
+"""`make save-runs` copies whole records without what is private; the recorded runs that the course ships are such."""
 
 import re
 import shutil

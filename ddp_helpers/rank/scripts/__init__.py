@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ddp_helpers import ROOT
-from ddp_helpers.rank.files import write_whole
+from ddp_helpers.rank.files import write_atomically
 from ddp_helpers.rank.launchers import stop
 from ddp_tools import PlainError
 
@@ -39,8 +39,8 @@ def write_script(name: str, path: str | Path, parts: str | Path | None = None) -
     try:
         before = path.read_bytes() if path.is_file() else b""
         if before.strip() and before != text.encode():
-            write_whole(path.with_name(f"{path.name}.old"), before)
-        write_whole(path.resolve(), text.encode())
+            write_atomically(path.with_name(f"{path.name}.old"), before)
+        write_atomically(path.resolve(), text.encode())
     except OSError as error:
         stop(f"{path} cannot be written ({error.strerror}): choose another path")
     return path

@@ -38,7 +38,7 @@ def main() -> None:
     args = read_flags(world_size)
     train_set, test_set = datasets(args.data)
     device = pick_device(local_rank, args.no_cuda)
-    join(rank, world_size, device, args.timeout)
+    form_group(rank, world_size, device, args.timeout)
     ranks = gather_ranks(args, launcher, local_rank, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes the record
     claim(args.run_dir)
@@ -78,13 +78,13 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         begin = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order
         model.train()
-        trained = over_ranks(one_pass(ddp_model, train_batches, args, optimizer))
+        trained = reduce_over_ranks(one_pass(ddp_model, train_batches, args, optimizer))
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
         with torch.no_grad():  # through the model inside: no rank waits for another
-            tested = over_ranks(one_pass(model, test_batches, args))
+            tested = reduce_over_ranks(one_pass(model, test_batches, args))
         schedule.step()
         seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
         seconds["data_seconds"] = trained.pop("data_seconds") / world_size  # waiting for batches
@@ -240,7 +240,7 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
-def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+def form_group(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
     # Who never came prints nothing.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
@@ -306,7 +306,7 @@ def one_pass(
     return sums
 
 
-def over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
+def reduce_over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
     """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
     sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
     parts = [sums] * dist.get_world_size()

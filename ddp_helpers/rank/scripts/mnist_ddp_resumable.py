@@ -49,7 +49,7 @@ def main() -> None:
     args = read_flags(world_size)
     train_set, test_set = datasets(args.data)
     device = pick_device(local_rank, args.no_cuda)
-    join(rank, world_size, device, args.timeout)
+    form_group(rank, world_size, device, args.timeout)
     ranks = gather_ranks(args, launcher, local_rank, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     claim(args.run_dir)
@@ -107,7 +107,7 @@ def train(
 
     def so_far(sums: dict) -> dict[str, float]:
         """Add up the epoch's sums of all ranks and attempts."""
-        totals = over_ranks(sums) if sums else {}  # none: this attempt has only to test
+        totals = reduce_over_ranks(sums) if sums else {}  # none: this attempt has only to test
         before = progress["sums"]
         return {name: totals.get(name, 0) + before.get(name, 0) for name in before | totals}
 
@@ -156,7 +156,7 @@ def train(
             now = {"done": progress["done"] + len(train_batches), "sums": trained}
             save(args, parts, {**progress, **now, "seconds": middle - begin})
             return told
-        tested = over_ranks(tested)
+        tested = reduce_over_ranks(tested)
         schedule.step()
         seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
         seconds["data_seconds"] = trained.pop("data_seconds") / world_size  # waiting for batches
@@ -318,7 +318,7 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
-def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+def form_group(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
     # Who never came prints nothing.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
@@ -395,7 +395,7 @@ def one_pass(
     return sums
 
 
-def over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
+def reduce_over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
     """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
     sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
     parts = [sums] * dist.get_world_size()

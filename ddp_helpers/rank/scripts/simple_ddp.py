@@ -4,7 +4,7 @@ torchrun --standalone --nproc-per-node 2 -- simple_ddp.py
 mpirun -n 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 python simple_ddp.py    # on one node
 srun --nodes=1 --ntasks=2 env MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python simple_ddp.py
 With --no-cuda the ranks use CPUs, although there are GPUs. A script of your own beside this file
-can import who_am_i, pick_device and join from it.
+can import who_am_i, pick_device and form_group from it.
 """
 
 import os
@@ -24,7 +24,7 @@ def main() -> None:
     who = f"rank {rank} of {world_size}, local rank {local_rank}"
     print(f"Hello from {who}, started by {launcher}", flush=True)
     device = pick_device(local_rank, "--no-cuda" in sys.argv)
-    join(rank, world_size, device, timeout=60)
+    form_group(rank, world_size, device, timeout=60)
     torch.manual_seed(rank)  # different weights everywhere, until DDP sends those of rank 0 to all
     model = DDP(nn.Linear(42, 3).to(device))
     model(torch.ones(1, 42, device=device)).sum().backward()  # averages the gradients
@@ -101,7 +101,7 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     return torch.device("cpu")
 
 
-def join(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+def form_group(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
     if world_size > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         cure = "the same for all ranks, or start with torchrun"

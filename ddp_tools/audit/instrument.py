@@ -1,6 +1,6 @@
 """Run an unchanged script on this rank, and note what it does, as the audit starts it on each rank:
 
-witness.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
+instrument.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from pathlib import Path
 
 # ddp_tools need not be installed; the script does not see this folder.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from ddp_tools.audit import notes, stand_in
+from ddp_tools.audit import cpu_shim, notes
 from ddp_tools.audit.digests import is_library
 from ddp_tools.audit.observer import Observer
-from ddp_tools.meeting import listen_narrowly
+from ddp_tools.rendezvous import listen_narrowly
 
 sys.path.pop()
 
@@ -35,10 +35,10 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
     """
     listen_narrowly()
     if os.environ.get("DDP_AUDIT_TWO_NODES"):
-        stand_in.on_two_nodes()
-    stand_in.as_launched()
+        cpu_shim.on_two_nodes()
+    cpu_shim.as_launched()
     if os.environ.get("DDP_AUDIT_ON_CPU"):
-        stand_in.without_gpus()
+        cpu_shim.without_gpus()
     observer = Observer(folder, sys._getframe())
     writer, last_line = observer.writer, _LastLine()
     sys.argv = [script, *arguments]
