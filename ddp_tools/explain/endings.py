@@ -5,48 +5,49 @@
 
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ddp_tools.explain.lines import Line
+from ddp_tools.explain.prefixes import shows_agents
 
 _SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
 _SIGNALS |= {number.name: -number.value for number in signal.Signals}
 _SIGNALS |= {"Out Of Memory": -9, "Segfault": -11}
 _WORDS = "|".join(re.escape(word) for word in sorted(filter(None, _SIGNALS), key=len, reverse=True))
 
-_SRUN = re.compile(
-    rf"srun: error: \S+: tasks? ([\d,\- ]+): (?:Exited with exit code (\d+)|({_WORDS}))"
-)
-_MPIRUN = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
-_OMPI_NAME = re.compile(r"Process name: \[(?:\[\d+,\d+\],|[\w.-]+@\d+,)(\d+)\]")
-_OMPI_CODE = re.compile(r"^\s*Exit code: +(\d+)")
-_INTEL = re.compile(r"=\s+(?:RANK (\d+) PID|KILLED BY SIGNAL: (\d+)|EXIT (?:CODE|STATUS): (\d+))")
-_SPAWN = re.compile(
-    r"[Pp]rocess (\d+) terminated with (?:the following error|signal (SIG\w+)|exit code (\d+))"
-)
-_OURS = re.compile(r"\brank (\d+) (?:exit status (\d+)|ended by (SIG[A-Z0-9]+))")
-_FIELD = re.compile(r"^\s*(time|rank|exitcode) +: (?:(-?\d+)|.*)")
-_AGENTS = re.compile(r"torch/distributed/(?:run|launcher|elastic)\b|\bsrun\b.*\btorchrun\b")
-_AGENT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-# DeepSpeed, kubectl, PyCharm
-_CODE = re.compile(
-    r"\b(?:exits|exited|terminated|finished) with (?:return |exit )?code:? ?=? ?(-?\d+)"
-)
-_SHELL = re.compile(rf"line \d+: +\d+ ({_WORDS})\b|^({_WORDS}) \(core dumped\)")
-_SHELL_BARE = re.compile(r"^(?:Killed|Segmentation fault|Bus error|Aborted|Terminated)\s*$")
-
-
-_WORTH = re.compile(
-    r"[Ee]xit|EXIT|RANK|rank +:|Root Cause|exited|ended by|(?:terminated|finished) with"
-    r"|Process name|KILLED BY|srun: error|failed \(|core dumped|: +\d+ [A-Z]"
+# How launchers say that a process ended: its rank or tasks, and a status, a signal or its name.
+# Where a form has no rank, it is that of a line before it ("report"), of the line itself, or none.
+_TASKS = r"srun: error: \S+: tasks? (?P<tasks>[\d,\- ]+): "
+_RANK, _STATUS = r"(?P<rank>\d+)", r"(?P<status>-?\d+)"
+_FORMS = [
+    (owner, re.compile(form))
+    for owner, form in (
+        ("", rf"{_TASKS}(?:Exited with exit code {_STATUS}|(?P<name>{_WORDS}))"),
+        ("", rf"process rank {_RANK} with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"),
+        ("", rf"\brank {_RANK} (?:exit status {_STATUS}|ended by (?P<name>SIG[A-Z0-9]+))"),
+        ("", rf"[Pp]rocess {_RANK} terminated with exit code {_STATUS}"),
+        ("", rf"[Pp]rocess {_RANK} terminated with (?:signal )?(?P<name>SIG\w+|the following)"),
+        # torchrun, Open MPI, Intel MPI
+        ("report", rf"^\s*rank +: {_RANK}"),
+        ("report", rf"^\s*(?:exitcode +:|Exit code:) +{_STATUS}"),
+        ("report", rf"Process name: \[(?:\[\d+,\d+\],|[\w.-]+@\d+,){_RANK}\]"),
+        ("report", rf"=\s+RANK {_RANK} PID"),
+        ("report", rf"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT \w+: {_STATUS})"),
+        # DeepSpeed, kubectl, PyCharm; a shell
+        ("line", rf"\b(?:exit|terminat|finish)(?:s|ed) with (?:\w+ )?code:? ?=? ?{_STATUS}"),
+        ("line", rf"line \d+: +\d+ (?P<name>{_WORDS})\b"),
+        ("line", rf"^(?P<name>{_WORDS}) \(core dumped\)"),
+        ("line", r"^(?P<name>Killed|Segmentation fault|Bus error|Aborted|Terminated)\s*$"),
+        # The number is of its node alone; the report below says the rank.
+        ("", rf"failed \(exitcode: {_STATUS}\) local_rank: \d+"),
+    )
+]
+_WORTH = re.compile(  # most lines of a long log tell of no ending
+    r"[Ee]xit(?:s|ed|code| code| status|ing)\b|EXIT|RANK|rank +:|Root Cause|ended by|ed with"
+    r"|Process name|KILLED BY|srun: error|failed \(exitcode|core dumped|line \d+: +\d+ [A-Z]"
     r"|^(?:Killed|Segm|Bus|Abort|Termin)"
 )
-
-
-def _may_tell(line: Line) -> bool:
-    """Say whether a line can tell of an ending: most lines of a long log cannot."""
-    return _WORTH.search(line.text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,6 @@ class Ending:
     status: int
     line: Line
     first: bool = False  # torchrun says that it was the first
-
-
-def _signed(status: int) -> int:
-    """Return a status as Python gives it: a shell adds 128 to a signal's number."""
-    return 128 - status if 128 < status < 128 + 65 else status
 
 
 def _task_numbers(text: str) -> list[int]:
@@ -76,65 +72,37 @@ def _task_numbers(text: str) -> list[int]:
 def read_endings(lines: Iterable[Line]) -> Iterator[Ending]:
     """Yield all endings with a status that is not 0, in the order of the lines."""
     lines = list(lines)
-    report = _Report(agents=any(_AGENTS.search(line.text) for line in lines))
-    for line in filter(_may_tell, lines):
-        for ending in report.add(line):
-            if ending.status:
-                yield ending
+    agents = shows_agents(line.text for line in lines)  # then a task of srun is no rank
+    kept: int | None = None  # the rank of a report, whose status stands on a later line
+    first = False
+    for line in lines:
+        if not _WORTH.search(line.text):
+            continue
+        first |= "Root Cause (first observed failure)" in line.text
+        for owner, match in _matches(line.text):
+            got = {name: value for name, value in match.groupdict().items() if value}
+            ranks = _task_numbers(got.get("tasks") or got.get("rank", ""))
+            status = _status(got)
+            if status is None:
+                kept = ranks[0]
+            whose = {"report": kept, "line": line.rank}.get(owner)
+            for rank in ranks or (whose,):
+                if status:
+                    yield Ending(None if agents and "tasks" in got else rank, status, line, first)
+            first &= status is None
 
 
-class _Report:
-    """What must be remembered from line to line: a launcher's report of a rank has several."""
-
-    def __init__(self, agents: bool = False) -> None:
-        """Begin; agents: each task of srun is a torchrun, and no rank."""
-        self._agents = agents
-        self._rank: int | None = None
-        self._first = False
-
-    def add(self, line: Line) -> Iterator[Ending]:
-        """Yield what this line ends."""
-        text = line.text
-        if "Root Cause (first observed failure)" in text:
-            self._first = True
-        elif match := _FIELD.match(text):
-            if match[1] == "rank" and match[2]:
-                self._rank = int(match[2])
-            elif match[1] == "exitcode" and match[2]:
-                yield Ending(self._rank, _signed(int(match[2])), line, self._first)
-                self._first = False
-        elif match := _SRUN.search(text):
-            status = _signed(int(match[2])) if match[2] else _SIGNALS[match[3]]
-            for rank in _task_numbers(match[1]):
-                yield Ending(None if self._agents else rank, status, line)
-        elif match := _MPIRUN.search(text):
-            yield Ending(int(match[1]), -int(match[2]), line)
-        elif match := _OMPI_NAME.search(text):
-            self._rank = int(match[1])
-        elif match := _OMPI_CODE.match(text):
-            yield Ending(self._rank, _signed(int(match[1])), line)
-        elif match := _INTEL.search(text):
-            if match[1]:
-                self._rank = int(match[1])
-            else:
-                status = -int(match[2]) if match[2] else _signed(int(match[3]))
-                yield Ending(self._rank, status, line)
-        elif match := _SPAWN.search(text):
-            status = _SIGNALS.get(match[2], 1) if match[2] else int(match[3] or 1)
-            yield Ending(int(match[1]), _signed(status), line)
-        elif match := _CODE.search(text):
-            yield Ending(line.rank, _signed(int(match[1])), line)
-        elif match := _AGENT.search(text):
-            # The number is of its node alone; the report below says the rank.
-            yield Ending(None, _signed(int(match[1])), line)
-        else:
-            yield from _of_a_shell(line)
+def _matches(text: str) -> Iterable[tuple[str, re.Match[str]]]:
+    """Return what matches of the first form that does; several ranks may stand in one line."""
+    found = ([(owner, match) for match in form.finditer(text)] for owner, form in _FORMS)
+    return next(filter(None, found), [])
 
 
-def _of_a_shell(line: Line) -> Iterator[Ending]:
-    """Yield the endings that a shell, or a launcher of the course, writes into one line."""
-    for rank, status, name in _OURS.findall(line.text):
-        yield Ending(int(rank), int(status) if status else _SIGNALS.get(name, 1), line)
-    if match := _SHELL.search(line.text) or _SHELL_BARE.match(line.text):
-        word = next(filter(None, match.groups()), match[0].strip())
-        yield Ending(line.rank, _SIGNALS.get(word, -1), line)
+def _status(got: Mapping[str, str]) -> int | None:
+    """Return a status as Python gives it, below 0 for a signal; a shell adds 128 to its number."""
+    if "signal" in got:
+        return -int(got["signal"])
+    if "name" in got:
+        return _SIGNALS.get(got["name"], 1)
+    status = int(got["status"]) if "status" in got else None
+    return 128 - status if status and 128 < status < 128 + 65 else status

@@ -5,7 +5,9 @@
 
 import builtins
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from ddp_tools.explain.lines import Line, own_lines
 
@@ -29,6 +31,7 @@ _ERROR = re.compile(
     r"|^Error (?:executing|in|while|loading) |NCCL WARN .*(?:[Ff]ailed|[Ee]rror)"
     r"|^(?:srun|sbatch|slurmstepd|slurmd|mpirun): error: |^status\.json: failed"
     r"|^(?:[\w./+-]+: )?fatal: "
+    r"|(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL|fatal): (?!\s*-?[\d.]+(?:\s|$))\S"
     rf"|: No such file or directory\s*$|^{re.escape(_BEGIN)}"
     rf"|^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception))(?:: |\s*$)"
     r"|\(core dumped\)|^terminate called|^\s*what\(\):|^Fatal Python error|^make: \*\*\*"
@@ -41,9 +44,6 @@ _FRAME = re.compile(
 # An exception's own line, whose traceback nobody pasted; and glog's last words, before it aborts.
 _EXCEPTION = re.compile(
     rf"^(?:{_BUILT_IN}|\w+\.[\w.]*(?:Error|Exception)): \S|^F\d{{4}} \d\d:\d\d:"
-)
-_COMPLAINT = re.compile(
-    r"(?:^|[\s|])(?:[Ff]atal )?(?:[Ee]rror|ERROR|FATAL|fatal): (?!\s*[\d.]+\s*$)\S"
 )
 _NO_ERROR = re.compile(
     r"\b(?:INFO|DEBUG|WARNING)\b|(?<!NCCL )\bWARN\b|: ignored\.?\s*$"
@@ -90,40 +90,58 @@ _OF_RANKS = re.compile(
 )
 
 
-def own_frame(lines: Sequence[Line], final: Line) -> tuple[str, str]:
-    """Return the place of the reader's own frame above an exception's line, "" if there is none.
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Where an exception was raised, as its traceback shows it; "" for what it does not show.
 
-    Also return the package of the innermost frame, which raised it; "" if that is the reader's own.
+    inner: the innermost frame. own: the reader's own frame nearest to it. package: of the innermost
+    frame; "" if that is the reader's own.
     """
-    package = ""
-    for file, number in _frames(lines, final):
+
+    inner: str = ""
+    own: str = ""
+    package: str = ""
+
+
+def raised_at(lines: Sequence[Line], order: int) -> Raised:
+    """Return where the exception was raised whose last line stands at this place."""
+    inner = package = ""
+    for file, number in _frames(lines, order):
+        inner = inner or f"{file}:{number}"
         if not _OF_A_LIBRARY.search(file):
-            return f"{file}:{number}", package
+            return Raised(inner, f"{file}:{number}", package)
         named = _PACKAGE.match(file)
         package = package or (named[1] if named else file)
-    return "", package
+    return Raised(inner, "", package)
 
 
-def innermost_frame(lines: Sequence[Line], final: Line) -> str:
-    """Return the place of the frame that raised an exception, "" if none is shown."""
-    return next((f"{file}:{number}" for file, number in _frames(lines, final)), "")
-
-
-def _frames(lines: Sequence[Line], final: Line) -> Iterator[tuple[str, str]]:
+def _frames(lines: Sequence[Line], order: int) -> Iterator[tuple[str, str]]:
     """Yield file and line of the frames above an exception's line, from the innermost on."""
-    own, end = own_lines(lines, final)
-    for place in range(end - 1, max(0, end - _LONGEST) - 1, -1):
-        if _BEGIN in own[place].text and not _is_chained(own, place):
+    above = list(islice(own_lines(lines, order, -1), 1, _LONGEST))
+    for place, line in enumerate(above):
+        if _BEGIN in line.text and not _is_chained(line, above[place + 1 : place + 4]):
             return
-        if match := _OF_A_FRAME.search(own[place].text):
+        if match := _OF_A_FRAME.search(line.text):
             yield match[1], match[2]
 
 
-def _is_chained(own: Sequence[Line], begin: int) -> bool:
+def _is_chained(begin: Line, above: Sequence[Line]) -> bool:
     """Say whether the traceback that begins here is a part of one that began before it."""
-    if "Original Traceback" in own[begin].text:  # of a loader's worker
+    if "Original Traceback" in begin.text:  # of a loader's worker
         return True
-    return any(_CHAINS.search(line.text) for line in own[max(0, begin - 3) : begin])
+    return any(_CHAINS.search(line.text) for line in above)
+
+
+def without_frames(lines: Iterable[Line]) -> Iterator[Line]:
+    """Leave out the frames of tracebacks, with their source lines: these are no messages."""
+    inside: set[tuple[str, int | None]] = set()
+    for line in lines:
+        own = line.file, line.rank
+        if 'File "' in line.text and _OF_A_FRAME.search(line.text):
+            inside.add(own)
+        elif own not in inside or not line.text[:1].isspace():
+            inside.discard(own)
+            yield line
 
 
 def is_of_ranks(text: str) -> bool:
@@ -143,23 +161,7 @@ def _final(own: Sequence[Line], begin: int, prefix: str) -> Line | None:
 
 def error_lines(lines: Sequence[Line]) -> list[Line]:
     """List the lines that are errors by their form; where there are none, a traceback's last."""
-    errors = [line for line in lines if _is_error(line.text)]
-    return errors or [line for line in lines if _FRAME.search(line.text)][-1:]
-
-
-def complaints(lines: Sequence[Line]) -> list[Line]:
-    """List the lines that name an error in any program's words, those of launchers left out."""
-    return [
-        line
-        for line in lines
-        if _COMPLAINT.search(line.text)
-        and not _NO_ERROR.search(line.text)
-        and not line.text.startswith(("srun: error", "slurmstepd: ", "ERROR:torch.distributed"))
+    errors = [
+        line for line in lines if _ERROR.search(line.text) and not _NO_ERROR.search(line.text)
     ]
-
-
-def _is_error(text: str) -> bool:
-    """Say whether a line is an error by its form."""
-    if _BEGIN in text:
-        return True
-    return _ERROR.search(text) is not None and not _NO_ERROR.search(text)
+    return errors or [line for line in lines if _FRAME.search(line.text)][-1:]

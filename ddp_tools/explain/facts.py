@@ -5,8 +5,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from ddp_tools.explain.exceptions import final_lines, innermost_frame
+from ddp_tools.explain.attempts import world_sizes
 from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
 from ddp_tools.explain.report import cut
@@ -14,11 +15,10 @@ from ddp_tools.explain.watchdog import name_ranks
 
 _LONGEST, _MOST = 300, 12  # letters of a line; lines of a kind
 _LEADS = 8  # lines before the root
-_SHORT, _FEW = 24, 4  # letters and numbers of values that stand in one line
 _VERSIONS = {
-    "torch": r"\b(?:PyTorch|pytorch|torch)(?: version)?[ :=]+"
+    "torch": r"\b(?:PyTorch|pytorch|torch)(?:-gpu)?(?: version)?[ :=/-]+"
     r"v?(\d+\.\d+[\w.+-]*)(?![\w.+-]| and | or )",
-    "NCCL": r"\b(?:NCCL|RCCL)(?: version)?[ :=]+v?(\d+\.\d+[\w.+:-]*)|nvidia-nccl-cu\d+\s+(\S+)",
+    "NCCL": r"\b(?:NCCL|RCCL)(?: version)?[ :=]+v?(\d+\.\d+[\w.+:-]*)|nvidia-nccl-cu\d+ +(\S+)",
     "CUDA": r"\bCUDA(?: version)?[ :=]+v?(\d+\.\d+[\w.]*)|\+cuda(\d+\.\d+)|\+cu(\d{3})\b",
     "ROCm": r"\bROCm version *: *(\S+)",
     "Python": r"\b[Pp]ython ?(3\.\d+(?:\.\d+)?)\b",
@@ -27,8 +27,10 @@ _VERSIONS = {
 }
 _NAMES = "CUDA|NCCL|RCCL|TORCH|PYTORCH|GLOO|HSA|HIP|ROCR|OMP|MKL|MASTER|WORLD|RANK|LOCAL|SLURM"
 _VARIABLE = re.compile(
-    rf"\b((?:{_NAMES}|LD|FI|UCX|OMPI|PMI|ACCELERATE|DS|XLA|KMP)_\w*|RANK)[=:] ?([^\s;]+)"
+    rf"\b((?:{_NAMES}|LD|FI|UCX|OMPI|PMI|ACCELERATE|DS|XLA|KMP)_\w*|RANK)(?:=|: )([^\s;,]+)"
 )
+# A line that holds settings alone, as `env` prints them; advice has other words around it.
+_DUMP = re.compile(r"\W*(?:(?:export|declare -x|set) )?(?:[A-Z_]\w*(?:=|: )\S*\s*)+$")
 _SET = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$")
 _LAUNCHERS = {
     "torchrun": r"torchrun|torch[/.]distributed[/.](?:elastic|run|launch)",
@@ -37,68 +39,64 @@ _LAUNCHERS = {
     "deepspeed": r"\bdeepspeed (?:--|\S+\.py)|deepspeed[/.]launcher",
     "accelerate": r"\baccelerate launch|accelerate/commands/launch",
 }
-_COMMAND = re.compile(
-    r"(?:^|[+$>] |cmd[ :=]+)\s*((?:\S+=\S+ )*(?:srun|torchrun|mpirun|mpiexec|deepspeed"
-    r"|accelerate launch|\S*python[\d.]*) \S.*)"
+_STARTERS = r"(?:srun|torchrun|mpirun|mpiexec|deepspeed|accelerate launch|\S*python[\d.]*) \S.*"
+_COMMAND = re.compile(  # alone, as a shell shows it by `set -x`, or behind its prompt
+    rf"(?:^|cmd[ :=]+)\s*((?:\S+=\S+ )*{_STARTERS})|^(?:\++|[$>]) ((?:.* )?{_STARTERS})"
 )
-_WARNS = re.compile(r"\w*Warning: |^\[?W\d{3,4} \d\d:|\bWARN(?:ING)?\b(?! *\()")
-_WORLD = re.compile(r"(?i)\bworld[_ ]?size\W{1,3}(\d+)\b|\bnranks (\d+)\b|(\d+) ranks, meeting at")
+_WARNS = re.compile(r"Warning: |^\[?W\d{3,4} \d\d:|\bWARN(?:ING)?\b(?! *\()")
 
 
 def facts(verdicts: Sequence[Verdict], logs: Logs) -> dict[str, object]:
     """Return the facts of a log as values of JSON, those that it shows."""
     texts = [line.text for line in logs.lines]
-    launchers = [
-        name for name, form in _LAUNCHERS.items() if any(re.search(form, t) for t in texts)
-    ]
-    sizes = (match for text in texts if (match := _WORLD.search(text)))
+    whole = "\n".join(texts)
+    commands = [match[1] or match[2] for text in texts if (match := _COMMAND.search(text))]
     found: dict[str, object] = {
-        "read": f"{', '.join(logs.files)}: {len(logs.lines):,} lines",
+        "read": f"{', '.join(logs.files)}: {logs.count:,} lines",
         "notices": logs.notices,
-        "versions": _versions(texts),
-        "launchers": launchers,
-        "world size": _once(next(filter(None, match.groups())) for match in sizes),
-        "command lines": _once(match[1] for text in texts if (match := _COMMAND.search(text))),
-        "variables": _once(_variables(texts)),
+        "versions": _versions(whole),
+        "launchers": [name for name, form in _LAUNCHERS.items() if re.search(form, whole)],
+        "command lines": _once(commands),
+        "variables": _once(_variables(texts, commands)),
         "attempts": [_of_attempt(verdict) for verdict in verdicts],
-        "last line of each rank": _last_lines(logs.lines),
     }
     return {name: value for name, value in found.items() if value}
 
 
 def _of_attempt(verdict: Verdict) -> dict[str, object]:
     """Return what is known of one attempt."""
-    lines, root = verdict.seen.lines, verdict.root
+    seen, root, raised = verdict.seen, verdict.root, verdict.raised
+    lines = seen.lines
+    ranks = {*seen.ranks, *(end.rank for end in seen.endings if end.rank is not None)}
     found: dict[str, object] = {
         "lines": f"{lines[0].number} to {lines[-1].number}" if lines else "none",
-        "ranks": name_ranks(verdict.seen.ranks) if verdict.seen.ranks else "",
+        "world size": world_sizes(lines),
+        "ranks": name_ranks(ranks) if ranks else "",
         "ended well": verdict.well,
     }
     if root:
-        late = name_ranks(verdict.late) if verdict.late else ""
-        first = f"rank {verdict.first} ({verdict.by})" if verdict.first is not None else ""
+        first = f"rank {verdict.first} ({verdict.by})"
+        unknown = f"not known: {verdict.by}" if verdict.by else ""
         found |= {
-            "failed first": first,
-            "not there when it was needed": late,
-            "root": _place(root.lines[0]),
-            "innermost frame": innermost_frame(lines, root.lines[0]),
-            "own frame": verdict.place,
+            "failed first": unknown if verdict.first is None else first,
+            "not there when it was needed": name_ranks(verdict.late) if verdict.late else "",
+            "root": _place(replace(root.lines[0], rank=root.rank)),
+            "innermost frame": raised.inner,
+            "own frame": raised.own,
             "the message says": list(verdict.said),
-            "failed besides": _once(_place(finding.lines[0]) for finding in verdict.others),
         }
-    if root:
         before = lines[max(0, root.order - _LEADS) : root.order]
         found["lines that lead to the root"] = [*map(_place, before)]
     found["warnings"] = _once(_place(line) for line in lines if _WARNS.search(line.text))
-    found["exceptions"] = _once(map(_place, final_lines(lines)))
-    firsts: dict[int | None, Line] = {}
-    for finding in verdict.seen.serious:
-        firsts.setdefault(finding.rank, finding.lines[0])
-    found["first failure of each rank"] = _once(
-        _place(firsts[rank]) for rank in firsts if rank is not None
-    )
+    found["exceptions"] = _once(map(_place, seen.finals))
+    firsts: dict[int, Line] = {}
+    for finding in sorted(seen.serious, key=lambda finding: finding.order):
+        if finding.rank is not None:
+            firsts.setdefault(finding.rank, finding.lines[0])
+    found["first failure of each rank"] = _once(_place(firsts[rank]) for rank in firsts)
     found["NCCL warns"] = _once(_place(line) for line in lines if "NCCL WARN" in line.text)
     found["endings"] = _once(_place(ending.line) for ending in verdict.seen.endings)
+    found["last line of each rank"] = _last_lines(lines)
     return {name: value for name, value in found.items() if value}
 
 
@@ -112,20 +110,27 @@ def _place(line: Line) -> str:
     return f"{rank}line {line.number}: {cut(line.text.strip(), _LONGEST)}"
 
 
-def _versions(texts: Sequence[str]) -> dict[str, list[str]]:
+def _versions(whole: str) -> dict[str, list[str]]:
     found = {}
     for name, form in _VERSIONS.items():
-        matches = (match for text in texts if (match := re.search(form, text)))
-        found[name] = _once(next(filter(None, match.groups())) for match in matches)
+        written = (next(filter(None, match.groups())) for match in re.finditer(form, whole))
+        # cu128 is CUDA 12.8
+        found[name] = _once(re.sub(r"^(\d\d)(\d)$", r"\1.\2", each) for each in written)
     return {name: versions for name, versions in found.items() if versions}
 
 
-def _variables(texts: Iterable[str]) -> Iterator[str]:
+def _variables(texts: Iterable[str], commands: Sequence[str]) -> Iterator[str]:
+    """Yield what is set: by a command, in a dump of the environment, or as NCCL says it."""
     for text in texts:
         if match := _SET.search(text):
             yield f"{match[1]}={match[2]}"
-        found = _VARIABLE.findall(text)
-        yield from (cut(f"{name}={value.rstrip(',.')}", _LONGEST) for name, value in found)
+        if _DUMP.match(text):
+            yield from _settings(text)
+    yield from (each for command in commands for each in _settings(command))
+
+
+def _settings(text: str) -> list[str]:
+    return [cut(f"{name}={value}", _LONGEST) for name, value in _VARIABLE.findall(text)]
 
 
 def _last_lines(lines: Sequence[Line]) -> dict[str, str]:
@@ -147,10 +152,6 @@ def _written(value: object, indent: str) -> Iterator[str]:
             else:
                 yield f"{indent}{name}: {part}"
     elif isinstance(value, list):
-        short = [part for part in value if isinstance(part, str) and len(part) <= _SHORT]
-        if short == value and len(short) <= _FEW:
-            yield f"{indent}{', '.join(short)}"
-            return
         for number, part in enumerate(value, start=1):
             if isinstance(part, dict):
                 yield f"{indent}{number}."

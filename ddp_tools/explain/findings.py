@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ddp_tools.explain.endings import read_endings
-from ddp_tools.explain.exceptions import complaints, error_lines, final_lines
+from ddp_tools.explain.exceptions import (
+    error_lines,
+    final_lines,
+    without_frames,
+)
 from ddp_tools.explain.lines import Line
+from ddp_tools.explain.message import is_of_another
 from ddp_tools.explain.rules import LEVELS, Rule, best_rule, load_rules
 
 # Lines that differ in their numbers alone: when so many are known to no rule, the others are not
 # asked. A long log has hundreds of thousands of such lines, one for each step.
 _STEP = re.compile(r"(?i)\bloss\b\W{0,3}\d|\b(?:step|iter(?:ation)?)\W{1,2}\d+\b.*\d\.\d")
-_NO_ADDRESS = re.compile(r"addresses of (\([^()]+, \d+\)) cannot be retrieved")
+_ADDRESS = re.compile(r"(\([\w.-]+, \d+\))")
+_MESSAGE = 8  # lines of an exception's message
 _ALIKE, _NUMBERS, _HEAD = 50, re.compile(r"\d+"), 300
 
 
@@ -38,12 +44,18 @@ class Finding:
         """How near to the root it is."""
         return self.rule.level if self.rule else LEVELS["unknown"]
 
+    @property
+    def statuses(self) -> Sequence[int]:
+        """The exit statuses of its rule: it is how a process ended, and no message."""
+        return self.rule.statuses if self.rule else ()
+
 
 class Evidence:
     """What the lines of a log say, read once.
 
-    ranks: those that the lines name. endings: of processes, as launchers tell them. harmless: the
-    warnings that a rule knows. serious: what else a rule knows, and exceptions that none knows.
+    ranks: those that the lines name. endings: of processes, as launchers tell them. finals: the
+    lines that name an exception. harmless: the warnings that a rule knows. serious: what else a
+    rule knows, and exceptions that none knows.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -53,11 +65,12 @@ class Evidence:
         self._told: set[int] = set()  # the lines of all findings
         self.ranks = sorted({line.rank for line in lines if line.rank is not None})
         self.endings = list(read_endings(lines))
+        self.finals = list(final_lines(lines))
         by_status = {status: rule for rule in rules for status in rule.statuses}
         ended = ((by_status.get(end.status), end.rank, end.line) for end in self.endings)
         findings = self._gather(self._in_time(_known(lines, rules), rules))
         findings += self._gather(row for row in ended if row[0])
-        unknown = self._untold(final_lines(lines))
+        unknown = self._untold(self.finals)
         findings += self._gather((None, line.rank, line) for line in unknown)
         self.harmless = [finding for finding in findings if finding.level < 0]
         self.serious = [finding for finding in findings if finding.level >= 0]
@@ -90,43 +103,48 @@ class Evidence:
     def _of(self, line: Line, rule: Rule | None = None) -> Finding:
         return Finding(rule, line.rank, self._orders[id(line)], [line])
 
+    def is_of_another(self, finding: Finding) -> bool:
+        """Say whether a finding tells of another rank: that it has gone, or did not come."""
+        return finding.level <= LEVELS["waits"] or is_of_another(self.lines, finding.order)
+
+    def exception_of(self, finding: Finding) -> int | None:
+        """Return the place of the exception that a finding tells of; None if there is none.
+
+        It is its own line, or one of its rank: just above it, in a message of several lines, or
+        behind it, where a warning or a watchdog came first.
+        """
+        places = [self._orders[id(line)] for line in self.finals if line.rank == finding.rank]
+        if finding.order in places:
+            return finding.order
+        above = [place for place in places if 0 < finding.order - place <= _MESSAGE]
+        behind = [place for place in places if place > finding.order and finding.rank is not None]
+        return next(iter([*above[-1:], *behind]), None)
+
     def in_words_of_nccl(self, finding: Finding, words: Line) -> Finding:
         """Return what stands for an error of NCCL: the line in which NCCL itself says more."""
         causes = (rule for rule in load_rules() if rule.level == LEVELS["cause"])
         rule = best_rule(causes, words.text)
         return Finding(rule, finding.rank, self._orders[id(words)], [words])
 
-    def unknown_name(self, finding: Finding) -> Finding | None:
-        """Return the warning that a name has no address, if a rank waits for that very address."""
-        by_id = {rule.id: rule for rule in load_rules()}
-        waits = [line.text for f in self.serious if f.level == finding.level for line in f.lines]
-        for line in (line for harmless in self.harmless for line in harmless.lines):
-            address = _NO_ADDRESS.search(line.text)
-            if address and any(address[1] in text for text in waits):
-                return self._of(line, by_id["name-not-resolved"])
-        return None
+    def warned(self, root: Finding | None) -> Finding | None:
+        """Return a warning, as a rule harmless, that the log ends at or that names the root's peer.
 
-    @cached_property
-    def has_failed(self) -> bool:
-        """Whether a process ended with a status that is not 0, or an exception ended one."""
-        return bool(self.endings) or any("Traceback (most" in line.text for line in self.lines)
+        Without a root it counts at the end of the log; else a root that waits is for an address.
+        """
+        rules = [rule for rule in load_rules() if rule.level >= 0]
+        ends = [(finding.rule.at_end, finding.lines) for finding in self.harmless if finding.rule]
+        for name, line in ((name, line) for name, lines in ends if name for line in lines):
+            address = _ADDRESS.search(line.text) if root else None
+            of_root = address and root and any(address[1] in it.text for it in root.lines)
+            if of_root or (root is None and line is self.lines[-1]):
+                by_name = (rule for rule in rules if rule.id == name)
+                return self._of(line, best_rule(rules, line.text) or next(by_name))
+        return None
 
     @cached_property
     def errors(self) -> list[Line]:
         """The lines that are errors by their form."""
         return error_lines(self.lines)
-
-    @property
-    def last_warning(self) -> Finding | None:
-        """A warning that is harmless unless nothing comes after it, where the log ends at it."""
-        for finding in self.harmless:
-            last = self.lines[-1]
-            if finding.rule and finding.rule.at_end and finding.lines[-1] is last:
-                rules = load_rules()
-                rule = best_rule([rule for rule in rules if rule.level >= 0], last.text)
-                ends = (rule for rule in rules if rule.id == finding.rule.at_end)
-                return self._of(last, rule or next(ends))
-        return None
 
     @property
     def plain_error(self) -> Finding | None:
@@ -135,18 +153,18 @@ class Evidence:
         return self._of(lines[0]) if lines else None
 
     @property
-    def complaint(self) -> Finding | None:
-        """An error in any program's words that no rule and no traceback explains."""
-        return next(map(self._of, self._untold(complaints(self.lines))), None)
+    def untold_error(self) -> Finding | None:
+        """An error that no rule and no traceback explains."""
+        return next(map(self._of, self._untold(self.errors)), None)
 
 
-def _known(lines: Iterable[Line], rules: Iterable[Rule]) -> Iterator[Told]:
+def _known(lines: Sequence[Line], rules: Iterable[Rule]) -> Iterator[Told]:
     """Yield each line that a rule knows, with the rule."""
     whole = "\n".join(line.text for line in lines)
     active = [rule for rule in rules if rule.may_match(whole)]
     seen: dict[str, Rule | None] = {}
     unknown: Counter[str] = Counter()
-    for line in lines:
+    for line in without_frames(lines):
         form = _NUMBERS.sub("0", line.text[:_HEAD])
         if unknown[form] >= _ALIKE:
             continue

@@ -6,23 +6,23 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_tools import PlainError
 from ddp_tools.explain.prefixes import (
-    is_label,
     is_labelled,
+    shows_agents,
     split_at_marks,
+    split_label,
     split_prefix,
-    starts_agents,
     time_of,
     without_colours,
 )
 
 STDIN = "-"
-TASK = " (task "  # and a number: behind a file's name where a task of srun is no rank
+TASK = " (of "  # and a label: behind a file's name where a node, or a task of srun, is no rank
 _PART = 16_000_000  # bytes of a file's beginning, and of its end, that are read of a longer one
 _MOST_FILES = 4096
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
@@ -38,7 +38,7 @@ class Line:
     file: str
     number: int
     rank: int | None
-    time: float | None  # its own, or that of the line of its rank before it
+    time: float | None  # that the line itself tells
     text: str
 
 
@@ -46,13 +46,14 @@ class Line:
 class Logs:
     """What was read: the lines, the files, and what is to be known of the reading.
 
-    whole: nothing was left out.
+    whole: nothing was left out. count: of the files' lines, those without text as well.
     """
 
     lines: list[Line]
     files: list[str]
     notices: list[str]
     whole: bool = True
+    count: int = 0
 
     def left_out(self, notice: str) -> None:
         """Note what was not read."""
@@ -60,10 +61,17 @@ class Logs:
         self.whole = False
 
 
-def own_lines(lines: Sequence[Line], line: Line) -> tuple[list[Line], int]:
-    """Return the lines of this line's file and rank, and its place among them."""
-    own = [it for it in lines if (it.file, it.rank) == (line.file, line.rank)]
-    return own, next(place for place, it in enumerate(own) if it is line)
+def own_lines(lines: Sequence[Line], order: int, step: int = 1) -> Iterator[Line]:
+    """Yield a line and what its rank wrote behind it into its file; before it, if step is -1."""
+    own = lines[order].file, lines[order].rank
+    for place in range(order, len(lines) if step > 0 else -1, step):
+        if (lines[place].file, lines[place].rank) == own:
+            yield lines[place]
+
+
+def is_next(line: Line, after: Line) -> bool:
+    """Say whether a line stands directly behind another one in its file."""
+    return (line.file, line.number + 1) == (after.file, after.number)
 
 
 def read_logs(paths: Sequence[Path]) -> Logs:
@@ -137,38 +145,32 @@ def _add(logs: Logs, name: str, content: bytes) -> None:
     """Add the lines of a log. Raises PlainError where it is no text."""
     lines = [without_colours(line) for line in _text(name, content).split("\n")]
     labelled = is_labelled(lines)
-    agents = labelled and starts_agents(lines)
+    agents = labelled and shows_agents(lines)
     in_name = _OF_TORCHRUN.search(name) or _RANK_IN_NAME.search(Path(name).name)
     file_rank = int(in_name[1]) if in_name else None
     logs.files.append(name)
-    times: dict[int | None, float | None] = {}
-    row: tuple[int, float | None] = (0, None)  # the time of the line that a piece is of
-    told, label = False, (0, file_rank)
-    for number, text in _numbered(lines):
-        rank, rest = split_prefix(text, labelled)
-        if labelled and not rest.strip():
-            label = number, rank
-        elif label[0] == number and rank is None:
-            rank = label[1]  # a piece of a bar that is drawn over itself
-        elif label[0] == number and rank != label[1] and not told:
-            told = True
-            logs.notices.append(
-                f"srun's task {label[1]} holds torch's rank {rank}: each task starts a torchrun, "
-                "which is right with one task a node alone (--ntasks-per-node=1)"
-            )
-        file = name
-        if agents and rank is not None and is_label(text, rank):
-            file, rank = f"{name}{TASK}{rank})", None  # a torchrun's own line: of no rank
-        rank = file_rank if rank is None else rank
+    logs.count += len(lines) - (not lines[-1])
+    notices: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        label, text = split_label(line) if labelled else ("", line)
+        task = int(label) if label.isdigit() else None
         time = time_of(text)
-        if time is None and number == row[0]:
-            time = row[1]
-        row = number, time
-        if time is None:
-            time = times.get(rank)
-        times[rank] = time
-        if rest.strip():  # of `1: [rank1]: text`, as under srun --label, the first piece has none
-            logs.lines.append(Line(file, number, rank, time, rest))
+        for rank, rest in map(split_prefix, _pieces(text)):
+            if task is not None and rank not in (None, task):
+                told = (
+                    f"srun's task {task} holds torch's rank {rank}: each task starts a torchrun, "
+                    "which is right with one task a node alone (--ntasks-per-node=1)"
+                )
+                notices = notices or [told]
+            file = name
+            if label and rank is None and (agents or task is None):
+                file = f"{name}{TASK}{label})"  # of a torchrun or a node, of no rank
+            elif rank is None:
+                rank = task
+            rank = file_rank if rank is None else rank
+            if rest.strip():
+                logs.lines.append(Line(file, number, rank, time, rest))
+    logs.notices += notices
 
 
 def _text(name: str, content: bytes) -> str:
@@ -184,12 +186,10 @@ def _text(name: str, content: bytes) -> str:
     return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").replace("\0", "")
 
 
-def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield each line with its number; of a bar drawn over itself, each piece is one of the line.
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the pieces of a line: a bar is drawn over itself, and ranks write one behind another.
 
     A piece is what stands between two carriage returns, or from one rank's mark to the next one's.
     """
-    for number, line in enumerate(lines, start=1):
-        for drawn in line.split("\r"):
-            for piece in filter(str.strip, split_at_marks(drawn)):
-                yield number, piece
+    for drawn in text.split("\r"):
+        yield from filter(str.strip, split_at_marks(drawn))

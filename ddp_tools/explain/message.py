@@ -1,14 +1,15 @@
-"""Find what a failure's own message says of its cause or its cure, and NCCL's own words for it.
+"""Find what a failure's own message says: a cause, a cure, another rank; and NCCL's words for it.
 
 `judge` calls it. A sentence of the library that failed comes before any rule.
 """
 
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 
-from ddp_tools.explain.lines import Line, own_lines
+from ddp_tools.explain.lines import Line, is_next, own_lines
 
+_WINDOW = 200
 _LONGEST = 8  # lines of a message behind the one that names the exception
 _MOST = 3  # sentences
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z(])")
@@ -27,48 +28,77 @@ _COMMON = re.compile(
     r"|TORCH_SHOW_CPP_STACKTRACES|caused by a remote worker hanging or bugs in the application"
 )
 _ANOTHER = re.compile(
-    r"^Traceback|^\s+File |^\w+(?:\.\w+)*(?:Error|Exception)\b|^[\[{]?[EWIF]\d{3,4} |^frame #"
-    r"|NCCL (?:INFO|WARN)|^Exception raised from|^(?:srun|slurmstepd|sbatch): "
+    r"^Traceback|^\s+File |^frame #|^(?!nccl)\w+(?:\.\w+)*(?:Error|Exception)\b"
+    r"|^[\[{]?[EWIF]\d{3,4} |NCCL (?:INFO|WARN)|^Exception raised from"
+    r"|^(?:srun|slurmstepd|sbatch): "
 )
-_DEVICE = re.compile(r":\d+:\d+ \[(\d+)\] ")
+# Another process has gone, or was never there; a server on the web is none of the ranks.
+_OF_ANOTHER = re.compile(
+    r"(?i)^(?!.*https?:).*(?:remote process exited|ncclRemoteError|broken ?pipe|closed by .*peer"
+    r"|\bconnection ?(?:\w+ ){0,2}(?:refused|reset|closed|aborted|lost)\b"
+    r"|\bconnection(?:refused|reset|aborted)error|failed to recv\b|recvvalue failed"
+    r"|\bpeer (?:\w+ ){0,2}(?:gone|exited|died|disconnected)|\bstore\b.* (?:gone|shut down))"
+)
 _THREAD = re.compile(r"\S+:\d+:\d+ \[\d+\]")
 _HANDS_UP = re.compile(r"NCCL INFO \S+ -> [1-9]")
 
 
-def says(lines: Sequence[Line], first: Line) -> list[str]:
-    """Return the sentences of a message that name a cause or a cure; `first` is its first line."""
-    own, begin = own_lines(lines, first)
-    text = [first.text]
-    for before, line in pairwise(own[begin : begin + 1 + _LONGEST]):
-        if _ANOTHER.search(line.text) or line.number > before.number + 1:
+def message(lines: Sequence[Line], order: int) -> list[str]:
+    """Return a message, which begins with the line at this place, line by line."""
+    text = [lines[order].text]
+    own = own_lines(lines[order : order + _WINDOW], 0)  # lines of other ranks may stand between
+    for before, line in pairwise(islice(own, _LONGEST + 1)):
+        if _ANOTHER.search(line.text) or not is_next(before, line):
             break
         text.append(line.text)
+    return text
+
+
+def says(lines: Sequence[Line], order: int) -> list[str]:
+    """Return the sentences of a message that name a cause or a cure."""
+    text = message(lines, order)
     sentences = [each.strip() for line in text for each in _SENTENCE.split(line)]
     told = (each for each in sentences if _SAYS.search(each) and not _COMMON.search(each))
     return list(dict.fromkeys(told))[:_MOST]
 
 
-def nccl_words(lines: Sequence[Line], root: Line) -> Line | None:
-    """Return the warning of NCCL that led to an exception of NCCL, or its last error behind it.
+def is_of_another(lines: Sequence[Line], order: int) -> bool:
+    """Say whether a message tells that another process has gone, or was not there."""
+    return any(map(_OF_ANOTHER.match, message(lines, order)))
 
-    NCCL hands an error up from call to call, and logs each as `file:line -> N`: the first warning
-    that its thread follows by such a line is where it began. Without INFO it is the last one;
-    a warning names the GPU of its node, and one of the root's rank is taken if there is one.
+
+def nccl_words(lines: Sequence[Line], order: int, rank: int | None) -> Line | None:
+    """Return the warning of NCCL that led to a rank's exception of NCCL, or its last error.
+
+    It is what NCCL repeats below "Last error", if that is a warning. Else NCCL hands an error up
+    from call to call, and logs each as `file:line -> N`: the first warning that its thread follows
+    by such a line is where it began. Without INFO it is the last one that tells of no other
+    process; a warning names the GPU of its node, and one of this rank is taken if there is one.
     """
-    place = next(number for number, line in enumerate(lines) if line is root)
-    warned = [(at, line) for at, line in enumerate(lines[:place]) if "NCCL WARN" in line.text]
-    for at, line in warned:
-        thread = _THREAD.search(line.text)
-        behind = (it.text for it in lines[at + 1 : place] if thread and thread[0] in it.text)
-        if _HANDS_UP.search(next(behind, "")):
-            return line
-    own = [line for _, line in warned if root.rank is not None and _gpu_of(line) == root.rank]
-    if warned:
-        return (own or [line for _, line in warned])[-1]
-    of_rank = pairwise(line for line in lines[place:] if line.rank == root.rank)
-    return next((after for line, after in of_rank if line.text.startswith("Last error:")), None)
+    last = [line for line in _last_errors(lines) if line.rank == rank]
+
+    def weight(at: int) -> tuple[bool, int, bool, bool, int]:
+        text = lines[at].text
+        thread = _THREAD.search(text)
+        behind = (it.text for it in lines[at + 1 : order] if thread and thread[0] in it.text)
+        begins = -at if _HANDS_UP.search(next(behind, "")) else -len(lines)
+        repeated = any(error.text in text for error in last)
+        return repeated, begins, not _OF_ANOTHER.match(text), f" [{rank}] " in text, at
+
+    warned = [at for at in range(order) if "NCCL WARN" in lines[at].text]
+    return lines[max(warned, key=weight)] if warned else next(iter(last), None)
 
 
-def _gpu_of(line: Line) -> int | None:
-    match = _DEVICE.search(line.text)
-    return int(match[1]) if match else None
+def rank_of_warning(lines: Sequence[Line], warnings: Sequence[Line]) -> int | None:
+    """Return the rank that repeats a warning of NCCL as its last error; None if none does."""
+    for error in _last_errors(lines):
+        if any("NCCL WARN" in line.text and error.text in line.text for line in warnings):
+            return error.rank
+    return None
+
+
+def _last_errors(lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield what NCCL repeats at the end of an exception, of each rank."""
+    for order, line in enumerate(lines):
+        if line.text.startswith("Last error:"):
+            yield from islice(own_lines(lines, order), 1, 2)

@@ -5,9 +5,10 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from ddp_tools import printable
+from ddp_tools.explain.attempts import world_sizes
 from ddp_tools.explain.findings import Finding
 from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
@@ -16,6 +17,7 @@ from ddp_tools.explain.watchdog import name_ranks
 
 _WIDTH = 100
 _LONGEST = 160  # letters of a line of a log
+_MOST_LATE = 4  # ranks that did not come, of which lines are shown
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
 _PAGE = "docs/troubleshooting.md"
 
@@ -32,7 +34,13 @@ def _plain(text: str) -> str:
 
 def as_text(verdicts: Sequence[Verdict], logs: Logs) -> str:
     """Return the report for a person: what was read, then the verdict on each attempt."""
-    lines = [_read(verdicts, logs), *(f"note: {notice}" for notice in logs.notices), ""]
+    lines = [_read(verdicts, logs), *(f"note: {notice}" for notice in logs.notices)]
+    attempts = enumerate(verdicts, start=1) if len(verdicts) > 1 else ()
+    sizes = {n: ", ".join(world_sizes(verdict.seen.lines)) for n, verdict in attempts}
+    if len(set(filter(None, sizes.values()))) > 1:
+        of_each = (f"{size} in attempt {n}" for n, size in sizes.items() if size)
+        lines.append(f"note: the world size is {', '.join(of_each)}: a file of each rank fits one")
+    lines.append("")
     for number, verdict in enumerate(verdicts, start=1):
         if len(verdicts) > 1:
             lines_of_it = verdict.seen.lines
@@ -54,11 +62,12 @@ def _judged(verdict: Verdict, logs: Logs) -> list[str]:
             lines += _indented("  ", _where(finding))
         return [*lines, *_harmless(verdict)]
     lines = _first(verdict)
-    if verdict.place and verdict.package:
-        raised = f"Raised in {verdict.package}, reached from your line {verdict.place}"
-        lines += _indented("", raised)
-    elif verdict.place:
-        lines += _indented("", f"Your own line in its traceback: {verdict.place}")
+    raised = verdict.raised
+    if raised.own and raised.package:
+        where = f"Raised in {raised.package}, reached from your line {raised.own}"
+        lines += _indented("", where)
+    elif raised.own:
+        lines += _indented("", f"Your own line in its traceback: {raised.own}")
     said = [line for each in verdict.said for line in _indented("  says:   ", cut(each, 400))]
     if verdict.root.rule:
         where, *explained = _explained(verdict.root)
@@ -68,12 +77,10 @@ def _judged(verdict: Verdict, logs: Logs) -> list[str]:
     elif verdict.plain:
         lines += _indented("", _where(verdict.root))
         lines += _indented("  means:  ", "a Python exception that your own code raised")
-        cure = (
-            f"read {verdict.place}. If one process alone fails there too, ranks have no part in it"
-        )
+        cure = f"read {raised.own}. If one process alone fails there too, ranks have no part in it"
         lines += _indented("  cure:   ", cure)
     else:
-        lines += _not_known(verdict.root, verdict.seen.errors)
+        lines += _not_known(verdict)
     for finding in verdict.others:
         lines += ["", "Also seen:"]
         lines += _explained(finding) if finding.rule else _indented("  ", _where(finding))
@@ -89,17 +96,25 @@ def _read(verdicts: Sequence[Verdict], logs: Logs) -> str:
     files = logs.files[0] if len(logs.files) == 1 else f"{len(logs.files)} files"
     seen = {rank for verdict in verdicts for rank in verdict.seen.ranks}
     ranks = name_ranks(seen) if seen else "without ranks' names"
-    return f"Read {files}: {len(logs.lines):,} lines, {ranks}."
+    return f"Read {files}: {logs.count:,} lines, {ranks}."
 
 
 def _first(verdict: Verdict) -> list[str]:
-    """Say which rank failed first, and what it wrote at last."""
-    lines = []
+    """Say which rank failed first, and what the root's rank and those that did not come wrote."""
+    root, lines = verdict.root, []
+    assert root is not None
     if verdict.first is not None:
         lines.append(f"Failed first: rank {verdict.first} ({verdict.by}).")
+    elif verdict.by:
+        lines.append(f"Which rank failed first is not known: {verdict.by}.")
     if verdict.late:
         lines.append(f"Not there when it was needed: {name_ranks(verdict.late)}. Look there first.")
-    owner = "Its last lines" if verdict.first is not None else "The lines that lead to it"
+    for rank in verdict.late[:_MOST_LATE]:
+        before = [line for line in verdict.seen.lines[: root.order] if line.rank == rank]
+        lines += [f"  rank {rank}, line {it.number} | {cut(it.text)}" for it in before[-2:]]
+    owner = "The lines that lead to it"
+    if root.rank is not None:
+        owner = "Its last lines" if root.rank == verdict.first else f"Rank {root.rank}'s last lines"
     lines.append(f"{owner}:" if verdict.own else f"{owner}: none are in this log.")
     lines += [f"  | {cut(line.text)}" for line in verdict.own]
     return [*lines, ""]
@@ -116,16 +131,21 @@ def _explained(finding: Finding) -> list[str]:
     lines += _indented("  cure:   ", rule.cure)
     if page := page_of(rule):
         lines += _indented("  more:   ", page)
-    known = ", ".join(filter(None, (rule.source, rule.seen)))
-    if known:
-        lines += _indented("  seen:   ", known)
+    # The version is that of the rule, not of the reader's log.
+    known = (f"from {rule.source}" * bool(rule.source), f"seen with {rule.seen}" * bool(rule.seen))
+    lines += _indented("  rule:   ", "; ".join(filter(None, known)))
     return lines
 
 
-def _not_known(finding: Finding, errors: Sequence[Line]) -> list[str]:
+def _not_known(verdict: Verdict) -> list[str]:
     """Say plainly that no rule knows a failure, and which lines to look at."""
+    root, seen = verdict.root, verdict.seen
+    assert root is not None
     lines = ["Not known: no rule has this message. The lines to look at:"]
-    looked_at = [*finding.lines[:1], *errors[:3]]
+    at = seen.exception_of(root)
+    follows = {id(line) for finding in verdict.follows for line in finding.lines}
+    errors = [line for line in seen.errors if id(line) not in follows]
+    looked_at = [root.lines[0], *([] if at is None else [seen.lines[at]]), *errors[:3]]
     for line in dict.fromkeys(looked_at):
         lines += _indented("  ", f"{line.file}:{line.number}: {cut(line.text)}")
     return lines
@@ -182,19 +202,15 @@ def as_data(verdict: Verdict, logs: Logs) -> dict[str, object]:
         "first_failed": verdict.first,
         "first_failed_by": verdict.by,
         "not_there": verdict.late,
-        "own_line": verdict.place,
-        "raised_in": verdict.package,
+        "own_line": verdict.raised.own,
+        "raised_in": verdict.raised.package,
         "says": list(verdict.said),
         "last_lines": [line.text for line in verdict.own],
         "root": _data_of(verdict.root) if verdict.root else None,
-        "others": list(_all_data(verdict.others)),
-        "follows": list(_all_data(verdict.follows)),
-        "harmless": list(_all_data(verdict.seen.harmless)),
+        "others": list(map(_data_of, verdict.others)),
+        "follows": list(map(_data_of, verdict.follows)),
+        "harmless": list(map(_data_of, verdict.seen.harmless)),
     }
-
-
-def _all_data(findings: Iterable[Finding]) -> Iterator[dict[str, object]]:
-    return map(_data_of, findings)
 
 
 def _data_of(finding: Finding) -> dict[str, object]:

@@ -20,10 +20,13 @@ _APART = (
 _BARRIER = " (NCCL's barrier is an ALLREDUCE of 1 number)"
 
 
-def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list[int]] | None:
+def compare(
+    lines: Iterable[Line], ranks: Sequence[int], late: Sequence[int]
+) -> tuple[str, str, Sequence[int]] | None:
     """Return what the numbers mean, the cure, and the ranks that are behind; None if unknown.
 
-    They can be compared only where each rank of the log (`ranks`) says its call in one group.
+    They can be compared only where each rank of the log (`ranks`) says its call in one group, but
+    for those that complain of nothing (`late`).
     """
     calls: dict[int, tuple[int, str, str]] = {}
     completed: dict[int, int] = {}
@@ -37,7 +40,8 @@ def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list
             groups |= {group[1]} if group else set()
         if match := _COMPLETED.search(line.text):
             completed.setdefault(line.rank, int(match[1]))
-    if len(calls) < 2 or set(calls) != set(ranks) or len(groups) > 1:
+    late = [rank for rank in late if rank not in calls]
+    if len(calls) + len(late) < 2 or {*calls, *late} != set(ranks) or len(groups) > 1:
         return None
     number, kind, _ = min(calls.values())
     last = max(calls.values())[0]
@@ -52,20 +56,28 @@ def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list
         )
     if len({call[2] for call in calls.values()}) > 1:
         return f"the ranks make the same call with different sizes: {_who(calls)}", _APART, []
+    if late:
+        return (
+            f"{_alike(kind, number)}, and {name_ranks(late)} did not come to it",
+            "the last lines of each of these say what it did instead. If it was still at work "
+            "(compiling, loading, evaluating or saving alone), let all ranks do that first, with a "
+            "barrier behind, or give init_process_group a longer timeout; if it went another way, "
+            "see faults 9 and 27",
+            late,
+        )
     silent = sorted(set(range(max(calls))) - set(calls))
     if 0 < len(silent) < len(calls):
         return (
-            f"all ranks of this log wait in the same call, {kind}, number {number}, and "
-            f"{name_ranks(silent)} did not come to it, or {'has' if len(silent) == 1 else 'have'} "
-            "no lines here",
+            f"{_alike(kind, number)}, and {name_ranks(silent)} did not come to it, or "
+            f"{'has' if len(silent) == 1 else 'have'} no lines here",
             "look for what was done there instead: it evaluates, saves or prepares data alone "
             "(fault 27), or has fewer batches (fault 9); or it has gone, or the way to it",
             silent,
         )
     if set(completed) == set(calls) and max(completed.values()) <= 0:
         return (
-            f"all ranks of this log wait in the same call, {kind}, number {number}, and none "
-            "was ever completed: nothing goes through between the GPUs",
+            f"{_alike(kind, number)}, and none was ever completed: nothing goes through between "
+            "the GPUs",
             "it is the network or the way between the GPUs, not the program: the right "
             "NCCL_SOCKET_IFNAME, and a trial with NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1; "
             "NCCL_DEBUG=INFO says which way is taken",
@@ -73,13 +85,17 @@ def compare(lines: Iterable[Line], ranks: Sequence[int]) -> tuple[str, str, list
         )
     if set(completed) == set(calls):
         return (
-            f"all ranks of this log wait in the same call, {kind}, number {number}, after "
-            "others went through: a rank that is not in this log, or the network, has gone",
+            f"{_alike(kind, number)}, after others went through: a rank that is not in this log, "
+            "or the network, has gone",
             "look for a rank whose lines are not here and for a node that failed; then at the "
             "network (link errors, NCCL_DEBUG=WARN)",
             [],
         )
     return None
+
+
+def _alike(kind: str, number: int) -> str:
+    return f"all ranks that complain wait in the same call, {kind}, number {number}"
 
 
 def _who(calls: Mapping[int, tuple[int, str, str]]) -> str:

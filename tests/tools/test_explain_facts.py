@@ -43,6 +43,21 @@ LOGS = {  # a log, and with which lines its attempts begin
         "I0501 08:00:00.3 9 api.py:716] [default] Restarting worker group\n0: loss 2.0\n",
         ["0: loss 2.1", "I0501 08:00:00.3"],
     ),
+    "two agents say that they restart": (
+        "I9 torch/distributed/elastic/a.py:525]   restart_count=0\n0: loss 2.1\n"
+        + 2
+        * (
+            "I9 torch/distributed/elastic/a.py:899] [default] Worker group FAILED. 2/2 attempts left; "
+            "will restart worker group\nI9 torch/distributed/elastic/a.py:677] [default] Rendezvous'ing worker group\n"
+        )
+        + 2 * "I9 torch/distributed/elastic/a.py:525]   restart_count=1\n"
+        + "0: loss 2.0\n",
+        ["I9 torch", "I9 torch/distributed/elastic/a.py:677"],
+    ),
+    "the count rises, and stays": (
+        "".join(f"I9 a.py:1]   restart_count={count}\n0: loss 2\n" for count in (0, 0, 1, 1, 2)),
+        ["I9", "I9 a.py:1]   restart_count=1", "I9 a.py:1]   restart_count=2"],
+    ),
     "a word of a user": ("0: restarting the schedule, restarts=0\n0: loss 2.0\n", ["restarting"]),
 }
 
@@ -110,6 +125,87 @@ def test_a_message_that_says_its_cure_is_heard_and_pytorchs_usual_last_sentences
     assert not verdict.said and not verdict.known
 
 
+OWN = "[rank2]: acme.LimitError: shard 7 is over its limit\n"
+GONE = [  # what another rank says of it, by a rule or none
+    "torch.distributed.DistBackendError: NCCL error in: a.cpp:3, remote process exited or there was a network error",
+    "ncclSystemError: x\n[rank1]: Last error:\n[rank1]: socketPollConnect: n2<5>: Connection refused",
+    "acme.LinkError: my link: Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+]
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_rank_that_failed_by_itself_comes_before_one_that_tells_of_another(gone: str, tmp_path: Path) -> None:
+    other = f"[rank1]: {gone}\n"
+    for text in (OWN + other, other + OWN):
+        verdict = explain(tmp_path, text)
+        assert verdict.root.lines[0].text in OWN and verdict.first == 2 and not verdict.known and not verdict.others
+    alone = explain(tmp_path, other + "SystemExit: 1\n")  # the control; a launcher's last word is no rank's failure
+    assert alone.root.rank == 1
+    server = explain(tmp_path, OWN + "[rank1]: acme.HubError: https://hub/x: Connection refused\n")
+    assert server.first is None, "a server on the web is none of the ranks"
+
+
+def test_what_nccl_repeats_as_its_last_error_is_the_message_of_that_rank(tmp_path: Path) -> None:
+    first = WARNS.format(gpu=0, words="No ring fits") + "n1:10:20 [0] NCCL INFO x.cc:1 -> 3\n"
+    repeated = WARNS.format(gpu=5, words="Cage 7 is locked").replace("10:20", "11:21")
+    failed = TRACEBACK.format(rank=5, code="f()", error=UNHANDLED) + "[rank5]: Last error:\n[rank5]: Cage 7 is locked\n"
+    verdict = explain(tmp_path, first + repeated + failed)
+    assert "Cage" in verdict.root.lines[0].text and verdict.first == 5 and verdict.raised.own == "/home/me/train.py:40"
+    space = "Error: failed to extend /dev/shm/nccl-a to 9 bytes, error: No space left on device (28)"
+    verdict = explain(tmp_path, repeated.replace("Cage 7 is locked", space) + failed.replace("Cage 7 is locked", space))
+    assert (answer(verdict), verdict.root.rank) == ("nccl-shm", 5), "a rule knows the warning, the exception its rank"
+
+
+CAUSE = "Root Cause (first observed failure):\n  rank      : {0} (local_rank: {0})\n  exitcode  : 1 (pid: 7)\n"
+TIMED = "[rank{}]: [2026-05-01 08:00:0{},123] RuntimeError: CUDA out of memory.\n"
+FIRST = {  # a log, who failed first, and how that is known
+    "[rank1]: KeyError: 7\n": (1, "no other rank failed by itself"),
+    "[rank1]: KeyError: 7\n[rank3]: KeyError: 7\n": (None, "ranks 1, 3"),
+    "[rank1]: KeyError: 7\n[rank3]: KeyError: 7\n" + CAUSE.format(1): (1, "torchrun says so"),
+    "[rank1]: KeyError: 7\n" + CAUSE.format(3): (None, "rank 1, and torchrun names rank 3"),
+    "[rank1]: KeyError: 7\n[rank3]: KeyError: 7\n" + FAILED.format(rank=1): (1, "its launcher"),
+    TIMED.format(3, 5) + TIMED.format(1, 4): (1, "by time"),
+    TIMED.format(3, 5) + "[rank1]: RuntimeError: CUDA out of memory.\n": (None, "ranks 1, 3"),
+    "acme.LimitError: odd\n[rank0]: Connection reset by peer\n" + CAUSE.format(0): (None, ""),
+    "acme.LimitError: odd\n" + CAUSE.format(0): (0, "torchrun says so"),
+}
+
+
+@pytest.mark.parametrize("text", FIRST)
+def test_who_failed_first_is_said_with_evidence_alone(text: str, tmp_path: Path) -> None:
+    verdict = explain(tmp_path, text)
+    first, by = FIRST[text]
+    assert verdict.first == first and by in verdict.by
+
+
+def test_a_rank_is_read_behind_a_time_and_a_level_and_not_from_a_sentence(tmp_path: Path) -> None:
+    lines = [
+        *["09:10:22 INFO  rank 3: a", "2026-05-01 09:10 | rank 3 | a", "[2026-05-01] [INFO] [rank 3] a", "rank=3: a"],
+        *["waiting for rank 3: it is late", "INFO loaded the table of rank 3: 7 rows"],
+    ]
+    (tmp_path / "job.log").write_text("\n".join(lines))
+    assert [line.rank for line in read_logs([tmp_path / "job.log"]).lines] == [3, 3, 3, 3, None, None]
+    hosts = "gpu-1: [rank0]: ValueError: x\ngpu-2: [rank1]: KeyError: 7\ngpu-1: srun died\n"
+    (tmp_path / "job.log").write_text(hosts)
+    logs = read_logs([tmp_path / "job.log"])
+    assert [line.rank for line in logs.lines] == [0, 1, None] and logs.lines[2].file.endswith("(of gpu-1)")
+    part = "+ pip list\n+ srun --label a\n1: KeyError: 7\n0: a\n"  # what a job file prints has no label
+    (tmp_path / "job.log").write_text(part)
+    assert [line.rank for line in read_logs([tmp_path / "job.log"]).lines] == [None, None, 1, 0]
+
+
+def test_what_a_killed_rank_and_one_that_did_not_come_were_at_is_shown(tmp_path: Path, capsys) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("08:00:01 INFO rank 2: packs the index\n" + CAUSE.format(2).replace(": 1 (", ": -9 ("))
+    assert main(["explain", str(log)]) == 1
+    assert "Its last lines:\n  | 08:00:01 INFO rank 2: packs the index" in capsys.readouterr().out
+    log.write_text("[rank1]: tunes kernel 4\n[rank0]: waits\n" + WATCHDOG.format(0, 1) + "[rank1]: ready\n")
+    assert main(["explain", str(log)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rank 1, line 1 | tunes kernel 4 Rank 0's" in said and "rank 1 did not come to it" in said
+
+
 def test_once_training_has_begun_a_store_that_does_not_answer_has_gone(tmp_path: Path) -> None:
     refused = "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms"
     refused += " while trying to connect to (n1, 29500).\n"
@@ -119,16 +215,19 @@ def test_once_training_has_begun_a_store_that_does_not_answer_has_gone(tmp_path:
 
 def test_the_facts_are_those_of_the_log_and_no_advice(tmp_path: Path, capsys) -> None:
     log = tmp_path / "job.log"
-    head = "torch 2.12.0+cu130\n+ srun --label torchrun --nnodes=2 --nproc-per-node=4 train.py\nNCCL_DEBUG=INFO\n"
+    head = "torch 2.12.0+cu130\n\n+ FI_PROVIDER=efa srun --label torchrun --nnodes=2 train.py\nNCCL_DEBUG=INFO\n"
+    head += "set TORCH_CPP_LOG_LEVEL=INFO for more (run with NCCL_ALGO=Ring)\n"  # advice: nobody set them
     log.write_text(head + WARNS.format(gpu=3, words=NVLS) + TRACEBACK.format(rank=3, code="f()", error=UNHANDLED))
     status = main(["explain", str(log)])
     cures = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("  cure:", "  means:"))]
     assert main(["explain", str(log), "--facts", "--json"]) == status
     found = json.loads(capsys.readouterr().out)
-    assert found["versions"] == {"torch": ["2.12.0+cu130"], "NCCL": ["2.29.7"], "CUDA": ["130"], "Python": ["3.12"]}
-    assert found["launchers"] == ["torchrun", "srun"] and found["variables"] == ["NCCL_DEBUG=INFO"]
-    assert found["command lines"] == ["srun --label torchrun --nnodes=2 --nproc-per-node=4 train.py"]
+    assert found["versions"] == {"torch": ["2.12.0+cu130"], "NCCL": ["2.29.7"], "CUDA": ["13.0"], "Python": ["3.12"]}
+    assert found["launchers"] == ["torchrun", "srun"] and found["variables"] == ["NCCL_DEBUG=INFO", "FI_PROVIDER=efa"]
+    assert found["read"].endswith(f": {len(log.read_text().splitlines())} lines")
+    assert found["command lines"] == ["FI_PROVIDER=efa srun --label torchrun --nnodes=2 train.py"]
     [attempt] = found["attempts"]
+    assert attempt["innermost frame"].endswith("distributed_c10d.py:3033") and attempt["ranks"] == "rank 3"
     assert attempt["failed first"].startswith("rank 3") and NVLS in attempt["root"]
     main(["explain", str(log), "--facts"])
     text = capsys.readouterr().out
@@ -138,6 +237,17 @@ def test_the_facts_are_those_of_the_log_and_no_advice(tmp_path: Path, capsys) ->
     with pytest.raises(SystemExit, match="2"):
         main(["explain", str(job), "--facts"])
     assert "--facts is for the log of a run" in capsys.readouterr().err
+
+
+def test_a_source_line_of_a_traceback_is_no_failure_and_a_launchers_frames_are_no_ranks(tmp_path: Path) -> None:
+    code = 'raise RuntimeError("CUDA out of memory.")'
+    assert answer(explain(tmp_path, f"[rank1]: {code[6:]}")) == "cuda-oom", "the control"
+    verdict = explain(tmp_path, TRACEBACK.format(rank=1, code=code, error="acme.LimitError: odd"))
+    assert answer(verdict) is None and not verdict.others
+    agent = 'Traceback (most recent call last):\n  File "/env/lib/python3.12/site-packages/torch/distributed/run.py", '
+    agent += "line 1, in main\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    verdict = explain(tmp_path, agent + CAUSE.format(0).replace(": 1 (", ": -9 ("))
+    assert answer(verdict) == "sigkill" and verdict.raised.inner == ""
 
 
 UP = "n2:10:20 [0] NCCL INFO transport/x.cc:9 -> 2\n"
@@ -150,8 +260,8 @@ def test_the_first_warning_that_its_thread_hands_up_is_where_an_error_of_nccl_be
     failed = TRACEBACK.format(rank=0, code="f()", error=UNHANDLED.replace("cuda", "system"))
     root = explain(tmp_path, harmless + cause + UP + follows + UP.replace("n2:10:20", "n1:30:40") + failed).root
     assert root and "ibv_modify_qp" in root.lines[0].text
-    root = explain(tmp_path, harmless + cause + follows + failed).root  # without INFO nobody knows: the last
-    assert root and "remote peer" in root.lines[0].text
+    root = explain(tmp_path, harmless + cause + follows + failed).root  # without INFO: the last that tells of no other
+    assert root and "ibv_modify_qp" in root.lines[0].text
 
 
 LABELS = """0: W0618 10:41:02.117000 81077 torch/distributed/run.py:766] Setting OMP_NUM_THREADS environment variable
@@ -200,7 +310,8 @@ def test_what_a_run_met_on_its_way_to_a_good_end_is_no_failure(tmp_path: Path, c
     end = "55190         COMPLETED      0:0   00:35:41\n"
     log.write_text(met + end)
     assert main(["explain", str(log)]) == 0 and "What it met on its way:" in capsys.readouterr().out
-    for failed in (FAILED.format(rank=0), TRACEBACK.format(rank=0, code="f()", error="ValueError: x")):
+    raised = TRACEBACK.format(rank=0, code="f()", error="ValueError: x")
+    for failed in (FAILED.format(rank=0), raised, raised.partition("[rank0]: ValueError")[0]):
         log.write_text(met + failed + end)  # a job file may lose the status of its ranks
         assert main(["explain", str(log)]) == 1 or main(["explain", str(log)]) == 3
 
@@ -213,7 +324,9 @@ def test_a_workers_traceback_and_a_chained_one_lead_to_the_readers_line(tmp_path
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
     inner = begin + '  File "/env/lib/python3.12/site-packages/torch/x.py", line 1, in g\nFooError: b\n'
     verdict = explain(tmp_path, f"{text}FooError: a\n{chained}{inner}")
-    assert verdict.place == "/home/me/train.py:3"
+    assert verdict.raised.own == "/home/me/train.py:3"
     worker = "Original Traceback (most recent call last):\n" + torch + "FooError: b\n"
-    assert explain(tmp_path, f"{text}FooError: Caught FooError in DataLoader worker process 0.\n{worker}").place
-    assert explain(tmp_path, f"{inner}{begin}{torch}BarError: c\n").place == "", "the control: none is the reader's"
+    assert explain(tmp_path, f"{text}FooError: Caught FooError in DataLoader worker process 0.\n{worker}").raised.own
+    assert explain(tmp_path, f"{inner}{begin}{torch}BarError: c\n").raised.own == "", (
+        "the control: none is the reader's"
+    )
