@@ -431,7 +431,7 @@ def _add_hang(subparsers: Commands) -> None:
     command.add_argument("--seed", type=int, required=True, help="another fault for each")
     look = "a piece of the evidence of a seed that has been run"
     command.add_argument("--look", nargs="+", default=[], help=look)
-    answer = "rank=… line=… kind=… cure=…"
+    answer = "rank=… line=… kind=… fix=…"
     command.add_argument("--answer", nargs="+", default=[], help=answer)
 
 

@@ -56,7 +56,7 @@ def table(rules: Iterable[Rule]) -> str:
             raise ValueError(f"{', '.join(lacking)}: `who` is missing, which {others} have")
         first = "their message"
     chosen = [rule for rule in rules if rule.on_page]
-    head = (first, "cause", "cure")
+    head = (first, "cause", "fix")
     lines = _lines(head, ((rule.message, _causes(rule), rule.cure) for rule in chosen))
     more = len(rules) - len(chosen)
     knows = f"`explain` knows [{more} more](messages.md) of this kind."
@@ -69,7 +69,7 @@ def index(rules: Iterable[Rule]) -> str:
     shown = {rule.id: rule.message or f"`{rule.example}`" for rule in spoken}
     spoken.sort(key=lambda rule: (re.sub(r"^\W+", "", shown[rule.id]).casefold(), rule.id))
     rows = ((shown[rule.id], rule.meaning, _first_sentence(rule.cure)) for rule in spoken)
-    return _HEAD + _lines(("message", "meaning", "cure"), rows).replace("](#", f"]({PAGE.name}#")
+    return _HEAD + _lines(("message", "meaning", "fix"), rows).replace("](#", f"]({PAGE.name}#")
 
 
 def _first_sentence(text: str) -> str:

@@ -78,7 +78,7 @@ def _judged(verdict: Verdict, logs: Logs) -> list[str]:
         lines += _indented("", _where(verdict.root))
         lines += _indented("  means:  ", "a Python exception that your own code raised")
         cure = f"read {raised.own}. If one process alone fails there too, ranks have no part in it"
-        lines += _indented("  cure:   ", cure)
+        lines += _indented("  fix:    ", cure)
     else:
         lines += _not_known(verdict)
     for finding in verdict.others:
@@ -128,7 +128,7 @@ def _explained(finding: Finding) -> list[str]:
     lines += _indented("  means:  ", rule.meaning)
     for number, cause in enumerate(rule.causes, start=1):
         lines += _indented("  causes: " if number == 1 else "          ", f"{number}. {cause}")
-    lines += _indented("  cure:   ", rule.cure)
+    lines += _indented("  fix:    ", rule.cure)
     if page := page_of(rule):
         lines += _indented("  more:   ", page)
     # The version is that of the rule, not of the reader's log.

@@ -222,7 +222,7 @@ def messages() -> tuple[str, ...]:
 def unknown_messages(text: str) -> list[str]:
     """Quoted messages that no source has, and rows that quote none."""
     problems = []
-    for first, *_ in rows(text, "message", "cause", "cure"):
+    for first, *_ in rows(text, "message", "cause", "fix"):
         quoted = re.findall(r"`([^`]+)`", first)
         if not any(len(re.sub(r"\W", "", quote)) > 10 for quote in quoted):
             problems.append(f"no message: {first}")
@@ -238,7 +238,7 @@ def test_every_quoted_message_is_in_the_source() -> None:
     ours = [replace(rule, says_cure=False) for rule in load_rules() if not rule.who and rule.section != SEEN]
     text = troubleshooting.table(ours)
     assert unknown_messages(text) == [] and unknown_messages(TROUBLE) == []
-    [message, *others] = [row[0] for row in rows(text, "message", "cause", "cure")]
+    [message, *others] = [row[0] for row in rows(text, "message", "cause", "fix")]
     assert len(others) >= 60 and unknown_messages(text.replace(message, "`nobody says this`", 1))  # the control
 
 

@@ -36,20 +36,20 @@ DIES = """# a fault
 print("rank", rank, "begins with", os.environ["COLOUR"])
 faulthandler.dump_traceback(all_threads=False)  # line 4 of the cell, whose first has the magic
 dist.barrier()
-if rank == 1 and not CURED:
+if rank == 1 and not FIXED:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(torch.ones(1))
 """
-SLEEPS = "print('begins')\nif not CURED: time.sleep(60)"
-EXITS = "import sys\nif not CURED: sys.exit(3)"
+SLEEPS = "print('begins')\nif not FIXED: time.sleep(60)"
+EXITS = "import sys\nif not FIXED: sys.exit(3)"
 
 
 def test_the_fault_and_its_cure_are_shown_with_each_ranks_lines_and_end(capsys):
     clinic.clinic_magic("2 aborts COLOUR=blue", DIES)
-    broken, cured = capsys.readouterr().out.split("cured: ")
+    broken, fixed = capsys.readouterr().out.split("fixed: ")
     assert re.match(r"broken: rank 0 exit status 1, rank 1 ended by SIGKILL; \d+ s\n", broken)
-    assert re.match(r"rank 0 exit status 0, rank 1 exit status 0; \d+ s\n", cured)
-    for text in (broken, cured):
+    assert re.match(r"rank 0 exit status 0, rank 1 exit status 0; \d+ s\n", fixed)
+    for text in (broken, fixed):
         assert "[rank 0]\x1b[0m rank 0 begins with blue\n" in text
         assert "[rank 1]\x1b[0m rank 1 begins with blue\n" in text
         assert text.count(" in line 4 of the cell\n") == 2
@@ -63,7 +63,7 @@ def test_a_hang_is_ended_at_its_limit(capsys):
 
 def test_who_is_left_when_another_has_failed_is_ended(capsys, monkeypatch):
     monkeypatch.setattr(forked_script, "GRACE", 0.5)
-    clinic.clinic_magic("2 fails bare", "if not CURED:\n    assert os.environ['RANK'] != '0'\n    time.sleep(60)")
+    clinic.clinic_magic("2 fails bare", "if not FIXED:\n    assert os.environ['RANK'] != '0'\n    time.sleep(60)")
     assert "broken: rank 0 exit status 1, rank 1 ended by SIGTERM; " in capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def test_what_goes_as_said_passes_and_what_does_not_raises():
         ("1 aborts", EXITS, "was to be one that aborts, but: rank 0 exit status 3"),
         ("1 lies", EXITS, "was to be one that lies, but: rank 0 exit status 3"),
         ("1 hangs", "print('sound')", "was to be one that hangs, but: rank 0 exit status 0"),
-        ("1 fails", "raise SystemExit(4)", "the cured run is not cured: rank 0 exit status 4"),
+        ("1 fails", "raise SystemExit(4)", "the fixed run still fails: rank 0 exit status 4"),
     ):
         with pytest.raises(LaunchError, match=re.escape(message)):
             clinic.clinic_magic(line, cell)

@@ -386,7 +386,7 @@ def faults() -> dict[int, str]:
             numbers = re.findall(r'<a id="fault-(\d+)">', cell.source)
             number = int(numbers[-1]) if numbers else number
             texts = [out.text for out in cell.get("outputs", []) if out.output_type == "stream"]
-            broken = re.split(r"^cured", "".join(texts), flags=re.M)[0]
+            broken = re.split(r"^fixed", "".join(texts), flags=re.M)[0]
             if number and broken.strip() and not broken.startswith("Writing "):  # what it tries, and no log
                 outputs.setdefault(number, broken)
     return outputs

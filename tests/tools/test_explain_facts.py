@@ -219,7 +219,7 @@ def test_the_facts_are_those_of_the_log_and_no_advice(tmp_path: Path, capsys) ->
     head += "set TORCH_CPP_LOG_LEVEL=INFO for more (run with NCCL_ALGO=Ring)\n"  # advice: nobody set them
     log.write_text(head + WARNS.format(gpu=3, words=NVLS) + TRACEBACK.format(rank=3, code="f()", error=UNHANDLED))
     status = main(["explain", str(log)])
-    cures = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("  cure:", "  means:"))]
+    cures = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("  fix:", "  means:"))]
     assert main(["explain", str(log), "--facts", "--json"]) == status
     found = json.loads(capsys.readouterr().out)
     assert found["versions"] == {"torch": ["2.12.0+cu130"], "NCCL": ["2.29.7"], "CUDA": ["13.0"], "Python": ["3.12"]}
@@ -231,7 +231,7 @@ def test_the_facts_are_those_of_the_log_and_no_advice(tmp_path: Path, capsys) ->
     assert attempt["failed first"].startswith("rank 3") and NVLS in attempt["root"]
     main(["explain", str(log), "--facts"])
     text = capsys.readouterr().out
-    assert not any(line in text for line in cures) and "cure" not in text and NVLS in text
+    assert not any(line in text for line in cures) and "fix:" not in text and NVLS in text
     job = tmp_path / "job.sbatch"
     job.write_text("#!/bin/bash\n#SBATCH --nodes=1\nsrun python train.py\n")
     with pytest.raises(SystemExit, match="2"):

@@ -72,7 +72,7 @@ def keep(tmp_path, monkeypatch):
 def test_each_kind_and_cure_has_a_fault_and_each_rank_is_at_fault():
     plants = [mutations.choose_plant(seed) for seed in range(1000)]
     assert {fault.kind for fault in mutations.MUTATIONS} == mutations.KINDS.keys()
-    assert {cure for _, cure in mutations.KINDS.values()} == mutations.CURES.keys()
+    assert {fix for _, fix in mutations.KINDS.values()} == mutations.FIXES.keys()
     assert {plant.mutation for plant in plants} == {*mutations.MUTATIONS}
     assert {plant.rank for plant in plants} == {*range(mutations.RANKS)}
     assert not THOROUGH or {mutations.choose_plant(seed).mutation for seed in SEEDS} == {*mutations.MUTATIONS}
@@ -153,7 +153,7 @@ def answer_of(lab):
         "rank": lab.plant.rank,
         "line": min(fault.lines()),
         "kind": fault.kind,
-        "cure": mutations.KINDS[fault.kind][1],
+        "fix": mutations.KINDS[fault.kind][1],
     }
 
 
@@ -174,11 +174,11 @@ def wrong_answers(lab):
         yield right | {"rank": rank}, "is not at fault"
     for line in (min(lines) - 2, max(lines) + 2, 1):
         yield right | {"line": line}, "is not what makes it part"
-    for kind, (_, cure) in mutations.KINDS.items():
+    for kind, (_, fix) in mutations.KINDS.items():
         if kind != right["kind"]:
-            yield right | {"kind": kind, "cure": cure}, "rank and line are right, but not that"
-    for cure in mutations.CURES.keys() - {right["cure"]}:
-        yield right | {"cure": cure}, "all but the cure is right"
+            yield right | {"kind": kind, "fix": fix}, "rank and line are right, but not that"
+    for fix in mutations.FIXES.keys() - {right["fix"]}:
+        yield right | {"fix": fix}, "all but the fix is right"
 
 
 def test_the_checker_knows_what_is_wrong_first(keep):
@@ -220,10 +220,10 @@ BAD = {
     "--look log -1": "no evidence is called 'log -1'",
     "--look stack 3": "no evidence is called 'stack 3'",
     "--look lines 99999": "no evidence is called 'lines 99999'",
-    "--answer rank=1": "is not rank=… line=… kind=… cure=…",
-    "--answer rank=x line=1 kind=early cure=agree": "is not rank=… line=… kind=… cure=…",
-    "--answer rank=1 line=1 kind=late cure=agree": "'late' is not known: choose one of early",
-    "--answer rank=1 line=1 kind=early cure=pray": "'pray' is not known: choose one of agree",
+    "--answer rank=1": "is not rank=… line=… kind=… fix=…",
+    "--answer rank=x line=1 kind=early fix=agree": "is not rank=… line=… kind=… fix=…",
+    "--answer rank=1 line=1 kind=late fix=agree": "'late' is not known: choose one of early",
+    "--answer rank=1 line=1 kind=early fix=pray": "'pray' is not known: choose one of agree",
 }
 
 

@@ -78,4 +78,4 @@ def test_under_slurm_the_last_lines_of_a_failed_job_say_why(cluster: object, tmp
     number = submit(folder)
     watch(folder)
     said = "\n".join(log_of(folder, number)).partition(VERDICT)[2]
-    assert "Failed first: rank 1" in said and "No such file or directory: 'shard1.csv'" in said and "cure:" in said
+    assert "Failed first: rank 1" in said and "No such file or directory: 'shard1.csv'" in said and "fix:" in said

@@ -1,10 +1,10 @@
-"""The `%%clinic` magic of 10 and 10b: run a cell with its fault and with its cure, and show both.
+"""The `%%clinic` magic of 10 and 10b: run a cell with its fault and with its fix, and show both.
 
 The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs on this machine.
 
 To add a fault to 10b: a row of the table at its beginning, with words of the true message; a
 section with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
-`%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and cure, told apart by CURED,
+`%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and fix, told apart by FIXED,
 between what FRAME below puts around it (only the imports after the word `bare`). Its number stands
 in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy the words
 in backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
@@ -45,13 +45,13 @@ HANG_LIMIT = 3.0  # seconds after which a run that hangs is ended
 
 
 def clinic_magic(line: str, cell: str) -> None:
-    """Run a cell twice at once, with CURED = False and with CURED = True.
+    """Run a cell twice at once, with FIXED = False and with FIXED = True.
 
     line: the number of ranks, and how the broken run ends, as in `%%clinic 2 fails`: fails, aborts,
     lies or hangs. The ranks join a group first and leave it last, unless the line says `bare`.
     Each NAME=value at its end is set in the environment.
     Raises UsageError for a line that says something else; LaunchError if the broken run does not
-    end as the line says, or the cured one fails.
+    end as the line says, or the fixed one fails.
     """
     match = _LINE.fullmatch(line)
     if not match:
@@ -60,23 +60,23 @@ def clinic_magic(line: str, cell: str) -> None:
     ranks, outcome, bare, variables = match.groups()
     env = dict(word.split("=", 1) for word in variables.split())
     runs = {}
-    for label, limit in (("broken", HANG_LIMIT if outcome == "hangs" else LIMIT), ("cured", LIMIT)):
-        script = write_cell_script(cell, framed=not bare, cured=label == "cured")
+    for label, limit in (("broken", HANG_LIMIT if outcome == "hangs" else LIMIT), ("fixed", LIMIT)):
+        script = write_cell_script(cell, framed=not bare, fixed=label == "fixed")
         runs[label] = LearnerRun(script, ranks=int(ranks), limit=limit, env=env)
     wait_for_runs(*runs.values())
     for label, run in runs.items():
         _show(label, run)
-    broken, cured = runs.values()
+    broken, fixed = runs.values()
     if not _ended_as_meant(broken.exit_statuses, outcome):
         raise LaunchError(f"the broken run was to be one that {outcome}, but: {_ends(broken)}")
-    if any(status != 0 for status in cured.exit_statuses):
-        raise LaunchError(f"the cured run is not cured: {_ends(cured)}")
+    if any(status != 0 for status in fixed.exit_statuses):
+        raise LaunchError(f"the fixed run still fails: {_ends(fixed)}")
 
 
-def write_cell_script(cell: str, framed: bool, cured: bool) -> Path:
-    """Write a cell as a script in which CURED is known, with FRAME around it if framed."""
+def write_cell_script(cell: str, framed: bool, fixed: bool) -> Path:
+    """Write a cell as a script in which FIXED is known, with FRAME around it if framed."""
     join, leave = (JOIN, LEAVE) if framed else ([], [])
-    first_line = "; ".join([f"CURED = {cured}", *IMPORTS, *join])
+    first_line = "; ".join([f"FIXED = {fixed}", *IMPORTS, *join])
     text = "\n".join([first_line, cell.rstrip("\n"), *leave, ""])
     path = own_folder(ROOT / "build" / "cells") / f"clinic_{zlib.crc32(text.encode()):08x}.py"
     path.write_text(text)

@@ -17,7 +17,7 @@ import psutil
 from ddp_helpers import ROOT
 from ddp_helpers.lessons.break_it_and_fix_it.evidence import Evidence
 from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
-    CURES,
+    FIXES,
     KINDS,
     RANKS,
     Plant,
@@ -29,7 +29,7 @@ from ddp_tools import PlainError, watched
 # What can be looked at: methods of `Evidence`. R stands for the number of a rank, N for a line's.
 EVIDENCE = ("exits", "who_hangs", "log R", "stack R", "lines N")
 _REQUEST = "|".join(EVIDENCE).replace("R", f"[0-{RANKS - 1}]").replace("N", "[0-9]{1,4}")
-_ANSWER = r"rank=([0-9]{1,4}) line=([0-9]{1,4}) kind=(\S+) cure=(\S+)"
+_ANSWER = r"rank=([0-9]{1,4}) line=([0-9]{1,4}) kind=(\S+) fix=(\S+)"
 # Seconds without output after which a run hangs, and until it is ended; gloo's timeout in
 # train.py is 8.
 QUIET, LIMIT = 4.0, 16.0
@@ -101,12 +101,12 @@ class Lab:
         name, *numbers = request.split()
         return getattr(self.evidence, name)(*map(int, numbers))
 
-    def answer(self, rank: int, line: int, kind: str, cure: str) -> str:
+    def answer(self, rank: int, line: int, kind: str, fix: str) -> str:
         """Judge an answer, in one line; a line beside the fault is right, too.
 
-        Raises PlainError for a kind or a cure that is not known.
+        Raises PlainError for a kind or a fix that is not known.
         """
-        for word, known in ((kind, KINDS), (cure, CURES)):
+        for word, known in ((kind, KINDS), (fix, FIXES)):
             if word not in known:
                 raise PlainError(f"{word!r} is not known: choose one of {', '.join(known)}")
         fault = self.plant.mutation
@@ -118,8 +118,8 @@ class Lab:
             return f"not yet: the rank is right, but line {line} {reason}"
         if kind != fault.kind:
             return f"not yet: rank and line are right, but not that {KINDS[kind].description}"
-        if cure != KINDS[kind].cure:
-            return f"not yet: all but the cure is right: {CURES[cure]} would not help"
+        if fix != KINDS[kind].fix:
+            return f"not yet: all but the fix is right: {FIXES[fix]} would not help"
         return "right"
 
 
@@ -138,10 +138,10 @@ def play(seed: int, request: list[str], answer: list[str]) -> int:
         return 0
     match = re.fullmatch(_ANSWER, " ".join(answer))
     if not match:
-        form = "rank=… line=… kind=… cure=…, in this order"
+        form = "rank=… line=… kind=… fix=…, in this order"
         raise PlainError(f"the answer {' '.join(answer)!r} is not {form}")
-    rank, line, kind, cure = match.groups()
-    verdict = lab.answer(int(rank), int(line), kind, cure)
+    rank, line, kind, fix = match.groups()
+    verdict = lab.answer(int(rank), int(line), kind, fix)
     print(verdict)
     return int(verdict != "right")
 
@@ -153,10 +153,10 @@ def _print_rules(lab: Lab) -> None:
     descriptions = {kind: KINDS[kind].description for kind in KINDS}
     run = f"three ranks ran {folder}/train.py, which one fault was planted into"
     print(f"{run}; the evidence (R a rank, N a line):\n  {', '.join(EVIDENCE)}")
-    for title, texts in (("kinds", descriptions), ("cures", CURES)):
+    for title, texts in (("kinds", descriptions), ("fixes", FIXES)):
         print(f"{title}:")
         for name, text in texts.items():
             print(f"  {name:9} {text}")
-    print(f"then: {command} --look log 1; {command} --answer rank=0 line=1 kind=… cure=…")
+    print(f"then: {command} --look log 1; {command} --answer rank=0 line=1 kind=… fix=…")
     branch = "where the rank takes another way than the others, such as an if"
     print(f"line: {branch}; a line beside it counts, too")

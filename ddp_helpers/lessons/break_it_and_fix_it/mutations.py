@@ -19,10 +19,10 @@ PARTS: tuple[Part, ...] = ("short", "lacks", "spike")
 
 
 class Kind(NamedTuple):
-    """What faults of one kind do, and their cure: a key of CURES."""
+    """What faults of one kind do, and their fix: a key of FIXES."""
 
     description: str
-    cure: str
+    fix: str
 
 
 KINDS = {
@@ -48,7 +48,7 @@ KINDS = {
 }
 _SAME_BRANCH = "let all ranks take the same branch: all-reduce what decides"
 _SAME_CALLS = "make order, sizes, types and source the same on all ranks"
-CURES = {
+FIXES = {
     "agree": "let the ranks agree on the number of steps before the loop",
     "together": f"{_SAME_BRANCH}, or move the collective out of it",
     "alike": f"{_SAME_CALLS}: none may depend on the rank or its data",
