@@ -166,9 +166,9 @@ def _text(job: JobFile, found: list[Found], unseen: list[str], status: int) -> I
         elif one.fault.kind == "risk":
             yield "May happen, and need not:"
         yield f"{job.path}:{one.line}: {_shown(job, one.line)}"
-        for name in ("meaning", "cure", "tried"):
+        for label, name in (("meaning:", "meaning"), ("fix:", "cure"), ("tried:", "tried")):
             if text := _filled(one, name):
-                yield from _WRAPPER.wrap(f"{name + ':':9}{text}")
+                yield from _WRAPPER.wrap(f"{label:9}{text}")
     if unseen:
         yield ""
         yield from (f"Not seen: {sentence}" for sentence in unseen)
