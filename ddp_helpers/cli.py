@@ -18,14 +18,14 @@ from ddp_tools import PlainError
 
 _DESCRIPTION = """Multi-GPU training scripts: write one, run it on Slurm, find out why it failed.
 
-In any folder. Runs go to $DDP_RUNS; where it is not set, below the folder in which you are, or, in
-the course's own, to its runs/.
-An audit is kept only in the course's build/, or in the folder that --folder names."""
-_EPILOG = """ddp-course COMMAND --help has an example, and what each exit status means.
-Status 2 is the same for all: what was given cannot be used, and one line says why."""
-# Commands with arguments for a script behind --.
+Works in any folder. Runs are saved in $DDP_RUNS; if it is not set, in the current directory, or, in
+a clone of the course, in its runs/.
+An audit is saved in the folder that --folder names; in a clone of the course, also in build/."""
+_EPILOG = """ddp-course COMMAND --help prints an example and the meaning of each exit status.
+Status 2 is the same for all commands: the arguments cannot be used; one line explains why."""
+# Commands with arguments for a script after --.
 _WITH_A_SCRIPT = {"job", "audit", "gpus"}
-# Commands whose folder may be at fault where the system refuses something.
+# Commands whose folder may be the cause of an OSError.
 _WITH_A_FOLDER = {"data", "check-site", "hang", "audit", "curve", "gpus"}
 _OLD_NAMES = {"ready": "check-site"}
 _IN_TORCH = {"torch", "torchvision", "psutil", "cloudpickle"}  # the packages of that extra
@@ -132,7 +132,7 @@ def _add(
     """
     program = subparsers._prog_prefix  # as in `ddp-course`
     lines = [f"example:\n  {program} {example}"]
-    lines += [f"exit status: {statuses}; 2: what was given cannot be used"]
+    lines += [f"exit status: {statuses}; 2: the arguments cannot be used"]
     command = subparsers.add_parser(
         name,
         help=purpose,
@@ -147,11 +147,11 @@ def _add(
 
 def _add_json(command: Parser) -> None:
     """Add the flag --json."""
-    command.add_argument("--json", type=Path, metavar="FILE", help="also write the answer there")
+    command.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
 
 
 def _add_doctor(subparsers: Commands) -> None:
-    purpose = "check, on each rank and under any launcher, all that a job needs"
+    purpose = "check what a job needs, on each rank and under any launcher"
     # It reads its arguments by itself, as its script does, and has a help of its own.
     command = subparsers.add_parser("doctor", help=purpose, allow_abbrev=False, add_help=False)
     command.set_defaults(run_command=commands.run_doctor)
@@ -162,34 +162,40 @@ def _add_audit(subparsers: Commands) -> None:
         subparsers,
         "audit",
         commands.audit_script,
-        "run a DDP script, anybody's, unchanged on two ranks, record what it asks of torch,"
-        " and say what is wrong with it",
+        "run any DDP script unchanged on two ranks, record its PyTorch calls, and list"
+        " its mistakes",
         "audit train.py -- --epochs 2",
         "0: no check failed, and none is unknown; 1: a check failed; 2, also: the script failed"
         " before it did anything; 3: no check failed, but those of the last line are unknown",
     )
-    command.add_argument("script", type=Path, help="then -- and what it is given")
-    folder = "keep the audit and what the script writes there"
+    command.add_argument("script", type=Path, help="script to run; its arguments follow after --")
+    folder = "save the audit, and the files that the script writes, in this folder"
     command.add_argument("--folder", type=Path, help=folder)
-    cwd = "whose files the script finds where it runs, in place of none; it changes none of them"
+    cwd = "run the script with links to the files of this folder; none of them is changed"
     command.add_argument("--cwd", type=Path, help=cwd)
-    limit = "seconds that the script may take"
+    limit = "timeout of each run, in seconds (default: %(default)g)"
     command.add_argument("--limit", type=float, default=120, help=limit)
-    on_cpu = "for a script that asks for CUDA, where no GPUs can be simulated: use the CPU"
+    on_cpu = "use the CPU for CUDA, and gloo for NCCL, if no GPUs can be simulated"
     command.add_argument("--on-cpu", action="store_true", help=on_cpu)
-    two_nodes = "each rank is told that it is alone on its node: finds local_rank taken for rank"
+    two_nodes = "give both ranks local_rank 0, as on two nodes: finds local_rank used as the rank"
     command.add_argument("--two-nodes", action="store_true", help=two_nodes)
-    batch_size_flag = "the script's, as in --batch-size-flag=--batch-size: one rank too"
+    batch_size_flag = (
+        "the script's flag for its batch size, to also run one rank with the same global batch"
+    )
     command.add_argument("--batch-size-flag", default="", help=batch_size_flag)
-    one_rank_with = "where no such flag is found: the words that give one rank the global batch,"
-    one_rank_with += " as in --one-rank-with=--batch-size=48, maybe none"
+    one_rank_with = (
+        "without such a flag: extra arguments that give one rank the global batch, as in"
+    )
+    one_rank_with += " --one-rank-with=--batch-size=48; may be empty"
     command.add_argument("--one-rank-with", help=one_rank_with)
-    resume_with = "end it, start it again with these words besides, as in --resume-with=--resume"
+    resume_with = (
+        "kill the script, restart it with these extra arguments, and compare; may be empty"
+    )
     command.add_argument("--resume-with", help=resume_with)
-    preempt = "send one rank a signal twice in an epoch, kill all within torch.save, and compare"
-    preempt += " the weights each time; with --resume-with, if a restart needs words"
+    preempt = "send one rank a signal twice in an epoch, and kill all ranks during torch.save;"
+    preempt += " compare the weights after each restart (with the arguments of --resume-with)"
     command.add_argument("--preempt", action="store_true", help=preempt)
-    sarif = "also write the failed checks as SARIF, which code hosts show beside the lines"
+    sarif = "also write the failed checks as SARIF, which code hosts show next to the lines"
     command.add_argument("--sarif", type=Path, metavar="FILE", help=sarif)
     _add_json(command)
 
@@ -199,19 +205,19 @@ def _add_explain(subparsers: Commands) -> None:
         subparsers,
         "explain",
         commands.explain_logs,
-        "explain the log of a failed run: who failed first, what its message means, the likeliest"
-        " causes in order, and the cure; without a network",
+        "explain the log of a failed run: the rank that failed first, the meaning of its message,"
+        " the likeliest causes in order, and the fix; needs no network",
         "explain train.log",
-        "0: it says that the run ended well; 1: a failure is explained; 3: a failure that no rule"
-        " knows; 4: no failure is seen, but neither is a good end, or not all was read; of a job"
-        " file, 0: no known fault; 1: a fault; 4: an option, the script, or what starts its ranks"
-        " was not seen",
+        "0: the log shows that the run succeeded; 1: a failure is explained; 3: a failure"
+        " that no rule matches; 4: neither a failure nor a success is in the log, or not all"
+        " of it was read; for a job file, 0: no known fault; 1: a fault; 4: an option, the"
+        " script, or the command that starts its ranks was not checked",
     )
-    log = "a file, a run folder, a job file, or - for standard input, which is read without any"
+    log = "a log, a run folder, a job file, or - for standard input (the default)"
     command.add_argument("log", type=Path, nargs="*", help=log)
-    what = "print what the log shows, without advice: for an issue, or for an assistant"
+    what = "print only the facts in the log, for an issue report or an assistant"
     command.add_argument("--facts", action="store_true", help=what)
-    command.add_argument("--json", action="store_true", help="print the answer as JSON")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _add_plan(subparsers: Commands) -> None:
@@ -219,12 +225,16 @@ def _add_plan(subparsers: Commands) -> None:
         subparsers,
         "plan",
         commands.plan_script,
-        "list the lines of a script for one GPU that need a decision before several ranks run it,"
-        " from its text alone, with what becomes of each",
+        "list the lines of a single-GPU script that must change for several ranks, with the change;"
+        " reads the source, runs nothing",
         "plan train.py",
-        "1: they are listed; 4: so they are, and what can hold more was not seen",
+        "1: the lines are listed; 4: they are listed, and a file that may have more was not read",
     )
-    command.add_argument("script", type=Path, help="what it imports from its project is read, too")
+    command.add_argument(
+        "script",
+        type=Path,
+        help="script to read, with the modules that it imports from its project",
+    )
     command.add_argument("--json", action="store_true", help="print all lines as JSON")
 
 
@@ -233,10 +243,10 @@ def _add_compare(subparsers: Commands) -> None:
         subparsers,
         "compare",
         commands.compare_weights,
-        "compare the weights in two files that torch.save has written: the largest difference",
+        "compare the weights in two files written by torch.save, and print the largest difference",
         "compare one.pt two.pt",
-        "0: they are equal, or in float64 up to rounding; 1: they differ; 3: their type is too"
-        " coarse to tell",
+        "0: the weights are equal, or equal up to rounding in float64; 1: they differ; 3:"
+        " their dtype is too coarse to tell",
     )
     command.add_argument("files", type=Path, nargs=2, metavar="FILE")
 
@@ -246,28 +256,31 @@ def _add_fits(subparsers: Commands) -> None:
         subparsers,
         "fits",
         commands.predict_fit,
-        "predict whether training a model of your own fits a GPU, with DDP, ZeRO or FSDP2,"
-        " on how many of which size",
+        "estimate the GPU memory that training a model needs with DDP, ZeRO or FSDP2,"
+        " and on how many"
+        " GPUs of which size it fits",
         "fits model.py:Net --input 1 28 28 --gpu 16 80",
-        "0: some way in the table surely fits one of the GPUs; 1: none surely fits",
+        "0: some row of the table surely fits one of the GPUs; 1: none surely fits",
     )
-    model = "FILE.py:NAME, a class or a function that makes the model without being given anything"
+    model = (
+        "FILE.py:NAME of a class or function that returns the model when called without arguments"
+    )
     command.add_argument("model", help=model)
-    shape = "shape of one sample, as in 1 28 28; else read off the first layer"
+    shape = "shape of one sample, as in 1 28 28 (default: from the first layer)"
     command.add_argument("--input", type=int, nargs="+", help=shape)
     dtypes = ("float32", "float16", "bfloat16", "int64")
     command.add_argument(
         "--type",
         choices=dtypes,
-        help="of the input; else as the first layer asks",
+        help="dtype of the input (default: from the first layer)",
     )
-    batch = "samples on each GPU"
+    batch = "samples per GPU (default: %(default)d)"
     command.add_argument("--batch-size-per-rank", type=int, default=32, help=batch)
-    optimizer = "one of torch.optim, or momentum"
+    optimizer = "a class of torch.optim, or momentum (default: %(default)s)"
     command.add_argument("--optimizer", default="AdamW", help=optimizer)
-    bf16 = "autocast; with FSDP2 its MixedPrecisionPolicy"
+    bf16 = "mixed precision: autocast; with FSDP2, MixedPrecisionPolicy"
     command.add_argument("--bf16", action="store_true", help=bf16)
-    gpu, sizes = "GB as sold, or cards: T4, A10G, L40S, H100, …", ("16", "24", "40", "80")
+    gpu, sizes = "sizes in GB, or names: T4, A10G, L40S, H100, …", ("16", "24", "40", "80")
     command.add_argument("--gpu", nargs="+", default=sizes, help=gpu)
     _add_json(command)
 
@@ -277,17 +290,18 @@ def _add_gpus(subparsers: Commands) -> None:
         subparsers,
         "gpus",
         commands.run_on_simulated_gpus,
-        "run a command, and all that it starts, with simulated NVIDIA GPUs beneath PyTorch: scripts"
-        " that say cuda and nccl run as they are, on the CPU",
+        "run a command, and all processes that it starts, with simulated NVIDIA GPUs"
+        " beneath PyTorch:"
+        " scripts for cuda and nccl run unchanged, on the CPU",
         "gpus 2 -- torchrun --standalone --nproc-per-node 2 train.py",
-        "0: the command's is 0; else the command's, or 128 plus the number of the signal that"
-        " ended it",
+        "0: the command succeeded; otherwise the command's status, or 128 plus the number of"
+        " the signal that ended it",
     )
-    count = "how many of them the command sees; then -- and the command"
+    count = "number of GPUs that the command sees; the command follows after --"
     command.add_argument("count", type=int, metavar="N", help=count)
-    memory = "of each, after which PyTorch says: CUDA out of memory"
+    memory = "memory of each GPU in MB; beyond it CUDA is out of memory (default: %(default)d)"
     command.add_argument("--memory-mb", type=int, default=2048, help=memory)
-    beside = "even where a real GPU is: the command does not see that"
+    beside = "simulate GPUs on a machine with a real GPU, and hide the real one"
     command.add_argument("--beside-real-gpus", action="store_true", help=beside)
 
 
@@ -296,37 +310,44 @@ def _add_job(subparsers: Commands) -> None:
         subparsers,
         "job",
         commands.make_job,
-        "make a job of a script, the course's or your own, and show its file;"
-        " what stands behind -- is the script's",
+        "make a Slurm job that runs a script, the course's or your own, and print its job file;"
+        " the script's arguments follow after --",
         "job local train.py --gpus-per-node 0 --ranks-per-node 2 --run first -- --epochs 2",
-        "0: the job is made, and submitted where that was asked for; 1: it is made, and the Slurm"
-        " of this machine would not take it",
+        "0: the job is made, and submitted if --submit is given; 1: it is made, but the Slurm"
+        " of this machine would refuse it",
     )
     command.add_argument("site", nargs="?", help=_SITE)  # none with --again
     command.add_argument("--nodes", type=int, default=1)
-    gpus = "one rank for each; else 1, or 0 at a site that has none"
+    gpus = "GPUs per node, one rank for each (default: 1, or 0 at a site without GPUs)"
     command.add_argument("--gpus-per-node", "--gpus", type=int, help=gpus)
-    ranks = "where no GPU is asked for: they use CPUs"
+    ranks = "ranks per node on CPUs, if no GPU is requested"
     command.add_argument("--ranks-per-node", "--ranks", type=int, help=ranks)
-    script = "one of the course's scripts, or a file; then -- and what it is given"
+    script = "name of a script of the course, or a file"
     command.add_argument("script", type=Path, nargs="?", help=script)
-    command.add_argument("--cpus-per-rank", "--cpus", type=int, help="else the site's")
-    time = "after which Slurm ends the job; else the site's time"
+    command.add_argument(
+        "--cpus-per-rank", "--cpus", type=int, help="CPUs per rank (default: the site's)"
+    )
+    time = "time limit of the job (default: the site's)"
     command.add_argument("--time", help=time)
-    launcher = "srun: a task for each rank; torchrun: one on each node, as for a script that reads"
-    launcher += " only torchrun's RANK; else what the texts of the script and its modules name"
+    launcher = (
+        "srun starts one task per rank, torchrun one per node (default: torchrun if the script"
+    )
+    launcher += " or its modules read only torchrun's variables, else srun)"
     command.add_argument("--launcher", default="", choices=("srun", "torchrun"), help=launcher)
-    sbatch = "more options of sbatch, as in --sbatch='--account=physics --mem=64G'"
+    sbatch = "additional sbatch options, as in --sbatch='--account=physics --mem=64G'"
     command.add_argument("--sbatch", default="", metavar="OPTIONS", help=sbatch)
-    array = "values of {array} among the script's words: a task of the job for each"
+    array = "make a job array, one task per value; each value replaces {array} in the"
+    array += " script's arguments"
     command.add_argument("--array", nargs="+", default=(), help=array)
-    requeue = "the script can go on where it stopped; it is warned before its end if its text, or"
-    requeue += " that of a module beside it, names SIGUSR2: docs/your-script.md"
+    requeue = (
+        "requeue the job after its time limit or a preemption: the script can resume; a signal"
+    )
+    requeue += " warns it before the end if it handles SIGUSR2 (docs/your-script.md)"
     command.add_argument("--requeue", action="store_true", help=requeue)
-    run_name = "the name of the run folder; else it is made from the script's name and the ranks"
+    run_name = "name of the run folder (default: from the script's name and the number of ranks)"
     command.add_argument("--run", default="", help=run_name)
-    command.add_argument("--submit", action="store_true")
-    again = "instead: submit the job in a run folder again, to go on there"
+    command.add_argument("--submit", action="store_true", help="submit the job to Slurm")
+    again = "instead of a new job, resubmit the job of a run folder, to resume it"
     command.add_argument("--again", type=Path, metavar="FOLDER", help=again)
 
 
@@ -335,15 +356,18 @@ def _add_script(subparsers: Commands) -> None:
         subparsers,
         "script",
         commands.write_script,
-        "write a standalone script of the course, such as mnist_ddp, to make your own of;"
-        " another text that is there is kept as PATH.old",
+        "write a standalone script of the course, such as mnist_ddp, to start from; an"
+        " existing file"
+        " with different content is kept as PATH.old",
         "script mnist_ddp my_ddp.py",
-        "0: it is written",
+        "0: the script is written",
     )
     command.add_argument("name", help=f"one of {', '.join(NAMES)}")
-    command.add_argument("path", type=Path, help="the file to write; - prints it")
-    parts = "a file with your own Net, datasets, loss_and_metrics or make_optimizer, and what they"
-    parts += " need, to stand in the script instead of its own"
+    command.add_argument("path", type=Path, help="file to write; - prints the script")
+    parts = (
+        "file with your own Net, datasets, loss_and_metrics or make_optimizer, and what they need;"
+    )
+    parts += " they replace the script's"
     command.add_argument("--parts", type=Path, help=parts)
 
 
@@ -352,14 +376,17 @@ def _add_who_hangs(subparsers: Commands) -> None:
         subparsers,
         "who-hangs",
         commands.name_who_hangs,
-        "say which rank missed which collective, from the flight recorder of each rank",
+        "report which rank missed which collective, from the flight recorder dumps of all ranks",
         "who-hangs recorder_rank*.json",
-        "0: all ranks called the same, and it ended; 1: a rank waits, is lost, or kept no record",
+        "0: all ranks made the same calls, and all calls ended; 1: a rank waits, is missing,"
+        " or kept no record",
     )
-    dumps = "the flight recorder of every rank, as watched.py writes it"
+    dumps = "flight recorder dump of every rank, as watched.py writes it"
     command.add_argument("dumps", type=Path, nargs="*", help=dumps)
-    watched = "instead: write watched.py, which starts a script so that a signal has each rank"
-    watched += " write its flight recorder"
+    watched = (
+        "instead, write watched.py: under it each rank of a script dumps its flight recorder on a"
+    )
+    watched += " signal"
     command.add_argument("--watched", type=Path, metavar="FILE", help=watched)
     _add_json(command)
 
@@ -369,9 +396,9 @@ def _add_data(subparsers: Commands) -> None:
         subparsers,
         "data",
         commands.stage_data,
-        "put MNIST into a folder; without a network, digits that the course draws itself",
+        "download MNIST into a folder; without a network, make synthetic digits instead",
         "data my_data",
-        "0: the data are there, and whole",
+        "0: the data are there and complete",
     )
     command.add_argument("folder", type=Path, nargs="?", default=Path("data"))
 
@@ -381,13 +408,14 @@ def _add_check_site(subparsers: Commands) -> None:
         subparsers,
         "check-site",
         commands.run_doctor_job,
-        "find out whether a cluster is ready for jobs: run the doctor as a job there, on two nodes",
+        "check that a cluster can run the course's jobs: run the doctor there as a job"
+        " on two nodes",
         "check-site della --gpus-per-node 4",
         "0: each check of the doctor is ok; 1: a check failed",
     )
     command.add_argument("site", help=_SITE)
     command.add_argument("--nodes", type=int, default=2)
-    gpus = "one rank for each"
+    gpus = "GPUs per node, one rank for each (default: %(default)d)"
     command.add_argument("--gpus-per-node", "--gpus", type=int, default=2, help=gpus)
 
 
@@ -396,11 +424,11 @@ def _add_collect(subparsers: Commands) -> None:
         subparsers,
         "collect",
         commands.collect_jobs,
-        "ask Slurm how jobs ended, note it in their run folders, and list the runs",
+        "ask Slurm how jobs ended, record it in their run folders, and list the runs",
         "collect runs/first",
-        "0: all that ended is noted",
+        "0: the end of each job is recorded",
     )
-    command.add_argument("folder", type=Path, nargs="+", help="of a job that has ended")
+    command.add_argument("folder", type=Path, nargs="+", help="run folder of a job that has ended")
 
 
 def _add_curve(subparsers: Commands) -> None:
@@ -408,13 +436,13 @@ def _add_curve(subparsers: Commands) -> None:
         subparsers,
         "curve",
         commands.draw_curves,
-        "draw loss, accuracy and any other metric of runs by epoch, into a file",
+        "plot loss, accuracy and all other metrics of runs by epoch",
         "curve runs/first runs/second --out curve.pdf",
-        "0: it is drawn",
+        "0: the figure is written",
     )
-    folder = "of a run, or one that holds such; several are drawn together"
+    folder = "run folder, or a folder of run folders; several are plotted together"
     command.add_argument("folder", type=Path, nargs="+", help=folder)
-    out = "the file: .png, .pdf or .svg"
+    out = "file to write: .png, .pdf or .svg (default: %(default)s)"
     command.add_argument("--out", type=Path, default=Path("curve.png"), help=out)
 
 
@@ -423,15 +451,16 @@ def _add_hang(subparsers: Commands) -> None:
         subparsers,
         "hang",
         commands.play_hang_lab,
-        "practise on a real hang: a fault is hidden in a training script, which runs on three"
-        " ranks; you ask for evidence, piece by piece, and say who is to blame",
+        "practise on a real hang: a training script with a hidden fault runs on three"
+        " ranks; look at"
+        " one piece of evidence at a time, and name the rank, the line and the fix",
         "hang --seed 7",
-        "0: it ran, or the answer is right; 1: the answer is wrong",
+        "0: the run ended, or the answer is correct; 1: the answer is wrong",
     )
-    command.add_argument("--seed", type=int, required=True, help="another fault for each")
-    look = "a piece of the evidence of a seed that has been run"
+    command.add_argument("--seed", type=int, required=True, help="number that selects the fault")
+    look = "print a piece of evidence of a run with this seed"
     command.add_argument("--look", nargs="+", default=[], help=look)
-    answer = "rank=… line=… kind=… fix=…"
+    answer = "your answer: rank=… line=… kind=… fix=…"
     command.add_argument("--answer", nargs="+", default=[], help=answer)
 
 
@@ -440,15 +469,16 @@ def _add_grade(subparsers: Commands) -> None:
         subparsers,
         "grade",
         commands.grade_notebooks,
-        "run the exercises in many people's notebooks, each in a process of its own with a time"
-        " limit and without a network, and print who solved what. This runs their code as you:"
-        " use an account or a container that has nothing to lose",
+        "run the exercises in many people's notebooks, each in its own process, with a timeout and"
+        " without a network, and print who solved what. This runs their code as your user: use an"
+        " account or a container with nothing to lose",
         "grade handed_in --csv results.csv",
-        "0: each notebook was graded, whatever the results; 1: one could not be, or not all of it",
+        "0: each notebook was graded, with any result; 1: a notebook, or a part of one, could"
+        " not be graded",
     )
-    folder = "NAME/02_….ipynb or NAME_02….ipynb, as many as there are, at any depth"
+    folder = "folder with NAME/02_….ipynb or NAME_02….ipynb, at any depth"
     command.add_argument("folder", type=Path, help=folder)
-    limit = "seconds for each exercise"
+    limit = "timeout of each exercise, in seconds (default: %(default)g)"
     command.add_argument("--limit", type=float, default=120, help=limit)
-    out = "also write the table there"
+    out = "also write the table to FILE"
     command.add_argument("--csv", type=Path, metavar="FILE", help=out)

@@ -9,7 +9,7 @@ from ddp_helpers.cli import main, make_parser
 
 PAGE = (ROOT / "docs" / "tools.md").read_text()
 [COMMANDS] = [action.choices for action in make_parser()._actions if action.dest == "command"]
-SAID = re.compile(r"exit status: (.*); 2: what was given cannot be used")
+SAID = re.compile(r"exit status: (.*); 2: the arguments cannot be used")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

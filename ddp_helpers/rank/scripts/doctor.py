@@ -23,7 +23,7 @@ VERDICTS = "ok", "FAIL"
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     """Look at the job; every rank calls it.
 
-    Leaves with 0 if all checks are ok, 1 if a check failed, 2 if what was given cannot be used.
+    Leaves with 0 if all checks are ok, 1 if a check failed, 2 if the arguments cannot be used.
     """
     args = parse_flags(argv, prog)
     case = Case(*who_am_i(), args)
@@ -49,7 +49,7 @@ def parse_flags(argv: list[str] | None = None, prog: str | None = None) -> Names
     parser.epilog = f"""example:
   torchrun --standalone --nproc-per-node 2 {program} --data none
 
-exit status: 0: all checks are ok; 1: a check failed; 2: what was given cannot be used"""
+exit status: 0: all checks are ok; 1: a check failed; 2: the arguments cannot be used"""
     data, runs = os.environ.get("DDP_MNIST_ROOT", "data"), os.environ.get("DDP_RUNS") or "runs"
     run_dir_help = "folder for run records, which all nodes share"
     workers_help = "DataLoader workers that each rank will start"
