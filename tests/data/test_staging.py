@@ -113,3 +113,9 @@ def test_two_that_ask_at_once_leave_one_whole_set(tmp_path):
     assert [process.exitcode for process in both] == [0, 0]
     assert check_data(tmp_path) == "digits"
     assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+
+
+def test_a_file_that_the_list_of_digests_leaves_out_is_not_complete(tmp_path, capsys):
+    sums = write_digits(tmp_path, 50, 10) / "MNIST" / "raw" / "MD5SUMS"
+    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[1:]))
+    refused(check_data, tmp_path, named=["damaged"])

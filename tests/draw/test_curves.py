@@ -110,3 +110,11 @@ def test_what_cannot_be_drawn_is_one_line(words, tmp_path, monkeypatch):
     record(tmp_path / "mine")
     record(tmp_path / "begun", "running", epochs=0)
     refused(main, ["curve", *words.split()], named=REFUSED[words])
+
+
+def test_the_thick_line_is_the_median_of_equal_runs(tmp_path):
+    for number, loss in enumerate((0.1, 0.2, 9.0)):  # one diverged: it would bend a mean
+        record(tmp_path / str(number), test_loss=loss)
+    lines = curves(runs.table(tmp_path)).figure.axes[0].get_lines()
+    thick = [line.get_ydata().tolist() for line in lines if line.get_linewidth() == 2]
+    assert [0.2, 0.2] in thick and not any(max(ys) > 1 for ys in thick), thick

@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from real import LIMIT
@@ -179,6 +180,29 @@ def test_an_odd_word_reaches_the_ranks_as_it_is_with_each_launcher(launcher, rea
         assert (taken.training_script, taken.training_script_args) == ("job.py", ODD)
         with pytest.raises(SystemExit):
             parse_args(["--n", "2", "--", "job.py"])  # the control: --n could match --nnodes, and others
+
+
+def test_the_node_has_a_cpu_for_each_of_torchruns_ranks():
+    shape = {"ranks_per_node": 4, "cpus_per_rank": 3}
+    of_torchrun = render(Job("try", ("job.py",), launcher="torchrun", **shape), Site("here"), Path("/run"))
+    assert "#SBATCH --cpus-per-task=12 " in of_torchrun, "one task, which starts four ranks"
+    assert "#SBATCH --cpus-per-task=3 " in render(Job("try", ("job.py",), **shape), Site("here"), Path("/run"))
+
+
+def test_a_job_asks_to_be_requeued_at_most_ten_times(read, tmp_path):
+    asks = {"srun": f'touch "$REQUEUE_FILE"; {STUBS["srun"]}', "sleep": "true"}
+    asks["scontrol"] = f"[[ $1 == requeue ]] && touch {tmp_path}/asked\n{STUBS['scontrol']}"
+    job, asked = Job("try", ("job.py",), requeue=True), {}
+    for times in ("9", "10"):
+        read(job, tmp_path / f"run{times}", asks, SLURM_RESTART_COUNT=times)
+        asked[times] = (tmp_path / "asked").exists()
+        (tmp_path / "asked").unlink(missing_ok=True)
+    assert asked == {"9": True, "10": False}
+
+
+def test_pyxis_mounts_the_folder_of_the_runs_in_its_container():
+    text = render(Job("try", ("job.py",)), Site.load("pyxis"), Path("/there/run"))
+    assert '--container-mounts="$runs:$runs,' in text and "\nruns=/there" in text
 
 
 def test_a_port_that_something_on_the_node_has_is_passed_over(read, tmp_path):

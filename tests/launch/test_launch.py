@@ -11,7 +11,7 @@ import pytest
 from real import LIMIT, need_launcher
 
 from ddp_helpers import ROOT
-from ddp_helpers.launch import launch, screen
+from ddp_helpers.launch import launch, launchers, screen
 from ddp_helpers.launch.screen import Screen, shorten_paths
 
 TAG = "DDP_TEST_TAG"  # an environment variable by which a test finds all processes of its launch
@@ -165,6 +165,12 @@ def test_a_launcher_that_is_not_there_is_named(script, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(launch.LaunchError, match=r"^mpirun "):
         launch.run(script(""), ranks=2, launcher="mpirun")
+
+
+def test_ranks_share_the_cpus_of_the_machine():
+    cpus = launchers.cpus_of_rank()
+    shares = [int(launchers.launch_environment([ranks], {})["OMP_NUM_THREADS"]) for ranks in (1, 2, 4 * cpus)]
+    assert shares == [cpus, max(1, cpus // 2), 1]
 
 
 # ---- time limits

@@ -66,6 +66,15 @@ def test_any_number_of_ranks_ends_with_the_weights_of_one(digits, tmp_path):
     assert apart["2"] < 1e-9 and apart["4"] < 1e-9 and apart["control"] > 1e-3, apart
 
 
+def test_gamma_is_the_factor_of_the_learning_rate_after_each_epoch(script, digits, tmp_path):
+    weights = {}
+    for name, flags in {"one": [], "factor 0": ["--epochs=2", "--gamma=0"], "control": ["--epochs=2"]}.items():
+        assert trained(script, tmp_path / name, 1, "--data", digits, *flags).statuses == [0]
+        weights[name] = torch.load(tmp_path / name / "run" / "mnist_cnn.pt", weights_only=True)
+    assert weight_distance(weights["one"], weights["factor 0"]) == 0, "at a rate of 0 nothing moves"
+    assert weight_distance(weights["one"], weights["control"]) > 1e-3
+
+
 def test_ranks_leave_a_complete_record_and_each_says_where_it_is(script, digits, tmp_path):
     ran = trained(script, tmp_path, 2, "--data", digits, "--test-batch-size=30", "--log-interval=2")
     assert ran.statuses == [0, 0], ran.said

@@ -83,3 +83,23 @@ def test_it_takes_a_batch_larger_than_the_set_makes_one_step_of_a_dry_run_and_sa
         assert sum(steps) == 1, "steps of training"
         steps.clear()
     assert torch.load("mnist_cnn.pt", weights_only=True).keys() == FastNet().state_dict().keys()
+
+
+def test_each_step_takes_the_gradients_of_its_own_batch_alone(digits, tmp_path, monkeypatch):
+    """Computed a second time, from the batch, as the optimizer steps; without dropout, whose numbers would differ."""
+    batches, far = [], []
+    monkeypatch.setattr(Dropout, "forward", lambda _, x: x)
+    monkeypatch.setattr(mnist_fast, "measure_batch", lambda *args: batches.append(args) or measure_batch(*args))
+    step = torch.optim.Adadelta.step
+
+    def compared(optimizer, *args):
+        net, images, labels, _ = batches[-1]
+        own = torch.autograd.grad(F.cross_entropy(net(images), labels), [*net.parameters()])
+        far.append(max(float((p.grad - g).abs().max()) for p, g in zip(net.parameters(), own, strict=True)))
+        return step(optimizer, *args)
+
+    monkeypatch.setattr(torch.optim.Adadelta, "step", compared)
+    flags = ["--data", str(digits), "--epochs", "1", "--batch-size", "128", "--no-cuda"]
+    monkeypatch.setattr("sys.argv", ["mnist_fast.py", *flags])
+    mnist_fast.main()
+    assert len(far) == 4 and max(far) < 1e-6, far

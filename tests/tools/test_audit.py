@@ -84,6 +84,7 @@ def schedule(total, steps=f"{ENDS}\n            scheduler.step()"):
 
 IN_LOOP, SEED = "train_batches:\n            loss = ", "torch.manual_seed(1 + rank)"
 NOISE = ("ddp_model(x.to(device))", "ddp_model(x.to(device) + 0.1 * torch.randn(x.shape))")
+ODD_NUMBER = "none: a training set that the ranks cannot divide"
 NORM_ADDED = "no row: the norm of averaged gradients is added up over the ranks"
 LOSS_ADDED = "none: the ranks' losses are added up before the step"
 NORM = "dist.all_reduce(sum(OF.detach().square().sum() for p in model.parameters()))"
@@ -217,6 +218,7 @@ PLANTED = {  # the fault, the rows that it makes red, and the lines of spirals_d
     ),
     "a learning rate of steps times ranks, without a loader": ("1-rank parity", drawn_by_hand("i * world_size")),
     SOUND_STEPS: ("", FOUR),
+    ODD_NUMBER: ("", [("spirals(960,", "spirals(961,")]),
     WITH_NOISE: ("", [NOISE]),
     SAME_NOISE: ("", [NOISE, (SEED, "torch.manual_seed(1)")]),
     TESTS_BY_HAND: ("", [("for x, y in test_batches:", "for x, y in [test_set[[*test_indices]]]:")]),
@@ -315,6 +317,7 @@ def test_each_planted_fault_is_found_and_no_other_row_is_red(name, tables):
         (SOUND, {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}),
         (SOUND_STEPS, {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}),
         (SOUND_SCHEDULE, {"rng": NOT_APPLICABLE}),
+        (ODD_NUMBER, {"rng": NOT_APPLICABLE, "schedule": NOT_APPLICABLE}),
         (WITH_DROPOUT, {"schedule": NOT_APPLICABLE}),
         (WITH_NOISE, {"schedule": NOT_APPLICABLE}),
         (SAME_NOISE, {"schedule": NOT_APPLICABLE, "rng": UNKNOWN}),
@@ -601,6 +604,23 @@ FLAGS_OF_MNIST = ["--epochs=2", "--batch-size=32", "--num-workers=0", "--save-mo
 RESTORED = "            part.load_state_dict(newest[name])"
 
 
+def test_the_scripts_that_people_take_home_pass(tmp_path):
+    """mnist_ddp is audited here, the resumable one below, with the same control: all ranks draw the same dropout."""
+    data = write_digits(tmp_path / "data", train=192, test=64)
+    text, words = script_text("mnist_ddp"), ["--data", data, "--run-dir=mine", *FLAGS_OF_MNIST]
+    alike = replaced(text, [("torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)")])
+    scripts = {"as it is": Script(text, words, env=ON_CPU), "alike": Script(alike, words, env=ON_CPU)}
+    rows = {name: table(notes) for name, notes in audit_all(scripts, tmp_path).items()}
+    assert passes(rows["as it is"]), rows["as it is"]
+    assert [row.name for row in rows["alike"].values() if row.verdict == FAIL] == ["rng"]
+
+
+def passes(rows):
+    """Whether no check of a table failed, and those that a wrong order or dropout would fail are ok."""
+    failed = [row.name for row in rows.values() if row.verdict == FAIL]
+    return not failed and all(rows[name].verdict == OK for name in ("shuffle", "rng", "schedule", "gradients"))
+
+
 @pytest.mark.parametrize("on_cpu", ["1"] + [""] * THOROUGH)
 def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
     """Weekly also without its optimizer's state, and from the first epoch: then it does not."""
@@ -617,8 +637,9 @@ def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
     for number in range(len(again)):
         shutil.copytree(tmp_path / "first" / "1" / "work", tmp_path / "again" / str(number) / "work")
     notes |= audit_all({name: Script(text, words, env=env) for name, text in again.items()}, tmp_path / "again")
-    samples = table(notes["whole"])["sharding"]
-    assert samples.verdict == OK, "the step that only warms DDP up is none, and all ranks take it with the same samples"
+    rows = table(notes["whole"])
+    assert passes(rows), rows
+    assert rows["sharding"].verdict == OK, "the warm-up step is none, and all ranks take it with the same samples"
     whole, stopped = notes["whole"][0], notes["stopped"][0]
     for name in again:
         row = compare_restarted(whole, stopped, notes[name])
@@ -680,6 +701,13 @@ def test_readme_shows_what_the_command_prints(forked, tmp_path, monkeypatch, cap
     assert shown == [line for line in printed if line in shown]
     assert [line for line in printed if " FAIL " in line and line not in shown] == []
     assert max(map(len, shown)) <= 100, "GitHub would cut them"
+
+
+def test_a_folder_that_only_looks_like_an_earlier_audit_is_refused_and_kept(tmp_path):
+    (kept := tmp_path / "mine" / "work" / "thesis.txt").parent.mkdir(parents=True)
+    kept.write_text("years")
+    refused(main, ["audit", "notebooks/spirals_ddp.py", "--folder", str(tmp_path / "mine")], named=["something else"])
+    assert kept.read_text() == "years"
 
 
 RESUMED = """
