@@ -196,6 +196,18 @@ def test_two_submissions_of_one_file_by_hand_write_two_records_and_the_first_is_
     assert (run.state, run.job["job_id"]) == ("done, no record", first)
 
 
+def test_a_run_that_is_done_stays_done_when_a_later_submission_is_cancelled(cluster, job):
+    wait = "import pathlib, sys, time\np = pathlib.Path(sys.argv[1], 'first')\n"
+    folder = job(f"{wait}time.sleep(600 if p.exists() else 0)\np.touch()\n", requeue=True)
+    assert end_of(by_hand(folder)) == "COMPLETED"
+    later = by_hand(folder)
+    until(lambda: len(submitted(folder)) == 2, "the later one to run")
+    jobs.cancel(later)
+    assert end_of(later) == "CANCELLED"
+    [run] = jobs.collect(folder)
+    assert run.state == "done, no record"
+
+
 def _claims(folder, barrier, won):
     """Claim the folder at the same moment as others; the exit status tells."""
     barrier.wait(LIMIT)

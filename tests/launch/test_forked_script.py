@@ -13,8 +13,16 @@ from real import LIMIT
 
 from ddp_helpers.launch import forked_call
 from ddp_helpers.launch.engine import Processes
-from ddp_helpers.launch.forked_call import on_ranks
+from ddp_helpers.launch.forked_call import Answer, on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
+
+
+def test_the_error_of_who_only_follows_is_not_told_as_the_cause():
+    """Whichever answer comes first."""
+    cause, follows = Answer(None, ValueError("my data")), Answer(None, RuntimeError("Connection closed by peer"))
+    for answers in ({0: cause, 1: follows}, {1: follows, 0: cause}):
+        with pytest.raises(ValueError, match="my data"):
+            forked_call._values([0, 0], [0, 1], answers, 1.0)
 
 
 def test_an_answer_may_be_larger_than_a_pipe():

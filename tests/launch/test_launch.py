@@ -200,6 +200,15 @@ def test_the_time_limit_ends_a_script_whatever_it_does(script, tag):
     assert not left(tag)
 
 
+def test_the_time_limit_ends_ranks_that_torchrun_could_not_end(script, tag):
+    text = f"open(__file__ + os.environ['RANK'], 'w')\n{ENDLESS['stubborn']}"
+    stubborn = script(f"import os\n{text}", "ranks.py")
+    with pytest.raises(launch.LaunchError, match="after 20 s"):
+        launch.run(stubborn, ranks=2, launcher="torchrun", timeout=20, env=tag)
+    assert all(Path(f"{stubborn}{rank}").exists() for rank in (0, 1)), "the control: both ranks ran"
+    assert not left(tag)
+
+
 # ---- in a notebook
 
 MAGIC = """%%launch 2

@@ -62,6 +62,18 @@ def test_mistakes_are_named(mistakes, tmp_path, monkeypatch):
     assert verdict.startswith("not yet: ") and all(MISTAKES[mistake][1] in verdict for mistake in mistakes), verdict
 
 
+def test_a_padded_test_is_seen_where_the_points_do_not_divide(tmp_path):
+    """250 points: two ranks share them, three do not."""
+    right = (ROOT / "notebooks" / "solutions" / "signals_ddp.py").read_text()
+    padded = [
+        ("DataLoader(Subset(test_set, my_tests), 100)", "DataLoader(test_set, 100, sampler=tests)"),
+        ("    my_tests = range(", "    tests = DistributedSampler(test_set, shuffle=False)\n    my_tests = range("),
+    ]
+    (script := tmp_path / "mine.py").write_text(replaced(right, padded))
+    verdict = EXERCISE.verdict(lambda: script)
+    assert "on 3 ranks" in verdict and "Count each test point once" in verdict and "on 2 ranks" not in verdict, verdict
+
+
 def test_each_difference_says_on_how_many_ranks_it_is(tmp_path):
     verdict = EXERCISE.verdict(lambda: changed(["all save", "past the wrapper"], tmp_path))
     for line in ("on 2 ranks: ranks that save: got 2", "on 3 ranks: ranks that save: got 3"):

@@ -1,5 +1,6 @@
 """The doctor: green where all is well, and red, with the rank and a cure, for each part that is taken away."""
 
+import json
 import os
 import re
 import shutil
@@ -98,9 +99,13 @@ def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(examined, tmp_path, 
     data = shutil.copytree(digits, tmp_path / "data")
     (data / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     runs = ["--run-dir", tmp_path / "runs"]
-    (status, said), other = examined((0, runs), (1, [*runs, "--data", data, "--num-workers", 999]))
+    table = tmp_path.parent / f"{tmp_path.name}.json"
+    mine = [*runs, "--json", table]
+    (status, said), other = examined((0, mine), (1, [*mine, "--data", data, "--num-workers", 999]))
     assert (status, other) == (1, (1, ""))
     red_rows = red(said)
+    rows = {row["name"]: row["verdict"] for row in json.loads(table.read_text())["rows"]}
+    assert rows == {name: "FAIL" if name in red_rows else "ok" for name in CHECKS}
     assert list(red_rows) == ["cpus", "data"]
     seen, cure = red_rows["cpus"]
     assert seen.startswith("rank 1: ") and "--num-workers 999" in seen and "more --cpus-per-task" in cure

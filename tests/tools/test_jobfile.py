@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from notebook_texts import cells
 
 from ddp_helpers import ROOT
 from ddp_helpers.jobs import Job, Site, render
@@ -391,3 +392,16 @@ def test_a_log_is_no_job_file_and_both_at_once_are_refused(tmp_path: Path) -> No
     assert [name for name in texts if is_job_file(tmp_path / name)] == ["b.sh", "d.slurm"]
     with pytest.raises(PlainError, match="alone"):
         explain([tmp_path / "a.log", tmp_path / "b.sh"])
+
+
+WRITES = re.compile(r"%%writefile \S+\.sbatch\n")
+
+
+def test_the_job_files_that_notebooks_write_have_no_fault() -> None:
+    paths = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    written = {path.stem: WRITES.sub("", cell) for path in paths for cell in cells(path, "code") if WRITES.match(cell)}
+    assert {name[:2] for name in written} == {"07", "08", "11"}
+    for name, text in written.items():
+        assert judged(Path(f"{name}.sbatch"), text) == {}, name
+        high = text.replace("$((10000 + SLURM_JOB_ID % 20000))", "$((32768 + SLURM_JOB_ID % 20000))")
+        assert high == text or judged(Path(f"{name}.sbatch"), high, "risk"), "the control: a port of the system's"
