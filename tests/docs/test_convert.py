@@ -93,7 +93,7 @@ def test_one_rank_and_two_agree_and_a_batch_of_each_rank_does_not(desk: Path) ->
 
 def test_the_audit_of_the_page_finds_nothing_wrong(desk: Path) -> None:
     audited = typed(desk, commands_of("4 Audit"))
-    assert audited.returncode == 0 and "one rank     ok" in audited.stdout, audited
+    assert audited.returncode == 0 and "1-rank parity   ok" in audited.stdout, audited
     planned = typed(desk, "ddp-course plan before.py")
     assert planned.returncode == 1 and "a loader to train from" in planned.stdout
 
