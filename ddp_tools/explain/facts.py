@@ -11,10 +11,12 @@ from ddp_tools.explain.attempts import world_sizes
 from ddp_tools.explain.judge import Verdict
 from ddp_tools.explain.lines import Line, Logs
 from ddp_tools.explain.report import cut
+from ddp_tools.explain.rules import LEVELS
 from ddp_tools.explain.watchdog import name_ranks
 
 _LONGEST, _MOST = 300, 12  # letters of a line; lines of a kind
 _LEADS = 8  # lines before the root
+_CALL = re.compile(r"\bSeqNum=(\d+), OpType=(\w+)")
 _VERSIONS = {
     "torch": r"\b(?:PyTorch|pytorch|torch)(?:-gpu)?(?: version)?[ :=/-]+"
     r"v?(\d+\.\d+[\w.+-]*)(?![\w.+-]| and | or )",
@@ -85,8 +87,15 @@ def _of_attempt(verdict: Verdict) -> dict[str, object]:
             "own frame": raised.own,
             "the message says": list(verdict.said),
         }
-        before = lines[max(0, root.order - _LEADS) : root.order]
-        found["lines that lead to the root"] = [*map(_place, before)]
+        leads = {root.rank}
+        if verdict.late and root.level == LEVELS["waits"]:  # who waits only tells of it
+            call = _CALL.search(root.lines[0].text)
+            what = f"{call[2]} number {call[1]}" if call else "what the others waited for"
+            found["seen by"] = found["root"]
+            found["root"] = f"{name_ranks(verdict.late)} did not come to {what}"
+            leads = {*verdict.late}
+        before = [line for line in lines[: root.order] if {line.rank, None} & leads]
+        found["lines that lead to the root"] = [*map(_place, before[-_LEADS:])]
     found["warnings"] = _once(_place(line) for line in lines if _WARNS.search(line.text))
     found["exceptions"] = _once(map(_place, seen.finals))
     firsts: dict[int, Line] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddp_tools.explain.jobfile_signal import signals
 from ddp_tools.explain.jobfile_start import Start, options_of, table
+from ddp_tools.explain.jobfile_steps import lost_statuses, waiting_steps
 from ddp_tools.explain.jobfile_text import SRUN, JobFile
 
 Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
@@ -34,6 +35,8 @@ def compare(job: JobFile) -> Iterator[Row]:
     yield from _unset(job)
     yield from _ports(job)
     yield from _status_of_another(job)
+    yield from lost_statuses(job)
+    yield from waiting_steps(job)
     yield from _folder_of_each_attempt(job)
     for command in job.commands:
         if command.nounset and _CONDA.search(command.text):
@@ -207,7 +210,10 @@ def _counts(job: JobFile, start: Start) -> Iterator[Row]:
     fewer = "background" not in start.facts and nproc * (tasks or 1) < (gpus or 0)
     if gpus and nproc and (nproc > gpus or fewer):
         yield "nproc-gpus", start.line, values | {"nproc": nproc}
-    if nodes and "nn" in said and said["nn"] not in (nodes, nodes * (tasks or 1)):
+    fits = [nodes, nodes * (tasks or 1)] if nodes else []
+    if "background" in start.facts:  # one of several steps, each on its own node
+        fits.append(Start(0, "", job.options).nodes or said.get("nn", 1))
+    if nodes and "nn" in said and said["nn"] not in fits:
         yield "nnodes", start.line, values | {"nnodes": said["nn"]}
 
 

@@ -38,8 +38,9 @@ _EXPECTED = {
 _BY_NAME = {"importlib.import_module", "import_module", "__import__", "exec"}
 _PAGE = "docs/your-script.md"
 _NO_LINE = """Steps 1, 2, 4, 10: launch, rank and world size, group, end
-  no line of them is here yet: `ddp-course script simple_ddp ranks.py` writes who_am_i, pick_device
-  and form_group into a file to import; at the end dist.barrier() and dist.destroy_process_group()"""
+  no line of them is here yet: `ddp-course script simple_ddp ranks.py` writes who_am_i,
+  pick_device and form_group into a file to import; the end is dist.barrier() and
+  dist.destroy_process_group()"""
 
 
 @dataclass(frozen=True)

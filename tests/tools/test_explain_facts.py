@@ -239,6 +239,22 @@ def test_the_facts_are_those_of_the_log_and_no_advice(tmp_path: Path, capsys) ->
     assert "--facts is for the log of a run" in capsys.readouterr().err
 
 
+def test_in_the_facts_a_rank_that_did_not_come_is_the_root_and_not_who_waited_for_it(tmp_path: Path, capsys) -> None:
+    log = tmp_path / "job.log"
+    tells = "[rank1]: tunes kernel 4\n[rank0]: waits\n"
+    log.write_text(tells + WATCHDOG.format(0, 1) + "[rank1]: ready\n")
+    assert main(["explain", str(log), "--facts", "--json"]) == 1
+    [attempt] = json.loads(capsys.readouterr().out)["attempts"]
+    assert attempt["root"] == "rank 1 did not come to ALLREDUCE number 9"
+    assert attempt["lines that lead to the root"] == ["rank 1, line 1: tunes kernel 4"]
+    assert attempt["seen by"].startswith("rank 0, line 3: ")
+    log.write_text(tells + "[rank0]: reads\n" + TRACEBACK.format(rank=1, code="f()", error=MEMORY))  # the control
+    assert main(["explain", str(log), "--facts", "--json"]) == 1
+    [attempt] = json.loads(capsys.readouterr().out)["attempts"]
+    assert "out of memory" in attempt["root"] and "seen by" not in attempt
+    assert all(line.startswith("rank 1, ") for line in attempt["lines that lead to the root"])
+
+
 def test_a_source_line_of_a_traceback_is_no_failure_and_a_launchers_frames_are_no_ranks(tmp_path: Path) -> None:
     code = 'raise RuntimeError("CUDA out of memory.")'
     assert answer(explain(tmp_path, f"[rank1]: {code[6:]}")) == "cuda-oom", "the control"

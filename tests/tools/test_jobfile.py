@@ -107,7 +107,31 @@ OPTIONS = SRUN.replace("srun --", "OPTIONS='--label --gpu-bind=none -K1'\nsrun -
 OPTIONS = OPTIONS.replace(
     "#SBATCH --nodes", "#SBATCH -p gpu -A me --mem 64G --hint=nomultithread --exclusive\n#SBATCH --nodes"
 )
+TEE = SRUN.replace("module load cuda", "set -euo pipefail").replace("-n 9'\n", "-n 9' 2>&1 | tee -a log\n")
+STATUS = TEE + "status=$?\nexit $status\n"
+ASIDE = SRUN.replace(
+    "\nsrun --", "\nsrun --overlap nvidia-smi -l 9 > load.txt &\nsrun --"
+)  # a monitor beside the ranks
+EXACT = ASIDE.replace("--overlap nvidia-smi", "--exact --gres=none nvidia-smi").replace(
+    "\nsrun --cpus", "\nsrun --exact --label --cpus"
+)
+EXACT = EXACT.replace('cpus-per-task="$SLURM_CPUS_PER_TASK"', "unbuffered")
+PAIR = (
+    TORCHRUN.replace('fit.py"', 'fit.py" &')
+    .replace("srun bash", "srun -N1 -n1 -w a bash")
+    .replace("\\$SLURM_NODEID", "0")
+)
+PAIR += PAIR.partition("| head -n 1)\n")[2].replace("-w a", "-w b").replace("rank=0", "rank=1") + "wait\n"
 SOUND = {
+    **{"pipefail": STATUS, "pipe is the last": TEE, "overlap": ASIDE, "one step for each node": PAIR},
+    "PIPESTATUS": STATUS.replace("set -euo pipefail", "").replace("$?", "${PIPESTATUS[0]}"),
+    "status of srun": f"{SRUN}status=$?\nexit $status\n",
+    "overlap of the second": ASIDE.replace("srun --overlap", "srun").replace(
+        "\nsrun --cpus", "\nsrun --overlap --cpus"
+    ),
+    "after wait": ASIDE.replace("--overlap ", "").replace(".txt &", ".txt &\nwait"),
+    "nodes that Slurm chooses": PAIR.replace("-w a ", "").replace("-w b ", ""),
+    "one and the others": PAIR.replace("-w b", "-x a"),
     **{"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE, "told": TOLD},
     **{"passed on": PASSED_ON, "farm": FARM, "options": OPTIONS},
     **{"one command": TOLD.replace("exec ", "").replace("-n 9'", "-n 9 2>&1'")},
@@ -206,6 +230,23 @@ CASES = [
     ("download", SRUN, "module load cuda", "srun python download.py"),
     ("download", TORCHRUN, "fit.py", "fit.py --download"),
     ("status-of-another", f"{SRUN}status=$?\nexit $status\n", "status=$?", "echo ended\nstatus=$?"),
+    ("status-of-pipe", STATUS, "set -euo pipefail", ""),
+    ("status-of-pipe", STATUS, "euo pipefail", "o pipefail\nset +o pipefail"),
+    ("status-of-pipe", STATUS.replace("status=$?\nexit $status", "if [ $? -ne 0 ]; then exit 1; fi"), "o pipefail", ""),
+    ("status-of-pipe", STATUS.replace("tee -a log", "tee -a log || scontrol requeue 1"), "o pipefail", ""),
+    ("status-of-pipe", STATUS.replace("\nsrun", "\nif ! srun").replace("-a log", "-a log; then exit 1; fi"),
+     "o pipefail", ""),
+    ("status-of-pipe", STATUS.replace("-a log\n", "-a log &\nid=$!\nwait $id\n"), "o pipefail", ""),
+    ("status-of-pipe", TEE, "o pipefail", ""),
+    ("step-waits", ASIDE, "srun --overlap nvidia-smi", "srun nvidia-smi"),
+    ("step-waits", ASIDE, "srun --overlap nvidia-smi", "srun -N 2 --ntasks-per-node=1 nvidia-smi"),
+    ("step-waits", ASIDE.replace("srun --overlap", "srun").replace("\nsrun --cpus", "\nsrun --overlap --cpus"),
+     "srun --overlap --cpus", "srun --cpus"),
+    ("step-waits", EXACT, "srun --exact --label", "srun --label"),
+    ("step-waits", ASIDE, "srun --overlap nvidia-smi", "srun --exact -c 1 nvidia-smi"),
+    ("step-waits", PAIR, "-w b", "-w a"),
+    ("step-may-wait", ASIDE, "srun --overlap nvidia-smi", "srun --exact -c 1 --gres=none nvidia-smi"),
+    ("step-may-wait", ASIDE, "srun --overlap nvidia-smi", "srun $HOW nvidia-smi"),
     ("folder-of-each-attempt", SRUN.replace("fit.py", "fit.py --out run-$(date +%s)"),
      TIME, f"#SBATCH --requeue\n{TIME}"),
     ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
@@ -331,7 +372,7 @@ def test_a_sound_job_file_has_no_fault(name: str, tmp_path: Path, capsys: pytest
     assert explain([path]) == 0 and "No known fault is in it." in capsys.readouterr().out
 
 
-NOTES = ("no-time", "directive-space-some", "srun-cpus", "cuda-visible-srun")
+NOTES = ("no-time", "directive-space-some", "srun-cpus", "cuda-visible-srun", "status-of-pipe-unused")
 
 
 def test_what_only_some_clusters_mind_is_a_note(tmp_path: Path) -> None:
@@ -340,6 +381,7 @@ def test_what_only_some_clusters_mind_is_a_note(tmp_path: Path) -> None:
         '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--label"
     )
     text = text.replace("module load cuda", "export CUDA_VISIBLE_DEVICES=0,1")
+    text = text.replace("-n 9'\n", "-n 9' 2>&1 | tee log\necho done\n")
     path.write_text(text)
     assert set(judged(path, text, "note")) == set(NOTES) and explain([path]) == 0
 
