@@ -138,6 +138,7 @@ SOUND = {
     **{"by a function": FUNCTION, "agent": AGENT.replace("=USR2@", "=12@"), "behind": BEHIND, "gpu tasks": GPU_TASKS},
     "scancel": BEHIND.replace("kill -0 $!", "scancel --signal=USR2 $SLURM_JOB_ID"),
     "counts of Slurm": TORCHRUN.replace("srun bash", "srun -N $SLURM_NNODES -n ${SLURM_NNODES} bash"),
+    "a pipe that asks": SRUN.replace("-n 9'\n", "-n 9' | grep -q done || scontrol requeue 1\n"),
     "passed on by number": PASSED_ON.replace("' TERM\n", "' 15\n").replace("-n 9' &", "-n 9' 2>&1 | tee out &"),
     "torchrun starts all": ONE.replace("#SBATCH --time", "#SBATCH -n 2\n#SBATCH --time").replace(
         "\ntorch", "\nsrun -n1 torch"
