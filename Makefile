@@ -6,7 +6,7 @@ SLURM := slurm/cluster with
 # GPUS=2: so many simulated GPUs, here and on each node of the local Slurm. Real ones need no word.
 SIMULATED := $(if $(GPUS),$(BIN)/ddp-course gpus $(GPUS) --)
 .DEFAULT_GOAL := help
-.PHONY: help run run-all test test-all lab gpu notebooks scripts site slides bench save-runs faults cluster system tested staged clean
+.PHONY: help run run-all test test-fast test-all lab gpu notebooks scripts site slides bench save-runs faults cluster system tested staged clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */: /'
@@ -20,6 +20,13 @@ run-all: .venv/installed system staged  ## the same with every notebook
 test: .venv/installed tested staged  ## all tests: helpers, scripts, and every notebook
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/mypy
 	@$(BIN)/python -m pytest
+
+# What starts neither ranks nor a Slurm: explain, job files, plan, sites, records, the command line, pages.
+FAST := $(addprefix tests/,tools/test_explain.py tools/test_explain_facts.py tools/test_explain_strangers.py \
+	tools/test_jobfile.py tools/test_plan.py tools/test_statuses.py jobs/test_job.py jobs/test_site.py jobs/test_fuzz_jobs.py \
+	records test_commands.py rank/test_same_text.py docs/test_pages.py lessons/test_notebooks.py)
+test-fast: .venv/installed  ## the tests that start neither ranks nor a Slurm, in half a minute
+	@$(BIN)/ruff check . && $(BIN)/python -m pytest -o addopts="-q -n2 --dist=loadgroup" -k "not real_launcher" $(FAST)
 
 LAB_IP ?= 127.0.0.1
 lab: .venv/installed system staged  ## open the course in JupyterLab, on this machine only
