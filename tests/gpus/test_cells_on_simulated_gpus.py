@@ -77,7 +77,7 @@ def test_the_loop_of_11_goes_on_with_the_state_of_the_gpus_own_generator(gpus, t
 
 CLASS = """
 import torch.distributed as dist
-from ddp_helpers.rank.scripts.mnist_ddp import join, pick_device
+from ddp_helpers.rank.scripts.mnist_ddp import form_group, pick_device
 device = pick_device(0)
 join(0, 1, device, 300)
 print("class", type(dist.group.WORLD._get_backend(device)).__name__)

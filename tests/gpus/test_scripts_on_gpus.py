@@ -53,7 +53,7 @@ def test_an_error_of_nccl_keeps_its_reason_in_a_line_of_the_script_and_in_the_do
 
         monkeypatch.setattr(dist, "init_process_group", refused)
         with pytest.raises(SystemExit) as ended:
-            mnist_ddp.join(0, 1, torch.device("cpu"), 5)
+            mnist_ddp.form_group(0, 1, torch.device("cpu"), 5)
         for line in (ended.value.code, capture(refused)[1]):
             assert error in line and reason in line, line
             assert not any(noise in line for noise in ("\n", "c10::Error", "raised from", "frame #0")), line

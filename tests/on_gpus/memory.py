@@ -23,7 +23,7 @@ if __name__ == "__main__":
     _, rank, local_rank, size = mnist_ddp.who_am_i()
     device = mnist_ddp.pick_device(local_rank)
     taken = {"context": used()}
-    mnist_ddp.join(rank, size, device, 60)
+    mnist_ddp.form_group(rank, size, device, 60)
     dist.all_reduce(torch.ones(1, device=device))
     taken["group"] = used()
     model = DDP(mnist_ddp.Net().to(device), gradient_as_bucket_view=True)

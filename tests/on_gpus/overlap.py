@@ -85,7 +85,7 @@ def read_lanes(events, on_gpu):
 if __name__ == "__main__":
     _, rank, local_rank, size = mnist_ddp.who_am_i()
     device = mnist_ddp.pick_device(local_rank)
-    mnist_ddp.join(rank, size, device, 60)
+    mnist_ddp.form_group(rank, size, device, 60)
     seen = measure(int(sys.argv[1]), rank, device)
     if rank == 0:
         print(json.dumps(seen))
