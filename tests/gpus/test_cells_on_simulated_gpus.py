@@ -79,7 +79,7 @@ CLASS = """
 import torch.distributed as dist
 from ddp_helpers.rank.scripts.mnist_ddp import form_group, pick_device
 device = pick_device(0)
-join(0, 1, device, 300)
+form_group(0, 1, device, 300)
 print("class", type(dist.group.WORLD._get_backend(device)).__name__)
 dist.destroy_process_group()
 """
