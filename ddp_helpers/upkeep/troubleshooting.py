@@ -1,7 +1,7 @@
 """Write the tables of docs/troubleshooting.md from the rules of `explain`; the prose stays.
 
-A table has the rules of its section that are for the page (`Rule.on_page`), and below it a line
-says how many more `explain` knows. All messages stand in docs/messages.md, in the order of letters.
+A table has the rules of its section that are for the page (`Rule.on_page`). All messages are in
+docs/messages.md, in alphabetical order.
 
 A maintainer runs it after a change of rules.toml, in one process:
 `python -m ddp_helpers.upkeep.troubleshooting`. A comment on the page names the section of a table.
@@ -17,14 +17,14 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 INDEX = ROOT / "docs" / "messages.md"
 _HEAD = """# Messages, A to Z
 
-This page is for you if you search for a message. It has all those that
+This page is for you if you search for a message. It has all messages that
 [explain](tools.md#explain-my-log) knows, written by `python -m ddp_helpers.upkeep.troubleshooting`
-from `ddp_tools/explain/rules.toml`. Causes and whole cures are in what `explain` prints; the
-messages that people meet most often are in [Troubleshooting](troubleshooting.md), by subject.
+from `ddp_tools/explain/rules.toml`. `explain` prints their causes and complete fixes; the most
+frequent messages are in [Troubleshooting](troubleshooting.md), by subject.
 
 """
-# A comment, and the table below it with the line of its end, if they are there.
-_TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*(?:\n`explain` knows .*\n)?")
+# A comment, and the table below it, if it is there.
+_TABLE = re.compile(r"<!-- rules: ([a-z0-9-]+) -->\n\n(?:\|.*\n)*")
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -37,14 +37,14 @@ def _lines(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _causes(rule: Rule) -> str:
-    """Return the causes as a cell, the likeliest first; where there is none, the meaning."""
+    """Return the causes as a cell, the likeliest first; if there are none, the meaning."""
     return "; or ".join(rule.causes) or rule.meaning
 
 
 def table(rules: Iterable[Rule]) -> str:
     """Return the table of the rules of one section.
 
-    Raises ValueError where some of them have a `who` and others have none.
+    Raises ValueError if some of them have a `who` and others have none.
     """
     rules = list(rules)
     first = "message"
@@ -55,16 +55,13 @@ def table(rules: Iterable[Rule]) -> str:
             others = f"the others of {rules[0].section}"
             raise ValueError(f"{', '.join(lacking)}: `who` is missing, which {others} have")
         first = "their message"
-    chosen = [rule for rule in rules if rule.on_page]
     head = (first, "cause", "fix")
-    lines = _lines(head, ((rule.message, _causes(rule), rule.cure) for rule in chosen))
-    more = len(rules) - len(chosen)
-    knows = f"`explain` knows [{more} more](messages.md) of this kind."
-    return f"{lines}\n{knows}\n" if more else lines
+    chosen = (rule for rule in rules if rule.on_page)
+    return _lines(head, ((rule.message, _causes(rule), rule.cure) for rule in chosen))
 
 
 def index(rules: Iterable[Rule]) -> str:
-    """Return the page of all messages that a log can have, each with its meaning and its cure."""
+    """Return the page of all messages that a log can have, each with its meaning and its fix."""
     spoken = [rule for rule in rules if not rule.silent and (rule.message or rule.example)]
     shown = {rule.id: rule.message or f"`{rule.example}`" for rule in spoken}
     spoken.sort(key=lambda rule: (re.sub(r"^\W+", "", shown[rule.id]).casefold(), rule.id))
@@ -77,7 +74,7 @@ def _first_sentence(text: str) -> str:
 
 
 def page(text: str, rules: Iterable[Rule]) -> str:
-    """Return the page with each table written anew. Raises ValueError where a rule has no table."""
+    """Return the page with new tables. Raises ValueError if a rule has no table."""
     by_section: dict[str, list[Rule]] = {}
     for rule in rules:
         by_section.setdefault(rule.section, []).append(rule)

@@ -47,7 +47,8 @@ class Rule:
     who: the file of an installed library that says it, or the program; empty for the course.
     asked: how many public threads and pages had it: those of `source`, and those of tests/logs.
     example: a line of a log that this rule knows; the message is one unless given.
-    says_cure: the message itself says what to do, so that nobody needs to look it up.
+    says_cure: the message itself says what to do, or the fix is common knowledge of Linux, so that
+        nobody needs to look it up.
     silent: something that one sees, and no line of a log says.
     at_end: of a warning that is harmless unless the log ends there, the rule that explains it then.
     later: of what speaks of a start, the rule that explains it once training has begun.
@@ -86,8 +87,8 @@ class Rule:
     def on_page(self) -> bool:
         """Whether docs/troubleshooting.md has a row for it.
 
-        It has one if the course says it, if a notebook treats it, or if it was asked about often;
-        but not if the message already says what to do. `explain` knows the others as well.
+        It has one if the course prints it, if a notebook treats it, or if it was asked about
+        often; but not if nobody needs to look it up. `explain` knows the others as well.
         """
         texts = (self.page, self.meaning, *self.causes, self.cure)
         taught = any("notebooks/" in text for text in texts)

@@ -93,7 +93,7 @@ NOT_TYPED = {
     ("instructors", "git clone /shared"): "a copy from there, in which JupyterLab is opened",
     ("instructors", "python -m ipykernel"): "a test below types it, and asks the kernel",
     ("instructors", "ddp-course grade"): "needs people's notebooks; tests/lessons/test_grade.py makes some",
-    ("participants", "ssh YOUR_LOGIN"): "another machine, and the trainer's own folders",
+    ("participants", "ssh YOUR_LOGIN"): "another machine, and the instructor's own folders",
     ("participants", "JUPYTER_PREFER_ENV_PATH=1"): "stays open, as make lab does",
     ("instructors", "pip download"): "downloads all packages, for a machine without a network",
 }

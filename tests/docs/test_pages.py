@@ -327,7 +327,7 @@ def test_the_version_is_one() -> None:
     assert re.search(rf"^## \[(Unreleased|{re.escape(__version__)})\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
-# ---- the trainer's page
+# ---- the instructor's page
 
 NOT_HEADINGS = {"Predict", "Expect"}  # what else stands in italics there, with a capital letter
 NUMBERS = ["Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"]
