@@ -165,8 +165,8 @@ def _add_audit(subparsers: Commands) -> None:
         "run any DDP script unchanged on two ranks, record its PyTorch calls, and list"
         " its mistakes",
         "audit train.py -- --epochs 2",
-        "0: no check failed, and none is unknown; 1: a check failed; 2, also: the script failed"
-        " before it did anything; 3: no check failed, but those of the last line are unknown",
+        "0: no check failed or is unknown; 1: a check failed; 2, also: the script failed before it"
+        " did anything; 3: no check failed, but those on the last line are unknown",
     )
     command.add_argument("script", type=Path, help="script to run; its arguments follow after --")
     folder = "save the audit, and the files that the script writes, in this folder"
@@ -317,7 +317,7 @@ def _add_job(subparsers: Commands) -> None:
         " of this machine would refuse it",
     )
     command.add_argument("site", nargs="?", help=_SITE)  # none with --again
-    command.add_argument("--nodes", type=int, default=1)
+    command.add_argument("--nodes", type=int, default=1, help="nodes of the job (default: 1)")
     gpus = "GPUs per node, one rank for each (default: 1, or 0 at a site without GPUs)"
     command.add_argument("--gpus-per-node", "--gpus", type=int, help=gpus)
     ranks = "ranks per node on CPUs, if no GPU is requested"
@@ -340,7 +340,7 @@ def _add_job(subparsers: Commands) -> None:
     array += " script's arguments"
     command.add_argument("--array", nargs="+", default=(), help=array)
     requeue = (
-        "requeue the job after its time limit or a preemption: the script can resume; a signal"
+        "requeue after the time limit or a preemption; the script must be able to resume. A signal"
     )
     requeue += " warns it before the end if it handles SIGUSR2 (docs/your-script.md)"
     command.add_argument("--requeue", action="store_true", help=requeue)
@@ -414,7 +414,7 @@ def _add_check_site(subparsers: Commands) -> None:
         "0: each check of the doctor is ok; 1: a check failed",
     )
     command.add_argument("site", help=_SITE)
-    command.add_argument("--nodes", type=int, default=2)
+    command.add_argument("--nodes", type=int, default=2, help="nodes of the job (default: 2)")
     gpus = "GPUs per node, one rank for each (default: %(default)d)"
     command.add_argument("--gpus-per-node", "--gpus", type=int, default=2, help=gpus)
 

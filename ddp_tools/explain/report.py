@@ -85,7 +85,7 @@ def _judged(verdict: Verdict, logs: Logs) -> list[str]:
         lines += ["", "Also seen:"]
         lines += _explained(finding) if finding.rule else _indented("  ", _where(finding))
     if verdict.follows:
-        lines += ["", "What only follows from it, or says the same:"]
+        lines += ["", "Consequences and repeats:"]
         for finding in verdict.follows:
             lines += _indented("  ", _where(finding))
     return [*lines, *_harmless(verdict)]

@@ -57,7 +57,7 @@ def test_a_module_that_a_job_of_ours_lacks_is_explained_as_such(tmp_path: Path) 
     )
     _, log = run_file(tmp_path, Site("here"), says, 1, launcher="torchrun")
     verdict = log.partition(VERDICT)[2]
-    assert "does not lie beside the script" in verdict and "Failed first: rank 1" in verdict
+    assert "is not next to the script" in verdict and "Failed first: rank 1" in verdict
     assert answer(explain(tmp_path, says)) == "no-module", "the control: no job of ours"
 
 
