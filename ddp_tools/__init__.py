@@ -2,13 +2,13 @@
 
 
 class PlainError(Exception):
-    """An error whose message says all: a traceback through the helpers would help nobody."""
+    """An error whose message is complete: a traceback through the helpers would add nothing."""
 
     def _render_traceback_(self) -> list[str]:
-        """Have IPython show the message alone."""
+        """Make IPython show only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would obey, and not show, by spaces."""
+    """Replace control characters, which a terminal would act on, with spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

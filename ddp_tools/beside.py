@@ -1,4 +1,4 @@
-"""Which files a script imports from the folder in which it lies, from texts alone.
+"""Find the files that a script imports from its own folder, by reading the sources.
 
 `ddp-course job` and `ddp-course plan` call it: nothing is imported or run, and torch is not needed.
 """
@@ -10,31 +10,31 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 Dotted = list[str]  # the parts of a module's dotted name
-_IMPORTING = ("import_module", "run_module", "__import__")  # calls that take such a name
+_IMPORTING = ("import_module", "run_module", "__import__")  # calls with such a name as argument
 
 
 def texts_beside(text: str, folder: Path) -> dict[Path, str]:
-    """Map the files below a folder that a script in it imports, and those that these import.
+    """Map the files below a folder that a script in it imports, directly or not, to their texts.
 
-    text: of the script. The text of a compiled module is empty. A name that is only put together
-    when the script runs is not found.
+    text: the script's. A compiled module has an empty text. A module name that is computed at run
+    time is not found.
     """
     texts: dict[Path, str] = {}
-    unread: list[tuple[str, Dotted]] = [(text, [])]  # with the package in which a text lies
+    unread: list[tuple[str, Dotted]] = [(text, [])]  # with the package of each text
     while unread:
         own, within = unread.pop()
         for name in imported_names(nodes_of(own), within):
             for path, package in _files_of(name, folder):
                 if path not in texts:
                     texts[path] = ""
-                    with suppress(OSError, ValueError):  # no text, as that of a compiled module
+                    with suppress(OSError, ValueError):  # no text, as in a compiled module
                         texts[path] = path.read_text()
                     unread.append((texts[path], package))
     return texts
 
 
 def nodes_of(text: str) -> Iterator[ast.AST]:
-    """All nodes of a text's syntax tree; none where it is no Python."""
+    """All nodes of a text's syntax tree; none if it is not Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -43,14 +43,14 @@ def nodes_of(text: str) -> Iterator[ast.AST]:
 
 
 def called(call: ast.Call) -> str:
-    """The last part of the name that is called."""
+    """The last part of a called name."""
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
 def imported_names(nodes: Iterable[ast.AST], package: Sequence[str] = ()) -> Iterator[Dotted]:
-    """The dotted names that the imports among a text's nodes may mean, wherever they stand.
+    """The dotted names that all imports among a text's nodes may mean.
 
-    package: in which the text lies, for `from . import`; without it these are left out.
+    package: the text's, to resolve `from . import`; without it, relative imports are left out.
     """
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -1,6 +1,6 @@
-"""Say what would make training fit a GPU: a smaller batch, bf16, checkpointing, FSDP2.
+"""Find changes that make training fit a GPU: a smaller batch, bf16, checkpointing, FSDP2.
 
-The command `fits` calls it, in a process that is no rank. Needs torch.
+The command `fits` calls it, in a process that is not a rank. Needs torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ from ddp_tools.fits import KINDS, RANKS, Prediction, Row, digits, need_of_ddp
 
 
 class Change(NamedTuple):
-    """A way of training with less memory than is asked for."""
+    """A configuration that needs less memory than the requested one."""
 
-    batch_size: int  # on each GPU
-    pieces: int  # that are accumulated, so that the global batch stays
+    batch_size: int  # per GPU
+    pieces: int  # micro-batches that are accumulated, so that the global batch stays the same
     bf16: bool
     recompute: bool
     way: str
@@ -29,10 +29,20 @@ def what_would_fit(
     bf16: bool,
     gpus: Sequence[str] = SIZES,
 ) -> tuple[Change | None, str]:
-    """Find the first change that makes training fit the largest of these GPUs; say it in a line.
+    """Find the first change that makes training fit the largest of these GPUs.
 
-    predict_change: predicts with a batch size, bf16 and recompute. asked: what was predicted.
-    None and "" where DDP fits as it is. Raises PlainError for a GPU that is none.
+    Args:
+        predict_change: predicts with a batch size, bf16 and activation checkpointing.
+        asked: the prediction for the requested configuration.
+        bf16: whether that one uses bf16.
+        gpus: names of GPUs, or GB as sold.
+
+    Returns:
+        the change, or None if none fits, and a line that describes it; None and "" if DDP fits
+        without a change.
+
+    Raises:
+        PlainError: a name in `gpus` is unknown.
     """
     kind = cards.gpus_named(gpus)[-1]
     if kind.answer(need_of_ddp(asked)) == FITS:
@@ -47,24 +57,24 @@ def what_would_fit(
     for change in _changes(asked["batch size"], bf16):
         row = _row_of(asked, change)
         if sum(row[stays] for stays in KINDS[:3]) > kind.sure:
-            continue  # no smaller batch helps, and nothing need be counted
+            continue  # the batch size cannot help, so skip the prediction
         try:
             row = _row_of(look_up(change.batch_size, change.bf16, change.recompute), change)
-        except PlainError:  # as BatchNorm has it with a single sample
+        except PlainError:  # as with BatchNorm and a single sample
             continue
         accumulated = row["gradients"] if change.pieces > 1 and change.way == "FSDP2" else 0
         if kind.answer(need := row["peak"] + accumulated) == FITS:
             words = "; ".join(_change_words(change, asked["batch size"], bf16))
-            return change, f"what makes it fit {kind.name}, {digits(need / 1e9)} GB: {words}"
+            return change, f"to make it fit {kind.name}, {digits(need / 1e9)} GB: {words}"
     tried = "fewer samples, bf16, activation checkpointing and FSDP2 over up to 8 GPUs"
-    return None, f"nothing makes it surely fit {kind.name}: {tried} were tried, and all of them"
+    return None, f"no change makes it surely fit {kind.name}; tried: {tried}, and all together"
 
 
 def _changes(batch_size: int, bf16: bool) -> Iterator[Change]:
     """Each change alone, the least work first, and then all of them together."""
     asked = Change(batch_size, 1, bf16, recompute=False, way="DDP", GPUs=RANKS[0])
     halves = [2**power for power in range(1, 20) if batch_size % 2**power == 0]
-    pieces = [*dict.fromkeys([*halves, batch_size][batch_size == 1 :])]  # of one sample in the end
+    pieces = [*dict.fromkeys([*halves, batch_size][batch_size == 1 :])]  # down to one sample each
     sharded = [asked._replace(way="FSDP2", GPUs=ranks) for ranks in RANKS[:3]]
     for number in pieces:
         yield asked._replace(batch_size=batch_size // number, pieces=number)
@@ -78,10 +88,10 @@ def _changes(batch_size: int, bf16: bool) -> Iterator[Change]:
 
 
 def _change_words(change: Change, batch_size: int, bf16: bool) -> Iterator[str]:
-    """Say what to give, and which line to write, for each part of a change."""
+    """Describe the flag to give, or the line to write, for each part of a change."""
     if change.pieces > 1:
         loop = f"(loss / {change.pieces}).backward() for each, then one optimizer.step()"
-        stays = f"{change.pieces} pieces accumulate to {batch_size}, and the global batch stays"
+        stays = f"{change.pieces} micro-batches make {batch_size}: the same global batch"
         yield f"--batch-size-per-rank {change.batch_size}, of which {stays}: {loop}"
     if change.bf16 and not bf16:
         policy = "fully_shard's MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
@@ -96,6 +106,6 @@ def _change_words(change: Change, batch_size: int, bf16: bool) -> Iterator[str]:
 
 
 def _row_of(prediction: Prediction, change: Change) -> Row:
-    """The row of a change's way and number of GPUs."""
+    """The row with a change's method and number of GPUs."""
     way = (change.way, change.GPUs)
     return next(row for row in prediction["rows"] if (row["way"], row["GPUs"]) == way)

@@ -1,4 +1,4 @@
-"""The command `compare`: how far apart the weights in two files of torch.save are. Needs torch."""
+"""The command `compare`: compare the weights in two files of torch.save. Needs torch."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from ddp_tools import PlainError
 
-_AGREE, _DIFFER, _NOT_KNOWN = 0, 1, 3  # 2 is a wrong use
-# Relative to a tensor's largest number. What several ranks add up in a different order stays below
-# the first in float64, which no wrong step does; in float32 a wrong step with a small learning rate
-# may be as small as rounding, and rounding does not reach the second within a few steps.
+_AGREE, _DIFFER, _NOT_KNOWN = 0, 1, 3  # 2 is wrong usage
+# Relative to a tensor's largest number. In float64, sums in a different order differ by less than
+# the first, and a wrong step by more; in float32 a wrong step with a small learning rate may be as
+# small as rounding, and rounding does not reach the second within a few steps.
 _ROUNDING, _CERTAIN = 1e-10, 1e-3
-_SINGLE = 1e-5  # a single float32 among float64 leaves less
+_SINGLE = 1e-5  # one float32 among float64 causes less
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print the largest difference, and return the status. Raises PlainError.
+    """Print the largest difference and return the exit status. Raises PlainError.
 
-    0: equal, or in float64 up to rounding; 1: they differ; 3: in less than float64 nobody can tell.
+    0: equal, or in float64 up to rounding; 1: they differ; 3: unknown, in less than float64.
     """
     one, two = _read(first), _read(second)
     if alone := sorted(one.keys() ^ two.keys()):
@@ -47,7 +47,7 @@ def compare(first: Path, second: Path) -> int:
         print("they agree up to rounding" if agree else f"they DIFFER by more than rounding{hint}")
         return _AGREE if agree else _DIFFER
     if apart[worst] > _CERTAIN:
-        print("they DIFFER, unless rounding has grown in many steps: compare after one to three")
+        print("they DIFFER, unless rounding grew over many steps: compare after one to three steps")
         return _DIFFER
     print("not known: in this type a wrong step can be as small as rounding: train in float64")
     return _NOT_KNOWN
@@ -62,13 +62,13 @@ def _read(path: Path) -> dict[str, Tensor]:
         tensors = {}
         reason = getattr(error, "strerror", None) or str(error).partition(".")[0]
     if not tensors:
-        cure = "give a file that torch.save has written of a state_dict"
+        cure = "give a file of torch.save with a state_dict"
         raise PlainError(f"{path} cannot be compared ({reason}): {cure}")
     return tensors
 
 
 def _tensors(content: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors in what a file holds, by their names, without DDP's and compile's prefixes."""
+    """All tensors in a file's content by name, without the prefixes of DDP and torch.compile."""
     if isinstance(content, Tensor):
         yield re.sub(r"(?<=\.)(module|_orig_mod)\.", "", name).strip("."), content
     elif isinstance(content, Mapping | list | tuple):
@@ -78,7 +78,7 @@ def _tensors(content: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _difference(one: Tensor, two: Tensor) -> float:
-    """The largest difference of two tensors' numbers, relative to the largest number."""
+    """The largest difference of two tensors, relative to the largest number in them."""
     if torch.equal(one, two):
         return 0.0
     one, two = one.double(), two.double()

@@ -1,6 +1,7 @@
-"""Let a model be moved, converted and copied while it is made on tensors without memory.
+"""Allow a model on fake tensors to be moved, converted and copied while it is made.
 
-`memory` and `model_file` use it, in a process that is no rank. Needs torch.
+Fake tensors (FakeTensorMode) have a shape and no memory. `memory` and `model_file` use it, in a
+process that is not a rank. Needs torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @contextmanager
 def movable() -> Iterator[None]:
-    """Let models say .to(…), .half() and copy.deepcopy also on tensors without memory.
+    """Let models use .to(…), .half() and copy.deepcopy on fake tensors.
 
-    torch itself can neither swap nor copy these.
+    torch itself can neither swap nor copy them.
     """
-    # By the id of a parameter, while the outermost call lasts: one that is shared stays one. The
-    # old one is kept, so that no other gets its id.
+    # By the id of a parameter, during the outermost call: a shared parameter stays shared. The old
+    # one is kept alive, so that no other gets its id.
     converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     calls: list[nn.Module] = []
 

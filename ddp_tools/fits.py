@@ -1,7 +1,7 @@
-"""Predict whether training a model of one's own fits a GPU, and how many of which size.
+"""Predict whether training your model fits a GPU, and how many GPUs of which size it needs.
 
-The command `fits` and notebooks call it, in a process that is no rank: it takes steps on tensors
-without memory. Needs torch.
+The command `fits` and notebooks call it, in a process that is not a rank: it takes steps on fake
+tensors, which have a shape and no memory. Needs torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ from ddp_tools.memory import StepMemory, measure_step
 from ddp_tools.model_file import advice, error_line, needs_memory, start_autograd
 
 RANKS = (2, 4, 8, 16, 64)
-_SMALL = 0.01  # of the peak: fewer bytes of buffers are not mentioned
+_SMALL = 0.01  # of the peak: smaller buffers are not mentioned
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
 
-# A way of training, on so many "GPUs", and bytes on each of them: by KINDS, and at most, "peak".
-# "alone" is one GPU without DDP, whose gradients are freed between steps. The peak is no sum: not
-# all is there at one time.
+# A method ("way") on a number of "GPUs", with bytes per GPU: by KINDS, and at most ("peak").
+# "alone" is one GPU without DDP, whose gradients are freed between steps. The peak is not the sum:
+# not all memory is in use at one time.
 Row = dict[str, Any]
-# How the rows were counted, the samples on each GPU, the bytes of buffers, and what was the loss.
+# The rows, how they were counted, the samples per GPU, the bytes of buffers, and the loss in words.
 Prediction = TypedDict(
     "Prediction",
     {"rows": list[Row], "how": str, "batch size": int, "buffers": float, "loss": str},
@@ -36,12 +36,12 @@ Prediction = TypedDict(
 
 
 class _Measured(NamedTuple):
-    """What steps took of a GPU, in each way of training that is measured."""
+    """The memory of a step on one GPU, for each method that is measured."""
 
     alone: StepMemory
     ddp: StepMemory
-    few_ranks: StepMemory  # of FSDP2, on the first of RANKS
-    many_ranks: StepMemory  # on the last of RANKS
+    few_ranks: StepMemory  # FSDP2 on the first of RANKS
+    many_ranks: StepMemory  # FSDP2 on the last of RANKS
 
 
 def predict(
@@ -53,12 +53,23 @@ def predict(
     bf16: bool = False,
     recompute: bool = False,
 ) -> Prediction:
-    """Predict the memory of a GPU in training, by way and number of GPUs, of the model of `make`.
+    """Predict the memory per GPU of training a model, by method and number of GPUs.
 
-    shape, dtype: of one sample. batch_size_per_rank: samples on each GPU. optimizer: the name of
-    one of torch.optim, or momentum. bf16: autocast, and FSDP2's MixedPrecisionPolicy.
-    recompute: checkpoint the elements of the outermost containers.
-    Raises PlainError. No rank of a process group can call it.
+    No rank of a process group can call it.
+
+    Args:
+        make: returns the model.
+        shape, dtype: of one sample.
+        batch_size_per_rank: samples per GPU.
+        optimizer: a name in torch.optim, or momentum.
+        bf16: use autocast, and FSDP2's MixedPrecisionPolicy.
+        recompute: use activation checkpointing on the elements of the outermost containers.
+
+    Returns:
+        a row for each method and number of GPUs, with bytes per GPU.
+
+    Raises:
+        PlainError: an argument is wrong, or the step failed.
     """
     if min([batch_size_per_rank, *shape]) < 1:
         batch = f"a batch of {batch_size_per_rank} samples of shape {tuple(shape)}"
@@ -95,37 +106,37 @@ def predict(
 def _measure_cheaply(
     measure: Callable[[Callable[[], AbstractContextManager]], _Measured],
 ) -> tuple[_Measured, str]:
-    """Measure on tensors without memory, or else on real ones; says how it was done."""
+    """Measure on fake tensors, or else on real ones; also return a text on how it was done."""
     try:
         return measure(FakeTensorMode), "on tensors without memory"
     except (AssertionError, RuntimeError) as error:
-        if not needs_memory(error):  # only what needs memory gets it: the model may be huge
+        if not needs_memory(error):  # real tensors only if needed: the model may be huge
             raise
         reason = f"since on tensors without memory {error_line(error)}"
     return measure(nullcontext), f"in real steps on the CPU, {reason}"
 
 
 def _optimizer_named(name: str) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """What makes an optimizer of torch.optim for a list of parameters. Raises PlainError."""
+    """A function that makes this optimizer for a list of parameters. Raises PlainError."""
     optimizers: dict[str, Callable[..., Optimizer]] = {
         optimizer.__name__: optimizer
         for optimizer in vars(torch.optim).values()
         if isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
     }
-    for none in ("Optimizer", "LBFGS"):  # the base of all, and what steps with a closure alone
+    for none in ("Optimizer", "LBFGS"):  # the base class, and the one that requires a closure
         del optimizers[none]
     optimizers["momentum"] = partial(SGD, momentum=0.9)
     if name not in optimizers:
         choice = "give AdamW, Adam, SGD, momentum, …"
-        raise PlainError(f"optimizer {name!r} is none of torch.optim's without closure: {choice}")
+        raise PlainError(f"optimizer {name!r} is not in torch.optim or needs a closure: {choice}")
     make = optimizers[name]
-    if "foreach" in signature(make).parameters:  # as it does on GPUs
+    if "foreach" in signature(make).parameters:  # the default on GPUs
         make = partial(make, foreach=True)
     return partial(make, lr=0.001)
 
 
 def _rows(measured: _Measured) -> list[Row]:
-    """A row for each way of training and number of GPUs."""
+    """A row for each method and number of GPUs."""
     rows = [_row("alone", 1, measured.alone)]
     rows += [_row("DDP", ranks, measured.ddp) for ranks in RANKS]
     rows += [_row("ZeRO", ranks, zero(measured.ddp, ranks)) for ranks in RANKS]
@@ -141,9 +152,9 @@ def _row(method: str, gpus: int, memory: StepMemory) -> Row:
 
 
 def zero(ddp: StepMemory, ranks: int) -> StepMemory:
-    """Give what a rank holds that has the largest share of the optimizer's state."""
+    """Compute the memory of the rank with the largest shard of the optimizer's state."""
     shares = [0] * ranks
-    for size in ddp.parameter_sizes:  # so ZeroRedundancyOptimizer deals them out
+    for size in ddp.parameter_sizes:  # as ZeroRedundancyOptimizer assigns them
         shares[shares.index(min(shares))] += size
     share = max(shares) / sum(shares)
     state = ddp.kinds["optimizer state"]
@@ -156,9 +167,9 @@ def zero(ddp: StepMemory, ranks: int) -> StepMemory:
 
 
 def _fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
-    """Give what a rank holds, from what it holds on the first and on the last number of RANKS.
+    """Interpolate the memory of a rank between the first and the last number of RANKS.
 
-    Each number of bytes is a constant, and a part that the ranks share.
+    Each number of bytes is a constant plus a part that is divided by the number of ranks.
     """
     least, most = RANKS[0], RANKS[-1]
     weight = (1 / ranks - 1 / most) / (1 / least - 1 / most)
@@ -174,7 +185,7 @@ def _fsdp2(few: StepMemory, many: StepMemory, ranks: int) -> StepMemory:
 
 
 def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
-    """Say in a line which is the smallest GPU for DDP, or else what fits, and where it is close."""
+    """A line on the smallest GPU for DDP, or on the memory that DDP needs if none fits."""
     kinds = cards.gpus_named(gpus)
     need = need_of_ddp(prediction)
     gradients = next(row.get("gradients", 0.0) for row in prediction["rows"] if row["way"] == "DDP")
@@ -185,25 +196,25 @@ def finding(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
         if gpu.answer(need) == FITS:
             beside = f"{BESIDE / 1e9:g} GB for CUDA and NCCL"
             note = f"; {CLOSE}: {', '.join(close)}" if close else ""
-            if gpu.answer(need + gradients) != FITS:  # DDP's buckets are copies without it
+            if gpu.answer(need + gradients) != FITS:  # without it, DDP's buckets are copies
                 more = f"{digits(gradients / 1e9)} GB more"
                 note += f"; give DDP gradient_as_bucket_view=True: without it, {more}"
             return f"DDP fits a GPU of {gpu.name}: {takes}, and {beside}{note}"
-    answer = f"more than {kinds[-1].name} has room for"
+    answer = f"which is more than {kinds[-1].name} can hold"
     if close:
         answer = f"{CLOSE} on {', '.join(close)}"
     return f"DDP needs {takes} GPU, {answer}"
 
 
 def fits_somewhere(prediction: Prediction, gpus: Sequence[str] = SIZES) -> bool:
-    """Whether some way of training surely fits one of these GPUs."""
+    """Whether any method surely fits one of these GPUs."""
     kinds = cards.gpus_named(gpus)
     peaks = [row["peak"] for row in prediction["rows"]]
     return any(gpu.answer(peak) == FITS for gpu in kinds for peak in peaks)
 
 
 def need_of_ddp(prediction: Prediction) -> float:
-    """What DDP takes of each GPU, in bytes."""
+    """The peak memory of DDP per GPU, in bytes."""
     return next(row["peak"] for row in prediction["rows"] if row["way"] == "DDP")
 
 
@@ -217,12 +228,12 @@ def show_table(prediction: Prediction, gpus: Sequence[str] = SIZES) -> str:
         peak = digits(row["peak"] / 1e9)
         table.append(_columns(row["way"], row["GPUs"], *sizes, peak, *(fitting[:1] or ["-"])))
     counted = f"GB of each GPU, counted {prediction['how']}; the loss is {prediction['loss']}."
-    not_sum = "The peak is no sum: not all is there at one time."
+    not_sum = "The peak is not the sum: not all memory is in use at one time."
     if prediction["buffers"] > _SMALL * need_of_ddp(prediction):
         size = digits(prediction["buffers"] / 1e9)
-        not_sum += f" Buffers, {size} GB, are in the peak alone."
+        not_sum += f" Buffers, {size} GB, are only in the peak."
     room = f"{BESIDE / 1e9:g} GB and {SLACK:.0%} left for CUDA, NCCL and the allocator"
-    left = f"fits: with {room}, which was measured on no GPU."
+    left = f"fits: with {room}, an estimate that was not measured on a GPU."
     here = this_machine(prediction)
     lines = [*table, f"{counted} {not_sum} {left}"]
     lines += [here] if here else []
@@ -235,7 +246,7 @@ def _columns(*cells: object) -> str:
 
 
 def this_machine(prediction: Prediction) -> str:
-    """A line on this machine's GPU, or "". It starts CUDA, after which no rank can be forked."""
+    """A line on this machine's GPU, or "". It starts CUDA: no rank can be forked afterwards."""
     if not torch.cuda.is_available():
         return ""
     free, total = torch.cuda.mem_get_info()
@@ -245,5 +256,5 @@ def this_machine(prediction: Prediction) -> str:
 
 
 def digits(number: float) -> str:
-    """Write a number with three digits, or with all those before the point."""
+    """Format a number with three digits, or with all digits before the point."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"

@@ -1,7 +1,7 @@
-"""Count the memory of training: what stays, by kind, what autograd saves, and the most at a time.
+"""Count the memory of training: persistent state by kind, activations, and the peak.
 
-`fits`, notebooks and lessons call it, each function with the ranks that its docstring names.
-Tensors may be without memory (FakeTensorMode). Needs torch.
+`fits`, notebooks and lessons call it; each docstring names the ranks that may call the function.
+Tensors may be fake ones, without memory (FakeTensorMode). Needs torch.
 """
 
 import warnings
@@ -29,28 +29,28 @@ from ddp_tools.fake_models import movable
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Get this rank's shard of a sharded tensor, or else the tensor; any rank."""
+    """Return this rank's shard of a sharded tensor, or an unsharded tensor itself; any rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes behind tensors on this rank; any rank.
+    """Count the bytes of tensors on this rank; any rank.
 
-    Shared memory counts once, a sharded tensor with its shard.
+    Shared memory counts once; of a sharded tensor, the rank's shard counts.
     """
     counter = MemoryCounter()
-    memories = [local(tensor).untyped_storage() for tensor in tensors]  # all there at one time
+    memories = [local(tensor).untyped_storage() for tensor in tensors]  # all alive at one time
     for memory in memories:
         counter.add(memory)
     return counter.now
 
 
 def held_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of what stays from step to step, by kind.
+    """Count the bytes that persist from step to step, by kind.
 
     Any rank calls it, after a step and before zero_grad().
     """
-    # ZeroRedundancyOptimizer keeps its share in .optim.
+    # ZeroRedundancyOptimizer keeps its shard in .optim.
     state = getattr(optimizer, "optim", optimizer).state
     slots = [slot for slots in state.values() for slot in slots.values()]
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -62,30 +62,30 @@ def held_bytes(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
 
 
 class MemoryCounter:
-    """Counts bytes of memory, each piece once: those that are there now, and the most at a time."""
+    """Counts the bytes of storages, each once: the current sum and the peak."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
         self._sizes: dict[int, int] = {}
 
     def has(self, memory: UntypedStorage) -> bool:
-        """Whether a piece of memory is counted."""
+        """Whether a storage is counted."""
         return memory._cdata in self._sizes
 
     def add(self, memory: UntypedStorage) -> None:
-        """Count a piece of memory, or the size that it has now."""
+        """Count a storage, or update its size."""
         key, size = memory._cdata, memory.nbytes()
         self.now += size - self._sizes.get(key, 0)
         self.most = max(self.most, self.now)
         self._sizes[key] = size
 
     def remove(self, key: int) -> None:
-        """Count a piece of memory no more, by its _cdata."""
+        """Stop counting a storage, given its _cdata."""
         self.now -= self._sizes.pop(key, 0)
 
 
 class LiveMemory(TorchDispatchMode, MemoryCounter):
-    """While active, counts the memory that operations have given to tensors, until it is freed."""
+    """While active, counts the memory of tensors that operations make, until it is freed."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -98,9 +98,9 @@ class LiveMemory(TorchDispatchMode, MemoryCounter):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> Any:
-        """Call the operation, and count what it made."""
+        """Call the operation and count its results."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back with the shards
+            return NotImplemented  # DTensor calls it again with the shards
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -108,16 +108,17 @@ class LiveMemory(TorchDispatchMode, MemoryCounter):
         return result
 
     def count(self, memory: UntypedStorage) -> None:
-        """Count a piece of memory until it is freed."""
+        """Count a storage until it is freed."""
         if not self.has(memory):
             finalize(memory, self.remove, memory._cdata)
         self.add(memory)
 
 
 def loss_of(output: object) -> Tensor:
-    """Make a loss of what a model returns: itself if it is one number, else a cross-entropy.
+    """Make a loss from a model's output: the output if it is one number, else a cross-entropy.
 
-    The scores are in the last dimension. Any rank calls it. Raises TypeError where no tensor is.
+    The scores are in the last dimension. Any rank calls it. Raises TypeError if the output has no
+    tensor.
     """
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None:
@@ -131,7 +132,7 @@ def loss_of(output: object) -> Tensor:
 
 
 def _loss_words(output: object) -> str:
-    """Say in words what `loss_of` makes of what a model returns; any rank."""
+    """Describe the loss of `loss_of` in words; any rank."""
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None or not first.dim():
         return "the number that forward() returned"
@@ -144,7 +145,7 @@ def shard(
     mesh: DeviceMesh | None = None,
     policy: MixedPrecisionPolicy | None = None,
 ) -> nn.Module:
-    """Make a model FSDP2's, in place; all ranks call it.
+    """Shard a model with FSDP2, in place; all ranks call it.
 
     The elements of its outermost containers are gathered one by one.
     """
@@ -152,13 +153,13 @@ def shard(
     for unit in _units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    # PyTorch 2.14 warns of in-place operations on a model's output, of which there are none here.
+    # PyTorch 2.14 warns about in-place operations on a model's output; there are none here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return model
 
 
 def checkpoint_units(model: nn.Module) -> nn.Module:
-    """Have the elements of a model's outermost containers recomputed in backward; any rank."""
+    """Use activation checkpointing on the elements of a model's outermost containers; any rank."""
     for unit in _units(model):
         unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
     return model
@@ -175,13 +176,13 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
             yield from _units(child)
 
 
-# What autocast computes in float32 on GPUs, but not on CPUs, of which all is saved for backward.
+# Functions that autocast computes in float32 on GPUs but not on CPUs; backward saves their results.
 _IN_FLOAT32 = "softmax log_softmax softmin layer_norm group_norm exp pow sum cumsum softplus norm"
 
 
 @contextmanager
 def _rounded_as_on_gpus() -> Iterator[None]:
-    """Under the CPU's autocast, give these functions float32, as that of GPUs does."""
+    """Under the CPU's autocast, give these functions float32, as the GPU's autocast does."""
 
     def in_float32(function: Callable) -> Callable:
         @wraps(function)
@@ -200,14 +201,14 @@ def _rounded_as_on_gpus() -> Iterator[None]:
 
 
 def _float32(value: Any) -> Any:
-    """A tensor of few bits as float32; anything else as it is."""
+    """Convert a bfloat16 or float16 tensor to float32; return anything else unchanged."""
     few_bits = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if few_bits else value
 
 
 @contextmanager
-def _pretended_group(ranks: int) -> Iterator[DeviceMesh | None]:
-    """Be rank 0 of a group in which nothing is sent; alone, of none."""
+def _simulated_group(ranks: int) -> Iterator[DeviceMesh | None]:
+    """Make this process rank 0 of a group that sends nothing; for one rank, make no group."""
     if ranks == 1:
         yield None
         return
@@ -223,16 +224,16 @@ def _pretended_group(ranks: int) -> Iterator[DeviceMesh | None]:
 class StepMemory(NamedTuple):
     """The memory of a training step, in bytes, and the elements of each trained parameter.
 
-    kinds: as of `held`, and "activations": what forward leaves for backward. The most at a time:
-    backward: in forward and backward; step: in the optimizer's step.
+    kinds: as from `held_bytes`, and "activations", which forward saves for backward; backward: the
+    peak in forward and backward; step: the peak in the optimizer's step.
     """
 
     kinds: dict[str, float]
     backward: float
     step: float
     parameter_sizes: list[int]  # the largest first
-    buffers: float = 0.0  # of no kind, and in the peaks
-    loss: str = ""  # what was taken for one
+    buffers: float = 0.0  # in the peaks, but in none of the kinds
+    loss: str = ""  # the loss, in words
 
 
 def measure_step(
@@ -246,26 +247,32 @@ def measure_step(
     ranks: int = 1,
     keep_gradients: bool = False,
 ) -> StepMemory:
-    """Take a step, with the optimizer's state there already, and count bytes.
+    """Take a training step, with the optimizer's state already made, and count its bytes.
 
-    mode: FakeTensorMode for tensors without memory, nullcontext for real ones. shape, dtype: of
-    the input, a batch. recompute: checkpoint the elements of the outermost containers. ranks: of
-    FSDP2, if more than 1. keep_gradients: they keep their memory from step to step, as in DDP's
-    buckets. No rank of a process group can call it.
+    No rank of a process group can call it.
+
+    Args:
+        mode: FakeTensorMode for fake tensors, nullcontext for real ones.
+        make, make_optimizer: return the model, and the optimizer for its parameters.
+        shape, dtype: of the input, a batch.
+        bf16: use autocast, or FSDP2's MixedPrecisionPolicy.
+        recompute: use activation checkpointing on the elements of the outermost containers.
+        ranks: of FSDP2, if more than 1.
+        keep_gradients: gradients keep their memory from step to step, as in DDP's buckets.
     """
     resize = UntypedStorage.resize_
 
-    def counted(memory: UntypedStorage, size: int) -> None:  # FSDP2 frees and takes memory so
+    def counted(memory: UntypedStorage, size: int) -> None:  # FSDP2 frees and allocates by it
         resize(memory, size)
         live.count(memory)
 
     counts_resizing = patch.object(UntypedStorage, "resize_", counted)
     alike = _rounded_as_on_gpus()
-    with _pretended_group(ranks) as mesh, counts_resizing, alike, mode(), LiveMemory() as live:
+    with _simulated_group(ranks) as mesh, counts_resizing, alike, mode(), LiveMemory() as live:
         with movable():
             model = make().train()
         for tensor in (*model.parameters(), *model.buffers()):
-            live.count(tensor.untyped_storage())  # also what was there before, as a file's constant
+            live.count(tensor.untyped_storage())  # even if made earlier, as a file's constant
         if recompute:
             checkpoint_units(model)
         inputs = torch.zeros(shape, dtype=dtype)
@@ -273,7 +280,7 @@ def measure_step(
             dtype_of_weights = torch.bfloat16 if bf16 else None
             shard(model, mesh, MixedPrecisionPolicy(param_dtype=dtype_of_weights))
         trained = [p for p in model.parameters() if p.requires_grad]
-        # The optimizer has the shards themselves: with DTensors it would take far longer.
+        # The optimizer gets plain shards: with DTensors it would take far longer.
         shards = [nn.Parameter(local(p.detach())) for p in trained]
         optimizer = make_optimizer(shards)
         kinds = _take_first_step(model, optimizer, shards)
@@ -283,7 +290,7 @@ def measure_step(
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and not mesh):
             output = model(inputs)
             loss, words = loss_of(output), _loss_words(output)
-            del output  # a training step does not keep it, either
+            del output  # a training step does not keep it
         kinds["activations"] = live.now - before
         loss.backward()
         backward, live.most = live.most, live.now
@@ -300,7 +307,7 @@ def _take_first_step(
     optimizer: Optimizer,
     shards: list[nn.Parameter],
 ) -> dict[str, float]:
-    """Step on gradients of zero, so that the optimizer's state is there; bytes of what stays."""
+    """Step on zero gradients, to make the optimizer's state; return the bytes that persist."""
     for part in shards:
         part.grad = torch.zeros_like(part)
     optimizer.step()

@@ -1,6 +1,6 @@
-"""Load a model of one's own from a file, and read the shape of its input off its first layer.
+"""Load your model from a file, and read the shape of its input from its first layer.
 
-`fits` and its command call it in the learner's process, before any process group. Needs torch.
+`fits` and its command call it in the driver process, before any process group. Needs torch.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from ddp_tools import PlainError
 from ddp_tools.fake_models import movable
 
-# How torch says that it cannot do something on tensors without memory.
+# torch's errors for operations that fake tensors do not support.
 _NEED_MEMORY = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -43,15 +43,15 @@ _NEED_MEMORY_MESSAGES = (
     "numpy() is not supported for tensor subclass",
 )
 
-# What neither tensors without memory nor real steps can count, and what to give instead.
+# Errors that occur on fake and on real tensors, and their fixes.
 _CURES = {
     "UninitializedParameter": "a lazy layer has no size before its first call: give its sizes",
     "uninitialized": "a lazy layer has no size before its first call: give its sizes",
-    "can only be applied to a module once": "make the model anew in each call",
-    "SparseTensorImpl": "sparse gradients cannot be counted: take Embedding(sparse=False)",
+    "can only be applied to a module once": "make a new model in each call",
+    "SparseTensorImpl": "sparse gradients cannot be counted: use Embedding(sparse=False)",
 }
 
-# What a script does at its start, and a model's file that is imported does not.
+# Calls at the start of a training script, which importing a model's file should not make.
 _STARTS: tuple[tuple[object, str], ...] = (
     (ArgumentParser, "parse_args"),
     (torch.distributed, "init_process_group"),
@@ -61,26 +61,26 @@ _STARTS: tuple[tuple[object, str], ...] = (
 )
 _GUARD = 'put the start under `if __name__ == "__main__":`'
 
-# An error is told by `error_line`, in a line.
+# `error_line` reports an error, in one line.
 logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
 
 
 def load(model: str) -> Callable[[], nn.Module]:
-    """Get what makes the model, of FILE.py:NAME: a class or a function that needs no argument.
+    """Import FILE.py:NAME, a class or a function without required arguments that makes the model.
 
     Raises PlainError.
     """
     file, _, name = model.rpartition(":")
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
-        expected = "with a file that is there and a class or a function in it"
+        expected = "with an existing file and a class or a function in it"
         raise PlainError(f"{model!r} is not FILE.py:NAME, {expected}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not spec or not spec.loader:
         raise PlainError(f"{path.name} cannot be imported: Python has no loader for it")
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # as for a script
-    sys.dont_write_bytecode = True  # no __pycache__ beside somebody's files
+    sys.dont_write_bytecode = True  # no __pycache__ next to the user's files
     try:
         with _no_start(), redirect_stderr(io.StringIO()):
             spec.loader.exec_module(module)
@@ -97,7 +97,7 @@ def load(model: str) -> Callable[[], nn.Module]:
         with _no_start():
             model = make(*args, **kwargs)
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{name}() returned {type(model).__name__}, and no nn.Module")
+            raise TypeError(f"{name}() returned {type(model).__name__}, not an nn.Module")
         return model
 
     return made
@@ -105,7 +105,7 @@ def load(model: str) -> Callable[[], nn.Module]:
 
 @contextmanager
 def _no_start() -> Iterator[None]:
-    """Stop at what starts a training, by SystemExit: no `except Exception` of a script takes it."""
+    """Raise SystemExit at calls that start a training; `except Exception` does not catch it."""
     with ExitStack() as stack:
         for owner, name in _STARTS:
             stop = SystemExit(f"{name}() is called")
@@ -118,10 +118,10 @@ def sample_of(
     shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Complete the shape and type of one sample of the model that `make` returns.
+    """Complete the shape and dtype of one sample, from the first layer with weights.
 
-    They are read off its first layer with weights. Returns both, and a line that says what was
-    read, or "". Raises PlainError where the layer does not tell.
+    make returns the model. Returns both, and a line on the shape that was read, or "". Raises
+    PlainError if the layer does not determine the shape.
     """
     if shape and dtype:
         return tuple(shape), dtype, ""
@@ -134,19 +134,19 @@ def sample_of(
         raise PlainError(f"give the shape of one sample, as in --input {example}: {reason}")
     kind, numbers = type(layer).__name__, layer.in_features
     first = f"{kind}, the first layer with weights, takes {numbers} numbers"
-    line = f"{first}: so many are taken for a sample. --input gives another shape."
+    line = f"{first}, which is used as the shape of a sample. --input sets a different shape."
     return (numbers,), dtype, line
 
 
 def _dtype_of(layer: nn.Module | None) -> torch.dtype:
-    """The type of what a first layer takes: that of its weights, or of tokens."""
+    """The dtype of a first layer's input: its weights' dtype, or int64 for tokens."""
     if isinstance(layer, nn.Embedding):
         return torch.int64
     return next(layer.parameters()).dtype if layer else torch.float32
 
 
 def _unread_shape(layer: nn.Module | None) -> tuple[str, str]:
-    """Give an example of the shape that a first layer takes, and what is known of it."""
+    """An example of the shape of a first layer's input, and a text on its known dimensions."""
     first = f"the first layer with weights, {type(layer).__name__},"
     if isinstance(layer, _ConvNd):
         sides, channels = len(layer.kernel_size), layer.in_channels
@@ -157,11 +157,11 @@ def _unread_shape(layer: nn.Module | None) -> tuple[str, str]:
     if isinstance(layer, nn.RNNBase):
         numbers = layer.input_size
         return f"100 {numbers}", f"{first} takes {numbers} numbers at each of any number of steps"
-    return "1 28 28", f"{first} does not tell it" if layer else "no layer has weights"
+    return "1 28 28", f"{first} does not determine it" if layer else "no layer has weights"
 
 
 def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Get the first layer with weights of its own in the model; raises PlainError."""
+    """The first layer of the model with its own weights, or None. Raises PlainError."""
     start_autograd()
     try:
         try:
@@ -179,22 +179,22 @@ def _first_layer(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def start_autograd() -> None:
-    """Take a first backward; call it before tensors without memory are made.
+    """Run a first backward pass; call it before fake tensors are made.
 
-    After them, the first one starts threads, and no rank can be forked any more.
+    After them, the first backward starts threads, and then no rank can be forked.
     """
     torch.ones((), requires_grad=True).backward()
 
 
 def needs_memory(error: BaseException) -> bool:
-    """Whether torch cannot do it on tensors without memory, so that real ones are needed."""
+    """Whether torch cannot do it on fake tensors, so that real ones are needed."""
     if isinstance(error, _NEED_MEMORY):
         return True
     return any(message in str(error) for message in _NEED_MEMORY_MESSAGES)
 
 
 def advice(error: BaseException) -> str:
-    """What to do about an error of the model's, behind its line; "" where nobody knows."""
+    """The fix for an error of the model, to follow its line; "" if unknown."""
     cures = [cure for message, cure in _CURES.items() if message in str(error)]
     if cures:
         return f": {cures[0]}"
@@ -204,7 +204,7 @@ def advice(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Tell an error in one line, with the last line of code that is no library's and not ours."""
+    """Format an error in one line, with the innermost FILE:LINE of the user's code."""
     modules = (torch.__file__, __file__, io.__file__)
     libraries = ("<", *(str(Path(module).parent) for module in modules))
     stack = traceback.extract_tb(error.__traceback__)

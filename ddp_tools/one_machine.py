@@ -1,6 +1,6 @@
-"""What ranks that are all on this machine need: a port, the loopback alone, no GPU to see.
+"""Settings for ranks that are all on this machine: a free port, only the loopback, hidden GPUs.
 
-It needs the standard library alone.
+Needs only the standard library.
 """
 
 import secrets
@@ -9,17 +9,17 @@ import sys
 from collections import deque
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-# Ranks that are all on this machine talk over what no other machine can reach.
+# Ranks that are all on this machine use the interface that no other machine can reach.
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
 HIDES_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # and AMD's
-PORTS = range(20_000, 32_768)  # from 32768 on, Linux gives them to whoever asks for any port
-HELD: deque[socket.socket] = deque(maxlen=100)  # each keeps a port that was asked for last
+PORTS = range(20_000, 32_768)  # from 32768 on, Linux assigns ports to clients
+HELD: deque[socket.socket] = deque(maxlen=100)  # keep the last ports from other calls
 
 
 def free_port() -> int:
-    """Return a port of this machine that is free, at random, and keep it from other calls.
+    """Return a random free port of this machine, and reserve it against other calls.
 
-    Rank 0 listens on it seconds later, and meanwhile others start and ask for many.
+    Rank 0 listens on it seconds later, and in between other launches ask for ports.
     """
     while True:
         port = PORTS.start + secrets.randbelow(len(PORTS))
@@ -29,7 +29,7 @@ def free_port() -> int:
         except OSError:
             probe.close()
             continue
-        if sys.platform == "linux":  # a server may take it beside a socket that only holds it
+        if sys.platform == "linux":  # a server may bind it next to a socket that does not listen
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             HELD.append(probe)
         else:

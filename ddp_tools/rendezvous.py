@@ -1,7 +1,7 @@
-"""A meeting place that listens at its own address alone; run as a program, torchrun with one.
+"""A key-value store that listens at one address only; as a program, torchrun with such a store.
 
-Ranks that are all on one machine meet at 127.0.0.1. PyTorch's own store listens at all addresses
-of a machine, whichever it is given: on a laptop, to the whole network. It needs torch.
+Ranks on one machine find each other at 127.0.0.1. PyTorch's own TCPStore listens at all addresses
+of a machine, whichever it is given: on a laptop, to the entire network. Needs torch.
 """
 
 import socket
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 class TCPStore(dist.TCPStore):
-    """PyTorch's store; a server that this process starts listens at `host_name` alone."""
+    """PyTorch's TCPStore, whose server listens at `host_name` only."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class TCPStore(dist.TCPStore):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        """Start the server, or come to it; the parameters are those of PyTorch's."""
+        """Start the server or connect to it; the parameters are PyTorch's."""
         if is_master:
-            with suppress(OSError):  # without a socket, PyTorch's own tries, and says what is wrong
+            with suppress(OSError):  # without a socket, PyTorch's own tries and reports the error
                 listener = socket.create_server((host_name, port))
                 port = listener.getsockname()[1]
                 master_listen_fd = listener.detach()
@@ -47,7 +47,7 @@ class TCPStore(dist.TCPStore):
 
 
 def listen_narrowly() -> None:
-    """Make this process's stores such, also those of init_process_group; call it before that."""
+    """Use this class for all stores of this process; call it before init_process_group."""
     for module in (dist, sys.modules["torch.distributed.rendezvous"]):
         vars(module)["TCPStore"] = TCPStore
 

@@ -1,6 +1,6 @@
-"""Run a script on each rank so that it can be asked where it stands; the launcher starts it.
+"""Run a script on each rank so that signals make it dump its state; the launcher starts it.
 
-The file needs nothing but torch: take it along.
+This file needs only torch: copy it to your cluster.
 
 torchrun --standalone --nproc-per-node 3 -- watched.py my_script.py --its-flags
 # In a hang: each rank's flight recorder, to recorder_rank*.json.
@@ -8,7 +8,7 @@ pgrep -P PID_OF_TORCHRUN | xargs kill -USR2
 # The stacks of its threads, to stacks_rank*.txt: read "Current thread".
 pgrep -P PID_OF_TORCHRUN | xargs kill -USR1
 
-Torchrun itself would die of these signals. Under srun, with a task for each rank:
+The signals would kill torchrun itself. Under srun, with one task per rank:
 scancel --signal=USR2 JOB.
 """
 
@@ -25,12 +25,12 @@ from typing import Any
 
 
 def recorded() -> dict[str, Any]:
-    """This rank's calls, of all recorders: gloo's, and those of both classes behind "nccl"."""
+    """This rank's calls from all flight recorders: gloo's and those for both classes of "nccl"."""
     from torch._C import _distributed_c10d
 
     c10d: Any = _distributed_c10d  # the type stubs of some releases lack these functions
-    # A group can have gloo and NCCL, and each counts for itself: behind the group's name stands
-    # which one it is.
+    # A group can have gloo and NCCL, with separate counters: the suffix of the group's name is the
+    # backend's.
     recorders = {
         "": lambda: c10d._dump_fr_trace_json(True, False),
         # Of ProcessGroupNCCL: a torch without NCCL lacks it.
@@ -51,11 +51,11 @@ def recorded() -> dict[str, Any]:
 
 
 def watched(script: str) -> None:
-    """Run a script; write the recorder at SIGUSR2 and at its end, the stacks at SIGUSR1.
+    """Run a script; write the flight recorder at SIGUSR2 and at exit, the stacks at SIGUSR1.
 
     Every rank calls it.
     """
-    # torchrun's names, Open MPI's, srun's, MPICH's: in a job mpirun's ranks have srun's, too.
+    # torchrun's names, Open MPI's, srun's, MPICH's: in a job mpirun's ranks also have srun's.
     ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE")
     rank = next((os.environ[name] for name in ranks if name in os.environ), "0")
@@ -66,7 +66,7 @@ def watched(script: str) -> None:
 
     def write(ended_well: bool = False) -> None:
         record = recorded() | {"world_size": size}
-        if ended_well:  # or its last call may seem to go on
+        if ended_well:  # otherwise its last call may seem to be running
             record["pg_status"] = {}
         dump.write_text(json.dumps(record))
 
@@ -74,7 +74,7 @@ def watched(script: str) -> None:
         while signal.sigwait({signal.SIGUSR2}):
             write()
 
-    # A handler would wait until the collective ends: a thread takes the signal.
+    # A Python handler would wait until the collective ends, so a thread takes the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     threading.Thread(target=write_at_usr2, daemon=True).start()
     sys.path.insert(0, str(Path(script).parent))
@@ -82,13 +82,13 @@ def watched(script: str) -> None:
         runpy.run_path(script, run_name="__main__")
         write(ended_well=True)
     finally:
-        # What a hang wrote says more.
+        # A dump from a hang has more, so keep it.
         if not dump.exists() or not json.loads(dump.read_text())["entries"]:
             write()
 
 
 def _write_stacks_at_usr1(name: str) -> None:
-    """Have the stacks of all threads written to a file at SIGUSR1, and when C++ aborts."""
+    """Make SIGUSR1, and an abort in C++, write the stacks of all threads to a file."""
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC
     stacks = os.open(name, flags, 0o644)
     faulthandler.enable(stacks)

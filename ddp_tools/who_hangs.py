@@ -1,8 +1,8 @@
-"""Say which rank missed which collective: python who_hangs.py recorder_rank*.json
+"""Find which rank missed which collective: python who_hangs.py recorder_rank*.json
 
-Give it the flight recorder of every rank, as watched.py writes it, with what NCCL recorded, too; or
-gloo's alone, as torch._C._distributed_c10d._dump_fr_trace_json() gives it. The file needs nothing
-but Python: take it along. It reads JSON only: a pickled dump could run what it likes.
+Give it the flight recorder of every rank, as watched.py writes it, with NCCL's records; or only
+gloo's, as torch._C._distributed_c10d._dump_fr_trace_json() returns it. This file needs only
+Python: copy it to your cluster. It reads JSON only, since a pickled dump could run any code.
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _EMPTY = "no collective yet, or a backend that keeps no record, or TORCH_FR_BUFFER_SIZE=0"
-# gloo tells no difference between a call that ended and one that failed.
-SAME = "all ranks called the same, and it ended, or failed: read the exit statuses"
-_WORLD = "0"  # how a dump names the group of all ranks
+# gloo's record does not tell a call that ended from one that failed.
+SAME = "all ranks made the same calls, which ended or failed: read the exit statuses"
+_WORLD = "0"  # a dump's name for the group of all ranks
 
 Dump = Mapping[str, Any]  # a rank's flight recorder
 # By group, and by number of the collective: its name, sizes and types.
@@ -22,7 +22,7 @@ Calls = dict[str, dict[int, str]]
 
 
 def calls(dump: Dump) -> Calls:
-    """List what a rank called. Groups have names of their recorder; "0" is all ranks."""
+    """List a rank's collectives by group. The recorder names the groups; "0" is all ranks."""
     calls_of_groups: Calls = {}
     for entry in dump.get("entries", []):
         if not entry["is_p2p"]:
@@ -36,7 +36,7 @@ def calls(dump: Dump) -> Calls:
 def who_hangs(dumps: Mapping[int, Dump]) -> list[str]:
     """Make a line for each rank without a dump, and for each group where ranks wait.
 
-    dumps: by rank. A group's line is on the first call that its ranks differ in, or do not end.
+    dumps: by rank. A group's line shows the first call that differs between ranks or did not end.
     """
     dumps = dict(sorted(dumps.items()))
     sizes = [dump.get("world_size", 0) for dump in dumps.values()]
@@ -59,13 +59,13 @@ def _group_line(
     calls_of_ranks: Mapping[int, Calls],
     dumps: Mapping[int, Dump],
 ) -> str | None:
-    """The line on the first call that a group's ranks differ in, or do not end, if any."""
-    of_world = group.split()[0] == _WORLD  # all ranks are in it, also one that called nothing yet
+    """The line on a group's first call that differs between ranks or did not end, if any."""
+    of_world = group.split()[0] == _WORLD  # it includes ranks without a call yet
     calls_of_members: dict[int, dict[int, str]] = {}
     for rank, groups in calls_of_ranks.items():
         if of_world or group in groups:
             calls_of_members[rank] = groups.get(group, {})
-    # A recorder keeps the last calls only.
+    # A recorder keeps only the last calls.
     first = max(min(numbers, default=0) for numbers in calls_of_members.values())
     numbers = {number for numbers in calls_of_members.values() for number in numbers}
     for number in sorted(number for number in numbers if number >= first):
@@ -77,13 +77,13 @@ def _group_line(
 
 
 def _has_ended(dump: Dump, group: str, number: int) -> bool:
-    """Whether a rank's collective of this number has ended, as far as the dump says."""
+    """Whether a rank's collective of this number has ended, according to the dump."""
     status = dump["pg_status"].get(group, {})
     return int(status.get("last_completed_collective", number)) >= number
 
 
 def _describe(called: Mapping[int, str]) -> str:
-    """Say who called what, the fewest first; "" stands for no call."""
+    """Describe which ranks made which call, the rarest call first; "" means no call."""
     callers: dict[str, list[int]] = {}
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
@@ -97,7 +97,7 @@ def _describe(called: Mapping[int, str]) -> str:
 
 
 def read_dumps(paths: Iterable[Path | str]) -> dict[int, dict]:
-    """Read the dumps, by rank: the number in the name of a file. Raises ValueError."""
+    """Read the dumps, by the rank in each file's name. Raises ValueError."""
     dumps = {}
     for path in map(Path, paths):
         try:
@@ -106,7 +106,7 @@ def read_dumps(paths: Iterable[Path | str]) -> dict[int, dict]:
             calls(dump), dump["pg_status"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             cure = "give recorder_rank*.json"
-            raise ValueError(f"{path} is no rank's dump ({error!r:.80}): {cure}") from None
+            raise ValueError(f"{path} is not a rank's dump ({error!r:.80}): {cure}") from None
         dumps[rank] = dump
     if not dumps:
         raise ValueError("no dump is given: python who_hangs.py recorder_rank*.json")

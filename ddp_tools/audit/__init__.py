@@ -1,1 +1,1 @@
-"""The audit: run an unchanged DDP script on CPU ranks under witnesses, and judge what they did."""
+"""The audit: run an unchanged DDP script on instrumented CPU ranks and check what they did."""

@@ -1,4 +1,4 @@
-"""Note how the ranks begin a process group on this rank, and what they send each other.
+"""Note this rank's calls of init_process_group and of collectives and point-to-point functions.
 
 Each rank has one `CallWatch`. Needs torch.
 """
@@ -21,19 +21,19 @@ from ddp_tools.audit.digests import sums_of
 from ddp_tools.audit.watch import replace_call
 from ddp_tools.audit.writer import NoteWriter
 
-# What ranks call to talk to each other; the second, only two of them.
+# The functions by which ranks communicate; those of the second are point-to-point.
 _PAIRS = "i?send|i?recv|batch_isend"
 _ALL = "all_|broadcast|barrier|monitored|reduce(?!_op)|gather|scatter"
 _COMMUNICATION = re.compile(f"{_ALL}|{_PAIRS}")
 _POINT_TO_POINT = re.compile(_PAIRS)
-_FEW = 16  # numbers in a tensor that ranks reduce, as losses and counts
+_FEW = 16  # numbers at most in a reduced tensor of losses or counts
 
 
 class CallWatch:
-    """Hears of init_process_group, and of each call by which ranks talk to each other."""
+    """Notes calls of init_process_group and each call by which ranks communicate."""
 
     def __init__(self, writer: NoteWriter) -> None:
-        """Listen from now on."""
+        """Set the hooks."""
         self._writer = writer
         self._in_communication = False  # which may call others
         replace_call(dist, "init_process_group", self._observed_join)
@@ -41,7 +41,7 @@ class CallWatch:
         self._hook_communication()
 
     def _observed_join(self, join: Callable) -> Callable:
-        """init_process_group that notes what it is given, and ends a rank that takes another's."""
+        """Make init_process_group note its arguments, and end a rank if they are wrong."""
         signature = inspect.signature(join)
         launched = int(self._writer.rank), int(os.environ["WORLD_SIZE"])
 
@@ -51,14 +51,14 @@ class CallWatch:
             rank = _given_number(given.get("rank"), "RANK", launched[0])
             world_size = _given_number(given.get("world_size"), "WORLD_SIZE", launched[1])
             self._writer.note(notes.Join, rank=rank, world_size=world_size)
-            if (rank, world_size) != launched:  # who would wait until the limit
-                sys.exit("the ranks of init_process_group are not those of the launch")
+            if (rank, world_size) != launched:  # it would wait until the limit
+                sys.exit("init_process_group has a wrong rank or world size")
             join(*args, **options)
 
         return call
 
     def _hook_communication(self) -> None:
-        """Note each collective, and what is sent from rank to rank, in order."""
+        """Note each collective and each point-to-point call, in order."""
 
         def observed(name: str, communicate: Callable) -> Callable:
             timed = self._writer.timed("communication", communicate)
@@ -84,9 +84,9 @@ class CallWatch:
             setattr(distributed_c10d, name, call)
 
     def _note_communication(self, name: str, arguments: list[object], part: Any) -> None:
-        """Note a call by which ranks talk to each other, with the size of its first tensor.
+        """Note a call by which ranks communicate, with the size of its first tensor.
 
-        part: what this rank gives.
+        part: this rank's input.
         """
         groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
@@ -112,13 +112,13 @@ class CallWatch:
 
 
 def _own_part(given: Mapping[str, object]) -> object:
-    """What a rank gives, of a collective's arguments by name: an object, or a tensor."""
+    """This rank's input among a collective's arguments by name: an object or a tensor."""
     names = ("obj", "input_tensor", "input", "tensor")
     return next((given[name] for name in names if name in given), None)
 
 
 def _content(part: object) -> dict[str, Any]:
-    """The fields of a note that tell what a rank gives: numbers, integers or not, lengths."""
+    """The fields of a note on this rank's input: numbers, whether they are integers, lengths."""
     if isinstance(part, torch.Tensor):
         few = part.numel() <= _FEW and not part.is_complex()
         numbers = part.detach().double().reshape(-1).tolist() if few else ()
@@ -133,7 +133,7 @@ def _content(part: object) -> dict[str, Any]:
 
 
 def _length(value: object) -> int:
-    """The length of an object; -1 of one that has none."""
+    """The length of an object; -1 if it has none."""
     try:
         return len(value)  # type: ignore[arg-type]
     except TypeError:
@@ -141,9 +141,9 @@ def _length(value: object) -> int:
 
 
 def _given_number(value: object, variable: str, launched: int) -> int:
-    """What init_process_group takes: its argument, or what the script has left in the environment.
+    """The number that init_process_group uses: its argument, or the environment variable.
 
-    launched: what the launcher said, if the script has taken that away.
+    launched: the launcher's number, if the script has removed the variable.
     """
     if isinstance(value, int) and value >= 0:
         return value

@@ -1,6 +1,6 @@
-"""The command `audit`: start ranks under witnesses, judge their notes, print the table.
+"""The command `audit`: run a script on instrumented ranks, check their notes, print the table.
 
-The learner's process calls it. Needs no torch in this process.
+The driver process calls it, and needs no torch itself.
 """
 
 import shlex
@@ -33,21 +33,21 @@ from ddp_tools.audit.rank_checks import NEEDS_STAND_IN, SEE_LOG
 
 RANKS = 2
 _RUNS = ("", "_one", "_stopped", "_again", *preempt.RUNS)  # suffixes of their folders
-_STATES = (FAIL, OK, UNKNOWN, NOT_APPLICABLE, SKIPPED)  # as the table has them
-_WIDTH = 200  # letters of a rank's last line
-_DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, map_location was"
-_DEVICE += " given to torch.load: what only they do was not seen"
-# Checks without any of which a table says nothing about the training.
+_STATES = (FAIL, OK, UNKNOWN, NOT_APPLICABLE, SKIPPED)  # in the table's order
+_WIDTH = 200  # characters of a rank's last line
+_DEVICE = "the CPU stood in for CUDA, gloo for NCCL, BatchNorm for SyncBatchNorm, and torch.load "
+_DEVICE += "got a map_location: what only CUDA and NCCL do was not checked"
+# If all of these are unknown, the table is no result about the training.
 _ON_TRAINING = {"sharding", "replicas", "gradients"}
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs of one script under witnesses, each in folders of its own below one folder."""
+    """Instrumented runs of one script, each with its own folders below one folder."""
 
     script: Path
     folder: Path
-    cwd: Path | None  # whose files each run finds in its folder, as before the audit
+    cwd: Path | None  # each run finds its files, unchanged, in the run's own folder
     limit: float
     on_cpu: bool
     two_nodes: bool
@@ -60,10 +60,12 @@ class _Runs:
         interrupt: str = "",
         work: str = "",
     ) -> list[Notes]:
-        """Run the script, and return the notes of its ranks.
+        """Run the script and return the notes of its ranks.
 
-        suffix: of the run's folders; interrupt: what ends it early, as `interrupt` reads it; work:
-        the folder of an earlier run, in which this one runs.
+        Args:
+            suffix: of the run's folders.
+            interrupt: what ends the run early, in the form that interrupt.py reads.
+            work: the folder of an earlier run, in which this one runs.
         """
         notes = self.folder / f"notes{suffix}"
         _make_empty(notes)
@@ -77,9 +79,9 @@ class _Runs:
             "DDP_AUDIT_ON_CPU": "1" if self.on_cpu else "",
             "DDP_AUDIT_TWO_NODES": "1" if self.two_nodes else "",
             "DDP_AUDIT_INTERRUPT": interrupt,
-            "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ beside somebody's files
+            "PYTHONDONTWRITEBYTECODE": "1",  # no __pycache__ next to the user's files
         }
-        # Of simulated GPUs each rank has one of its own, unless both are told to be the first.
+        # Each rank has its own simulated GPU, unless with two_nodes both would use the first.
         if self.on_cpu or self.two_nodes:
             env["CUDA_VISIBLE_DEVICES"] = ""
         command = [str(self.script), *arguments]
@@ -99,29 +101,33 @@ def audit(
     preempts: bool = False,
     two_nodes: bool = False,
 ) -> list[Row]:
-    """Run an unchanged script on two ranks under witnesses, and judge it.
+    """Run an unchanged script on two instrumented ranks and check it.
 
-    They have CPUs, or under `ddp-course gpus` simulated GPUs.
+    The ranks use CPUs, or simulated GPUs under `ddp-course gpus`.
 
     Args:
         script: the file of the script.
-        arguments: the script's.
-        folder: for all that the audit leaves; without it, one that is removed at the end.
-        cwd: the folder whose files the script finds where it runs; it changes none of them.
-        limit: seconds until a script that has not ended is ended.
-        on_cpu: what the script asks of CUDA is done on the CPU.
-        batch_size_flag: the script's flag with which one rank can be given the same global batch,
-            whether it counts all ranks or each.
-        one_rank_with: in its place, the arguments besides, maybe none, that give one rank the same
-            global batch.
-        resume_with: have the script ended and started again, with these arguments besides, maybe
-            none.
-        preempts: have one rank get a signal twice, and all killed within a torch.save; started
-            again it gets the arguments of resume_with, too.
-        two_nodes: each rank is told that it is the only one of its node, so that local_rank, which
-            is 0 on both, cannot pass for rank.
+        arguments: the script's arguments.
+        folder: keeps all files of the audit; without it, they are removed at the end.
+        cwd: the script finds copies of this folder's files in its working directory; the folder
+            stays unchanged.
+        limit: seconds after which the audit ends the script.
+        on_cpu: run the script's CUDA calls on the CPU.
+        batch_size_flag: the script's flag that gives one rank the same global batch; it may count
+            the samples of all ranks or of each.
+        one_rank_with: instead of that flag, the extra arguments, maybe none, that give one rank
+            the same global batch.
+        resume_with: kill the script and start it again with these extra arguments, maybe none.
+        preempts: send one rank a signal twice, and kill all ranks within a torch.save; restarts
+            also get the arguments of resume_with.
+        two_nodes: each rank is the only one of its node, so local_rank is 0 on both and cannot
+            be mistaken for the rank.
 
-    Raises PlainError.
+    Returns:
+        the rows of the table.
+
+    Raises:
+        PlainError: the script cannot be audited with these arguments.
     """
     script = Path(script).resolve()
     with ExitStack() as stack:
@@ -129,7 +135,7 @@ def audit(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
         folder = folder.resolve()
         if batch_size_flag and one_rank_with is not None:
-            why = "both tell what one rank is given: leave one out"
+            why = "both set what one rank is given: leave one out"
             raise PlainError(f"--batch-size-flag and --one-rank-with: {why}")
         words_of_flags = {"--one-rank-with": one_rank_with, "--resume-with": resume_with}
         _check(script, folder, cwd, limit, words_of_flags)
@@ -148,7 +154,7 @@ def _audit_rows(
     resume_with: str | None,
     preempts: bool,
 ) -> list[Row]:
-    """Run the script as often as it takes, and make all rows. Raises PlainError."""
+    """Do all runs that the arguments ask for and make the rows. Raises PlainError."""
     folder, on_cpu = runs.folder, runs.on_cpu
     ranks = runs.run(RANKS, arguments, "")
     check_started(ranks, folder / "notes" / "output.log")
@@ -162,13 +168,14 @@ def _audit_rows(
     else:
         rows.append(Row(one_rank.NAME, UNKNOWN, "see 'exit'"))
     if resume_with is None:
-        rows.append(Row(restart.NAME, SKIPPED, "whether it can go on: --resume-with=…"))
+        rows.append(Row(restart.NAME, SKIPPED, "whether it can resume: --resume-with=…"))
     elif came_to_end:
         rows.append(_resume_row(runs, arguments, resume_with, ranks))
     else:
         rows.append(Row(restart.NAME, UNKNOWN, "see 'exit'"))
     if not preempts:
-        rows.append(Row(preempt.NAME, SKIPPED, "what a signal does, and half a file: --preempt"))
+        seen = "whether it stops at a signal, and survives half a checkpoint: --preempt"
+        rows.append(Row(preempt.NAME, SKIPPED, seen))
     elif came_to_end:
         rows += _preempt_rows(runs, arguments, resume_with or "", ranks)
     else:
@@ -181,9 +188,9 @@ def _audit_rows(
 def _one_rank_row(
     runs: _Runs, arguments: Sequence[str], flag: str, words: str, ranks: list[Notes]
 ) -> Row:
-    """Run the script on one rank, and compare its steps and its model with those of these ranks.
+    """Run the script on one rank and compare its steps and its model with the given ranks'.
 
-    flag: by which it gets the global batch of these ranks; or "", and words do.
+    flag: the flag that gives it their global batch; if "", the arguments in `words` give it.
     """
     try:
         besides = one_rank.one_rank_words(flag, ranks) if flag else shlex.split(words)
@@ -194,7 +201,7 @@ def _one_rank_row(
 
 
 def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]) -> Row:
-    """End the script and start it again, and compare its model with that of these ranks."""
+    """Kill the script, start it again, and compare its model with the model of these ranks."""
     stopped = runs.run(RANKS, arguments, "_stopped", "kill 0")
     restarted = ranks
     if select(stopped[0], Stopped):
@@ -206,9 +213,10 @@ def _resume_row(runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: 
 def _preempt_rows(
     runs: _Runs, arguments: Sequence[str], resume_with: str, ranks: list[Notes]
 ) -> list[Row]:
-    """Have one rank told to stop, then all killed within torch.save, and start it again each time.
+    """Signal one rank, then kill all ranks within torch.save, and restart after each.
 
-    A rank that waits for one that has left is ended soon: by then the whole run had ended.
+    These runs get a limit from the first run's time, since a rank that waits for one that has left
+    would wait until the end of a long one.
     """
     seconds = ranks[0][-1].time - ranks[0][0].time
     shorter = replace(runs, limit=min(runs.limit, 3 * seconds + 20))
@@ -221,13 +229,13 @@ def _preempt_rows(
 
 
 def check_started(ranks: list[Notes], log: Path) -> None:
-    """Raise PlainError if the ranks did not start, or if the script asks for another number."""
+    """Raise PlainError if the ranks did not start, or the script spawns a different number."""
     if not all(ranks):
         last = [line for line in log.read_text().splitlines() if line][-1:]
-        raise PlainError(f"the ranks did not begin: {''.join(last)[:_WIDTH]} ({log})")
+        raise PlainError(f"the ranks did not start: {''.join(last)[:_WIDTH]} ({log})")
     for note in select(ranks[0], End):
         if note.why.startswith("mp.spawn is asked for"):
-            cure = "have it ask for as many, maybe by torch.cuda.device_count()"
+            cure = "spawn that number, for example torch.cuda.device_count()"
             raise PlainError(f"{note.why}: {cure}")
 
 
@@ -238,7 +246,7 @@ def _check(
     limit: float,
     words_of_flags: Mapping[str, str | None],
 ) -> None:
-    """Stop before anything is written, if this cannot be audited. Raises PlainError."""
+    """Check the arguments before anything is written. Raises PlainError."""
     try:
         compile(script.read_bytes(), str(script), "exec")
     except OSError as error:
@@ -246,7 +254,7 @@ def _check(
         raise PlainError(f"{script} cannot be read ({error.strerror}): {cure}") from None
     except (SyntaxError, ValueError) as error:
         message = str(error).partition("\n")[0]
-        raise PlainError(f"{script.name} is no Python: {message}") from None
+        raise PlainError(f"{script.name} is not valid Python: {message}") from None
     if not 1 <= limit < 10**6:
         cure = "give the seconds that the script may take"
         raise PlainError(f"--limit {limit:g} is out of range: {cure}")
@@ -257,27 +265,27 @@ def _check(
             why = f"cannot be split into words: {error}"
             raise PlainError(f"{flag}={words} {why}") from None
     if cwd and not Path(cwd).is_dir():
-        cure = "give the one in which the script is to run"
-        raise PlainError(f"--cwd {cwd} is no folder: {cure}")
+        cure = "give the folder in which the script is to run"
+        raise PlainError(f"--cwd {cwd} is not a folder: {cure}")
     _check_folder(folder)
 
 
 def _check_folder(folder: Path) -> None:
-    """Stop if the folder holds anything but an earlier audit, which goes. Raises PlainError."""
+    """Refuse a folder that holds anything but an earlier audit. Raises PlainError."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = {f"{part}{suffix}" for part in ("work", "notes") for suffix in _RUNS}
     if names and (names - ours or not (folder / "notes" / "output.log").exists()):
-        raise PlainError(f"{folder} holds something else: choose another folder")
+        raise PlainError(f"{folder} holds files that are not an audit's: choose a new folder")
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder, in place of what was there."""
+    """Make an empty folder, after removing an old one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
 def show_table(rows: Sequence[Row]) -> str:
-    """Format the table, with a cure below each red row."""
+    """Format the table, with a fix below each failed check."""
     lines = [f"{'check':<15} {'':<7} finding"]
     for row in sorted(rows, key=lambda row: _STATES.index(row.verdict)):
         lines.append(f"{row.name:<15} {row.verdict:<7} {row.seen}")
@@ -288,15 +296,15 @@ def show_table(rows: Sequence[Row]) -> str:
     lines.append(f"{len(rows)} checks: {counts[FAIL]} failed{''.join(more)}")
     if {row.name for row in rows if row.verdict == UNKNOWN} >= _ON_TRAINING:
         names = ", ".join(row.name for row in rows if row.name in _ON_TRAINING)
-        lines.append(f"So this says nothing about the training; the rows {names} say why")
+        lines.append(f"So the training itself was not checked; the rows {names} give the reasons")
     return "\n".join(map(printable, lines))
 
 
 def report(rows: Sequence[Row]) -> int:
-    """Print the table, and return the status.
+    """Print the table and return the exit status.
 
     0: no check failed, and none is unknown; 1: a check failed; 2: the script failed before it did
-    anything; 3: no check failed, but one is unknown.
+    anything; 3: no check failed, but at least one is unknown.
     """
     print(show_table(rows), flush=True)
     failed = [row.name for row in rows if row.verdict == FAIL]

@@ -17,24 +17,24 @@ from ddp_tools.audit.watch import hear
 
 
 class Copies:
-    """Other models with the names and shapes of a wrapped one, of each line the last that it made.
+    """The models with the names and shapes of a wrapped one: for each line the last that it made.
 
-    They are kept to the end: the function that has them may return before it.
+    They are kept alive to the end, since the function that made them may return earlier.
     """
 
     def __init__(
         self, line_of: Callable[[FrameType], str], note_tensors: Callable[..., None]
     ) -> None:
-        """Hear of each module that is made from now on."""
+        """Hook the creation of modules."""
         self._line_of = line_of
         self._note_tensors = note_tensors
-        self._made: list[tuple[weakref.ref[nn.Module], str]] = []  # not looked at yet
+        self._made: list[tuple[weakref.ref[nn.Module], str]] = []  # not checked yet
         self._copies: dict[str, nn.Module] = {}  # by the line that made it
         for name in ("__init__", "__setstate__"):
             hear(nn.Module, name, after=self._heard)
 
     def _heard(self, module: nn.Module, *_: object, **__: object) -> None:
-        """Keep a module that was made, by its class or by a copy of another."""
+        """Keep a module that was made by its class or as a copy."""
         self._made.append((weakref.ref(module), self._line_of(sys._getframe(1))))
 
     def look(self, models: list[nn.parallel.DistributedDataParallel]) -> None:
@@ -53,7 +53,7 @@ class Copies:
                 self._note(line, "begin")
 
     def note_end(self) -> None:
-        """Note what all copies have at the end."""
+        """Note the tensors of all copies at the end."""
         for line in self._copies:
             self._note(line, "end")
 
@@ -66,7 +66,7 @@ class Copies:
 
 
 def statistics_of(model: nn.Module) -> set[str]:
-    """The names of the buffers of BatchNorm and its like."""
+    """The names of the buffers of BatchNorm and similar layers."""
     return {
         f"{path}.{name}".lstrip(".")
         for path, layer in model.named_modules()
@@ -76,7 +76,7 @@ def statistics_of(model: nn.Module) -> set[str]:
 
 
 def _shapes(model: nn.Module) -> tuple:
-    """The names and shapes of the weights; of a wrapper, such as AveragedModel, what is in it."""
+    """The names and shapes of the weights; of a wrapper, such as AveragedModel, its module's."""
     weights = [*model.named_parameters()]
     if any(is_lazy(tensor) for _, tensor in weights):
         return ()

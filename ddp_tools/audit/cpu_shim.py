@@ -1,6 +1,6 @@
-"""Have a script for srun, mp.spawn or GPUs run on the ranks of an audit, on the CPU under gloo.
+"""Run a script for srun, mp.spawn or GPUs on the ranks of an audit, on CPUs with gloo.
 
-The witness calls `as_launched` and `without_gpus` on every rank, before the script. Needs torch.
+instrument.py calls `as_launched` and `without_gpus` on every rank, before the script. Needs torch.
 """
 
 import functools
@@ -25,7 +25,7 @@ from ddp_tools.audit.notes import NO_SUCH_DEVICE
 from ddp_tools.audit.watch import replace_call
 
 CPU = torch.device("cpu")
-_SRUN = {  # what srun tells a task, and where torchrun has it
+_SRUN = {  # srun's variables, and torchrun's with the same value
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",
     "SLURM_NTASKS": "WORLD_SIZE",
@@ -37,13 +37,13 @@ _SRUN = {  # what srun tells a task, and where torchrun has it
 
 
 class Moment:
-    """An event, or a stream, of a GPU whose work is done as soon as it is asked for."""
+    """A CUDA event or stream whose work is complete at once."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.time = time.perf_counter()
 
     def record(self, *_: object) -> None:
-        """Note the time."""
+        """Record the time."""
         self.time = time.perf_counter()
 
     def elapsed_time(self, other: "Moment") -> float:
@@ -51,11 +51,11 @@ class Moment:
         return 1000 * (other.time - self.time)
 
     def query(self) -> bool:
-        """All is done."""
+        """All work is complete."""
         return True
 
     def synchronize(self, *_: object) -> None:
-        """There is nothing to wait for."""
+        """Return at once: no work is pending."""
 
     wait = wait_event = wait_stream = synchronize
 
@@ -68,7 +68,7 @@ def _local_world_size() -> int:
     return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
-# What functions of torch.cuda and torch.accelerator answer to the script.
+# The return values of functions of torch.cuda and torch.accelerator for the script.
 _ANSWERS: dict[str, Callable[[], object]] = {
     "is_available": lambda: True,
     "device_count": _local_world_size,
@@ -90,7 +90,7 @@ _ANSWERS: dict[str, Callable[[], object]] = {
 
 
 def _for_script(answer: Callable[[], object], truth: Callable) -> Callable:
-    """A function that gives the script this answer, and torch, which would act on it, the truth."""
+    """Wrap a function so that the script gets this answer; torch itself gets the real one."""
 
     def answered(*args: Any, **options: Any) -> object:
         caller = sys._getframe(1).f_globals.get("__name__", "")
@@ -101,9 +101,9 @@ def _for_script(answer: Callable[[], object], truth: Callable) -> Callable:
 
 
 def _on_cpu(value: object) -> object:
-    """The CPU in place of a CUDA device, or of its name; anything else as it is."""
+    """Replace a CUDA device, or its name, with the CPU; return anything else unchanged."""
     if not isinstance(value, str | torch.device):
-        return value  # not str() of it first: that of a storage prints each number
+        return value  # before str(): a storage's would print each number
     name, _, number = str(value).partition(":")
     if name != "cuda":
         return value
@@ -111,25 +111,25 @@ def _on_cpu(value: object) -> object:
 
 
 def _number_on_cpu(value: object) -> object:
-    """The CPU in place of the number of a device; anything else as it is.
+    """Replace the number of a device with the CPU; return anything else unchanged.
 
-    Raises RuntimeError, as CUDA does, for one that a pretended node of one rank does not have.
+    Raises RuntimeError, as CUDA does, for a device that a simulated node of one rank lacks.
     """
     if type(value) is not int:
         return value
     if os.environ.get("DDP_AUDIT_TWO_NODES") and value >= _local_world_size():
-        raise RuntimeError(f"{NO_SUCH_DEVICE}: {value}, on a node that has device 0 alone")
+        raise RuntimeError(f"{NO_SUCH_DEVICE}: {value}, on a node with device 0 only")
     return CPU
 
 
 def _set_device(device: object = None) -> nullcontext:
-    """Choose a device, which changes nothing, also for the lines of a `with`."""
+    """Choose a device, which has no effect; also usable in a `with` statement."""
     _number_on_cpu(_on_cpu(device))
     return nullcontext()
 
 
 class _OnCPU(TorchFunctionMode):
-    """Whatever torch is told to put on a GPU stays on the CPU."""
+    """Keeps on the CPU everything that torch's functions would put on a GPU."""
 
     def __torch_function__(
         self,
@@ -138,9 +138,9 @@ class _OnCPU(TorchFunctionMode):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> object:
-        """Call torch's function with the CPU for each GPU among its arguments."""
+        """Call torch's function, with each GPU among its arguments replaced with the CPU."""
         options = kwargs or {}
-        if func is torch.device:  # it keeps its name, by which the script may choose
+        if func is torch.device:  # it keeps its name, which the script may test
             return func(*args, **options)
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             for device in [*args[1:], *options.values()]:
@@ -155,7 +155,7 @@ class _OnCPU(TorchFunctionMode):
 
 
 def _unchanged(module: torch.nn.Module, *_: object, **__: object) -> torch.nn.Module:
-    """Leave a model as it is."""
+    """Return a model unchanged."""
     return module
 
 
@@ -166,7 +166,7 @@ def _spawned(
     *_: object,
     **__: object,
 ) -> None:
-    """Be one of the ranks that mp.spawn would start; every rank calls it."""
+    """Act as one of the ranks that mp.spawn would start; every rank calls it."""
     world_size = os.environ["WORLD_SIZE"]
     if nprocs != _local_world_size():
         sys.exit(f"mp.spawn is asked for {nprocs} ranks, and the audit has {world_size}")
@@ -174,13 +174,13 @@ def _spawned(
 
 
 def on_two_nodes() -> None:
-    """Have each rank be the only one of a node of its own; every rank calls it."""
+    """Make each rank the only one of its node; every rank calls it."""
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
     os.environ["GROUP_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
 
 
 def as_launched() -> None:
-    """Set what srun would, and be the rank that mp.spawn would start; every rank calls it."""
+    """Set srun's variables and make mp.spawn run its function in this rank; every rank calls it."""
     told_by_srun = {name: os.environ[source] for name, source in _SRUN.items()}
     world_size, on_node = int(os.environ["WORLD_SIZE"]), _local_world_size()
     nodes = {
@@ -193,7 +193,7 @@ def as_launched() -> None:
 
 
 def without_gpus() -> None:
-    """Put the CPU in CUDA's place from now on; every rank calls it, before its script."""
+    """Replace CUDA with the CPU from now on; every rank calls it, before its script."""
     _use_gloo()
     _use_cpu_in_ddp_and_loaders()
     for module in (torch.cuda, torch.accelerator):
@@ -202,7 +202,7 @@ def without_gpus() -> None:
                 replace_call(module, name, functools.partial(_for_script, answer))
         for name in {"set_device", "set_device_index", "device"} & {*vars(module)}:
             replace_call(module, name, lambda _: _set_device)
-    # It takes CUDA tensors alone; BatchNorm stays, and the row `device` says so.
+    # SyncBatchNorm takes CUDA tensors only; BatchNorm stays, which the row `device` reports.
     replace_call(torch.nn.SyncBatchNorm, "convert_sync_batchnorm", lambda convert: _unchanged)
     replace_call(torch.cuda, "Event", lambda event: Moment)
     replace_call(torch.cuda, "Stream", lambda stream: Moment)
@@ -216,7 +216,7 @@ def without_gpus() -> None:
 
 
 def _use_gloo() -> None:
-    """Have each process group use gloo, whatever its script asks for."""
+    """Make each process group use gloo instead of the script's backend."""
     join = dist.init_process_group
 
     @functools.wraps(join)
@@ -228,7 +228,7 @@ def _use_gloo() -> None:
 
 
 def _use_cpu_in_ddp_and_loaders() -> None:
-    """Have DDP, torch.load and loaders leave everything on the CPU."""
+    """Make DDP, torch.load and loaders keep everything on the CPU."""
 
     def on_cpu_wrap(wrap: Callable) -> Callable:
         def wrapped(model: DDP, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -256,7 +256,7 @@ def _use_cpu_in_ddp_and_loaders() -> None:
 
 
 def _use_cpu_random_numbers() -> None:
-    """Have torch.cuda set the random numbers of the CPU."""
+    """Make torch.cuda set the state of the CPU's generator."""
 
     def set_state(new_state: torch.Tensor, *_: object, **__: object) -> None:
         torch.set_rng_state(new_state)

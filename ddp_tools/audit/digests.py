@@ -1,4 +1,4 @@
-"""Boil down what a rank holds: digests of tensors and random numbers, names, source files.
+"""Condense a rank's state for notes: digests of tensors and generators, keys, source files.
 
 The observer calls these on every rank. Needs torch.
 """
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-# Files in which no line of the script stands.
+# Files that are not part of the script.
 _LIBRARIES = (
     *("<frozen", str(Path(__file__).resolve().parents[1])),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
-_LETTERS = 12  # of a digest
+_LETTERS = 12  # characters of a digest
 
 
 def is_library(file: str) -> bool:
@@ -36,9 +36,9 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def write_numbers(path: Path, tensors: Collection[torch.Tensor]) -> str:
-    """Write all numbers of the tensors, one after the other; returns the file's name.
+    """Write all numbers of the tensors, one after the other; return the file's name.
 
-    It ends in .f64, and has float64, if all of them are that; else it has float32.
+    The file has float64 and the suffix .f64 if all tensors are float64; else float32 and .f32.
     """
     double = all(tensor.dtype == torch.float64 for tensor in tensors)
     suffix, dtype = (".f64", torch.float64) if double else (".f32", torch.float32)
@@ -49,7 +49,7 @@ def write_numbers(path: Path, tensors: Collection[torch.Tensor]) -> str:
 
 
 def rng_digest() -> str:
-    """Digest the states of torch's random numbers, on the CPU and on this rank's GPU."""
+    """Digest the states of torch's generators, on the CPU and on this rank's GPU."""
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return digest_of(torch.get_rng_state()) + (
         digest_of(torch.cuda.get_rng_state()) if on_gpu else ""
@@ -85,7 +85,7 @@ def inputs_digest(arguments: Iterable[object]) -> str:
 
 
 def names_in(saved: object, depth: int = 3) -> Iterator[str]:
-    """List the names in what is saved, also in the dictionaries in it."""
+    """List the keys of a saved dictionary, and of the dictionaries inside it."""
     for name, value in saved.items() if isinstance(saved, dict) else ():
         yield str(name)
         if depth:

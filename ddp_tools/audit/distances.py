@@ -1,4 +1,4 @@
-"""How far apart the tensors of two notes are, by all their numbers. Needs no torch."""
+"""Compute the distance between the tensors of two notes, over all numbers. Needs no torch."""
 
 import math
 from array import array
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ddp_tools.audit.notes import CLOSE, Tensors, differ
 
-_PART = 1 << 16  # of many numbers, at once
+_PART = 1 << 16  # numbers that math.dist gets at once
 
 
 def numbers_of(note: Tensors) -> Sequence[float]:
-    """All numbers of the tensors, from the file that the rank has written; else their sums."""
+    """All numbers of the tensors, from the rank's file; without a file, their sums."""
     if not note.file:
         return [number for sums in note.sums for number in sums]
     numbers = array("d" if is_double(note) else "f")
@@ -20,18 +20,18 @@ def numbers_of(note: Tensors) -> Sequence[float]:
 
 
 def is_double(note: Tensors) -> bool:
-    """Whether all numbers of the tensors are float64, in their file, too."""
+    """Whether all tensors are float64, and so is their file."""
     return note.file.endswith(".f64")
 
 
 def euclid(numbers: Sequence[float], others: Sequence[float]) -> float:
-    """The Euclidean distance of as many numbers, also of very many."""
+    """The Euclidean distance of two sequences of equal length, which may be very long."""
     parts = range(0, len(numbers), _PART)
     return math.hypot(*(math.dist(numbers[i : i + _PART], others[i : i + _PART]) for i in parts))
 
 
 def names_apart(note: Tensors, other: Tensors) -> list[str]:
-    """The names of the tensors that differ by more than rounding, if both have the same ones."""
+    """The names of the tensors that differ by more than rounding; [] if the names differ."""
     if note.names != other.names or note.sizes != other.sizes or note.bits == other.bits:
         return []
     both_files = note.file and other.file

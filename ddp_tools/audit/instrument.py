@@ -1,4 +1,4 @@
-"""Run an unchanged script on this rank, and note what it does, as the audit starts it on each rank:
+"""Run an unchanged script on this rank and write notes; the audit starts it on each rank:
 
 instrument.py NOTES LIMIT SCRIPT ITS_ARGUMENTS writes NOTES/rankN.jsonl. Needs torch.
 """
@@ -13,7 +13,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-# ddp_tools need not be installed; the script does not see this folder.
+# ddp_tools need not be installed; the script's import path lacks this folder.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from ddp_tools.audit import cpu_shim, notes
 from ddp_tools.audit.digests import is_library
@@ -23,15 +23,15 @@ from ddp_tools.rendezvous import listen_narrowly
 sys.path.pop()
 
 
-# What no stand-in has done, of the errors of a script whose CUDA the CPU stands in for.
+# Errors under --on-cpu that the stand-in for CUDA may have caused.
 _OF_STAND_IN = re.compile(r"cuda|nvidia|nccl|SimpleNamespace|'Moment'", re.IGNORECASE)
-_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")  # how Python tells one
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")  # as Python prints one
 
 
 def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> None:
-    """Run the script under an observer; every rank calls it. What the script raises goes on.
+    """Run the script under an observer; every rank calls it. Raises the script's exception.
 
-    folder: for the notes; limit: seconds, after which this rank is ended.
+    folder: for the notes; limit: seconds after which this rank is ended.
     """
     listen_narrowly()
     if os.environ.get("DDP_AUDIT_TWO_NODES"):
@@ -58,7 +58,7 @@ def testify(folder: Path, limit: float, script: str, arguments: list[str]) -> No
 
 
 class _LastLine:
-    """Keeps the last line that the script writes to stderr, of errors if there is one."""
+    """Keeps the script's last line on stderr, or the last line with an error if there is one."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -70,14 +70,14 @@ class _LastLine:
                     self.text = line
             return write(text)
 
-        with suppress(AttributeError):  # whoever has put another stream there
+        with suppress(AttributeError):  # a replaced stderr may not allow it
             sys.stderr.write = kept  # type: ignore[method-assign]
 
 
 def _end_by(error: BaseException, last_line: str) -> notes.End:
-    """The note on an error, or a SystemExit, that ends the script, and where it was raised.
+    """The note on an error or a SystemExit that ended the script, with the line that raised it.
 
-    last_line: the script's last one on stderr, for an exit that has a number and no words.
+    last_line: the script's last line on stderr, for an exit with a number and no message.
     """
     why: object = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):

@@ -1,6 +1,6 @@
-"""Judge what the ranks' witnesses have noted: the table of checks, and the rows that they make.
+"""Run all checks on the notes of the ranks and make the rows of the table.
 
-The audit's command calls it in the learner's process, with the notes of all ranks. Needs no torch.
+The audit's command calls it in the driver process, with the notes of all ranks. Needs no torch.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from ddp_tools.audit import (
 )
 from ddp_tools.audit.notes import FAIL, NOT_APPLICABLE, OK, UNKNOWN, Finding, Notes, Row
 
-EARLY = "the run did not come to its end; until then: "
+EARLY = "the run ended early; until then: "
 
 
 def _metrics(ranks: list[Notes]) -> Finding:
-    """What ranks find on shares of a test set comes together, and not as means of unequal ones."""
+    """Metrics of test-set shards are reduced over the ranks, but not as means of unequal shards."""
     together = evaluation_checks.metrics(ranks)
     return together if together.verdict == FAIL else state_checks.averages(ranks) or together
 
 
-# To add a check: a function of data_checks.py (what ranks are given), evaluation_checks.py (what
-# they test), rank_checks.py (what they do), training_checks.py (weights, gradients) or
-# state_checks.py (what they hold besides), which takes the notes of all ranks and returns a
-# Finding: FAIL only for what is wrong for certain, UNKNOWN if the notes do not say, NOT_APPLICABLE
-# if the script has nothing of the kind. What no note says is a field or a class more in notes.py,
-# written by one of the watches. Plant a fault that it finds (PLANTED in
+# To add a check: write a function in data_checks.py (training samples), evaluation_checks.py (test
+# samples), rank_checks.py (ends, calls, files), training_checks.py (weights, gradients) or
+# state_checks.py (buffers, copies), which takes the notes of all ranks and returns a Finding: FAIL
+# only if it is wrong for certain, UNKNOWN if the notes do not decide it, NOT_APPLICABLE if the
+# script has nothing of the kind. If a note lacks something, add a field or a class in notes.py, and
+# have one of the watches write it. Plant a fault that the check finds (PLANTED in
 # tests/tools/test_audit.py; docs/tools.md has a row for each check); `TEST_ALL=1 pytest
-# tests/tools/test_audit.py` plants all: others may fail, too.
+# tests/tools/test_audit.py` plants all faults, since other checks may fail for the new one.
 # Of two checks that fail for one cause, the vaguer is UNKNOWN and points to the other.
 CHECKS: dict[str, Callable[[list[Notes]], Finding]] = {
     "exit": rank_checks.end,

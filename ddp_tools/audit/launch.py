@@ -1,6 +1,6 @@
-"""Start the ranks of an audit on this machine, each under a witness, and end all that they started.
+"""Start the instrumented ranks of an audit on this machine, and end all processes that they start.
 
-One process calls it, which needs no torch. A rank has the environment that torchrun gives.
+The driver process calls it. Needs no torch. Ranks get the environment variables of torchrun.
 """
 
 import os
@@ -19,9 +19,9 @@ from ddp_tools.audit.notes import Notes, read_notes
 from ddp_tools.one_machine import HIDES_GPUS, LOOPBACK_ONLY, free_port
 
 WITNESS = Path(__file__).with_name("instrument.py")
-_START = 90.0  # seconds more than the script's, for the imports
+_START = 90.0  # seconds for the imports, in addition to the limit
 _GRACE = 4.0  # seconds that the other ranks have once one has failed
-# What a launcher, or a job, around the audit has said of its own ranks.
+# Variables that a launcher, or a job, around the audit has set for its own ranks.
 _OF_LAUNCHERS = re.compile(
     r"(SLURMD?|PMIX?|PMI2|OMPI|PALS|TORCHELASTIC|MASTER|GROUP|ROLE)_"
     r"|(LOCAL_)?(RANK|WORLD_SIZE)$|MPI_LOCALRANKID$"
@@ -36,11 +36,15 @@ def launch(
     limit: float,
     env: Mapping[str, str],
 ) -> list[Notes]:
-    """Run the ranks to their end, or until they are ended; returns their notes.
+    """Run the ranks until they exit or are killed; return their notes.
 
-    command: the script and its arguments; cwd: the folder in which it runs; notes: the folder for
-    the notes, and for output.log; limit: seconds, after which a rank ends itself; env: more
-    variables.
+    Args:
+        ranks: how many.
+        command: the script and its arguments.
+        cwd: the folder in which it runs.
+        notes: the folder for the notes and for output.log.
+        limit: seconds after which a rank ends itself.
+        env: more environment variables.
     """
     words = [sys.executable, str(WITNESS), str(notes), str(limit), *command]
     until = time.monotonic() + limit + _START
@@ -66,26 +70,26 @@ def launch(
                     until = min(until, time.monotonic() + _GRACE)
                 time.sleep(0.05)
         finally:
-            for process in started:  # each has a session of its own, with whatever it has started
-                with suppress(ProcessLookupError, PermissionError):  # macOS says the latter
+            for process in started:  # each leads the session of its own child processes
+                with suppress(ProcessLookupError, PermissionError):  # the latter on macOS
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         for thread in copying:
-            thread.join(_GRACE)  # what has left the session may keep a pipe open
+            thread.join(_GRACE)  # a process that has left the session may keep a pipe open
     return read_notes(notes, ranks)
 
 
 def _copy(lines: IO[bytes], rank: int, log: IO[bytes]) -> None:
-    """Copy what a rank prints, with its number before each line, as torchrun does."""
+    """Copy a rank's output to the log, with its number before each line, as torchrun does."""
     for line in lines:
         with suppress(ValueError):  # the log is closed
             log.write(b"[rank%d]:%s\n" % (rank, line.rstrip(b"\n")))
 
 
 def _environments(ranks: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environment of each rank: torchrun's words, the loopback alone, GPUs where they suffice.
+    """The environment of each rank: torchrun's variables, the loopback only, GPUs if they suffice.
 
-    env: more variables, which come before all others.
+    env: more variables, which override all others.
     """
     cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     shared = {name: text for name, text in os.environ.items() if not _OF_LAUNCHERS.match(name)}
@@ -102,7 +106,7 @@ def _environments(ranks: int, env: Mapping[str, str]) -> list[dict[str, str]]:
         "MASTER_PORT": str(free_port()),
     }
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
-    if int(os.environ.get("SIMULATED_GPUS", "0")) < ranks:  # of `ddp-course gpus`
+    if int(os.environ.get("SIMULATED_GPUS", "0")) < ranks:  # set by `ddp-course gpus`
         shared |= dict.fromkeys(HIDES_GPUS, "")
     names = ("RANK", "LOCAL_RANK", "ROLE_RANK")
     return [shared | dict.fromkeys(names, str(rank)) | dict(env) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""Read from a loss's autograd graph by what it divides the sum over this rank's terms.
+"""Read from a loss's autograd graph the divisor of the sum over this rank's terms.
 
 The audit's watch of training calls it on every rank before a backward pass. Needs torch.
 """
@@ -7,7 +7,7 @@ import math
 
 import torch
 
-# Nodes that leave a number as it is, or turn its sign.
+# Nodes that keep a number or change its sign.
 _SAME = {"CloneBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0", "NegBackward0"}
 _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
 
@@ -15,8 +15,8 @@ _MEAN, _SUM = 1, 2  # torch's numbers of the reductions
 def divisor_of(loss: object) -> float | None:
     """Compute the divisor of a loss that is one sum or mean, multiplied or divided by numbers.
 
-    The mean of 5 terms: 5. That mean times 2: 2.5. None where the graph does not say: a sum of
-    several losses, a mean weighted by class, a compiled loss; or where `loss` is no tensor.
+    The mean of 5 terms: 5. That mean times 2: 2.5. None if the graph does not show it: a sum of
+    several losses, a mean weighted by class, a compiled loss; or if `loss` is not a tensor.
     """
     factor, node = 1.0, loss.grad_fn if isinstance(loss, torch.Tensor) else None
     while node is not None:
@@ -35,7 +35,7 @@ def divisor_of(loss: object) -> float | None:
 
 
 def _terms(node: torch.autograd.graph.Node) -> float | None:
-    """By what a node that adds up terms divides their sum: 1 for a sum; None for other nodes."""
+    """The divisor of a node that adds up terms: 1 for a sum; None for other nodes."""
     if node.name() == "SumBackward0":
         return 1.0
     if node.name() == "MeanBackward0":

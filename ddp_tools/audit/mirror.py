@@ -1,24 +1,24 @@
-"""A folder in which a script finds another one's files, and writes without changing them.
+"""A copy-on-write copy of a folder: links to its files, each replaced before a script writes to it.
 
-The audit's command makes one for each run with `--cwd`; the observer, on every rank, has a file
-parted from the other folder before the script writes to it. Needs no torch.
+The audit's command makes one for each run with `--cwd`; the observer, on every rank, replaces a
+link with a copy before the script writes to the file. Needs no torch.
 """
 
 import os
 import shutil
 from pathlib import Path
 
-MIRRORED = "DDP_AUDIT_MIRRORED"  # the variable that tells the ranks which folder it is
-_MOST = 100_000  # files, which take seconds
+MIRRORED = "DDP_AUDIT_MIRRORED"  # the environment variable with the path of the folder
+_MOST = 100_000  # files; as many links take seconds
 
 
 def mirror(folder: Path, to: Path, without: Path) -> None:
-    """Make the folders below one folder anew in another, with a link to each file.
+    """Recreate the tree of a folder in another one, with a link to each file.
 
-    A link stays one, also to a folder. without: a folder that is left out. Raises PlainError where
-    there are too many files.
+    Links to folders become links. without: a folder that is left out. Raises PlainError if there
+    are too many files.
     """
-    from ddp_tools import PlainError  # here: the ranks' script does not see the course
+    from ddp_tools import PlainError  # imported here: ranks cannot import the course's package
 
     count = 0
     for place, folders, files in os.walk(folder):
@@ -28,7 +28,7 @@ def mirror(folder: Path, to: Path, without: Path) -> None:
         ]
         count += len(files)
         if count > _MOST:
-            cure = "give a folder with what the script needs, in which a link leads to the data"
+            cure = "give a folder with only the script's files, and a link to the data"
             raise PlainError(f"--cwd {folder} holds more than {_MOST} files: {cure}")
         here = to / Path(place).relative_to(folder)
         here.mkdir(exist_ok=True)
@@ -37,9 +37,9 @@ def mirror(folder: Path, to: Path, without: Path) -> None:
 
 
 def part(path: Path, empties: bool) -> None:
-    """Put a file of its own in the place of a link of the mirror, about to be written to.
+    """Replace a link of the mirror with a copy of its file, before a write.
 
-    empties: whether that begins with an empty file. Every rank may call it.
+    empties: whether the write truncates the file, so that an empty one will do. Any rank calls it.
     """
     mirrored = os.environ.get(MIRRORED)
     if not mirrored or not path.is_symlink():
@@ -52,4 +52,4 @@ def part(path: Path, empties: bool) -> None:
         own.touch()
     else:
         shutil.copy2(target, own)
-    own.replace(path)  # at once, since another rank may read it
+    own.replace(path)  # atomic, since another rank may read it

@@ -1,4 +1,4 @@
-"""Note what models hold on this rank: weights and buffers of wrapped ones, and copies of them.
+"""Note the state of models on this rank: weights and buffers of wrapped ones, and copies.
 
 Each rank has one `ModelWatch`. Needs torch.
 """
@@ -18,10 +18,10 @@ from ddp_tools.audit.writer import NoteWriter
 
 
 class ModelWatch:
-    """Hears of wrapped models and of copies of them, and notes them when it is told to."""
+    """Finds wrapped models and copies of them, and notes their tensors on request."""
 
     def __init__(self, writer: NoteWriter) -> None:
-        """Listen from now on."""
+        """Set the hooks."""
         self.models: list[DDP] = []
         self.copies = Copies(writer.line_of, self._note_tensors)
         self._writer = writer
@@ -51,7 +51,7 @@ class ModelWatch:
             self._writer.note(notes.EvalMode, steps=self._writer.steps)
 
     def note_end(self) -> None:
-        """Note what each wrapped model and each copy of one has at the end."""
+        """Note the tensors of each wrapped model and of each copy at the end."""
         self._note_weights("end", self.models)
         for model in self.models:
             self._note_buffers(model, "end")
@@ -71,7 +71,7 @@ class ModelWatch:
         tensors: Mapping[str, torch.Tensor],
         **fields: Any,
     ) -> None:
-        """Note tensors by name; at the end also all their numbers, and on rank 0 at the begin."""
+        """Note tensors by name; write their numbers at the end, and rank 0's also at the start."""
         writer, file = self._writer, ""
         at_begin = when == "begin" and writer.rank == "0" and record is notes.Weights
         if when == "end" or at_begin:
@@ -91,9 +91,9 @@ class ModelWatch:
         )
 
     def _note_buffers(self, model: DDP, when: str) -> None:
-        """Note the buffers of a model; where DDP broadcasts them, those of BatchNorm are rank 0's.
+        """Note the buffers of a model, without BatchNorm's if DDP broadcasts rank 0's.
 
-        Everybody knows that of BatchNorm: one rank's statistics will do.
+        BatchNorm is left out because one rank's statistics are a known, accepted choice.
         """
         statistics = statistics_of(model.module) if model.broadcast_buffers else set()
         buffers = dict(model.module.named_buffers())
@@ -104,7 +104,7 @@ class ModelWatch:
             self._note_tensors(notes.Buffers, when, number, buffers, transient=[*transient])
 
     def note_tested(self) -> None:
-        """Note all buffers of models in eval mode, as a pass begins: those of BatchNorm, too."""
+        """Note all buffers of models in eval mode, BatchNorm's included, when a pass starts."""
         for number, model in enumerate(self.models):
             buffers = dict(model.module.named_buffers())
             if buffers and not model.module.training and self._tests < STEPS:
@@ -112,9 +112,9 @@ class ModelWatch:
                 self._note_tensors(notes.Buffers, "test", number, buffers)
 
     def look_at_buffers(self, model: DDP) -> None:
-        """Note buffers before DDP broadcasts them: then all ranks should have the same.
+        """Note buffers before DDP broadcasts them: all ranks should have the same by then.
 
-        Those that it does not broadcast, before an epoch: a script may bring them together itself.
+        If DDP does not broadcast them, only before an epoch: a script may reduce them itself.
         """
         if self._epoch_ended or (model.broadcast_buffers and 1 < self._writer.forwards <= STEPS):
             self._note_buffers(model, "epoch" if self._epoch_ended else "forward")

@@ -1,6 +1,6 @@
-"""The notes of an audit's witnesses, as records and as lines of JSON, and the rows of its table.
+"""The notes of an audit, as records and as lines of JSON, and the rows of its table.
 
-The witness writes notes on every rank; the learner's process reads and judges them. Needs no torch.
+Every rank writes notes while its script runs; the driver process checks them. Needs no torch.
 """
 
 import json
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 OK, FAIL, UNKNOWN = "ok", "FAIL", "unknown"
-# A row for which no flag was given, and one for which the script has nothing.
+# A check for which no flag was given, and one that does not apply to the script.
 SKIPPED, NOT_APPLICABLE = "skipped", "n/a"
 CLOSE = 1e-5  # sums that differ by less, relative to the sizes in them, are equal
 NO_SUCH_DEVICE = "CUDA error: invalid device ordinal"
-STEPS = 40  # of which gradients, random numbers and digests of samples are noted
+STEPS = 40  # first steps, of which gradients, random numbers and digests of samples are noted
 
-# For each tensor its sum, and the sum of its absolute values.
+# For each tensor its sum and the sum of its absolute values.
 TensorSums = Sequence[Sequence[float]]
 
 
 class Finding(NamedTuple):
-    """What a check found: a verdict, what was seen, and the fix if it is FAIL."""
+    """The result of a check: a verdict, the finding, and the fix if the verdict is FAIL."""
 
     verdict: str
     seen: str
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table: the name of a check, and what it found."""
+    """A row of the table: the name of a check and its result."""
 
     name: str
     verdict: str
@@ -44,47 +44,47 @@ _KINDS: dict[str, type["Note"]] = {}  # by name
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Something that a rank did: when, in seconds since 1970, and at which line, FILE:LINE."""
+    """An event on a rank: its time, in seconds since 1970, and its line, as FILE:LINE."""
 
     time: float = 0.0
     at: str = ""
 
     def __init_subclass__(cls) -> None:
-        """Have `_from_line` find this kind."""
+        """Register this kind for `_from_line`."""
         _KINDS[cls.__name__] = cls
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Note):
-    """The script begins."""
+    """The script starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Note):
-    """A pass over a loader ended, or was left."""
+    """A pass over a DataLoader has ended, at its end or because the script left the loop."""
 
-    begun: str = ""  # the line at which it began
-    since: float = 0.0  # when it began
+    begun: str = ""  # the line at which it started
+    since: float = 0.0  # the time at which it started
     dataset_size: int | None = None  # undivided; None for a stream
-    own_size: int | None = None  # of the loader's dataset, which may be a part
-    is_part: bool = False  # of the undivided dataset, as a Subset
+    own_size: int | None = None  # of the loader's dataset, which may be a Subset
+    is_part: bool = False  # the loader's dataset is a Subset of the undivided one
     dataset: int = 0  # tells the undivided datasets of a rank apart
     iterable: bool = False  # whether it is a stream
     sampler: str = ""  # the name of its class
     shuffles: bool = False
-    with_replacement: bool = False  # its samples are drawn so, and may come twice
+    with_replacement: bool = False  # samples are drawn with replacement, and may repeat
     batch_size: int = 0  # 0: the loader has none
     batches: int = 0
     complete: bool = False  # the loader had no more batches
-    steps: int = 0  # of optimizers, meanwhile
-    samples: Sequence[int | str]  # numbers in the undivided dataset; of a stream, digests
+    steps: int = 0  # of optimizers during the pass
+    samples: Sequence[int | str]  # indices in the undivided dataset; for a stream, digests
     digests: Sequence[str] = ()  # of the samples in the first batches
-    augmented: Sequence[str] = ()  # states of the random numbers before batches that used some
+    augmented: Sequence[str] = ()  # RNG states before batches that drew random numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors(Note):
-    """Tensors of a model: what is compared over ranks, and with other runs."""
+    """Tensors of a model, to compare over ranks and with the audit's later runs."""
 
     when: str  # begin, forward (a call in training), epoch, test (a pass in eval mode) or end
     model: int = 0  # in the order in which models were wrapped, or copies found
@@ -92,7 +92,7 @@ class Tensors(Note):
     sums: TensorSums
     bits: Sequence[str]  # a digest of each
     sizes: Sequence[int] = ()  # how many numbers each has
-    file: str = ""  # that has all numbers, one after the other: .f64 as float64, else as float32
+    file: str = ""  # with all numbers, one after the other: .f64 as float64, else as float32
     steps: int = 0  # of optimizers until then
 
 
@@ -103,17 +103,17 @@ class Weights(Tensors):
 
 @dataclass(frozen=True, kw_only=True)
 class Buffers(Tensors):
-    """The buffers of a wrapped model; without those of BatchNorm where DDP broadcasts them."""
+    """The buffers of a wrapped model, without BatchNorm's if DDP broadcasts buffers."""
 
-    transient: Sequence[str] = ()  # those that a state_dict leaves out
+    transient: Sequence[str] = ()  # the names that a state_dict leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(Tensors):
-    """Parameters and buffers, without BatchNorm's, of another model like a wrapped one."""
+    """Parameters and buffers, without BatchNorm's, of a copy of a wrapped model."""
 
     class_name: str
-    made: str  # at which line
+    made: str  # the line that made it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +122,12 @@ class Communication(Note):
 
     name: str
     size: Sequence[int] | None = None  # of its first tensor
-    numbers: Sequence[float] = ()  # in what this rank gives, if they are few
-    counts: bool = False  # all that this rank gives are integers
-    lengths: Sequence[int] = ()  # of what this rank gives, and of its parts if it is an object
-    adds: bool = False  # it makes a sum or a mean
-    added: TensorSums = ()  # over what this rank gives to a sum, if it is no integers
-    callers: Sequence[str] = ()  # the script's lines that called that of the call, innermost first
+    numbers: Sequence[float] = ()  # this rank's input, if it is a few numbers
+    counts: bool = False  # this rank's input is integers only
+    lengths: Sequence[int] = ()  # of this rank's input, and of its parts if it is an object
+    adds: bool = False  # it computes a sum or a mean
+    added: TensorSums = ()  # over this rank's input to a sum, unless it is integers
+    callers: Sequence[str] = ()  # the script's lines on the stack above the call, innermost first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class Collective(Communication):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCollective(Communication):
-    """A call of the ranks of a group that the script has made."""
+    """A call of the ranks of a subgroup."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class PointToPoint(Communication):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Note):
-    """init_process_group is called, with what it is given or else finds in RANK and WORLD_SIZE."""
+    """A call of init_process_group: its rank and world size, given or from the environment."""
 
     rank: int
     world_size: int
@@ -163,22 +163,22 @@ class Wrap(Note):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomUse(Note):
-    """Random numbers of torch were used, whose state was this before."""
+    """Random numbers were drawn from torch's generator; state: a digest of its state before."""
 
     state: str
-    in_loop: bool = False  # by the script between a batch and the next; else by a forward pass
+    in_loop: bool = False  # by the script between two batches; else by a forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs(Note):
-    """A wrapped model was called in training, with inputs of this digest."""
+    """A wrapped model was called in training; digest: of its inputs."""
 
     digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotFinite(Note):
-    """The output of a wrapped model, or the loss, was infinite or no number."""
+    """The output of a wrapped model, or the loss, was infinite or NaN."""
 
     what: str
     steps: int  # of optimizers until then
@@ -186,7 +186,7 @@ class NotFinite(Note):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Note):
-    """A backward pass begins, at a loss that is a sum of terms divided by this number."""
+    """A backward pass starts; divisor: the loss is a sum of terms divided by it."""
 
     divisor: float
 
@@ -196,28 +196,28 @@ class Step(Note):
     """An optimizer is about to step."""
 
     sums: TensorSums  # over the gradients of wrapped models
-    other_sums: TensorSums = ()  # over those of other models
-    weights: TensorSums = ()  # of both
+    other_sums: TensorSums = ()  # over the gradients of other models
+    weights: TensorSums = ()  # over the weights of both
     rates: Sequence[float] = ()  # the learning rates
     forwards: int = 0  # calls of wrapped models until then
-    wrapped_parameters: int = 0  # that this optimizer has of wrapped models
-    sharded: bool = False  # it has shards of weights, as FSDP makes them
-    sync_changed: bool = False  # require_backward_grad_sync, between forward and backward
+    wrapped_parameters: int = 0  # how many of this optimizer's parameters wrapped models have
+    sharded: bool = False  # its parameters are shards, as with FSDP
+    sync_changed: bool = False  # require_backward_grad_sync changed between forward and backward
     seconds: Mapping[str, float] = field(default_factory=dict)  # since the last step, by phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Note):
-    """How often schedulers of learning rates stepped, and optimizers, at the end of the script."""
+    """Steps of learning-rate schedulers and of optimizers, counted at the end of the script."""
 
     calls: int
     steps: int
-    idle: int  # of these steps, those at a rate of 0 after a higher one
+    idle: int  # steps at a rate of 0 after a higher one
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalMode(Note):
-    """A wrapped model, or the one inside, is put into eval mode."""
+    """A wrapped model, or its inner module, is put into eval mode."""
 
     steps: int  # of optimizers until then
 
@@ -226,23 +226,23 @@ class EvalMode(Note):
 class Save(Note):
     """torch.save was called."""
 
-    names: Sequence[str] = ()  # in what is saved
-    wrapper: bool = False  # it is the wrapped model itself
+    names: Sequence[str] = ()  # keys of the saved dictionary, and of those inside it
+    wrapper: bool = False  # the DDP wrapper itself was saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileWritten(Note):
-    """A file was opened to write, or renamed to this path."""
+    """A file was opened for writing, or renamed to this path."""
 
     path: str
-    tool: str = ""  # logging or hydra, if one of these writes it
+    tool: str = ""  # logging or hydra, if one of these wrote it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Note):
-    """All ranks are about to be killed, to be started again."""
+    """All ranks are about to be killed; the audit starts them again."""
 
-    file: str = ""  # the name of the one that is half written, if it is in torch.save
+    file: str = ""  # the name of the half-written file, if it is killed within torch.save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +251,12 @@ class Told(Note):
 
     signal: str  # its name
     handled: bool  # the script has a handler for it
-    steps: int  # of optimizers until then, with the one that begins
+    steps: int  # of optimizers until then, including the one that starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeUp(Note):
-    """The time limit came, and the rank was in this function."""
+    """The time limit was reached while the rank was in this function."""
 
     function: str
     limit: float = 0.0  # seconds
@@ -267,9 +267,9 @@ class End(Note):
     """The script has ended."""
 
     status: int
-    why: str = ""  # the error, in a line
-    by_stand_in: bool = False  # it is of CUDA, in whose place the CPU stands
-    raised: bool = False  # it is an exception, and not SystemExit
+    why: str = ""  # the error, in one line
+    by_stand_in: bool = False  # a CUDA error under --on-cpu, which the CPU's stand-in may cause
+    raised: bool = False  # by an exception other than SystemExit
     steps: int = 0  # of optimizers
 
 
@@ -283,14 +283,14 @@ def to_line(note: Note) -> str:
 
 
 def _from_line(line: str) -> Note:
-    """Read a note from a line of JSON; raises json.JSONDecodeError where it is cut short."""
+    """Read a note from a line of JSON; raises json.JSONDecodeError if the line is truncated."""
     fields = json.loads(line)
     kind = _KINDS[fields.pop("kind")]
     return kind(**fields)
 
 
 def read_notes(folder: Path, ranks: int) -> list[Notes]:
-    """Read the notes of each rank: none of one that never began, and no line that is cut short."""
+    """Read the notes of each rank: an empty list if it never started; no truncated line."""
     notes_of_ranks = []
     for rank in range(ranks):
         path = folder / f"rank{rank}.jsonl"
@@ -315,9 +315,9 @@ def short_line(at: str) -> str:
 
 
 def differ(sums: TensorSums, others: TensorSums, close: float = CLOSE) -> bool:
-    """Whether sums over tensors differ by more than rounding; two that are no numbers do not.
+    """Whether sums over tensors differ by more than rounding; two NaN do not differ.
 
-    close: relative to the sizes in them.
+    close: the tolerance, relative to the sums of absolute values.
     """
     pairs = zip_longest(sums, others, fillvalue=(float("inf"), 0.0))
     return any(
@@ -328,7 +328,7 @@ def differ(sums: TensorSums, others: TensorSums, close: float = CLOSE) -> bool:
 
 
 def is_finite(sums: TensorSums) -> bool:
-    """Whether all numbers behind these sums are finite."""
+    """Whether all numbers in these tensors are finite."""
     return all(math.isfinite(size) for _, size in sums)
 
 
@@ -338,9 +338,10 @@ def training_passes(notes: Notes) -> list[Pass]:
 
 
 def datasets_differ(ranks: list[Notes]) -> bool:
-    """Whether a number stands for another sample on each rank.
+    """Whether an index gives a different sample on each rank.
 
-    Only of datasets that give one sample for one number: augmented ones tell nothing.
+    It compares only datasets that return the same sample for an index each time: augmented
+    datasets differ anyway.
     """
     digests, *others = (digests_by_sample(notes) for notes in ranks)
     repeated = [seen for seen in digests.values() if len(seen) > 1]
@@ -353,7 +354,7 @@ def datasets_differ(ranks: list[Notes]) -> bool:
 
 
 def digests_by_sample(notes: Notes) -> dict[tuple[int | None, int | str], list[str]]:
-    """Collect the digests under which a rank was given each sample, in training."""
+    """Collect the digests of each training sample of a rank, by dataset size and index."""
     digests: dict[tuple[int | None, int | str], list[str]] = {}
     for note in select(notes, Pass):
         whole_batches = len(note.digests) in (len(note.samples), STEPS * note.batch_size)

@@ -1,6 +1,6 @@
-"""Observe a script on this rank: the watches of the audit, its notes on loaders and on files.
+"""Observe a script on this rank: set the hooks of the audit, and note passes and file writes.
 
-Each rank has one `Observer`, made before its script begins. Needs torch.
+Each rank has one `Observer`, made before its script starts. Needs torch.
 """
 
 import os
@@ -23,32 +23,32 @@ from ddp_tools.audit.training_watch import TrainingWatch
 from ddp_tools.audit.watch import LoaderPass, LoaderWatch, hear
 from ddp_tools.audit.writer import NoteWriter
 
-_TOOLS = ("logging", "hydra")  # whose files each rank of a right script may write
-_MOST_NAMES = 2000  # of what is saved
+_TOOLS = ("logging", "hydra")  # in a correct script all ranks may write their files
+_MOST_NAMES = 2000  # of saved dictionaries
 _NOT_NOTED = ("/dev/", "/proc/")  # files below these
 
 
 class Observer:
-    """Notes all that a script does on this rank."""
+    """Writes notes on a script's calls and files on this rank."""
 
     def __init__(self, folder: Path, outermost: FrameType) -> None:
-        """Note from now on; outermost: the frame that runs the script."""
+        """Set all hooks; outermost: the frame that runs the script."""
         self.writer = NoteWriter(folder, outermost)
-        self._datasets: list[object] = []  # kept, so that no other gets the id of one that is gone
+        self._datasets: list[object] = []  # kept alive, so that no id is used twice
         self._loaders = LoaderWatch(self._ended, self._begun, self._asked, self._given)
         self._models = ModelWatch(self.writer)
         CallWatch(self.writer)
         self._interruption = Interruption(self.writer)
         watches = (self._loaders, self._models, self._interruption)
         self._training = TrainingWatch(self.writer, *watches)
-        self._state_given = ""  # of the random numbers, when a loader had given a batch
-        self._parting = False  # a file from the folder of --cwd
-        self._save = torch.save  # as it is, not observed
+        self._state_given = ""  # of the generator after a loader's last batch
+        self._parting = False  # whether a file of --cwd is being copied
+        self._save = torch.save  # the original, without a hook
         hear(torch, "save", before=self._before_save)
         sys.addaudithook(self._heard_event)
 
     def note_end(self) -> None:
-        """Note what is left at the end of the script."""
+        """Write the last notes at the end of the script."""
         self._loaders.close()
         self._models.note_end()
         self._training.note_end()
@@ -56,14 +56,14 @@ class Observer:
     # ---- loaders
 
     def _begun(self, loader_pass: LoaderPass) -> None:
-        """Keep the line at which a pass begins."""
-        self._state_given = ""  # a loader draws a number when a pass begins
+        """Keep the line at which a pass starts."""
+        self._state_given = ""  # a loader draws a number when a pass starts
         self._datasets.append(loader_pass.dataset)
         loader_pass.begun = self.writer.line_of(sys._getframe(1))
         self._models.note_tested()
 
     def _asked(self, loader_pass: LoaderPass) -> None:
-        """Look at the clock, and at the random numbers before the second and the third batch."""
+        """Read the clock, and the generator's state before the second and the third batch."""
         looks = loader_pass.batches in (1, 2)
         now = rng_digest() if looks or self._state_given else ""
         if self._state_given not in ("", now):
@@ -72,7 +72,7 @@ class Observer:
         loader_pass.state_before = now if looks else ""
 
     def _given(self, loader_pass: LoaderPass, batch: object) -> None:
-        """Keep how long it took, whether random numbers were used, and the samples' digests."""
+        """Keep the loading time, whether random numbers were drawn, and the samples' digests."""
         self.writer.spent["loading"] += time.perf_counter() - loader_pass.asked
         self._state_given = rng_digest() if loader_pass.batches <= STEPS else ""
         if loader_pass.state_before not in ("", self._state_given):
@@ -81,7 +81,7 @@ class Observer:
             loader_pass.digests.extend(sample_digests(batch))
 
     def _ended(self, loader_pass: LoaderPass) -> None:
-        """Note which samples a pass gave: numbers in the undivided dataset, or digests."""
+        """Note the samples of a pass: indices in the undivided dataset, or a stream's digests."""
         iterable, dataset = loader_pass.iterable, loader_pass.dataset
         undivided, is_part = loader_pass.undivided()
         self.writer.note(
@@ -110,16 +110,16 @@ class Observer:
     # ---- files
 
     def _before_save(self, obj: object, f: object, *_: object, **__: object) -> None:
-        """Note the names in what is saved, and the file."""
+        """Note the keys of a torch.save and its file."""
         names = [*names_in(obj)][:_MOST_NAMES]
         self.writer.note(notes.Save, names=names, wrapper=isinstance(obj, DDP))
         if isinstance(f, str | os.PathLike):
-            self._part(f, empties=True)  # of what C++ opens Python does not tell
+            self._part(f, empties=True)  # torch opens it in C++, without an audit event
             self.writer.note(notes.FileWritten, path=str(Path(f).absolute()))
         self._interruption.before_save(self._save, obj, f)
 
     def _part(self, file: str | bytes | os.PathLike, empties: bool) -> None:
-        """Part a file from the folder of --cwd, without noting the files that this opens."""
+        """Replace a link into --cwd with a copy, without noting the files that this opens."""
         self._parting = True
         try:
             part(Path(os.fsdecode(file)), empties)
@@ -127,7 +127,7 @@ class Observer:
             self._parting = False
 
     def _heard_event(self, event: str, arguments: tuple) -> None:
-        """Note a file that is opened to write, or renamed: Python tells of each, pathlib's too."""
+        """Note a file that is opened for writing or renamed, as an audit hook of Python."""
         path: str | bytes = ""
         if event == "open" and isinstance(arguments[0], str | bytes):
             writes = arguments[2] & (os.O_WRONLY | os.O_RDWR)
@@ -139,7 +139,7 @@ class Observer:
         if event == "open":
             self._part(path, empties=bool(arguments[2] & os.O_TRUNC))
         callers = _modules_of(sys._getframe(1))
-        if "tempfile" in callers:  # also it tries whether a folder can be written
+        if "tempfile" in callers:  # it also tests whether a folder is writable
             return
         file = str(Path(os.fsdecode(path)).absolute())
         ours = file.startswith((*_NOT_NOTED, str(self.writer.folder))) or "__pycache__" in file
@@ -151,7 +151,7 @@ class Observer:
 
 
 def _modules_of(frame: FrameType | None, most: int = 8) -> set[str]:
-    """The names of the modules in which the innermost frames are."""
+    """The names of the modules of the innermost frames."""
     names = set()
     while frame and most:
         names.add(str(frame.f_globals.get("__name__", "")))

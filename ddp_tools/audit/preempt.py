@@ -1,9 +1,9 @@
-"""The rows "preempt" and "torn save" of the audit: a signal to one rank, and half a checkpoint.
+"""The checks "preempt" and "torn save" of the audit: a signal to one rank, and half a checkpoint.
 
 One rank gets a signal twice within an epoch: do all ranks leave after the same step, with a
-checkpoint, and does the third attempt end with the weights of a run that nobody stopped? Then all
-are killed while torch.save has written half of its bytes: does the next attempt begin with a whole
-checkpoint? The audit's command calls it in the learner's process. Needs no torch.
+checkpoint, and does the third attempt reach the weights of an uninterrupted run? Then all ranks
+are killed when torch.save has written half of its bytes: does the next attempt find a complete
+checkpoint? The audit's command calls it in the driver process. Needs no torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,22 +30,23 @@ from ddp_tools.audit.rank_checks import collectives, error_of, where_ranks_hang
 
 NAME, TORN = "preempt", "torn save"
 RUNS = ("_told", "_told_again", "_told_end", "_torn", "_torn_again")  # suffixes of their folders
-_TOLD_RANK = 1  # not 0: what only rank 0 looks at would pass
+_TOLD_RANK = 1  # not 0: a flag that only rank 0 checks would pass
 _LEAST = 4  # steps of an epoch in which there is room for two stops
 _VOTE = "after each step let all ranks take the maximum of their flags (dist.all_reduce, MAX); if "
 _VOTE += "it is set, all save and leave: notebook 11"
-_WORKERS = "the loader's workers get the signal, too: let worker_init_fn ignore it: notebook 11"
+_WORKERS = "the loader's workers also get the signal: let worker_init_fn ignore it: notebook 11"
 _SAVE = "save a checkpoint before the ranks leave: notebook 11"
-_ASIDE = "write the checkpoint under another name, then os.replace() it: notebook 11"
+_ASIDE = "write the checkpoint under a temporary name, then os.replace() it: notebook 11"
 
-# Runs the script: what interrupts it, the suffix of its folders, and of those whose files it finds.
+# Runs the script. Arguments: the interruption, the suffix of the run's folders, and the suffix of
+# the earlier run whose files it finds.
 Run = Callable[[str, str, str], list[Notes]]
 
 
 def preempt(run: Run, ranks: list[Notes]) -> Row:
-    """Have one rank told to stop twice within an epoch, and compare the end with that of a run.
+    """Signal one rank in two attempts within an epoch, and compare the end with `ranks`.
 
-    ranks: the notes of this run, which nobody stopped.
+    ranks: the notes of the uninterrupted run.
     """
     try:
         first, second = _choose_steps(ranks[0])
@@ -54,7 +55,7 @@ def preempt(run: Run, ranks: list[Notes]) -> Row:
             interrupt = f"signal {_TOLD_RANK} {max(1, step - begun)}"
             attempts.append(run(interrupt, RUNS[number], RUNS[0] if number else ""))
             restart.check_first_step(ranks[0], attempts[0][0])
-            finding = _stopped_together(attempts[-1], "started again, " if number else "")
+            finding = _stopped_together(attempts[-1], "after the restart, " if number else "")
             if finding:
                 return finding
             begun += _steps(attempts[-1])
@@ -63,27 +64,27 @@ def preempt(run: Run, ranks: list[Notes]) -> Row:
         return Row(NAME, UNKNOWN, str(reason))
     told = select(attempts[0][_TOLD_RANK], Told)[0]
     stops = [_steps(attempts[0]), begun]
-    seen = f"{told.signal} to rank {_TOLD_RANK} alone: all saved and left after step {stops[0]}, "
+    seen = f"{told.signal} to rank {_TOLD_RANK} only: all saved and left after step {stops[0]}, "
     seen += f"and again after step {stops[1]}; "
     row = restart.judge_restarted(ranks[0], attempts[-1], saves=0)
     taken, whole = begun + _steps(attempts[-1]), _steps(ranks)
     if row.verdict == OK and taken > whole:
-        row = row._replace(seen=f"{row.seen} ({taken - whole} steps were taken again)")
+        row = row._replace(seen=f"{row.seen} ({taken - whole} steps were repeated)")
     if row.verdict != OK and taken < whole and _came_to_end(attempts[-1]):
-        cure = "count a batch as done after its step, and look at the vote between two batches"
-        lost = f"the three attempts took {taken} steps, the run that nobody stopped {whole}"
+        cure = "count a batch as done after its step, and check the vote between two batches"
+        lost = f"the three attempts took {taken} steps, the uninterrupted run {whole}"
         row = Row(NAME, FAIL, f"{lost}: batches were lost at a stop", f"{cure}: notebook 11")
     return Row(NAME, row.verdict, seen + row.seen, row.cure)
 
 
 def torn_save(run: Run, ranks: list[Notes]) -> Row:
-    """Have all ranks killed with half a checkpoint on the disk, and compare the next attempt."""
+    """Kill all ranks with half a checkpoint on the disk, and compare the next attempt."""
     try:
         rank, number = _choose_save(ranks)
         stopped = run(f"tear {rank} {number}", RUNS[3], "")
         stops = select(stopped[rank], Stopped)
         if not stops:
-            raise ValueError(f"rank {rank} did not come to its torch.save number {number}")
+            raise ValueError(f"rank {rank} did not reach its torch.save number {number}")
         restart.check_first_step(ranks[0], stopped[0])
     except ValueError as reason:
         return Row(TORN, UNKNOWN, str(reason))
@@ -93,27 +94,27 @@ def torn_save(run: Run, ranks: list[Notes]) -> Row:
 
 
 def _choose_steps(notes: Notes) -> tuple[int, int]:
-    """Choose two steps within one epoch: the second one if it is long enough, as the first is.
+    """Choose two steps within the second epoch, or within the first if the second is too short.
 
-    Raises ValueError.
+    Raises ValueError if both are.
     """
     passes = [note for note in select(notes, Pass) if note.steps]
     lengths = [note.steps for note in passes] or [_steps([notes])]
     number = 1 if len(lengths) > 1 and lengths[1] >= _LEAST else 0
     if lengths[number] < _LEAST:
-        few = f"its epochs have {lengths[number]} steps: no room for two stops"
-        raise ValueError(f"{few}, so give it more data")
+        few = f"its epochs have {lengths[number]} steps, too few for two stops"
+        raise ValueError(f"{few}: give it more data")
     before = sum(lengths[:number])
     return before + lengths[number] // 4 + 1, before + lengths[number] // 2 + 1
 
 
 def _choose_save(ranks: list[Notes]) -> tuple[int, int]:
-    """Choose a rank and the number of its torch.save: the first to a file that it wrote before.
+    """Choose a rank and the number of its torch.save: the first that overwrites a file.
 
-    Else its second. Raises ValueError.
+    If none does: the second. Raises ValueError if there are fewer than two.
     """
     rank = max(range(len(ranks)), key=lambda rank: len(select(ranks[rank], Save)))
-    files: list[str] = []  # in which a save went, as far as the notes tell
+    files: list[str] = []  # the file of each save; "" if unknown
     for note in ranks[rank]:
         if isinstance(note, Save):
             files.append("")
@@ -121,7 +122,7 @@ def _choose_save(ranks: list[Notes]) -> tuple[int, int]:
             files[-1] = note.path
     if len(files) < 2:
         count = len(files) or "no"
-        raise ValueError(f"{count} torch.save in this run: two are needed, as with more epochs")
+        raise ValueError(f"{count} torch.save in this run: two are needed, so train more epochs")
     again = [number for number, file in enumerate(files) if file and file in files[:number]]
     return rank, (again or [1])[0] + 1
 
@@ -129,18 +130,18 @@ def _choose_save(ranks: list[Notes]) -> tuple[int, int]:
 def _stopped_together(ranks: list[Notes], when: str) -> Row | None:
     """A row if not all ranks left after the same step, with a checkpoint; else None.
 
-    Raises ValueError if no rank was told.
+    Raises ValueError if no rank got the signal.
     """
     tolds = select(ranks[_TOLD_RANK], Told)
     if not tolds:
         if not _came_to_end(ranks):
             return Row(NAME, FAIL, f"{when}it failed: {_first_error(ranks)}", restart.CURE)
-        raise ValueError(f"{when}it ended before a rank could be told")
+        raise ValueError(f"{when}it ended before the signal could be sent")
     told = tolds[0]
     if not told.handled:
-        seen = f"no handler of SIGTERM, SIGUSR1 or SIGUSR2: {told.signal} is a kill"
-        return Row(NAME, NOT_APPLICABLE, f"{seen}, of which 'resume' and '{TORN}' tell")
-    seen = f"{when}{told.signal} to rank {_TOLD_RANK} alone in step {told.steps}: "
+        seen = f"no handler of SIGTERM, SIGUSR1 or SIGUSR2: {told.signal} kills the script"
+        return Row(NAME, NOT_APPLICABLE, f"{seen}, which 'resume' and '{TORN}' check")
+    seen = f"{when}{told.signal} to rank {_TOLD_RANK} only, in step {told.steps}: "
     if not _came_to_end(ranks):
         error = _first_error(ranks)
         return Row(NAME, FAIL, seen + error, _WORKERS if "DataLoader worker" in error else _VOTE)
@@ -155,14 +156,14 @@ def _stopped_together(ranks: list[Notes], when: str) -> Row | None:
 
 
 def _came_to_end(ranks: list[Notes]) -> bool:
-    """Whether each rank ended by itself, and not by an exception; with whichever status."""
+    """Whether each rank exited without an exception or a signal; the status may be any."""
     ends = [select(notes, End) for notes in ranks]
     hang = any(select(notes, TimeUp) for notes in ranks)
     return all(ends) and not hang and not any(note.raised for notes in ends for note in notes)
 
 
 def _first_error(ranks: list[Notes]) -> str:
-    """Say what ended ranks that did not come to their end."""
+    """Describe the error that ended the run."""
     if any(select(notes, TimeUp) for notes in ranks):
         return where_ranks_hang(ranks)
     failed = [(note, rank) for rank, notes in enumerate(ranks) for note in select(notes, End)]
@@ -173,9 +174,9 @@ def _first_error(ranks: list[Notes]) -> str:
         also = f"; {calls.seen}" if calls.verdict == FAIL else ""
         return f"rank {rank} at {short_line(note.at)}: {error_of(note)}{also}"
     lost = [str(rank) for rank, notes in enumerate(ranks) if not select(notes, End)]
-    return f"rank {', '.join(lost)} was ended by a signal"
+    return f"rank {', '.join(lost)} was killed by a signal"
 
 
 def _steps(ranks: Sequence[Notes]) -> int:
-    """How many steps rank 0 of these took, as its end says."""
+    """How many steps the first of these ranks took."""
     return sum(note.steps for note in select(ranks[0], End))

@@ -1,6 +1,6 @@
-"""Checks of the audit that compare what each rank did: its end, collectives, files, random numbers.
+"""Checks of the audit that compare the ranks: exits, collectives, files, random numbers.
 
-`judge` calls each with the notes of all ranks, in the learner's process. Needs no torch.
+`judge` calls each with the notes of all ranks, in the driver process. Needs no torch.
 """
 
 import linecache
@@ -30,75 +30,75 @@ from ddp_tools.audit.notes import (
     short_line,
 )
 
-_GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # where gloo was built
-_WIDTH = 200  # letters of an error
+_GLOO_SOURCE = re.compile(r"\[/\S+:\d+\] ")  # a path on the machine that built gloo
+_WIDTH = 200  # characters of an error
 SEE_LOG = "read that rank's messages (--folder keeps them, in notes/output.log); "
-SEE_LOG += "'collectives' says whether one rank left another waiting"
-# What torch says where there is no GPU, and the line of a script that asserts one.
+SEE_LOG += "the row 'collectives' shows whether one rank left another waiting"
+# torch's errors without a GPU, and the line of a script that asserts one.
 _NO_GPU = re.compile(
     "only supported with GPUs|no NVIDIA driver|No CUDA GPUs|not compiled with CUDA|no CUDA-capable"
     "|have NCCL built in|on a CUDA device but|assert.*cuda.is_available"
 )
 NEEDS_STAND_IN = "run the audit on simulated GPUs, as in: ddp-course gpus 2 -- ddp-course audit …; "
-NEEDS_STAND_IN += "where they cannot be had, give --on-cpu: a CPU stands in for each GPU"
+NEEDS_STAND_IN += "if they are not available, give --on-cpu: a CPU stands in for each GPU"
 _UNUSED = "Expected to have finished reduction"
-# What the commonest errors begin with, or hold, and their cure.
+# Parts of the most common errors, and their fixes.
 _KNOWN = {
-    _UNUSED: "some weights had no part in the loss: DDP(model, find_unused_parameters=True), or "
-    "leave them out of the model",
+    _UNUSED: "the loss did not use all weights: DDP(model, find_unused_parameters=True), or "
+    "remove the unused ones from the model",
     "marked as ready twice": "torch.utils.checkpoint with use_reentrant=False, or DDP(model, "
-    "static_graph=True); one forward and one backward pass for each step",
+    "static_graph=True); one forward and one backward pass per step",
     "marked a variable ready only once": "torch.utils.checkpoint with use_reentrant=False, or "
     "DDP(model, static_graph=True)",
     **dict.fromkeys(
         ("Connection closed by peer", "Connection reset by peer"),
-        "another rank left first: its lines in notes/output.log say why (--folder keeps them), and "
-        "'collectives' where",
+        "another rank failed first: read its lines in notes/output.log (--folder keeps them), and "
+        "the row 'collectives' for the place",
     ),
-    NO_SUCH_DEVICE: "the number of a device is that of LOCAL_RANK, and not the rank, which is "
+    NO_SUCH_DEVICE: "use LOCAL_RANK as the number of the device, not the rank, which is "
     "larger on every node but the first",
-    "address already in use": "another MASTER_PORT, or torchrun --standalone",
+    "address already in use": "a different MASTER_PORT, or torchrun --standalone",
 }
 
 
-# In these all ranks have the same part; in others one sends or waits, maybe at a line of its own.
+# In these all ranks have the same role; in others one sends or waits, maybe at a different line.
 _ALIKE = re.compile("all_|reduce_scatter")
 
 
 def launch(ranks: list[Notes]) -> Finding:
-    """Each rank gives init_process_group the rank, and the number of ranks, of the launch."""
+    """Each rank gives init_process_group the launch's rank and world size."""
     joins = [(note, rank) for rank, notes in enumerate(ranks) for note in select(notes, Join)]
     for note, rank in joins:
         if (note.rank, note.world_size) != (rank, len(ranks)):
             given = f"rank={note.rank}, world_size={note.world_size}"
             seen = f"{short_line(note.at)}: init_process_group takes {given} on rank {rank} of "
-            cure = "give it neither, or RANK and WORLD_SIZE: LOCAL_RANK counts on each node anew, "
-            cure += "and so do device_count() and the first argument of an mp.spawn function"
-            return Finding(FAIL, f"{seen}{len(ranks)}, which then would not begin", cure)
+            cure = "pass neither, or RANK and WORLD_SIZE: LOCAL_RANK, device_count() and the first "
+            cure += "argument of an mp.spawn function count per node"
+            return Finding(FAIL, f"{seen}{len(ranks)}, so the group would never form", cure)
     if not joins:
         return Finding(NOT_APPLICABLE, "no process group was made")
     return Finding(OK, "init_process_group takes the rank and world size of the launch")
 
 
 def end(ranks: list[Notes]) -> Finding:
-    """All ranks ended by themselves, with status 0."""
+    """All ranks exited with status 0."""
     if launch(ranks).verdict == FAIL:
         return Finding(UNKNOWN, "see 'launch'")
     if any(select(notes, TimeUp) for notes in ranks):
-        cure = "see 'collectives'; where nothing hangs, a longer --limit"
+        cure = "see 'collectives'; if nothing hangs, give a longer --limit"
         return Finding(FAIL, where_ranks_hang(ranks), cure)
     lost, failed = [], []
     for rank, notes in enumerate(ranks):
         ends = select(notes, End)
         failed += [(note, rank) for note in ends if note.status]
         if not ends:
-            lost.append(f"rank {rank} was ended by a signal")
+            lost.append(f"rank {rank} was killed by a signal")
     if failed:
-        # The errors of the others may follow from the first one.
+        # The first error may have caused the others.
         note, rank = min(failed, key=lambda pair: pair[0].time)
         message = f"rank {rank} at {short_line(note.at)}: {error_of(note)}"
         if note.by_stand_in:
-            reason = "the audit's stand-in for CUDA does not know this: no fault of the script"
+            reason = "the audit's stand-in for CUDA lacks this: the script may be correct"
             return Finding(UNKNOWN, f"{message}; {reason}")
         cures = [cure for text, cure in _KNOWN.items() if text.lower() in note.why.lower()]
         if _NO_GPU.search(message):
@@ -110,24 +110,24 @@ def end(ranks: list[Notes]) -> Finding:
 
 
 def has_unused_weights(ranks: list[Notes]) -> bool:
-    """Whether a rank ended since some weights had no part in the loss."""
+    """Whether a rank ended because the loss did not use all weights."""
     return any(_UNUSED in note.why for notes in ranks for note in select(notes, End))
 
 
 def where_ranks_hang(ranks: list[Notes]) -> str:
-    """Say where each rank was when the time was up."""
+    """Describe the line of each rank at the time limit."""
     hanging, left = [], []
     for rank, notes in enumerate(ranks):
         if time_up := select(notes, TimeUp):
             note = time_up[0]
             hanging.append(f"rank {rank} at {short_line(note.at)} in {note.function}")
         else:
-            left.append(f"rank {rank} had ended")
-    return f"ended at the limit: {', '.join([*hanging, *left])}"
+            left.append(f"rank {rank} had exited")
+    return f"stopped at the time limit: {', '.join([*hanging, *left])}"
 
 
 def error_of(note: End) -> str:
-    """The error of a rank that failed, in a line."""
+    """The error of a rank that failed, in one line."""
     error = _GLOO_SOURCE.sub("", note.why)[:_WIDTH] or f"exit status {note.status}"
     path, _, line = note.at.rpartition(":")
     if error.endswith(": "):  # as of an assert without a message
@@ -145,13 +145,13 @@ def collectives(ranks: list[Notes]) -> Finding:
         alike = len({(call.name, *(call.size or ())) for call in called.values()}) == 1
         if not alike or (absent and all(_is_known(ranks[rank]) for rank in absent)):
             each = [f"rank {rank} calls {_call_text(call)}" for rank, call in called.items()]
-            each += [f"rank {rank} does not come" for rank in absent]
+            each += [f"rank {rank} makes no such call" for rank in absent]
             seen = f"call {number}: {', '.join(each)}"
             if other_lines:
                 seen = f"{other_lines}; {seen}"
             return Finding(FAIL, seen, _cure_of_calls(ranks, called))
         if absent:
-            return Finding(UNKNOWN, f"alike for {number - 1} calls; then a rank failed")
+            return Finding(UNKNOWN, f"the same {number - 1} calls; then a rank failed")
     if not calls[0]:
         return Finding(NOT_APPLICABLE, "none was called")
     if other_lines:
@@ -162,19 +162,19 @@ def collectives(ranks: list[Notes]) -> Finding:
 
 
 def _at_other_lines(calls: list[list[Collective]]) -> str:
-    """The first call, if there is one, that brings values of other lines of the script together."""
+    """Describe the first call, if any, that pairs values from different lines of the script."""
     for number, calls_at_once in enumerate(zip(*calls, strict=False), 1):
         first, *others = calls_at_once
         same = {call.name for call in others} == {first.name}
         lines = {(call.at, *call.callers) for call in calls_at_once}
         if same and len(lines) > 1 and _ALIKE.match(first.name):
             each = [f"rank {rank}: {_call_text(call)}" for rank, call in enumerate(calls_at_once)]
-            return f"call {number} brings values of other lines together, {', '.join(each)}"
+            return f"call {number} pairs values from different lines, {', '.join(each)}"
     return ""
 
 
 def _cure_of_calls(ranks: list[Notes], called: Mapping[int, Communication]) -> str:
-    """The cure where ranks do not make the same call: unequal batches, a test of one rank."""
+    """The fix if ranks do not make the same call: unequal batches, a test on one rank."""
     if any("to test" in call.name for call in called.values()):
         return "test ddp_model.module, not the wrapper, or let all ranks test"
     trained = [[note for note in select(notes, Pass) if note.steps] for notes in ranks]
@@ -185,21 +185,21 @@ def _cure_of_calls(ranks: list[Notes], called: Mapping[int, Communication]) -> s
             continue
         each = ", ".join(f"rank {rank} had {count}" for rank, count in enumerate(counts))
         if shortest.complete:
-            cure = "equal shares, as DistributedSampler makes them, drop_last, or ddp_model.join()"
+            cure = "equal shards, as DistributedSampler makes them, drop_last, or ddp_model.join()"
             return f"{each} batches: {cure}"
         return f"{each} batches when it ended: no rank may leave the loop early, or miss a call"
-    cure = "look for the condition before it that is not the same on all ranks"
+    cure = "look for a condition before it that differs between ranks"
     return f"let all ranks make this call, or none: {cure}"
 
 
 def _is_known(notes: Notes) -> bool:
-    """Whether a rank's notes say that it makes no more calls: it hangs elsewhere, or ended well."""
+    """Whether a rank certainly makes no more calls: it hangs elsewhere, or exited with status 0."""
     ended_well = any(note.status == 0 for note in select(notes, End))
     return bool(select(notes, TimeUp)) or ended_well
 
 
 def _call_text(call: Communication) -> str:
-    """The name and the size of a call, and where it is made."""
+    """The name, the size and the line of a call."""
     size = f" {call.size}" if call.size else ""
     callers = ", from ".join(map(short_line, call.callers[:2]))
     return f"{call.name}{size} at {short_line(call.at)}{callers and f' (from {callers})'}"
@@ -213,7 +213,7 @@ def files(ranks: list[Notes]) -> Finding:
         if sum(path in paths for paths in written) > 1:
             seen = f"{short_line(note.at)}: several ranks write {path.rpartition('/')[2]}"
             if note.tool:
-                logs.append(f"{seen} by {note.tool}: meant so?")
+                logs.append(f"{seen} by {note.tool}: intended?")
                 continue
             others = "(the others wait in a barrier, if they need the file)"
             return Finding(FAIL, seen, f"let one rank do it: if rank == 0 {others}")
@@ -225,7 +225,7 @@ def files(ranks: list[Notes]) -> Finding:
 
 
 def saved_names(ranks: list[Notes]) -> Finding:
-    """The names in what is saved are those of the model, not of its wrapper."""
+    """The keys of a saved state_dict are the model's, without the wrapper's prefix."""
     saves = [note for notes in ranks for note in select(notes, Save)]
     for note in saves:
         wrapped = [name for name in note.names if name.startswith("module.")]
@@ -234,7 +234,7 @@ def saved_names(ranks: list[Notes]) -> Finding:
             seen, cure = f"{short_line(note.at)}: {saved} is saved", "ddp_model.module.state_dict()"
             path = note.at.rpartition(":")[0]
             if any("load_state_dict" in line for line in linecache.getlines(path)):
-                only = "only a wrapped model can load it, as this script may: meant so?"
+                only = "only a wrapped model can load it, as in this script: intended?"
                 return Finding(UNKNOWN, f"{seen}; {only} Else save {cure}")
             return Finding(FAIL, seen, f"save {cure}")
     if not any(note.names for note in saves):
@@ -243,14 +243,14 @@ def saved_names(ranks: list[Notes]) -> Finding:
 
 
 def random_numbers(ranks: list[Notes]) -> Finding:
-    """Dropout and augmentation use other random numbers on each rank."""
+    """Dropout and augmentation use different random numbers on each rank."""
     uses = [select(notes, RandomUse) for notes in ranks]
     in_model = [[note for note in notes if not note.in_loop] for notes in uses]
     in_loop = [[note for note in notes if note.in_loop] for notes in uses]
     in_dataset = [_augmented_passes(notes) for notes in ranks]
     calls = zip(*in_model, strict=False)
     equal = [uses for uses in calls if len({note.state for note in uses}) == 1]
-    if equal:  # a state that comes twice is no accident
+    if equal:  # equal states do not occur by chance
         at = short_line(equal[0][0].at)
         return Finding(
             FAIL,
@@ -268,12 +268,12 @@ def random_numbers(ranks: list[Notes]) -> Finding:
     for notes_at_once in zip(*in_loop, strict=False):
         if len({note.state for note in notes_at_once}) == 1:
             seen = f"{short_line(notes_at_once[0].at)}: equal random numbers on all ranks, drawn"
-            question = "is it a choice of all, or noise, which should differ (seed + rank)?"
-            return Finding(UNKNOWN, f"{seen} between a batch and the next: {question}")
+            question = "is it a common choice, or noise, which should differ (seed + rank)?"
+            return Finding(UNKNOWN, f"{seen} between two batches: {question}")
     if all(in_model) or all(in_dataset) or all(in_loop):
         user = "model" if all(in_model) else "dataset" if all(in_dataset) else "training loop"
         return Finding(OK, f"torch's random numbers differ in the {user}")
-    rest = "numpy, random and workers are not followed"
+    rest = "numpy, random and loader workers are not tracked"
     return Finding(
         NOT_APPLICABLE, f"torch's generator was not used in model, dataset or loop; {rest}"
     )

@@ -1,6 +1,6 @@
-"""The row "resume" of the audit: a run that is started again reaches the whole run's weights.
+"""The check "resume" of the audit: a restarted run reaches the weights of an uninterrupted one.
 
-The audit's command calls it in the learner's process, with the notes of three runs. Needs no torch.
+The audit's command calls it in the driver process, with the notes of three runs. Needs no torch.
 """
 
 from ddp_tools.audit.notes import (
@@ -23,96 +23,96 @@ from ddp_tools.audit.rank_checks import collectives, end
 from ddp_tools.audit.training_checks import replicas
 
 NAME = "resume"
-_ROUNDING = 1e-3  # of the way that the weights went: nearer, they differ by rounding
+_ROUNDING = 1e-3  # of the distance that training moved the weights: below, it is rounding
 CURE = "save and restore model, optimizer, scheduler, epoch, step and random numbers: notebook 11"
 
 
 def compare_restarted(complete: Notes, stopped: Notes, restarted: list[Notes]) -> Row:
-    """Judge the ranks that were started again.
+    """Judge the restarted ranks.
 
-    complete, stopped: rank 0's notes of a run to its end, and of one that was ended early.
+    complete, stopped: rank 0's notes of an uninterrupted run, and of the one that was killed.
     """
     try:
         check_first_step(complete, stopped)
         if not select(stopped, Stopped):
-            reason = "torch.save wrote nothing more than two steps before the end"
-            raise ValueError(f"not ended early: {reason}")
+            reason = "no torch.save came more than two steps before the end"
+            raise ValueError(f"the run was not killed: {reason}")
     except ValueError as reason:
         return Row(NAME, UNKNOWN, str(reason))
     return judge_restarted(complete, restarted, len(select(stopped, Save)))
 
 
 def judge_restarted(complete: Notes, restarted: list[Notes], saves: int) -> Row:
-    """Judge the ranks of an attempt that goes on to the end.
+    """Judge the ranks of a restart that runs to the end.
 
-    complete: rank 0's notes of a run that nobody stopped; saves: how many of its torch.save came
-    before this attempt; 0 where nobody knows.
+    complete: rank 0's notes of the uninterrupted run; saves: how many of its torch.save calls the
+    killed run made; 0 if unknown.
     """
     try:
         finding = end(restarted)
         if finding.verdict == FAIL:
-            seen = f"started again, it failed: {finding.seen}"
-            cure = "read its messages (--folder keeps them, in the folder notes of that run)"
+            seen = f"after the restart it failed: {finding.seen}"
+            cure = "read its messages (--folder keeps them, in that run's notes folder)"
             calls = collectives(restarted)
             if calls.verdict == FAIL:
                 seen += f"; {calls.seen}"
-                cure = f"let all ranks load the checkpoint, and begin at the same step; {cure}"
+                cure = f"let all ranks load the checkpoint and start at the same step; {cure}"
             return Row(NAME, FAIL, seen, cure)
         apart = replicas(restarted)
         if apart.verdict == FAIL:
-            seen = f"started again, the ranks part: {apart.seen}"
-            cure = "let all ranks load all of the checkpoint, the optimizer's state too"
+            seen = f"after the restart the ranks differ: {apart.seen}"
+            cure = "let all ranks load the complete checkpoint, including the optimizer's state"
             return Row(NAME, FAIL, seen, f"{cure}; {apart.cure}")
         share = _share_of_way(complete, restarted[0])
     except ValueError as reason:
         return Row(NAME, UNKNOWN, str(reason))
     if share is None:
-        return Row(NAME, OK, "ended and started again, it reached the same weights, to the bit")
-    seen = f"ended and started again, it ended {share:.2g} of the weights' way apart"
+        return Row(NAME, OK, "killed and restarted, it reached the same weights, to the bit")
+    seen = f"killed and restarted, its weights differ by {share:.2g} of the distance trained"
     if share < _ROUNDING:
         return Row(NAME, OK, f"{seen}: close, not equal")
     return _reason_apart(seen, complete, restarted[0], saves)
 
 
 def check_first_step(complete: Notes, stopped: Notes) -> None:
-    """Raise ValueError if the first step of a run cannot be recognised in one to be ended early."""
+    """Raise ValueError if the first steps of the two runs differ, or have no gradients."""
     first = _first_gradients(complete)
     if not any(size for _, size in first):
-        raise ValueError("the first step had no gradients by which to know it again")
+        raise ValueError("the first step had no gradients to recognise it by")
     if differ(first, _first_gradients(stopped)):
-        seen = "the run that was to be ended took another first step than the whole one"
-        question = "is the seed set? Or did it find a checkpoint of that run, under a whole path?"
+        seen = "the first step of the run to be killed differs from the uninterrupted run's"
+        question = "is the seed set? Or did it find that run's checkpoint, by an absolute path?"
         raise ValueError(f"{seen}: {question}")
 
 
 def _share_of_way(complete: Notes, restarted: Notes) -> float | None:
-    """How far apart two runs ended, as a share of the weights' way; None if equal to the bit.
+    """The distance of two runs' last weights, relative to the distance that training moved them.
 
-    Raises ValueError where they cannot be compared.
+    None if they are equal to the bit. Raises ValueError if they cannot be compared.
     """
     begin, last = models_at(complete, "begin"), models_at(complete, "end")
     other_last = models_at(restarted, "end")
     if last.names != other_last.names:
-        raise ValueError("started again, it wrapped another model")
+        raise ValueError("after the restart it wrapped a different model")
     if not differ(_first_gradients(complete), _first_gradients(restarted)):
-        cure = "name what it needs in --resume-with=…"
-        raise ValueError(f"started again, it began from the beginning: {cure}")
+        cure = "give the arguments with which it resumes in --resume-with=…"
+        raise ValueError(f"after the restart it started from the beginning: {cure}")
     if last.bits == other_last.bits:
         return None
     return distance(last, other_last) / max(distance(begin, last), 1e-12)
 
 
 def _reason_apart(seen: str, complete: Notes, restarted: Notes, saves: int) -> Row:
-    """Say why two runs ended apart: other samples, other random numbers, or the state."""
+    """Explain why two runs differ: different samples, different random numbers, or the state."""
     trained = bool(training_passes(complete))
     if trained and _goes_further(complete, restarted):
-        reason = "but trained on where the whole run ends: give both the same last step"
-        return Row(NAME, UNKNOWN, f"it went on with the whole run's samples, {reason}")
+        reason = "but trained past the end of the uninterrupted run: give both the same last step"
+        return Row(NAME, UNKNOWN, f"it resumed with the right samples, {reason}")
     if trained and not _goes_on(complete, restarted):
-        return Row(NAME, FAIL, f"{seen}, and trained on other samples", CURE)
+        return Row(NAME, FAIL, f"{seen}, and it trained on different samples", CURE)
     if _other_random_numbers(complete, restarted, saves):
         if _noted_at_restart(complete, restarted, saves):
-            reason = ", with other random numbers: restore torch.get_rng_state(), and look again"
+            reason = ", with different random numbers: restore torch.get_rng_state(), and rerun"
         else:
             reason = "; the random numbers were not noted there, so they cannot be compared"
         return Row(NAME, UNKNOWN, seen + reason)
@@ -126,16 +126,16 @@ def _first_gradients(notes: Notes) -> TensorSums:
 
 
 def _random_states(notes: Notes) -> list[str]:
-    """The states of torch's random numbers with which model and dataset began."""
+    """The states of torch's generator before each noted use by the model or the dataset."""
     in_model = [note.state for note in select(notes, RandomUse)]
     in_dataset = [state for note in training_passes(notes) for state in note.augmented]
     return in_model + in_dataset
 
 
 def _other_random_numbers(complete: Notes, restarted: Notes, saves: int) -> bool:
-    """Whether the model's first step after the restart had other random numbers than it had once.
+    """Whether the first step after the restart had different random numbers from the same step.
 
-    Where the notes do not have that step of the whole run, or no step: other ones than ever.
+    If the notes lack that step in either run: whether its state never occurred in the complete run.
     """
     states = _random_states(complete)
     begins = _random_states(restarted)[:1]
@@ -149,7 +149,7 @@ def _other_random_numbers(complete: Notes, restarted: Notes, saves: int) -> bool
 
 
 def _state_of_first_step(notes: Notes) -> str:
-    """The state of the random numbers with which the model was called for the first step; or ""."""
+    """The state of the generator before the first step's last use of it; or ""."""
     state = ""
     for note in notes:
         if isinstance(note, RandomUse):
@@ -160,14 +160,14 @@ def _state_of_first_step(notes: Notes) -> str:
 
 
 def _noted_at_restart(complete: Notes, restarted: Notes, saves: int) -> bool:
-    """Whether random numbers of the whole run were noted where the restarted one begins."""
-    if select(restarted, RandomUse):  # after what was saved last
+    """Whether the complete run noted random numbers at the step of the restart."""
+    if select(restarted, RandomUse):  # after the last save
         indices = [index for index, note in enumerate(complete) if isinstance(note, Save)]
         if not indices[:saves]:
             return False
         last_save = indices[:saves][-1]
         return bool(select(complete[last_save:], RandomUse))
-    # Those of a dataset are noted at the first batches of an epoch.
+    # Uses by a dataset are noted at the first batches of an epoch.
     parts = training_passes(restarted)
     same_epochs = training_passes(complete)[-len(parts) :]
     first_sizes = [[len(note.samples) for note in passes[:1]] for passes in (same_epochs, parts)]
@@ -175,7 +175,7 @@ def _noted_at_restart(complete: Notes, restarted: Notes, saves: int) -> bool:
 
 
 def _goes_on(complete: Notes, restarted: Notes) -> bool:
-    """Whether the passes after the restart are the last of the whole run, or parts of them."""
+    """Whether the passes after the restart are the complete run's last, or parts of them."""
     passes, parts = training_passes(complete), training_passes(restarted)
     steps, steps_left = (sum(note.steps for note in each) for each in (passes, parts))
     if not 0 < steps_left < steps:
@@ -185,9 +185,9 @@ def _goes_on(complete: Notes, restarted: Notes) -> bool:
 
 
 def _goes_further(complete: Notes, restarted: Notes) -> bool:
-    """Whether the passes after the restart begin inside the whole run, follow it, and go beyond.
+    """Whether the passes after the restart start inside the complete run, follow it and exceed it.
 
-    So does a sound script that trains so many epochs more each time that it is started.
+    A correct script may do so: one that trains N more epochs at each start.
     """
     passes = [note.samples for note in training_passes(complete)]
     parts = [note.samples for note in training_passes(restarted)]

@@ -1,6 +1,6 @@
-"""The red rows of an audit as SARIF, the format in which code hosts take what tools find.
+"""The failed checks of an audit as SARIF, the format in which code hosts read tools' findings.
 
-The command calls it in the learner's process, after the audit. Needs no torch.
+The command calls it in the driver process, after the audit. Needs no torch.
 """
 
 import os
@@ -13,9 +13,9 @@ from ddp_tools.audit.notes import FAIL, Row
 
 
 def to_sarif(script: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The red rows as a SARIF 2.1.0 log, each at the first line of a file that it names.
+    """The failed checks as a SARIF 2.1.0 log, each at the first FILE:LINE in its texts.
 
-    Paths are those below the folder in which this is called, as code hosts want them.
+    Paths are relative to the current directory, as code hosts expect.
     """
     results = []
     for row in rows:

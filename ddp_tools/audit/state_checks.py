@@ -1,6 +1,6 @@
-"""Parts of the audit's rows on what ranks hold beside weights: buffers, copies, reduced numbers.
+"""Parts of the audit's checks on state other than weights: buffers, copies, reduced numbers.
 
-`training_checks` and `judge` call them in the learner's process, with the notes of all ranks. Needs
+`training_checks` and `judge` call them in the driver process, with the notes of all ranks. Needs
 no torch.
 """
 
@@ -25,14 +25,14 @@ from ddp_tools.audit.notes import (
 )
 from ddp_tools.audit.rank_checks import end
 
-_ROUNDING = 1e-3  # of a count of right answers, that was divided in float32
+_ROUNDING = 1e-3  # of a count of correct answers that was divided in float32
 _TensorsType = TypeVar("_TensorsType", bound=Tensors)
 
 
 def at_once(
     ranks: list[Notes], kind: type[_TensorsType], *whens: str
 ) -> Iterator[tuple[_TensorsType, ...]]:
-    """The notes of all ranks that were made at one time, after as many steps or at a good end."""
+    """The ranks' notes of the same moment: after the same number of steps, or at a good end."""
     ended_well = end(ranks).verdict == OK
     for when in whens:
         noted = [[note for note in select(notes, kind) if note.when == when] for notes in ranks]
@@ -43,36 +43,36 @@ def at_once(
 
 
 def buffers(ranks: list[Notes], apart: list[tuple[int, Buffers, str]]) -> Finding | None:
-    """Judge the buffers that `buffers_apart` has listed; None if it is none."""
+    """Judge the differing buffers, as `buffers_apart` lists them; None if there are none."""
     wraps = select(ranks[0], Wrap)
     unsure = None
     for rank, note, name in apart:
         wrap = wraps[note.model]
-        seen = f"{short_line(wrap.at)}: weights are equal, but rank {rank} has another buffer "
-        seen += f"{name} than rank 0"
+        seen = f"{short_line(wrap.at)}: weights are equal, but rank {rank}'s buffer {name} differs "
+        seen += "from rank 0's"
         if not wrap.broadcasts and name not in note.transient:
-            cure = "all_reduce what changes it, in the layer; of BatchNorm: "
-            cure += "SyncBatchNorm.convert_sync_batchnorm(model), or broadcast_buffers on"
+            cure = "all_reduce the values that change it, in the layer; for BatchNorm: "
+            cure += "SyncBatchNorm.convert_sync_batchnorm(model), or broadcast_buffers=True"
             return Finding(FAIL, f"{seen}: broadcast_buffers is False", cure)
-        why = "it is in no state_dict: meant so?"
+        why = "it is in no state_dict: intended?"
         if wrap.broadcasts:
-            why = "DDP sends rank 0's before each forward pass, so what the others put into "
-            why += "theirs is lost: meant so? Else all_reduce what changes it"
+            why = "DDP sends rank 0's before each forward pass, so the other ranks' changes are "
+            why += "lost: intended? Else all_reduce the values that change it"
         unsure = unsure or Finding(UNKNOWN, f"{seen}; {why}")
     return unsure
 
 
 def buffers_apart(ranks: list[Notes]) -> Iterator[tuple[int, Buffers, str]]:
-    """The buffers that another rank has other than rank 0: the rank, its note, the name."""
+    """The buffers that differ from rank 0's: the rank, its note, the name."""
     for first, *others in at_once(ranks, Buffers, "forward", "epoch", "end"):
         for rank, note in enumerate(others, 1):
             yield from ((rank, note, name) for name in names_apart(note, first))
 
 
 def copies(ranks: list[Notes], of_source: set[str]) -> tuple[Finding | None, str]:
-    """Judge copies of the wrapped models; besides, which of them only some ranks have.
+    """Judge copies of the wrapped models; also return a text on copies that only some ranks have.
 
-    of_source: the names of buffers that differ in the wrapped models, for which `buffers` answers.
+    of_source: the names of buffers that differ in the wrapped models, which `buffers` judges.
     """
     unsure, alone = None, ""
     noted = [select(notes, Copy) for notes in ranks]
@@ -90,16 +90,16 @@ def copies(ranks: list[Notes], of_source: set[str]) -> tuple[Finding | None, str
         apart = [(rank, names_apart(note, last[0])) for rank, note in enumerate(last)]
         for rank, names in apart:
             if names := [n for n in names if n.removeprefix("module.") not in of_source]:
-                seen = f"{which} has another {names[0]} on rank {rank} than on rank 0"
+                seen = f"{which} has a different {names[0]} on rank {rank} than on rank 0"
                 if any(_has_changed(notes, note) for notes, note in zip(ranks, last, strict=True)):
-                    cure = "change it on all ranks alike, or make it on rank 0 alone"
+                    cure = "change it equally on all ranks, or make it on rank 0 only"
                     return Finding(FAIL, f"weights are equal, but {seen}", cure), alone
-                unsure = unsure or Finding(UNKNOWN, f"{seen}, and nobody changes it: meant so?")
+                unsure = unsure or Finding(UNKNOWN, f"{seen}, and nothing changes it: intended?")
     return unsure, alone
 
 
 def _has_changed(notes: Notes, last: Copy) -> bool:
-    """Whether a rank's copy has other numbers at the end than when it was found."""
+    """Whether a rank's copy changed between the time it was found and the end."""
     same = [note for note in select(notes, Copy) if note.model == last.model]
     earlier = [note for note in same if note.when == "begin"]
     return any(note.bits != last.bits for note in earlier[-1:])
@@ -109,7 +109,7 @@ def _has_changed(notes: Notes, last: Copy) -> bool:
 
 
 def unequal_counts(counts: Sequence[int]) -> str:
-    """Say how many samples each rank took in a pass in which they took unequal numbers."""
+    """Describe how many samples each rank took in a pass, if the numbers are unequal."""
     each = " and ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
     return f"the ranks took unequal numbers, {each} samples"
 
@@ -117,7 +117,7 @@ def unequal_counts(counts: Sequence[int]) -> str:
 def averages(ranks: list[Notes]) -> Finding | None:
     """Judge numbers that are reduced after a pass in which the ranks had unequal counts.
 
-    None where there are none, or the counts are reduced, too.
+    None if there are none, or the counts are also reduced.
     """
     unsure = None
     for passes in zip(*(select(notes, Pass) for notes in ranks), strict=False):
@@ -141,7 +141,7 @@ def averages(ranks: list[Notes]) -> Finding | None:
 
 
 def _reduced(notes: Notes, of_pass: Pass) -> list[Communication]:
-    """The sums of few numbers that a rank asks for between this pass and the next one's end."""
+    """A rank's sums of a few numbers between the end of this pass and the start of the next."""
     rest = notes[next(i for i, note in enumerate(notes) if note is of_pass) + 1 :]
     index = next((i for i, note in enumerate(rest) if isinstance(note, Pass)), len(rest))
     until = rest[index].since if index < len(rest) else float("inf")  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def _reduced(notes: Notes, of_pass: Pass) -> list[Communication]:
 
 
 def _has(calls: list[list[Communication]], counts: list[int]) -> bool:
-    """Whether each rank sends its own count, too."""
+    """Whether each rank also sends its own count."""
     return all(
         any(count in call.numbers for call in calls_of_rank)
         for calls_of_rank, count in zip(calls, counts, strict=True)
@@ -158,7 +158,7 @@ def _has(calls: list[list[Communication]], counts: list[int]) -> bool:
 
 
 def _are_means(values: tuple[float, ...], counts: list[int]) -> bool:
-    """Whether the numbers are, for certain, counts of right answers by samples, and not equal."""
+    """Whether the numbers are certainly unequal accuracies: correct answers divided by samples."""
     products = [value * count for value, count in zip(values, counts, strict=True)]
     whole = all(abs(product - round(product)) < _ROUNDING for product in products)
     broken = all(abs(value - round(value)) > _ROUNDING for value in values)

@@ -1,4 +1,4 @@
-"""Note how a script trains on this rank: forward and backward passes, steps, where time goes.
+"""Note a script's training on this rank: forward and backward passes, steps, time per phase.
 
 Each rank has one `TrainingWatch`. Needs torch.
 """
@@ -31,12 +31,12 @@ from ddp_tools.audit.notes import STEPS
 from ddp_tools.audit.watch import LoaderWatch, replace_call
 from ddp_tools.audit.writer import NoteWriter
 
-_FORWARDS = 10 * STEPS  # calls of models before which random numbers are looked at
-_MOST_NOT_FINITE = 5  # notes: all that follows is not finite either
+_FORWARDS = 10 * STEPS  # calls of models at which the generator's state is compared
+_MOST_NOT_FINITE = 5  # notes: later outputs are not finite either
 
 
 class TrainingWatch:
-    """Hears of the forward passes of wrapped models, of backward passes and of optimizers."""
+    """Notes forward passes of wrapped models, backward passes and steps of optimizers."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class TrainingWatch:
         models: ModelWatch,
         interruption: Interruption,
     ) -> None:
-        """Listen from now on."""
+        """Set the hooks."""
         self._writer, self._loaders, self._models = writer, loaders, models
         self._interruption = interruption
         self._not_finite = 0
         self._in_backward = False
         self._stepping: Optimizer | None = None
-        self._synced: dict[int, bool] = {}  # whether a model's last forward had it average
+        self._synced: dict[int, bool] = {}  # by model: whether its last forward set up averaging
         self._sync_changed = self._scheduling = False
         self._schedule_calls = self._idle = 0
         self._last_step = time.perf_counter()
@@ -62,13 +62,13 @@ class TrainingWatch:
             replace_call(kind, "step", self._count_schedule)
 
     def note_end(self) -> None:
-        """Note how often schedulers have stepped, if one has."""
+        """Note the number of scheduler steps, if there were any."""
         if self._schedule_calls:
             counts = {"steps": self._writer.steps, "idle": self._idle}
             self._writer.note(notes.Schedule, calls=self._schedule_calls, **counts)
 
     def _count_schedule(self, step: Callable) -> Callable:
-        """Count a step of a scheduler, but not those of the ones that it has inside."""
+        """Count a step of a scheduler, but no step of a scheduler inside it."""
 
         @functools.wraps(step)
         def call(*args: Any, **options: Any) -> object:
@@ -84,7 +84,7 @@ class TrainingWatch:
         return call
 
     def _hook_forward(self) -> None:
-        """Note what DDP's forward sends and is given, and whether it uses random numbers."""
+        """Note DDP's forward: whether it communicates, its inputs, its use of random numbers."""
         writer = self._writer
 
         def observed(forward: Callable) -> Callable:
@@ -113,7 +113,7 @@ class TrainingWatch:
             return call
 
         replace_call(DDP, "forward", observed)
-        # Of the wrapped model alone: DDP's own part may wait for other ranks.
+        # Time only the inner model: DDP's own part may wait for other ranks.
         if hasattr(DDP, "_run_ddp_forward"):
             replace_call(DDP, "_run_ddp_forward", functools.partial(writer.timed, "forward"))
 
@@ -129,7 +129,7 @@ class TrainingWatch:
                 self._writer.note(notes.NotFinite, what=what, steps=self._writer.steps)
 
     def _hook_backward(self) -> None:
-        """Note a loss's divisor, and one not finite; a backward pass has the time that it waits."""
+        """Note a loss's divisor, and a loss that is not finite; time backward, waiting included."""
 
         def observed(backward: Callable) -> Callable:
             timed = self._writer.timed("backward", backward)
@@ -160,13 +160,13 @@ class TrainingWatch:
         writer = self._writer
 
         def before_step(optimizer: Optimizer, *_: object) -> None:
-            # ZeroRedundancyOptimizer steps one of its own, for its share of the weights.
+            # ZeroRedundancyOptimizer steps an inner optimizer for its shard of the weights.
             if self._stepping:
                 return
             self._stepping = optimizer
             if not any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
                 if not writer.steps:
-                    return  # it moves nothing: DDP or a compiler is warmed up
+                    return  # a step at rate 0 that warms up DDP or a compiler
                 self._idle += 1
             for loader_pass in self._loaders.open_passes:
                 loader_pass.steps += 1
@@ -187,7 +187,7 @@ class TrainingWatch:
         register_optimizer_step_post_hook(after_step)
 
     def _note_step(self, optimizer: Optimizer) -> None:
-        """Note what an optimizer is about to use, and the seconds since the last step."""
+        """Note an optimizer's gradients, weights and rates, and the seconds since the last step."""
         whole = time.perf_counter() - self._last_step
         seconds = {phase: self._writer.spent[phase] for phase in ("loading", "forward")}
         seconds["own code"] = whole - sum(self._writer.spent.values())
@@ -218,5 +218,5 @@ def _gradient_sums(parameters: list[torch.Tensor]) -> list[tuple[float, float]]:
 
 
 def _is_shard(weights: torch.Tensor) -> bool:
-    """Whether a parameter is the shard of one, FSDP2's or FSDP's: its sum would need all ranks."""
+    """Whether a parameter is a shard of FSDP2 or FSDP, whose sum would need all ranks."""
     return hasattr(weights, "device_mesh") or hasattr(weights, "_local_shard")

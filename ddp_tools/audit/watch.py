@@ -1,6 +1,6 @@
-"""Hear of a script's calls of torch on this rank, such as passes over loaders.
+"""Hook a script's calls of torch on this rank, such as passes over loaders.
 
-It is started on a rank before the script, and hears until the process ends. Needs torch.
+The hooks are set on each rank before the script starts, and stay until it exits. Needs torch.
 """
 
 import functools
@@ -14,10 +14,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 
 class LoaderPass:
-    """One pass over a DataLoader, as far as the script has come in it."""
+    """One pass over a DataLoader, up to the script's current batch."""
 
     def __init__(self, loader: DataLoader) -> None:
-        # The loader itself would keep its iterator, whose end is the end of a pass that was left.
+        # A reference to the loader would keep its iterator alive, whose end ends an abandoned pass.
         self.loader_id = id(loader)
         self.dataset = loader.dataset
         self.sampler: Any = loader.sampler  # a Sampler, or anything to iterate over
@@ -25,21 +25,21 @@ class LoaderPass:
         self.since = time.time()
         self.batches = 0  # that the script has taken
         self.complete = False  # the loader had no more of them
-        self.batch_indices: list[Any] = []  # of the batches, also of those to come
-        self.index_sampler: Any = loader._index_sampler  # which gives the numbers of each batch
+        self.batch_indices: list[Any] = []  # of the batches, including prefetched ones
+        self.index_sampler: Any = loader._index_sampler  # yields the indices of each batch
         plain = type(self.index_sampler) is BatchSampler
         self.drawn_by = self.sampler if plain else self.index_sampler
         self.batch_size = loader.batch_size or 0
-        # What the audit looks at.
-        self.begun = ""  # the line at which it began
-        self.steps = 0  # of optimizers, meanwhile
+        # For the audit's notes.
+        self.begun = ""  # the line at which it started
+        self.steps = 0  # of optimizers during the pass
         self.digests: list[str] = []
         self.augmented: list[str] = []
-        self.state_before = ""  # of the random numbers, where it is looked at
+        self.state_before = ""  # of the generator before a batch, if it is compared
         self.asked = 0.0  # when the script asked for a batch
 
     def indices(self) -> list[int | str]:
-        """List the samples that the script has taken, by their numbers in the undivided dataset."""
+        """List the samples that the script has taken, by their indices in the undivided dataset."""
         flat: list[Any] = []
         for batch in self.batch_indices[: self.batches]:
             flat += batch if isinstance(batch, list | tuple) else [batch]
@@ -48,13 +48,13 @@ class LoaderPass:
         return [int(index) if hasattr(index, "__int__") else str(index) for index in flat]
 
     def undivided(self) -> tuple[Any, bool]:
-        """The undivided dataset, and whether this one is a part of it."""
+        """The undivided dataset, and whether the loader's dataset is a Subset of it."""
         subsets = self._subsets()
         return subsets[-1].dataset if subsets else self.dataset, bool(subsets)
 
     def shuffles(self) -> bool:
-        """Whether it promises another order each time."""
-        # Whoever can be told the epoch means to give each an order of its own.
+        """Whether the sampler should give a different order each time."""
+        # A sampler with set_epoch is meant to give each epoch a different order.
         promises = hasattr(self.drawn_by, "set_epoch") or isinstance(self.drawn_by, RandomSampler)
         return bool(getattr(self.drawn_by, "shuffle", promises))
 
@@ -69,11 +69,11 @@ class LoaderPass:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Hear nothing."""
+    """Do nothing."""
 
 
 class LoaderWatch:
-    """Hears of each pass over a DataLoader, and of what it asks for and gives."""
+    """Calls back for each pass over a DataLoader and for each of its batches."""
 
     def __init__(
         self,
@@ -82,13 +82,15 @@ class LoaderWatch:
         asked: Callable[[LoaderPass], None] = _ignore,
         given: Callable[[LoaderPass, object], None] = _ignore,
     ) -> None:
-        """Listen from now on.
+        """Set the hooks.
 
-        ended, begun: called at the end of a pass, or when the script has left it, and when it
-        begins; asked, given: before and after a loader gives a batch.
+        Args:
+            ended: called when a pass is complete, or when the script has left the loop.
+            begun: called when a pass starts.
+            asked, given: called before and after a loader returns a batch.
         """
         self.open_passes: list[LoaderPass] = []
-        self._starting: list[LoaderPass] = []  # whose iterator is being made
+        self._starting: list[LoaderPass] = []  # passes whose iterator is being made
         self._ended, self._begun, self._asked, self._given = ended, begun, asked, given
         replace_call(DataLoader, "__iter__", self._watched_iter)
         replace_call(LoaderIterator, "_next_index", self._watched_index)
@@ -100,7 +102,7 @@ class LoaderWatch:
             self._close(loader_pass)
 
     def _close(self, loader_pass: LoaderPass) -> None:
-        """End a pass, unless that was done."""
+        """End a pass, unless it has ended."""
         if any(loader_pass is other for other in self.open_passes):
             self.open_passes = [other for other in self.open_passes if other is not loader_pass]
             self._ended(loader_pass)
@@ -154,7 +156,7 @@ class LoaderWatch:
 
 
 def replace_call(owner: object, name: str, watched: Callable[[Callable], Callable]) -> None:
-    """Replace a function of a class or a module by what `watched` makes of it."""
+    """Replace a function of a class or a module with watched(function)."""
     setattr(owner, name, watched(getattr(owner, name)))
 
 
@@ -164,7 +166,7 @@ def hear(
     before: Callable[..., object] = _ignore,
     after: Callable[..., object] = _ignore,
 ) -> None:
-    """Call these, with its arguments, before and after each call of a function."""
+    """Call `before` and `after`, with the same arguments, around each call of a function."""
 
     def watched(function: Callable) -> Callable:
         @functools.wraps(function)

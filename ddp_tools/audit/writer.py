@@ -1,4 +1,4 @@
-"""Write the notes of this rank, each with the line of the script at which it stands.
+"""Write the notes of this rank, each with the script's current line.
 
 The watches of the audit share one writer. Needs torch.
 """
@@ -19,11 +19,11 @@ from typing import Any
 from ddp_tools.audit.digests import is_library
 from ddp_tools.audit.notes import Note, TimeUp, to_line
 
-_MOST_CALLERS = 5  # lines of the script that are noted of one call
+_MOST_CALLERS = 5  # lines of the script that are noted for one call
 
 
 class NoteWriter:
-    """Writes each note at once: none is lost with the rank. Counts what notes are told by."""
+    """Writes each note at once, so that a kill loses none; holds the counters that notes use."""
 
     def __init__(self, folder: Path, outermost: FrameType) -> None:
         """Open the file of notes; outermost: the frame that runs the script."""
@@ -38,20 +38,20 @@ class NoteWriter:
         (folder / f"rank{self.rank}.pid").write_text(str(self._process))
 
     def note(self, kind: type[Note], **fields: Any) -> None:
-        """Write a note on what the script does now."""
+        """Write a note with the current time and line."""
         self.write(kind(time=time.time(), at=self.line_of(sys._getframe(1)), **fields))
 
     def write(self, note: Note) -> None:
-        """Write a note; a loader's worker, which has this file too, writes none."""
+        """Write a note; in a loader's worker, which inherits the file, it does nothing."""
         if os.getpid() == self._process and not self._file.closed:
             self._file.write(to_line(note))
 
     def line_of(self, frame: FrameType | None) -> str:
-        """FILE:LINE of the script, or of what lies beside it, in a frame or its callers; or ""."""
+        """The innermost FILE:LINE, in a frame or its callers, that is not in a library; or ""."""
         return next(self._lines_of(frame), "")
 
     def callers(self) -> list[str]:
-        """The lines of the script that have called that of a note, from the innermost on."""
+        """The script's lines on the stack above the current one, innermost first."""
         return [*islice(self._lines_of(sys._getframe(1)), 1, _MOST_CALLERS)]
 
     def _lines_of(self, frame: FrameType | None) -> Iterator[str]:
@@ -62,7 +62,7 @@ class NoteWriter:
             frame = frame.f_back
 
     def timed(self, phase: str, function: Callable) -> Callable:
-        """A function whose seconds count as those of a phase."""
+        """Wrap a function so that its seconds count for a phase."""
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> object:
@@ -75,7 +75,7 @@ class NoteWriter:
         return call
 
     def end_at(self, limit: float) -> None:
-        """After so many seconds note where this rank is, and end it; at once without the audit."""
+        """After `limit` seconds note this rank's line and end it; at once if the audit is gone."""
         audit, until = os.getppid(), time.monotonic() + limit
 
         def end() -> None:
@@ -86,7 +86,7 @@ class NoteWriter:
             frame = sys._current_frames()[threading.main_thread().ident or 0]
             function, at = frame.f_code.co_name, self.line_of(frame)
             self.write(TimeUp(time=time.time(), at=at, function=function, limit=limit))
-            time.sleep(3)  # the others have time to note theirs
+            time.sleep(3)  # so that the others can note their lines
             os._exit(124)
 
         threading.Thread(target=end, daemon=True).start()

@@ -1,1 +1,1 @@
-"""The command `plan`: the lines of a script for one device that need a decision; no torch."""
+"""The command `plan`: list the lines of a one-device script that need a decision; no torch."""

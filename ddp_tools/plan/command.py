@@ -1,4 +1,4 @@
-"""The command `plan`: read a script and what it imports from beside it, and list its decisions.
+"""The command `plan`: read a script and its project's files, and list the decisions to make.
 
 Nothing is imported, run or changed, and torch is not needed.
 """
@@ -18,19 +18,19 @@ from ddp_tools import PlainError, printable
 from ddp_tools.beside import imported_names, texts_beside
 from ddp_tools.plan.find import Kind, find, kinds
 
-_LISTED, _NOT_ALL_SEEN = 1, 4  # 2 is a wrong use
-_SHOWN = 4  # lines of a kind; of the others the numbers
-_WIDTH = 72  # letters of a line
-# Imports of what has a training loop of its own.
+_LISTED, _NOT_ALL_SEEN = 1, 4  # 2 is wrong usage
+_SHOWN = 4  # lines of a kind; for the others only their numbers
+_WIDTH = 72  # characters of a line
+# Imports of packages with their own training loop.
 _LOOPS = re.compile(
     r"(lightning|pytorch_lightning|accelerate|ignite|fastai|deepspeed|keras|tensorflow|torchtitan"
     r"|composer|ray|horovod|jax|mmengine|ultralytics)\b|transformers\.\w*Trainer$"
 )
-# Kinds of which a training has one at least, and what to know where none was seen.
+# Kinds of which a training script has at least one, and the message if none was seen.
 _DATA = {"a loader to train from", "a loader to test from, or in order", "a stream"}
 _EXPECTED = {
-    "no .backward() stands in these files: the training was not seen": {"the training step"},
-    "no loader and no draw was seen: how does a rank get its own share of each batch?": (
+    "no .backward() in these files: the training was not seen": {"the training step"},
+    "no loader and no draw was seen: how does a rank get its own part of each batch?": (
         _DATA | {"samples drawn by hand", "one long text, or rows cut by hand"}
     ),
     "no device was seen: for GPUs, step 3 is needed all the same": {"a device by its name"},
@@ -38,14 +38,13 @@ _EXPECTED = {
 _BY_NAME = {"importlib.import_module", "import_module", "__import__", "exec"}
 _PAGE = "docs/your-script.md"
 _NO_LINE = """Steps 1, 2, 4, 10: launch, rank and world size, group, end
-  no line of them is here yet: `ddp-course script simple_ddp ranks.py` writes who_am_i,
-  pick_device and form_group into a file to import; the end is dist.barrier() and
-  dist.destroy_process_group()"""
+  these have no lines yet: `ddp-course script simple_ddp ranks.py` writes who_am_i, pick_device and
+  form_group into a file to import; at the end dist.barrier() and dist.destroy_process_group()"""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line that needs a decision: its kind, where it stands, its text."""
+    """A line that needs a decision: its kind, file, number and text."""
 
     kind: Kind
     file: str
@@ -54,9 +53,9 @@ class Line:
 
 
 def plan(script: Path, as_json: bool = False) -> int:
-    """List the decisions of a script, and return the exit status; raises PlainError.
+    """List the decisions of a script and return the exit status; raises PlainError.
 
-    1: they are listed; 4: so they are, and what can hold more was not looked at.
+    1: they are listed; 4: they are listed, but code that may need more was not read.
     """
     texts = _read(script)
     order = {kind: number for number, kind in enumerate(kinds())}
@@ -65,7 +64,7 @@ def plan(script: Path, as_json: bool = False) -> int:
     whole_text = "\n".join(texts.values())
     for name, text in texts.items():
         try:
-            tree = ast.parse(text if name.endswith(".py") else "?")  # no compiled module
+            tree = ast.parse(text if name.endswith(".py") else "?")  # not a compiled module
             tree.body = [
                 each for each in tree.body if not _never_runs(each, whole_text, bool(trees))
             ]
@@ -94,9 +93,9 @@ def _read(script: Path) -> dict[str, str]:
         reason = getattr(error, "strerror", None) or error
         raise PlainError(f"{script} cannot be read ({reason}): give a Python script") from None
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise PlainError(f"{script} is no Python 3 ({error}): mend it first") from None
+        raise PlainError(f"{script} is not valid Python 3 ({error}): fix it first") from None
     texts = {path: text}
-    for folder in [path.parent, *path.parents[1:3]]:  # a script may lie within its project
+    for folder in [path.parent, *path.parents[1:3]]:  # a script may be in a subfolder
         for each in [*texts.values()]:
             for file, own in sorted(texts_beside(each, folder).items()):
                 texts.setdefault(file, own)
@@ -104,20 +103,20 @@ def _read(script: Path) -> dict[str, str]:
 
 
 def _never_runs(node: ast.stmt, whole_text: str, imported: bool) -> bool:
-    """Whether a statement of a file is a function that nobody names, or the main of a module."""
+    """Whether a statement is a function that is never used, or the main block of a module."""
     if isinstance(node, ast.FunctionDef) and not node.decorator_list:
         return len(re.findall(rf"\b{node.name}\b", whole_text)) == 1
     return imported and isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
 
 
 def _not_looked_at(trees: Mapping[str, ast.Module], lines: Sequence[Line]) -> Iterator[str]:
-    """Say what may hold lines that need a decision, and was not looked at."""
+    """List code that was not read and may need decisions."""
     names = {line.kind.name for line in lines}
     yield from (lack for lack, expected in _EXPECTED.items() if not names & expected)
     for name, tree in trees.items():
         imported = map(".".join, imported_names(ast.walk(tree)))
         for package in filter(_LOOPS.match, imported):
-            yield f"{name}: {package} has a loop of its own, and does part of this itself"
+            yield f"{name}: {package} has its own training loop, and does part of this itself"
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in _BY_NAME:
                 yield f"{name}:{node.lineno}: {ast.unparse(node)[:_WIDTH]}"
@@ -140,11 +139,11 @@ def _report(files: Sequence[str], lines: Sequence[Line], unseen: Sequence[str]) 
     count = len({line.kind for line in lines if not line.kind.cure.startswith("stays")})
     yield from ["", *_NO_LINE.splitlines(), ""]
     yield f"{count} decisions, at {len(lines)} lines. The page in the order of work: {_PAGE}"
-    yield from ["Not seen, or not looked at:", *(f"  {each}" for each in unseen)] if unseen else ()
+    yield from ["Not seen, or not checked:", *(f"  {each}" for each in unseen)] if unseen else ()
 
 
 def _others(lines: Sequence[Line]) -> Iterator[str]:
-    """Say where more lines of a kind stand, if there are any."""
+    """A line with the numbers of further lines of a kind, if there are any."""
     if not lines:
         return
     files: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""Find the lines of a script for one device that need a decision before several ranks run it.
+"""Find the lines of a one-device script that need a decision before several ranks run it.
 
-The command calls it, with texts alone: nothing is imported or run, and torch is not needed.
+The command `plan` calls it with source texts: nothing is imported or run, and torch is not needed.
 """
 
 import ast
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 # Of "dataset", "model", "training", "evaluation", "print"; "label": the value of a seed or name;
-# "precision": what autocast is given; "sorted": what is sorted; "micro-batches":
-# a loop over those of a step.
+# "precision": the arguments of autocast; "sorted": the arguments of sorted(); "micro-batches": a
+# loop over the micro-batches of a step.
 Places = frozenset[str]
 
 _NO_GRADIENT = re.compile(r"no_grad|inference_mode")
@@ -24,7 +24,7 @@ _TEST, _TRAIN = re.compile(r"(^|[^a-z])(te?st|val|eval|dev)", re.I), re.compile(
 _LOSS, _SUM = re.compile(r"loss|nll|^ce$", re.I), re.compile(r"\.sum\(\)")
 _STEPS = re.compile(r"(opt\w*|scaler)\.(step|zero_grad)\(")
 _MICRO = re.compile(r"accum|micro", re.I)
-# What counts the terms of a loss, and what the batches of an epoch.
+# Expressions that count the terms of a loss, and the batches of an epoch.
 _TERMS = re.compile(r"\.size\(0\)|\.shape\[0\]|^len\(|\.sum\(\)|\.numel\(\)|batch_?size|^n$|^bs$")
 _BATCHES = re.compile(r"\blen\([^()]*(loader|batches|_dl|iter)\w*\)|// ?\(?[^()]*batch_?size", re.I)
 _WRITES = re.compile(r"^['\"][wax]b?\+?['\"]$")
@@ -36,7 +36,7 @@ Simple: TypeAlias = _SIMPLE | None  # the simple statement that a node is part o
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Lines that need one decision; the head of kinds.toml says what each field means."""
+    """A kind of line that needs one decision; the head of kinds.toml explains the fields."""
 
     name: str
     step: str
@@ -49,7 +49,7 @@ class Kind:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Matches a fact of such a line, from its begin."""
+        """Matches the start of a fact about such a line."""
         called = "|".join(self.calls)
         return re.compile("|".join([rf"call (.*\.)?({called})$"] * bool(called) + [*self.other]))
 
@@ -86,7 +86,7 @@ def find(tree: ast.AST, known: Sequence[Kind]) -> Iterator[Found]:
 def _with_places(
     node: ast.AST, statement: Simple, places: Places
 ) -> Iterator[tuple[ast.AST, Simple, Places]]:
-    """Yield a node and all below it, with the simple statement of each, and where it stands."""
+    """Yield a node and all below it, each with its simple statement and its places."""
     places = _places_within(node, places)
     statement = node if isinstance(node, _SIMPLE) else statement
     yield node, statement, places
@@ -95,7 +95,7 @@ def _with_places(
 
 
 def _places_within(node: ast.AST, places: Places) -> Places:
-    """Add to the places of a node what it makes of what stands in it."""
+    """Add to the places of a node the ones that it creates for its children."""
     if isinstance(node, ast.ClassDef):
         methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         places |= {"dataset"} if methods & {"__getitem__", "__call__"} else set()
@@ -124,7 +124,7 @@ def _places_within(node: ast.AST, places: Places) -> Places:
 
 
 def _facts(node: ast.AST, statement: Simple, places: Places) -> Iterator[str]:
-    """Say what a node is, in words that the patterns of kinds know."""
+    """Describe a node in the words of the patterns in kinds.toml."""
     match node:
         case ast.Call():
             yield from _facts_of_call(node, statement)
@@ -167,7 +167,7 @@ def _facts(node: ast.AST, statement: Simple, places: Places) -> Iterator[str]:
 
 
 def _role_of_loader(node: ast.Call, names: str) -> str:
-    """Say whether one trains or tests from a loader: by its name, its dataset's, or its order."""
+    """Whether a loader is for training or a test: by its name, its dataset's name, or its order."""
     given = {each.arg or "**": ast.unparse(each.value) for each in node.keywords}
     for text in (names, ast.unparse(node.args[0]) if node.args else "", *given.values()):
         if bool(_TEST.search(text)) != bool(_TRAIN.search(text)):
@@ -176,7 +176,7 @@ def _role_of_loader(node: ast.Call, names: str) -> str:
 
 
 def _facts_of_call(node: ast.Call, statement: Simple) -> Iterator[str]:
-    """Say what a call is."""
+    """Describe a call."""
     name = ast.unparse(node.func)
     yield f"call {name}"
     if re.search(r"(^|\.)DataLoader$", name):
@@ -190,7 +190,7 @@ def _facts_of_call(node: ast.Call, statement: Simple) -> Iterator[str]:
 
 
 def _facts_of_division(left: ast.expr, right: ast.expr, places: Places) -> Iterator[str]:
-    """Say whether a division makes a mean of a loss, or a micro-batch's part of it."""
+    """Describe a division that makes a mean of a loss, or scales it for a micro-batch."""
     numerator, denominator = ast.unparse(left), ast.unparse(right)
     is_loss = _LOSS.search(numerator) or ("training" in places and _SUM.search(numerator))
     if places & {"evaluation", "print"} or not is_loss:

@@ -1,6 +1,6 @@
-"""Compile the simulated GPUs for the torch that is installed, once, into a cache. Needs g++.
+"""Compile the simulated GPUs for the installed torch, once, into a cache. Needs g++.
 
-Nobody has to have CUDA for it: torch's own wheels bring the headers of CUDA and NCCL.
+CUDA is not needed: torch's own wheels include the headers of CUDA and NCCL.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from ddp_tools import PlainError
 
 _SOURCE = Path(__file__).parent / "source"
 _MISSING = Path(__file__).parent / "missing.py"
-# What the wheels' headers include beyond cuda_runtime_api.h is for nvcc: taken as included already.
+# The wheels' headers include more than cuda_runtime_api.h, for nvcc: these guards skip it.
 _CLOSED = ("CUDA_RUNTIME", "CUDA_FP16", "CUDA_BF16", "CUDA_FP8")
 # The headers of torch 2.14 need C++20; the sources are C++17.
 _FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{_SOURCE}"]
 _FLAGS += [f"-D__{name}_H__" for name in _CLOSED]
-# `import torch` calls what each distribution on the path names under torch.backends.
+# `import torch` calls the entry points of all distributions on the path under torch.backends.
 _LOADER = """import torch
 
 def load():
     if torch.__version__ != {version!r}:
-        lack = f"this is torch {{torch.__version__}}, the simulated GPUs are built for {version}"
+        lack = f"this is torch {{torch.__version__}}, but the simulated GPUs are for {version}"
         raise RuntimeError(f"{{lack}}: start ddp-course with the Python that runs the script")
     torch.ops.load_library({library!r})
     import simulated_gpus_missing
@@ -38,9 +38,9 @@ _ENTRY = "[torch.backends]\nsimulated_gpus = simulated_gpus_loader:load\n"
 
 
 def build() -> Path:
-    """Return the folder with the libraries; compiles them if this torch has none there yet.
+    """Return the folder with the libraries; compile them if there are none for this torch yet.
 
-    Raises PlainError, with the cure, where they cannot be had.
+    Raises PlainError, with the fix, if that fails.
     """
     torch, version = _find_torch()
     compiler = _find_compiler()
@@ -60,7 +60,7 @@ def build() -> Path:
         _write_loader(made, version, folder / "operators.so")
         try:
             made.rename(folder)
-        except OSError:  # another process was faster, and has made the same
+        except OSError:  # another process has just made the same
             if not folder.is_dir():
                 raise
     finally:
@@ -72,9 +72,7 @@ def _find_torch() -> tuple[Path, str]:
     """Return the folder of torch, and its version. Raises PlainError."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{platform.system()} {platform.machine()}"
-        raise PlainError(
-            f"simulated GPUs need Linux on x86-64, this is {here}: use a Linux machine"
-        )
+        raise PlainError(f"simulated GPUs need Linux on x86-64, this is {here}: use such a machine")
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise PlainError("simulated GPUs need PyTorch, which this Python lacks: pip install torch")
@@ -82,7 +80,7 @@ def _find_torch() -> tuple[Path, str]:
     about = runpy.run_path(str(torch / "version.py"))
     version = about["__version__"]
     if not about["cuda"]:
-        cure = "install the one with CUDA, as pip install torch does"
+        cure = "install a build with CUDA, as pip install torch does"
         raise PlainError(f"torch {version} is built without CUDA: {cure}")
     return torch, version
 
@@ -101,8 +99,8 @@ def _header_folders(torch: Path) -> list[str]:
     for header in ("cuda_runtime_api.h", "nccl.h"):
         found = sorted((torch.parent / "nvidia").glob(f"*/include/{header}"))
         if not found:
-            cure = "pip install --force-reinstall torch brings it"
-            raise PlainError(f"{header} is not beside torch in {torch.parent / 'nvidia'}: {cure}")
+            cure = "pip install --force-reinstall torch installs it"
+            raise PlainError(f"{header} is not in {torch.parent / 'nvidia'}, next to torch: {cure}")
         flags.append(f"-I{found[-1].parent}")
     return flags
 
@@ -113,7 +111,7 @@ def _compile(folder: Path, torch: Path, command: list[str]) -> None:
     operators = str(_SOURCE / "operators.cpp")
     sources.remove(operators)
     library = folder / "libcuda.so.1"
-    # What torch, and Triton for torch.compile, take from the driver as they are loaded: all there.
+    # The functions of the driver that torch, and Triton for torch.compile, need as they are loaded.
     wanted = _run(["nm", "-D", "--undefined-only", str(torch / "lib" / "libcaffe2_nvrtc.so")])
     triton = torch.parent / "triton" / "backends" / "nvidia" / "driver.c"
     wanted += triton.read_text() if triton.is_file() else ""
@@ -132,7 +130,7 @@ def _compile(folder: Path, torch: Path, command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> str:
-    """Run a command to its end, and return what it printed. Raises PlainError."""
+    """Run a command to its end and return its output. Raises PlainError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -146,7 +144,7 @@ def _run(command: list[str]) -> str:
 
 
 def _write_loader(folder: Path, version: str, library: Path) -> None:
-    """Write what has `import torch` load the operators."""
+    """Write the entry point with which `import torch` loads the operators."""
     info = folder / "python" / "simulated_gpus_loader-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(

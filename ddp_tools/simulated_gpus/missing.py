@@ -1,21 +1,21 @@
-"""Operators that torch has for CUDA alone, made of those that the CPU has, too; and a few switches.
+"""Operators that torch has only for CUDA, built from operators of the CPU; and a few switches.
 
-`build` copies this file beside the loader, which imports it once torch and the library are there.
+`build` copies this file next to the loader, which imports it after torch and the library.
 """
 
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("aten", "IMPL")  # what it registers, it takes back at its end
+_LIBRARY = torch.library.Library("aten", "IMPL")  # its operators are unregistered when it is freed
 
 
 def _exact(x: Tensor) -> Tensor:
-    """Return float16 and bfloat16 as float32, whose sums are good enough."""
+    """Return float16 and bfloat16 as float32, whose sums are precise enough."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _per_channel(x: Tensor) -> Tensor:
-    """Return a view with the channels, which are dimension 1, as the last one."""
+    """Return a view with the channels, dimension 1, as the last dimension."""
     return _exact(x).movedim(1, -1)
 
 
@@ -128,7 +128,7 @@ def _load_and_replace(path: str) -> None:
 
 
 torch.ops.load_library = _load_and_replace  # type: ignore[method-assign]
-# There are no kernels of cuDNN to choose, whatever a script says.
+# There are no kernels of cuDNN, so a script cannot enable them.
 torch._C._set_cudnn_enabled(False)
 torch._C._set_cudnn_enabled = lambda arg: None
 vars(torch.backends.cudnn.CudnnModule)["enabled"].setter = torch._C._set_cudnn_enabled

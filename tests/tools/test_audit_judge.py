@@ -1,4 +1,4 @@
-"""The audit's checks on notes made by hand: what is wrong for certain is red, what may be meant so is not seen."""
+"""The audit's checks on notes made by hand: certain faults are FAIL, possible intentions unknown."""
 
 from array import array
 
@@ -190,7 +190,7 @@ ROWS = [  # a row, its verdict, what it must say, and the notes
     ("launch", FAIL, "", joins(rank=0, world_size=2)),
     ("launch", FAIL, "", joins(rank=1, world_size=1)),
     # calls of other lines that meet are told with their callers
-    ("collectives", FAIL, "call 1 brings", [gathers(40, 41, 42), gathers(42)]),
+    ("collectives", FAIL, "call 1 pairs", [gathers(40, 41, 42), gathers(42)]),
     ("collectives", FAIL, "call 2: rank 0", [gathers(40, 41, 42), gathers(42)]),
     ("collectives", FAIL, "it.py:5 (from it.py:40)", [gathers(40, 41, 42), gathers(42)]),
     ("collectives", UNKNOWN, "", [gathers(40), gathers(42)]),  # a wrong number, or the same by two ways
@@ -206,7 +206,7 @@ def test_a_row_is_red_where_it_is_certain_and_no_other_is(row, verdict, seen, no
     assert not others, rows
 
 
-@pytest.mark.parametrize(("complete", "told"), [(True, "equal shares"), (False, "leave the loop early")])
+@pytest.mark.parametrize(("complete", "told"), [(True, "equal shards"), (False, "leave the loop early")])
 def test_batches_are_counted_in_the_pass_in_which_ranks_part(complete, told):
     notes = []
     for rank, batches in enumerate((2, 3)):
@@ -233,14 +233,20 @@ def noted(kind, folder, when, numbers, rank=0, bits=32, **fields):
 @pytest.mark.parametrize(
     ("bits", "last", "gradient", "verdict", "seen"),
     [
-        (32, [0.0, 0.0, 1.0, 1.0], 1.0, OK, "are 0 of"),
-        (32, [0.0, 0.0, 1.0, 1.0002], 1.0, OK, "of their way apart"),
-        (32, [0.0, 0.0, 1.02, 0.98], 1.0, UNKNOWN, "are 0.02 of their way apart: is it rounding"),  # the sums are equal
+        (32, [0.0, 0.0, 1.0, 1.0], 1.0, OK, "differ by 0 of"),
+        (32, [0.0, 0.0, 1.0, 1.0002], 1.0, OK, "of the distance trained"),
+        (
+            32,
+            [0.0, 0.0, 1.02, 0.98],
+            1.0,
+            UNKNOWN,
+            "differ by 0.02 of the distance trained: is it accumulated rounding",
+        ),  # the sums are equal
         (32, [0.0, 0.0, 1.02, 0.98], 1.1, FAIL, "gradients of the first step differ"),
-        (32, [0.0, 0.0, 2.0, 0.0], 1.0, FAIL, "are 1 of their way apart"),
-        (64, [0.0, 0.0, 1.0, 1.000001], 1.0, OK, "of their way apart"),
-        (64, [0.0, 0.0, 1.0, 1.0002], 1.0, FAIL, "of their way apart"),
-        (32, None, 1.0, UNKNOWN, "did not move"),
+        (32, [0.0, 0.0, 2.0, 0.0], 1.0, FAIL, "differ by 1 of the distance trained"),
+        (64, [0.0, 0.0, 1.0, 1.000001], 1.0, OK, "of the distance trained"),
+        (64, [0.0, 0.0, 1.0, 1.0002], 1.0, FAIL, "of the distance trained"),
+        (32, None, 1.0, UNKNOWN, "did not change"),
     ],
 )
 def test_one_rank_compares_weights_whose_differences_cancel(bits, last, gradient, verdict, seen, tmp_path):
@@ -273,7 +279,7 @@ def test_a_rate_that_drops_at_once_may_follow_a_loss_that_dropout_makes_another(
 
 def test_a_run_on_one_rank_that_the_limit_ended_says_so():
     row = compare_with_one_rank([TimeUp(function="step", limit=240)], [[End(status=0)]] * RANKS)
-    assert row.verdict == UNKNOWN and "ended by --limit 240" in row.seen, row
+    assert row.verdict == UNKNOWN and "--limit 240 ended the run" in row.seen, row
 
 
 @pytest.mark.parametrize(
@@ -287,7 +293,7 @@ def test_replicas_whose_sums_are_equal_are_compared(off, verdict, tmp_path):
         end = noted(Weights, tmp_path, "end", [1.0 + off * rank, 1.0 - off * rank, 1.0, 1.0], rank)
         ranks.append([Wrap(at="it.py:1"), begin, end])
     row = rows_of(*ranks)["replicas"]
-    assert row.verdict == verdict and ("another w than" in row.seen) == (verdict == FAIL), row
+    assert row.verdict == verdict and ("a different w from" in row.seen) == (verdict == FAIL), row
 
 
 TESTED = {"begun": "it.py:1", "dataset_size": 10, "complete": True, "batches": 2}
@@ -325,7 +331,7 @@ def test_a_copy_is_not_judged_where_the_run_failed_and_a_buffer_is_the_first_tha
         wraps = [Wrap(at="it.py:1"), Wrap(at="it.py:2", broadcasts=False)]
         ranks.append([*wraps, *weights, *copies, buffers])
     row = rows_of(*ranks)["replicas"]
-    assert row.verdict == FAIL and "it.py:2: weights are equal, but rank 1 has another buffer v" in row.seen, row
+    assert row.verdict == FAIL and "it.py:2: weights are equal, but rank 1's buffer v differs" in row.seen, row
     row = table([notes[:-1] for notes in ranks])["replicas"]  # without an end
     assert row.verdict == UNKNOWN and "Net" not in row.seen, row
 
@@ -345,9 +351,9 @@ def told(first, last, *more):
     [
         ("a s b", told(1 + 1e-7, 1.0001), UNKNOWN, "from the beginning"),  # another order of sums, another rounding
         ("a s b", told(2.0, 1.0001), OK, "close, not equal"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="b")), FAIL, "apart"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNKNOWN, "with other random numbers: restore"),
-        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNKNOWN, "with other random numbers"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="b")), FAIL, "of the distance trained"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="c")), UNKNOWN, "with different random numbers: restore"),
+        ("a s b", told(2.0, 2.0, RandomUse(state="a"), STEPPED), UNKNOWN, "with different random numbers"),
         ("a s", told(2.0, 2.0, RandomUse(state="b")), UNKNOWN, "cannot be compared"),
     ],
 )
@@ -360,11 +366,15 @@ def test_a_restart_is_known_by_its_gradients_and_its_random_numbers(before, agai
 @pytest.mark.parametrize(
     ("again", "verdict", "seen"),
     [
-        ("bcd", UNKNOWN, "trained on where the whole run ends"),  # so many epochs more each time, which may be meant
-        ("abc", FAIL, "other samples"),  # the epoch was not restored
-        ("dbc", FAIL, "other samples"),
+        (
+            "bcd",
+            UNKNOWN,
+            "trained past the end of the uninterrupted run",
+        ),  # so many epochs more each time, which may be meant
+        ("abc", FAIL, "different samples"),  # the epoch was not restored
+        ("dbc", FAIL, "different samples"),
         ("bc", FAIL, "same samples"),
-        ("", FAIL, "other samples"),  # none
+        ("", FAIL, "different samples"),  # none
     ],
 )
 def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
@@ -377,7 +387,7 @@ def test_a_restart_that_trains_longer_is_not_compared(again, verdict, seen):
 
 def test_a_run_that_went_on_from_the_checkpoint_of_the_one_before_is_told_so_and_not_that_it_saved_nothing():
     whole = told(1.0, 1.0, Save())
-    for stopped, seen in ((told(2.0, 1.0), "find a checkpoint"), (told(1.0, 1.0), "torch.save wrote nothing")):
+    for stopped, seen in ((told(2.0, 1.0), "find that run's checkpoint"), (told(1.0, 1.0), "no torch.save came")):
         row = compare_restarted(whole, stopped, [whole])
         assert row.verdict == UNKNOWN and seen in row.seen, row
 
@@ -386,7 +396,7 @@ def test_restarted_ranks_are_compared_with_each_other():
     notes = [Save(), RandomUse(state="b"), STEPPED]
     whole, stopped = told(1.0, 1.0, *notes), told(1.0, 0.5, *notes[:2], Stopped())
     row = compare_restarted(whole, stopped, [told(2.0, 1.0), told(2.0, 1.5)])
-    assert row.verdict == FAIL and "the ranks part" in row.seen and "all ranks load" in row.cure, row
+    assert row.verdict == FAIL and "the ranks differ" in row.seen and "all ranks load" in row.cure, row
 
 
 # ---- the status

@@ -97,7 +97,7 @@ FAULTS = {  # the lines that are replaced; the row, its verdict, and what it say
         [("teacher = copy.deepcopy(model)", "teacher = copy.deepcopy(model)\n    teacher[0].bias.data += rank")],
         "replicas",
         UNKNOWN,
-        ["the Sequential made at it.py:", "0.bias", "meant so?"],
+        ["the Sequential made at it.py:", "0.bias", "intended?"],
     ),
     "mean of means": ([MEAN], "metrics", FAIL, ["rank 0 8 and rank 1 7 samples", "own means"]),
     "mean of losses": (

@@ -202,12 +202,12 @@ def test_the_command_tells_what_fits_and_what_would(tmp_path, capsys):
         answer = json.loads((tmp_path / "a.json").read_text())["would fit"]
         told[gpu] = capsys.readouterr().out.splitlines()
         assert (answer and answer["way"]) == would_fit
-        assert ("what makes it fit" in "\n".join(told[gpu])) == bool(would_fit)
+        assert ("to make it fit" in "\n".join(told[gpu])) == bool(would_fit)
     *table, how, last, cure = told["24"]
     assert "without memory" in how and "DDP needs 42.9 GB" in last
     assert any(line.split()[:2] == ["ZeRO", "8"] and line.endswith("24 GB") for line in table)
-    assert cure.startswith("what makes it fit 24 GB, 13.4 GB: FSDP2 over 4 GPUs: fully_shard(block)")
-    assert "nothing makes it surely fit 3 GB" in told["3"][-1]
+    assert cure.startswith("to make it fit 24 GB, 13.4 GB: FSDP2 over 4 GPUs: fully_shard(block)")
+    assert "no change makes it surely fit 3 GB" in told["3"][-1]
 
 
 def test_a_model_that_needs_values_takes_a_real_step(tmp_path, capsys):
@@ -250,17 +250,17 @@ def test_what_makes_it_fit_is_the_first_change_that_does():
     assert first_change(6, 6, 1) == (None, "", [])  # it fits as it is
     change, line, told = first_change(4, 1, 24)
     assert change == asked._replace(batch_size=6, pieces=4) and told == [(12, False, False), (6, False, False)]
-    assert "--batch-size-per-rank 6, of which 4 pieces accumulate to 24" in line and "(loss / 4).backward()" in line
+    assert "--batch-size-per-rank 6, of which 4 micro-batches make 24" in line and "(loss / 4).backward()" in line
     assert first_change(4, 2, 9)[0] == asked._replace(pieces=9)  # nine are not halved
     change, line, _ = first_change(4, 12, 1)
-    assert change == asked._replace(bf16=True) and line.startswith("what makes it fit 16 GB") and "autocast(" in line
+    assert change == asked._replace(bf16=True) and line.startswith("to make it fit 16 GB") and "autocast(" in line
     for bf16 in (False, True):  # where bf16 is asked for, it is no cure
         change, line, _ = first_change(4, 18 if not bf16 else 30, 1, bf16)
         assert change == asked._replace(recompute=True, bf16=bf16) and "use_reentrant=False" in line
     change, line, told = first_change(20, 5, 1)  # weights alone are too much for DDP: nothing of it is counted
     assert change == asked._replace(way="FSDP2", GPUs=4) and "over 4 GPUs" in line and not told
     change, line, _ = first_change(1, 70, 3)
-    assert change is None and line.startswith("nothing makes it surely fit 16 GB")
+    assert change is None and line.startswith("no change makes it surely fit 16 GB")
     change, line, _ = first_change(40, 20, 4)
     assert change == changes.Change(1, 4, bf16=True, recompute=True, way="FSDP2", GPUs=8)
     assert all(word in line for word in ("--batch-size-per-rank 1", "MixedPrecision", "checkpoint(", "over 8 GPUs"))

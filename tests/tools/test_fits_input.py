@@ -75,7 +75,7 @@ REFUSED = {  # what the line says
     "Images": "--input 3 32 32: the first layer with weights, Conv2d, takes 3 channels of any size",
     "Texts": "--input 128: the first layer with weights, Embedding, takes any number of tokens",
     "Steps": "--input 100 12: the first layer with weights, Steps, takes 12 numbers at each of any",
-    "Own": "as in --input 1 28 28: the first layer with weights, Own, does not tell it",
+    "Own": "as in --input 1 28 28: the first layer with weights, Own, does not determine it",
     "Bare": "as in --input 1 28 28: no layer has weights",
     "Fails": "the model cannot be made: my.py:23: RuntimeError",
     # a model that cannot be counted
@@ -89,13 +89,13 @@ REFUSED = {  # what the line says
     "Texts --input 128 --type float32": "(32, 128), torch.float32: RuntimeError",
     "Net --input 5 --batch-size-per-rank 0": "every number must be 1 or more",
     "Net --input 5 --batch-size 8": "--batch-size",
-    "Net --input 5 --optimizer Best": "'Best' is none of torch.optim's",
-    "Net --input 784 --optimizer LBFGS": "'LBFGS' is none of torch.optim's without closure",
+    "Net --input 5 --optimizer Best": "'Best' is not in torch.optim",
+    "Net --input 784 --optimizer LBFGS": "'LBFGS' is not in torch.optim or needs a closure",
     "eight --input 5": "no class and no function 'eight'",
     "wrong --input 5": "no class and no function 'wrong'",
-    "three --input 4": "int, and no nn.Module",
+    "three --input 4": "int, not an nn.Module",
     "learn --input 4": "backward() is called",
-    "same --input 4": "make the model anew in each call",
+    "same --input 4": "make a new model in each call",
 }
 
 
@@ -119,7 +119,7 @@ def test_where_another_layer_comes_first_the_line_says_what_was_taken(models: Pa
     with pytest.raises(SystemExit):
         main(["fits", f"{models}:Backwards"])
     out, err = capsys.readouterr()
-    assert "takes 8 numbers" in out and "--input gives another" in out and "(32, 8)" in err
+    assert "takes 8 numbers" in out and "--input sets a different" in out and "(32, 8)" in err
     assert main(["fits", f"{models}:Backwards", "--input", "5"]) == 0
 
 

@@ -141,7 +141,7 @@ def test_every_kind_is_among_these_lines():
     ("change", "unseen"),
     [
         ((".backward()", ".item()"), "no .backward()"),
-        (("import torch, torchvision, wandb", "import lightning"), "train.py: lightning has a loop of its own"),
+        (("import torch, torchvision, wandb", "import lightning"), "train.py: lightning has its own training loop"),
         (("best = 0.0", 'exec(open("settings.py").read())'), "train.py:"),
     ],
 )

@@ -21,7 +21,7 @@ from ddp_tools.simulated_gpus.command import refuse_beside_real_gpus
 SCRIPTS = Path(__file__).parent / "simulated_gpus"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 SPIRALS = ROOT / "notebooks" / "spirals_ddp.py"
-NOTICE = "simulated GPUs: torch's own code for CUDA and NCCL runs, and computes on the CPU; take no speed from it"
+NOTICE = "simulated GPUs: torch's own code for CUDA and NCCL runs, but on the CPU: speeds mean nothing"
 
 
 @pytest.fixture(scope="module")
