@@ -1,4 +1,4 @@
-"""Draw loss, accuracy and any other metric by epoch, a panel each, from a table of `runs.table`."""
+"""Draw loss, accuracy and all other metrics by epoch, one panel each, from `runs.table`."""
 
 from collections.abc import Hashable
 from itertools import product
@@ -22,19 +22,19 @@ from ddp_helpers.records.scaling import (
     unit_of_ranks,
 )
 
-# How a title calls the data that a metric was measured on, and the kinds of scaling.
+# Words in titles: the data that a metric was measured on, and the kinds of scaling.
 _DATA = {"test": "test", "val": "validation", "train": "training"}
-_KINDS = {"strong": "the same global batch", "weak": "the same batch per rank"}
+_KINDS = {"strong": "the same global batch", "weak": "the same per-rank batch"}
 
 
 def curves(table: pd.DataFrame) -> Picture:
     """Draw a panel for each metric, a colour for each number of ranks, a column for each scaling.
 
-    Each run is thin, the median thick. Where runs differ in a setting, such as lr, each of its
+    Each run is thin, the median thick. If runs differ in a setting, such as lr, each of its
     values has a colour. Every metric of the records has a panel (`scaling.metrics`). A run that is
-    not done is drawn as far as it came; its state stands at its line.
+    not done is drawn up to its last epoch, with its state at the end of its line.
     """
-    # Where a run diverged nothing is drawn.
+    # Nothing is drawn after a run has diverged.
     epochs = begun(table).replace([np.inf, -np.inf], np.nan)
     scalings = sorted(epochs["scaling"].unique()) or ["strong"]
     names = metrics(epochs) or ["test_loss"]
@@ -71,7 +71,7 @@ def curves(table: pd.DataFrame) -> Picture:
 
 
 def _write_labels(ax: Axes, ends: list[Label]) -> None:
-    """Name the lines of a panel at their right ends, or say that there are none."""
+    """Label the lines of a panel at their right ends; without lines, write "not recorded"."""
     if ends:
         at_the_right(ax, ends)
     else:
@@ -80,7 +80,7 @@ def _write_labels(ax: Axes, ends: list[Label]) -> None:
 
 
 def _name_of(metric: str) -> str:
-    """Return a column's name as a page writes it: test accuracy for test_accuracy."""
+    """Return a column's name in words: test accuracy for test_accuracy."""
     data, _, name = metric.partition("_")
     return f"{_DATA.get(data, data)} {name.replace('_', ' ')}".strip()
 
@@ -109,14 +109,14 @@ def _draw_panel(
         if state != "done":
             text += f", {state}"
         labels.append((median.index[-1], median.iloc[-1], text, colour))
-    ax.margins(y=0.15)  # so that no label at the right stands below the axis
+    ax.margins(y=0.15)  # keeps each label at the right above the axis
     return labels
 
 
 def _title(epochs: pd.DataFrame, names: list[str]) -> str:
-    """Say how far apart the runs end, for each kind of scaling.
+    """Return a title with the range of the runs' last values, for each kind of scaling.
 
-    In accuracy, or else in the first metric.
+    They are of the accuracy, or else of the first metric.
     """
     metric = next((name for name in names if name.endswith("accuracy")), names[0])
     rows = epochs.dropna(subset=[metric]).sort_values("epoch")
@@ -124,7 +124,7 @@ def _title(epochs: pd.DataFrame, names: list[str]) -> str:
     if last.empty:
         return f"{_name_of(metric).capitalize()} by epoch"
     ends = last.groupby("scaling")[metric].agg(["min", "max"])
-    # Some record 97 for 97 %.
+    # Some scripts record 97 for 97 %.
     is_share = metric.endswith("accuracy") and ends.max().max() <= 1
     form = ".1%" if is_share else ".3g"
     ranges = []

@@ -1,6 +1,6 @@
 """Give a figure its alt text, and draw diagrams from boxes, arrows and texts.
 
-Diagrams are in inches, y downwards.
+Coordinates of diagrams are in inches; y points downwards.
 """
 
 import base64
@@ -31,14 +31,14 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a file, whose suffix says the format, and return its path."""
+        """Write the figure to a file, whose suffix sets the format, and return its path."""
         self.figure.savefig(path, dpi=DPI)
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """Write the figure as HTML: of an image/png, JupyterLab drops the alt text.
+        """Return the figure as HTML, since JupyterLab drops the alt text of an image/png.
 
-        At most 256 colours are a third of the bytes, and no eye sees it in a figure of the course.
+        With 256 colours it has a third of the bytes, and no visible difference.
         """
         full, small = io.BytesIO(), io.BytesIO()
         self.figure.savefig(full, format="png", dpi=DPI)
@@ -78,7 +78,7 @@ def canvas(height: float, title: str) -> Axes:
 
 
 def equal_parts(left: float, right: float, count: int, gap: float = 0.12) -> list[Point]:
-    """Return left edge and width of each of `count` equal pieces between two edges."""
+    """Return the left edge and width of each of `count` equal pieces between two edges."""
     width = (right - left + gap) / count - gap
     return [(left + piece * (width + gap), width) for piece in range(count)]
 
@@ -89,17 +89,17 @@ def tint(colour: str, share: float) -> tuple[float, ...]:
 
 
 def write_text(ax: Axes, x: float, y: float, text: object, **options: Any) -> None:
-    """Write a text around a point, at 11.5 points and centred if the options say nothing else."""
+    """Write a text around a point; without options, at 11.5 points and centred."""
     look: Look = {"size": 11.5, "ha": "center", "va": "center", "color": INK, "linespacing": 1.35}
     if "\n" not in str(text):
-        # So that texts side by side share a baseline, with or without a "g" in them.
+        # Texts side by side then share a baseline, with or without a "g" in them.
         look["va"] = "center_baseline"
         y -= 0.002 * options.get("size", 11.5)
     ax.text(x, y, str(text), **(look | options))
 
 
 def write_left(ax: Axes, y: float, text: object, **options: Any) -> None:
-    """Write a text that begins at the left edge of the page."""
+    """Write a text that starts at the left edge of the page."""
     write_text(ax, LEFT, y, text, ha="left", **options)
 
 

@@ -1,4 +1,4 @@
-"""What figures of measurements share: titles, captions, colours, labels that do not overlap."""
+"""Titles, captions, colours and labels that do not overlap, for figures of measurements."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from ddp_helpers.draw.drawing import Picture, described
 from ddp_helpers.draw.style import GREY
 
 Label = tuple[float, float, str, str]  # the point in data units, text, colour
-# Letters on an inch of a figure's width.
+# Letters per inch of a figure's width.
 _TITLE_LETTERS, _CAPTION_LETTERS = 8.9, 13
 
 
 def at_the_right(ax: Axes, labels: Sequence[Label]) -> None:
-    """Write each label right of its point, all a line or more apart.
+    """Write each label to the right of its point, all at least one line apart.
 
     Call it when the limits and scales of the axes are final.
     """
@@ -29,7 +29,7 @@ def at_the_right(ax: Axes, labels: Sequence[Label]) -> None:
     to_axes = ax.transScale + ax.transLimits
     ends = sorted((*to_axes.transform((x, y))[::-1], *look) for x, y, *look in labels)
     steps = 0.09 * np.arange(len(ends))  # of the axes' height
-    # The places that are nearest to the heights, and a step or more apart.
+    # The positions nearest to the heights that are at least a step apart.
     nearest = isotonic_regression([height for height, *_ in ends] - steps).x
     places = np.clip(nearest, 0, 1 - steps[-1]) + steps
     for (height, right, text, colour), place in zip(ends, places, strict=True):
@@ -68,14 +68,14 @@ def _darkened(colour: str) -> tuple[float, ...]:
 
 
 def write_title(figure: Figure, text: str) -> None:
-    """Write the figure's title, bold and left: what it shows, in its own numbers."""
+    """Write the figure's title, bold and left: its finding, with the numbers that it draws."""
     letters = int(figure.get_figwidth() * _TITLE_LETTERS)
     title = textwrap.fill(text, letters)
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
 
 
 def write_caption(figure: Figure, *parts: str) -> None:
-    """Write what the reader must know below the figure; empty parts are left out."""
+    """Write the caption below the figure, from the parts that are not empty."""
     sentences = [part[0].upper() + part[1:] for part in parts if part]
     if sentences:
         letters = int(figure.get_figwidth() * _CAPTION_LETTERS)
@@ -86,7 +86,7 @@ def write_caption(figure: Figure, *parts: str) -> None:
 def captioned(figure: Figure, title: str, *parts: str, alt: str = "") -> Picture:
     """Finish a figure with its title, a finding, and its caption.
 
-    The alt text says both, and then what `alt` adds: the numbers that the figure draws.
+    The alt text has both, and then `alt`: the numbers that the figure draws.
     """
     write_title(figure, title)
     write_caption(figure, *parts)

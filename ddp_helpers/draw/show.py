@@ -1,4 +1,4 @@
-"""Show source where it is talked about: helpers, scripts, and what differs between two scripts.
+"""Show source code in notebooks: helpers, scripts, and the differences between two scripts.
 
 It needs the files that it shows.
 """
@@ -17,14 +17,14 @@ from pygments.lexers import get_lexer_by_name
 from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.rank.scripts import places
 
-# Colours in the text itself: a code host and a static page have no style sheet of ours.
+# Colours are in the text itself, since a code host and a static page lack our style sheet.
 # Dark on light in any theme.
 _STYLE = "background:#f6f6f6;color:#222;padding:0.5em;line-height:1.35;"
 _STYLE += "overflow-x:auto;white-space:pre;font-family:monospace"
 
 
 class Code:
-    """A block of code that shows itself highlighted, and as plain text where that is impossible."""
+    """A block of code that shows itself highlighted, or as plain text if that is impossible."""
 
     def __init__(self, text: str, language: str = "python") -> None:
         self.text, self.language = text.rstrip(), language
@@ -38,7 +38,7 @@ class Code:
 
 
 class _Opening(Code):
-    """Some functions of a file, and below them the whole file, folded until someone opens it."""
+    """Some functions of a file, and below them the entire file, folded."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         super().__init__(functions(path.read_text(), names))
@@ -47,7 +47,7 @@ class _Opening(Code):
     def _repr_html_(self) -> str:
         file = source(self.path)
         count = len(file.text.splitlines())
-        summary = f"<summary>the whole of {escape(self.path.name)}, {count} lines</summary>"
+        summary = f"<summary>all of {escape(self.path.name)}, {count} lines</summary>"
         return f"{super()._repr_html_()}<details>{summary}{file._repr_html_()}</details>"
 
 
@@ -58,9 +58,9 @@ def functions(text: str, names: Sequence[str]) -> str:
 
 
 def source(thing: Path | Callable | type, first: Sequence[str] = ()) -> Code:
-    """Return the source of a helper, as it stands in its module now, or of a file, by its path.
+    """Return the current source of a helper, or of a file, given by its path.
 
-    first: functions of a file to show, with the whole file folded below them.
+    first: functions of a file to show, with the entire file folded below them.
     """
     if not isinstance(thing, Path):
         return Code(inspect.getsource(thing))
@@ -83,5 +83,5 @@ def hunks(old: Path, new: Path, names: Sequence[str] = (), context: int = 1) -> 
 
 
 def diff(hunk: str) -> Code:
-    """Show a hunk: lines with - go, lines with + come."""
+    """Show a hunk of a diff: lines with - are removed, lines with + are added."""
     return Code(hunk, "diff")

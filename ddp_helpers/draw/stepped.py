@@ -1,6 +1,6 @@
-"""Show a row of figures as one picture with a slider, a step in time a figure.
+"""Show a row of figures as one picture with a slider, one figure per step in time.
 
-Where no script runs, the first figure stands there.
+Without JavaScript the first figure is shown.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOVE = "const slider = this.parentNode.querySelector('input'); slider.{}(); sli
 
 
 def stepped(frames: Sequence[Picture]) -> HTML:
-    """Return figures of one size as one that is stepped through; its alt text is that of all."""
+    """Combine figures of one size into one with a slider; its alt text joins their alt texts."""
     first = Picture(frames[0].figure, " ".join(frame.alt for frame in frames))
     sources = " ".join(frame._repr_html_().split('"')[1] for frame in frames)
     back, onward = (

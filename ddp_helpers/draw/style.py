@@ -1,4 +1,4 @@
-"""The one look of the course's figures: colours, sizes, signs.
+"""Colours, sizes and signs that all figures of the course share.
 
 Importing it sets matplotlib's defaults in this process.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), but its yellow, which fades on white.
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), without its yellow: it fades on white.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
     "#0072B2",
     "#E69F00",
@@ -20,15 +20,15 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED = (
 INDIGO, OLIVE = "#332288", "#999933"
 RANK_COLOURS = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, INDIGO, OLIVE]
 INK, GREY = "#222222", "#5A5A5A"
-WRONG = "#C00000"  # no rank's colour: a thing that fails
+WRONG = "#C00000"  # a failure; no rank has this colour
 
-WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # inches: the page, and where its contents begin and end
+WIDTH, LEFT, RIGHT = 9.5, 0.1, 9.4  # inches: the page, and where its contents start and end
 TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
 
 Colour = str | tuple[float, ...]
 Look = dict[str, Any]  # how a text or an arrow looks: matplotlib's options by name
 
-# Looks to be given besides other options, as in write_text(…, ha="left", **SMALL).
+# Looks to pass with other options, as in write_text(…, ha="left", **SMALL).
 SMALL: Look = {"size": 10}
 CODE: Look = {"size": 10, "family": "monospace"}
 
@@ -46,5 +46,5 @@ plt.rcParams["hatch.linewidth"] = 0.7  # thin enough to read a number on it
 
 
 def rank_colour(rank: int) -> str:
-    """Return the colour that stands for a rank in every figure of the course."""
+    """Return the colour of a rank, the same in every figure of the course."""
     return RANK_COLOURS[rank % len(RANK_COLOURS)]

@@ -1,7 +1,7 @@
-"""A folder for each notebook, of its name: exercises.py, figures.py, and what only it needs.
+"""One subpackage for each notebook, with its name: exercises.py, figures.py, its own helpers.
 
-Notebooks call `check(my_function)`, in the learner's process or on every rank of a `%%ranks` cell:
-it prints whether an answer is right, or what is wrong with it. The right ones are in
+Notebooks call `check(my_function)`, in the driver process or on every rank of a `%%ranks` cell:
+it prints whether an answer is right, or what is wrong with it. Right answers are in
 `notebooks/solutions`.
 """
 
@@ -29,13 +29,13 @@ _GREEN, _RED = 28, 161  # colours of the first word, of the 256
 _WRAPPER = textwrap.TextWrapper(
     width=78, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
 )
-# In a verdict of the ranks of a cell: where a comparison differs.
+# The start of a difference in a verdict that all ranks of a cell share.
 _OF_ALL_RANKS = re.compile(r"on \d+ ranks, rank \d+: ")
 _LESSONS = Path(__file__).parent
 
 
 def exercises() -> dict[str, Exercise | JudgedExercise]:
-    """Map names to exercises, of the whole course."""
+    """Map the names of all exercises of the course to them."""
     by_name: dict[str, Exercise | JudgedExercise] = {}
     for path in sorted(_LESSONS.glob("*/exercises.py")):
         by_name |= _exercises_of(path)
@@ -45,7 +45,7 @@ def exercises() -> dict[str, Exercise | JudgedExercise]:
 def exercise_called(name: str) -> Exercise | JudgedExercise | None:
     """Return the exercise of this name, None if there is none.
 
-    Imports no other lesson than those whose exercises mention the name.
+    Imports only the lessons whose exercises mention the name.
     """
     for path in sorted(_LESSONS.glob("*/exercises.py")):
         if name in path.read_text() and name in (known := _exercises_of(path)):
@@ -54,7 +54,7 @@ def exercise_called(name: str) -> Exercise | JudgedExercise | None:
 
 
 def _exercises_of(path: Path) -> dict[str, Exercise | JudgedExercise]:
-    """Map names to exercises, of one lesson."""
+    """Map the names of one lesson's exercises to them."""
     module = import_module(f"{__name__}.{path.parent.name}.exercises")
     return {exercise.name: exercise for exercise in module.EXERCISES}
 
@@ -62,12 +62,12 @@ def _exercises_of(path: Path) -> dict[str, Exercise | JudgedExercise]:
 def check(answer: Callable) -> None:
     """Print the verdict on a learner's function, which has the name of its exercise.
 
-    Raises PlainError if it is no function, as its result is none, or no exercise has this name.
+    Raises PlainError if it is not a function, but its result, say, or if no exercise has its name.
     """
     name = getattr(answer, "__name__", "")
     if not (callable(answer) and name):
         cure = "give the function itself, as in lessons.check(batch_plan)"
-        raise PlainError(f"{short(answer)} is no function: {cure}")
+        raise PlainError(f"{short(answer)} is not a function: {cure}")
     exercise = exercise_called(name)
     if exercise is None:
         raise PlainError(f"no exercise is called {name}: keep the name that the stub has")
@@ -85,9 +85,10 @@ def check(answer: Callable) -> None:
 
 
 def _rank_0_says(verdict: str) -> bool:
-    """Whether this is a rank of a `%%ranks` cell other than 0, and rank 0 prints this verdict, too.
+    """Whether this rank of a `%%ranks` cell is not 0, and rank 0 prints the same verdict.
 
-    Ranks judge in step: what one of them got is known to all. An error is told by whom it stops.
+    Ranks compare in step, so all know the first result that differs. An error is known only to
+    the rank that it stops, which prints it.
     """
     distributed = sys.modules.get("torch.distributed")
     if not (distributed and distributed.is_initialized() and distributed.get_rank()):

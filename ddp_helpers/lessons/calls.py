@@ -1,7 +1,7 @@
-"""Log what a rank calls of torch.distributed, and on what it waits, in a file that outlives it.
+"""Log a rank's calls of torch.distributed and its waits, in a file that outlives the rank.
 
-`ranks_judge` makes a log on every rank, and reads the files in the learner's process to say of
-ranks that never returned who waited for whom.
+`ranks_judge` makes a log on every rank. If ranks never return, it reads the files in the driver
+process, and reports which rank waited for which.
 """
 
 import inspect
@@ -24,12 +24,12 @@ _COLLECTIVE = re.compile("all_|barrier|broadcast|gather|monitored|reduce(?!_op)|
 COLLECTIVES = [*filter(_COLLECTIVE.match, distributed_c10d.__all__)]
 _SENT_BY_NAME = ("input_tensor", "input_tensor_list", "input_list", "input", "tensor")
 _PEER_BY_NAME = ("dst", "src", "group_dst", "group_src")
-WAIT, OUTSIDE, RETURNED = "wait", "outside", "returned"  # where a rank is that is in no call
+WAIT, OUTSIDE, RETURNED = "wait", "outside", "returned"  # where a rank is, outside calls
 
 
 @dataclass(eq=False)
 class Call:
-    """A call of torch.distributed: of how many numbers, with which rank, and whether it is done."""
+    """A call of torch.distributed: how many numbers, with which rank, and whether it is done."""
 
     name: str
     numbers: int
@@ -37,7 +37,7 @@ class Call:
     done: bool = False
 
     def __str__(self) -> str:
-        """Say it as in `isend of 4 numbers to rank 1`."""
+        """Write it as in `isend of 4 numbers to rank 1`."""
         text = f"{self.name} of {self.numbers} number{'s' * (self.numbers != 1)}"
         if self.peer is None:
             return text
@@ -45,25 +45,26 @@ class Call:
 
 
 class CallLog:
-    """The calls of one rank since `listening()` began, in their order.
+    """The calls of one rank since `listening()` started, in their order.
 
-    waits_for_earlier: how often a call from before that was waited for; events: the calls as
-    texts, `wait` where a rank waits for one, and whatever a trial appends to tell what was when;
-    at_call: what a trial wants done whenever a call begins, to see what a tensor holds then.
+    Attributes:
+        waits_for_earlier: the number of waits for calls from before that.
+        events: the calls as texts, `wait` for each wait, and marks that a trial appends.
+        at_call: a function that runs when a call starts, so that a trial sees its tensors then.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the log of this rank; each line of the file is a pair of JSON: place and call."""
+        """Make the log of this rank; each line of the file is a JSON pair: place and call."""
         self._path = path
         self.calls: list[Call] = []
-        self.begun: list[Call] = []  # all of them, of earlier listening, too
+        self.begun: list[Call] = []  # all of them, with those of earlier listening
         self.events: list[str] = []
         self.waits_for_earlier = 0
         self.at_call: Callable[[Call], object] = lambda _: None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Log what is called inside, from an empty log on; every rank that is judged calls it."""
+        """Log the calls in the block, from an empty log on; every rank of a trial calls it."""
         self.calls, self.events, self.waits_for_earlier = [], [], 0
         self._path.write_text("")
         with ExitStack() as stack:
@@ -76,7 +77,7 @@ class CallLog:
         self._write(RETURNED)
 
     def listened(self, function: Callable) -> Callable:
-        """Wrap a function so that each of its calls is listened to."""
+        """Wrap a function so that it always runs inside `listening()`."""
 
         @wraps(function)
         def called(*arguments: Any, **options: Any) -> Any:
@@ -86,19 +87,19 @@ class CallLog:
         return called
 
     def names(self, *wanted: str) -> list[str]:
-        """List the names of the calls, or of those that are wanted."""
+        """List the names of the calls, or only of the wanted ones."""
         return [call.name for call in self.calls if not wanted or call.name in wanted]
 
     def numbers(self, *wanted: str) -> int:
-        """Add up the numbers that this rank gave to calls of these names."""
+        """Count the numbers that this rank gave to calls of these names."""
         return sum(call.numbers for call in self.calls if call.name in wanted)
 
     def never_waited(self) -> list[str]:
-        """List all calls so far that return before they are done, and that nobody waited for."""
+        """List all asynchronous calls so far for which no wait() was called."""
         return [str(call) for call in self.begun if not call.done]
 
     def _logged(self, name: str, function: Callable) -> Callable:
-        """Wrap a function of torch.distributed so that its calls stand in the log."""
+        """Wrap a function of torch.distributed so that its calls are logged."""
         signature = inspect.signature(function)
 
         @wraps(function)
@@ -134,7 +135,7 @@ class CallLog:
         return logged
 
     def _add(self, call: Call) -> Call:
-        """Log a call that begins; raises ValueError if it names a rank that is not there."""
+        """Log a call that starts; raises ValueError if it names a rank that does not exist."""
         last = dist.get_world_size() - 1
         if call.peer is not None and not 0 <= call.peer <= last:
             raise ValueError(f"{call.name} names rank {call.peer}: there are ranks 0 to {last}")
@@ -146,7 +147,7 @@ class CallLog:
         return call
 
     def begin_wait(self, call: Call) -> None:
-        """Log that this rank begins to wait for a call that has returned already."""
+        """Log that this rank starts to wait for a call that has already returned."""
         self.events.append("wait")
         self.waits_for_earlier += call not in self.calls
         self._write(WAIT, call)
@@ -162,7 +163,7 @@ class CallLog:
 
 
 def _planned(function: Callable) -> Callable:
-    """Wrap the class of a planned send or receive, which takes torch's own functions only."""
+    """Wrap the class of a planned send or receive, which accepts only torch's own functions."""
 
     @wraps(function)
     def planned(op: Callable, *arguments: Any, **options: Any) -> Any:
@@ -172,7 +173,7 @@ def _planned(function: Callable) -> Callable:
 
 
 class _LoggedWork:
-    """What an asynchronous call returned, or the future of that; the log hears of wait()."""
+    """The handle that an asynchronous call returned, or its future; its wait() is logged."""
 
     def __init__(self, log: CallLog, call: Call, work: Any) -> None:
         self._log, self._call, self._work = log, call, work
@@ -185,11 +186,11 @@ class _LoggedWork:
         return result
 
     def get_future(self) -> "_LoggedWork":
-        """Return the future, whose wait() is heard, too."""
+        """Return the future, whose wait() is also logged."""
         return _LoggedWork(self._log, self._call, self._work.get_future())
 
     def then(self, callback: Callable) -> Any:
-        """Hand the future on, as DDP's hooks do: whoever has the new one waits for it."""
+        """Chain a callback, as DDP's hooks do: the caller then waits for the new future."""
         self._call.done = True
         return self._work.then(callback)
 
@@ -198,7 +199,7 @@ class _LoggedWork:
 
 
 def _numbers(given: dict[str, Any]) -> int:
-    """Count the numbers of the tensors that a call gives away; 0 for objects and barriers."""
+    """Count the numbers in the tensors that a call sends; 0 for objects and barriers."""
     for name in _SENT_BY_NAME:
         if isinstance(value := given.get(name), Tensor):
             return value.numel()
@@ -208,10 +209,10 @@ def _numbers(given: dict[str, Any]) -> int:
 
 
 class RankState(NamedTuple):
-    """What a log's file says of a rank: its calls since the log began, and where it is.
+    """A rank by its log file: its calls since the log started, and where it is.
 
-    place: the name of a call, or WAIT, OUTSIDE, RETURNED; call: that one, or the one that it waits
-    for.
+    place: the name of a call, or WAIT, OUTSIDE, RETURNED; call: the call that the rank is in, or
+    for which it waits.
     """
 
     calls: list[Call]
@@ -220,7 +221,7 @@ class RankState(NamedTuple):
 
 
 def read_log(path: Path) -> RankState:
-    """Read the log of a rank, which may have been ended at any line."""
+    """Read the log of a rank, which may have been killed at any line."""
     calls: list[Call] = []
     place, call = OUTSIDE, None
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -1,6 +1,6 @@
-"""Say how what an answer did differs from what it should have done: what, where, and by how much.
+"""Compare an answer's results with the expected ones: what differs, where, and by how much.
 
-The trials of exercises on ranks make comparisons, on every rank; `ranks_judge` tells the first
+The trials of exercises on ranks make comparisons, on every rank; `ranks_judge` reports the first
 that differs.
 """
 
@@ -18,10 +18,10 @@ _SHOWN = 4  # numbers of a tensor that are shown as they are
 
 
 class Comparison(NamedTuple):
-    """What an answer did on this rank, beside what it should have done.
+    """An answer's result on this rank, and the expected one.
 
-    what: a noun, as in `the gradient of last.weight`; known: what mistakes that people make give
-    in its place, by the sentence that helps who made it.
+    what: a noun, as in `the gradient of last.weight`; known: the results of common mistakes, by
+    the hint for each.
     """
 
     what: str
@@ -31,25 +31,25 @@ class Comparison(NamedTuple):
 
 
 def at_most(what: str, got: int, most: int, hint: str) -> Comparison:
-    """Compare a count with the largest that is right; the hint is for any that is larger."""
+    """Compare a count with the largest right one; the hint is for any larger one."""
     return Comparison(what, got, min(got, most), {hint: got})
 
 
 def difference(comparison: Comparison) -> str:
-    """Say what differs, and by how much; an empty text if nothing does."""
+    """Return what differs and by how much; an empty text if nothing does."""
     what, got, expected, _ = comparison
     return "" if equal(got, expected) else f"{what}: {_got_and_expected(got, expected)}"
 
 
 def explanations(comparison: Comparison) -> list[str]:
-    """List the sentences on what an answer may have done: known mistakes, then a common factor."""
+    """List the hints that fit a result: for known mistakes, then for a common factor."""
     _, got, expected, known = comparison
     hints = [hint for hint, value in known.items() if equal(got, value)]
     return [*hints, *_about_factor(got, expected)]
 
 
 def equal(got: object, expected: object) -> bool:
-    """Whether two results are equal, up to the rounding of sums in another order."""
+    """Whether two results are equal, up to the rounding of sums in a different order."""
     if isinstance(got, Tensor) and isinstance(expected, Tensor):
         got, expected = _plain(got), _plain(expected)
         return got.shape == expected.shape and torch.allclose(got, expected, atol=1e-9)
@@ -62,11 +62,11 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _about_factor(got: object, expected: object) -> list[str]:
-    """Say by which factor all numbers of a tensor are wrong, if there is one."""
+    """Return a hint on the factor by which all numbers of a tensor are wrong, if there is one."""
     if not (isinstance(got, Tensor) and isinstance(expected, Tensor)):
         return []
     got, expected = _plain(got), _plain(expected)
-    if got.shape != expected.shape or got.numel() < 2:  # of one number it would say nothing
+    if got.shape != expected.shape or got.numel() < 2:  # one number always has a factor
         return []
     factor = float((got * expected).sum() / expected.square().sum())
     if not torch.allclose(got, expected * factor, atol=1e-9) or abs(factor) < 1e-6:
@@ -83,7 +83,7 @@ def _about_factor(got: object, expected: object) -> list[str]:
 
 
 def _got_and_expected(got: object, expected: object) -> str:
-    """Show both results; of a large tensor the number that differs most, and its place."""
+    """Show both results; for a large tensor, the number that differs most, and its place."""
     if isinstance(got, list) and isinstance(expected, list) and len(expected) > _SHOWN:
         return _first_other(got, expected)
     if not (isinstance(got, Tensor) and isinstance(expected, Tensor)):
@@ -104,7 +104,7 @@ def _got_and_expected(got: object, expected: object) -> str:
 
 
 def _first_other(got: list, expected: list) -> str:
-    """Say where two lists part, and what stands before that."""
+    """Show where two lists first differ, and the items before that."""
     pairs = list(zip_longest(got, expected, fillvalue="nothing more"))
     place = next(number for number, (one, other) in enumerate(pairs) if not equal(one, other))
     after = f"after {_short(expected[:place][-2:])} " * (place > 0)

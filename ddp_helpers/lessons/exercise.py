@@ -1,19 +1,19 @@
-"""What an exercise is: an oracle in plain Python, cases to call it with, and known mistakes.
+"""Exercises: an oracle in plain Python, cases to call it with, and known mistakes.
 
-The `exercises.py` of each lesson builds exercises. `lessons.check` asks one for its verdict on a
-learner's function, in the learner's process or on every rank of a `%%ranks` cell.
+The `exercises.py` of each lesson builds exercises. `lessons.check` gets one's verdict on a
+learner's function, in the driver process or on every rank of a `%%ranks` cell.
 
 To add one: (1) in the notebook, under *Check yourself*, a question with a fold with a hint, and a
 cell with the stub, which raises NotImplementedError, and `lessons.check(name)`. (2) In the lesson's
-exercises.py an `Exercise` with the oracle, two or more cases, and the mistakes that people make,
-each under the sentence that helps who made it. For an answer that runs on ranks it is a trial
-(ranks_judge.py), for a script or a run a `JudgedExercise`. The name belongs to one exercise of the
-whole course. A mistake is told where its results equal the answer's in *all* cases, so the cases
-together tell each from the right answer and from the others. (3) In notebooks/solutions the right
-function, with a line on why. (4) For a trial, two mistakes or more in
+exercises.py an `Exercise` with the oracle, two or more cases, and common mistakes, each under its
+hint. For an answer that runs on ranks it is a trial (ranks_judge.py), for a script or a run a
+`JudgedExercise`. No two exercises of the course have the same name. A hint is shown if the
+mistake's results equal the answer's in *all* cases, so the cases together must tell each mistake
+from the right answer and from the others. (3) In notebooks/solutions the right function, with a
+line on why. (4) For a trial, two mistakes or more in
 tests/lessons/planted_mistakes.py, in a table whose name is added to PLANTED. Then `pytest
 tests/lessons -k "NAME or told_apart"`, and execute the notebook. A notebook has three exercises:
-put a better one into the place of another.
+replace one of them with a better one.
 """
 
 import copy
@@ -22,9 +22,9 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-RIGHT, NOT_ATTEMPTED, NOT_YET = "right", "not attempted", "not yet"  # what a verdict begins with
+RIGHT, NOT_ATTEMPTED, NOT_YET = "right", "not attempted", "not yet"  # how a verdict starts
 INDENT = " " * len(f"{NOT_YET}: ")
-SEPARATOR = f"\n{INDENT}"  # the next line of a verdict stands below the first
+SEPARATOR = f"\n{INDENT}"  # aligns the next line of a verdict with the first
 
 Answer = Callable[..., object]  # a learner's function, or one that makes a known mistake
 
@@ -47,11 +47,11 @@ class Exercise:
 
     @property
     def name(self) -> str:
-        """Return the name that a learner's function has, too."""
+        """Return the oracle's name, which the learner's function has too."""
         return self.oracle.__name__
 
     def verdict(self, answer: Answer) -> str:
-        """Judge a learner's function: right, not attempted, or what helps, and a wrong result."""
+        """Check a learner's function: right, not attempted, or a hint and a wrong result."""
         for case in self.cases:
             expected = self.oracle(*copy.deepcopy(case))
             call = f"{self.name}({', '.join(map(short, case))})"
@@ -68,7 +68,7 @@ class Exercise:
         return RIGHT
 
     def _hint(self, answer: Answer) -> str:
-        """Return the hint of the trap that ends each case as this answer does, or an empty text."""
+        """Return the hint of the trap with this answer's outcome in each case, or an empty text."""
         outcomes = [_outcome(answer, case) for case in self.cases]
         for hint, trap in self.traps.items():
             of_trap = (_outcome(trap, case) for case in self.cases)
@@ -78,14 +78,14 @@ class Exercise:
 
 
 class NotCheckedError(Exception):
-    """What a judge needs is not on this machine."""
+    """This machine lacks something that a checker needs."""
 
 
 @dataclass(frozen=True)
 class JudgedExercise:
-    """An exercise with a `judge` of its own, which runs an answer and lists its mistakes.
+    """An exercise with its own `judge`, which runs an answer and lists its mistakes.
 
-    unseen: the line below `right` that says what the judge does not look at.
+    unseen: the line below `right`, on what the checker does not cover.
     """
 
     name: str
@@ -93,7 +93,7 @@ class JudgedExercise:
     unseen: str = ""
 
     def verdict(self, answer: Answer) -> str:
-        """Judge a learner's function: right, not attempted, not checked, or its mistakes."""
+        """Check a learner's function: right, not attempted, not checked, or its mistakes."""
         try:
             mistakes = self.judge(answer)
         except NotImplementedError:
@@ -116,7 +116,7 @@ def _outcome(function: Answer, case: tuple) -> object:
 def same(result: object, expected: object) -> bool:
     """Whether two results are equal, numbers with fractions to rounding.
 
-    A list may stand for a tuple, and a tensor or an array for a list.
+    A list may replace a tuple, and a tensor or an array may replace a list.
     """
     if hasattr(result, "tolist"):
         result = result.tolist()

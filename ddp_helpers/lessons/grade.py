@@ -1,11 +1,11 @@
 """Grade a folder of many people's notebooks: `ddp-course grade FOLDER` calls `grade`.
 
-Each exercise runs in a process of its own, in a fresh copy of the course, without a network, and
-with a time limit. What runs there is its cell and what that cell needs of the cells above:
+Each exercise runs in its own process, in a fresh copy of the course, without a network, and with a
+time limit. The process runs its cell, and the statements of earlier cells that it needs:
 `submissions` has the rule.
 
-The verdict is what the judge returns, in a file; nothing that a cell prints is read. The answer
-runs in the judge's process, though: who sets out to deceive the judge can.
+The checker writes the verdict to a file; nothing that a cell prints is read. The answer runs in
+the checker's process, though, so a learner who wants to deceive the checker can.
 """
 
 import ctypes
@@ -37,17 +37,15 @@ PATIENCE = 30.0  # seconds that live ranks have, as in the notebook's own cells
 LONGEST = 800  # characters of a result
 NOT_GRADED = "not graded: "
 VERDICT = "verdict"  # the file with it, in the copy of the course
-_HELD = "Each answer has a network of its own, with loopback alone."
-_FREE = (
-    "This system lets no process have a network of its own, so answers can reach other machines: "
-)
+_HELD = "Each answer has its own network, with only loopback."
+_FREE = "This system gives no process its own network, so answers can reach other machines: "
 _FREE += "grade in a container without a network."
-# Verdicts on what is not here: a Slurm, and a script that was not handed in.
+# Verdicts on answers that need a Slurm, or a script that was not handed in.
 _UNSEEN = ("not checked", f"{NOT_YET}: there is no file")
 
 
 class Row(NamedTuple):
-    """A line of the table; a result that begins with NOT_GRADED is none."""
+    """A row of the table; a result that starts with NOT_GRADED is no verdict."""
 
     person: str
     notebook: str  # as it was handed in
@@ -58,7 +56,7 @@ class Row(NamedTuple):
 def grade(folder: Path, limit: float) -> Iterator[Row]:
     """Yield the result of each exercise in the notebooks below a folder; limit: seconds for each.
 
-    Prints first what keeps the answers from the network. Raises PlainError where no notebook is.
+    Prints first how answers are kept from the network. Raises PlainError if there is no notebook.
     """
     files = [path.relative_to(folder) for path in sorted(folder.rglob("*.ipynb"))]
     files = [file for file in files if not any(part[0] == "." for part in file.parts)]
@@ -81,7 +79,7 @@ def grade(folder: Path, limit: float) -> Iterator[Row]:
             cells = code_cells(folder / file)
             exercises = originals[recognise("\n".join(cells), originals)]
             texts = {name: program(cells, name, exercises[name] > 0) for name in exercises}
-        except Exception as error:  # whatever one person's file is, the others' are graded
+        except Exception as error:  # one person's file must not stop the grading
             texts = {"-": f"{NOT_GRADED}{type(error).__name__}: {error}"}
         for name, text in texts.items():
             result = text or "no cell defines it"
@@ -91,7 +89,7 @@ def grade(folder: Path, limit: float) -> Iterator[Row]:
 
 
 def _one_line(text: str) -> str:
-    """Return what a terminal shows as one line, whatever a learner has put into it."""
+    """Return a learner's text as one printable line."""
     shown = " ".join(text.split())[:LONGEST]
     return "".join(character if character.isprintable() else "?" for character in shown)
 
@@ -105,15 +103,15 @@ def _child(call: str) -> list[str]:
 
 
 def _here(course: Path) -> dict[str, str]:
-    """Return the environment of a process that takes the packages from this copy of the course."""
-    inherited = os.environ.get("PYTHONPATH")  # simulated GPUs stand there
+    """Return the environment of a process that imports from this copy of the course."""
+    inherited = os.environ.get("PYTHONPATH")  # it has the simulated GPUs
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(course), inherited]))}
 
 
 def _run(name: str, ranks: int, text: str, beside: Path | None, limit: float, alone: bool) -> str:
-    """Have an answer judged in a fresh copy of the course; all its processes are ended then.
+    """Check an answer in a fresh copy of the course, and end all its processes afterwards.
 
-    beside: a folder whose modules stand beside the notebook. alone: in a network of its own.
+    beside: a folder whose modules go next to the notebook. alone: give it its own network.
     """
     # Slurm would start a job on another machine.
     variables = {MARK: uuid4().hex, "DDP_RUNS": "", "SLURM_CONF": "/none"}
@@ -150,7 +148,7 @@ def _run(name: str, ranks: int, text: str, beside: Path | None, limit: float, al
 
 
 def _copy_course(course: Path, beside: Path | None) -> None:
-    """Copy what an answer can need: the packages, and the modules beside the notebooks."""
+    """Copy all that an answer can need: the packages, and the modules next to the notebooks."""
     passing = shutil.ignore_patterns("*.pyc.*")  # which Python is writing just now
     for part in ("ddp_helpers", "ddp_tools", "slurm"):
         shutil.copytree(ROOT / part, course / part, ignore=passing)
@@ -161,7 +159,7 @@ def _copy_course(course: Path, beside: Path | None) -> None:
 
 
 def judge(name: str, ranks: int, alone: bool) -> None:
-    """Run what stands in ../answer.py, and write the verdict; the child of `_run` calls it."""
+    """Run ../answer.py and write the verdict; the child of `_run` calls it."""
     course = Path.cwd().parent
     if alone:
         leave_the_network()
@@ -178,7 +176,7 @@ def judge(name: str, ranks: int, alone: bool) -> None:
 
 
 def _verdict(name: str) -> str:
-    """Run the answer, and ask its judge."""
+    """Run the answer, and return its verdict."""
     exercise = lessons.exercise_called(name)
     assert exercise, name
     ask, path = exercise.verdict, Path("..", "answer.py").resolve()
@@ -192,7 +190,7 @@ def _verdict(name: str) -> str:
         return f"the cell fails with {type(error).__name__}: {error}"
     try:
         verdict = ask(getattr(module, name))
-    except BaseException as error:  # SystemExit, too
+    except BaseException as error:  # even SystemExit
         return f"{NOT_YET}: {name} ends with {type(error).__name__}: {error}"
     return f"{NOT_GRADED}{verdict}" if verdict.startswith(_UNSEEN) else verdict
 
@@ -201,7 +199,7 @@ def _verdict(name: str) -> str:
 
 
 def leave_the_network() -> None:
-    """Move this process into a network of its own, with loopback. Raises OSError if it may not."""
+    """Move this process into its own network, with loopback. Raises OSError if it may not."""
     user, group = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_network = 0x10000000, 0x40000000

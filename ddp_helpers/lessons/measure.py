@@ -1,8 +1,8 @@
-"""Count what a rank holds in memory, by kind, what it sends, and how long a step takes.
+"""Measure a rank's memory, by kind, the bytes that it sends, and the time of a step.
 
-Notebooks 14 and 15 compare methods of training with it: their ranks measure and print, their own
-process makes rows of a table. Needs an initialized process group; it knows gloo on CPUs and NCCL
-on GPUs.
+Notebooks 14 and 15 compare methods of training with it: their ranks measure and print, the driver
+process makes rows of a table. Needs an initialized process group, of gloo on CPUs or of NCCL on
+GPUs.
 """
 
 import math
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ddp_tools.memory import MemoryCounter, held_bytes, nbytes
 
-# With what the notebooks and the tests need of ddp_tools.memory.
+# With the names that the notebooks and the tests need from ddp_tools.memory.
 __all__ = [
     "Batch",
     "Method",
@@ -50,14 +50,14 @@ _Make = Callable[[], tuple[nn.Module, Optimizer]]
 _TakeStep = Callable[[nn.Module, Optimizer, Tensor, Tensor], object]
 Method = tuple[_Make, _TakeStep]  # makes model and optimizer; takes a step
 
-# What is measured of a method, in bytes and ms.
+# The measurements of a method, in bytes and ms.
 Result = TypedDict(
     "Result",
     {
         "memory": dict[str, int],  # at most, by kind
         "allocated": int | None,  # at most, as CUDA counts; None on a CPU
         "ms": list[float],  # of each step but the first
-        "sent": float,  # in a step; NaN where the kernel does not tell
+        "sent": float,  # in a step; NaN if the kernel does not count
         "weights off": float,  # the largest difference of a weight from the first method's
         "gradient off": float,  # of the first gradient, relative to the first method's
         "apart": float,  # the largest difference of a weight between the ranks
@@ -71,8 +71,8 @@ Result = TypedDict(
 class SavedTensors(saved_tensors_hooks):
     """While active, counts what autograd saves in forward; any rank, around a step or a forward.
 
-    `most` has the most bytes at a time, "activations" and "copies" of weights: a saved tensor with
-    the shape of a parameter, or its transpose, counts as a copy, so choose another batch size.
+    `most` has the peak bytes of "activations" and of "copies" of weights: a saved tensor with the
+    shape of a parameter, or its transpose, counts as a copy, so choose a different batch size.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,7 +105,7 @@ class SavedTensors(saved_tensors_hooks):
         return [p for p in self.model.parameters() if not isinstance(p, DTensor)]
 
     def _look(self) -> None:
-        """Keep the most. FSDP puts whole parameters in place of shards while a layer computes."""
+        """Update the peak. FSDP replaces shards with full parameters while a layer computes."""
         now = {kind: counter.now for kind, counter in self._counters.items()}
         if self._sharded:
             now["copies"] += nbytes(self._unsharded())
@@ -113,10 +113,10 @@ class SavedTensors(saved_tensors_hooks):
 
 
 def sent_bytes() -> float:
-    """Count the bytes that this rank has sent over gloo: of all its open TCP connections; any rank.
+    """Count the bytes that this rank has sent over gloo, on all open TCP connections; any rank.
 
-    The kernel counts. Returns NaN where it does not tell: not Linux, or another backend, which
-    does not send over TCP.
+    The kernel counts. Returns NaN if it does not: on systems other than Linux, or with a backend
+    that does not send over TCP.
     """
     if not dist.is_initialized() or dist.get_backend() != "gloo":
         return float("nan")
@@ -132,7 +132,7 @@ def sent_bytes() -> float:
 
 
 def flat_vector(tensors: Iterable[Tensor]) -> Tensor:
-    """Copy all numbers of some tensors, shards put together, into a vector; every rank calls it."""
+    """Copy all numbers of some tensors into a vector, shards gathered; every rank calls it."""
     gathered = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
     return parameters_to_vector(gathered).detach()
 
@@ -142,7 +142,7 @@ def flat_vector(tensors: Iterable[Tensor]) -> Tensor:
 
 @dataclass
 class _Run:
-    """A method in training on this rank, and what was counted of its steps."""
+    """A method in training on this rank, and the measurements of its steps."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -157,8 +157,8 @@ class _Run:
 def measure_methods(methods: Mapping[str, Method], batches: list[Batch]) -> dict[str, Result]:
     """Train each method on the same batches, turn by turn, and count.
 
-    Every rank calls it, with as many batches, two or more. The first step is not timed: its memory
-    and its gradient are kept.
+    Every rank calls it, with the same number of batches, two or more. The first step is not timed:
+    its memory and its gradient are kept.
     """
     runs = {name: _start_run(method, batches[0]) for name, method in methods.items()}
     for batch in batches[1:]:
@@ -220,10 +220,10 @@ def _spread(tensor: Tensor) -> float:
 
 
 def trains_alike(result: Result) -> bool:
-    """Whether a method trains as the first one: to the bit over gloo, on CPUs; rounded on GPUs.
+    """Whether a method trains like the first one: to the bit over gloo, on CPUs; rounded on GPUs.
 
-    There attention and embedding add gradients up in no fixed order. AdamW makes whole steps of
-    such rounding, where a gradient is near zero, so the first gradient is compared, and not the
+    On GPUs attention and embedding add gradients up in no fixed order. If a gradient is near zero,
+    AdamW turns such rounding into full steps, so the first gradient is compared instead of the
     weights. In bfloat16 it is off by 1e-3.
     """
     if dist.get_backend() == "gloo":
@@ -252,7 +252,7 @@ def print_rows(results: Mapping[str, Result]) -> None:
     for name, result in results.items():
         row = table_row(results, name)
         allocated = result["allocated"]
-        cuda = f" ({allocated / 1e6:.1f} at most, says CUDA)" if allocated else ""
-        sends = "" if math.isnan(row["sent"]) else f"sends {row['sent']:5.2f} MB a step, "
+        cuda = f" ({allocated / 1e6:.1f} at most by CUDA's count)" if allocated else ""
+        sends = "" if math.isnan(row["sent"]) else f"sends {row['sent']:5.2f} MB per step, "
         print(f"{name:<14}holds {row['held']:5.1f} MB{cuda}, {sends}", end="")
         print(f"{row['speed']:.2f} of DDP's speed; weights off by {result['weights off']:.0e}")

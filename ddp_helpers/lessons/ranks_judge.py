@@ -1,8 +1,8 @@
-"""Judge a learner's function on real ranks: a trial compares on each what it did and should do.
+"""Check a learner's function on real ranks: on each, a trial compares its results.
 
 Lessons build their exercises on ranks with `on_real_ranks`. In a `%%ranks` cell the trial runs on
-the ranks of the cell; else on two, then on three, and where a trial asks for it on more, which are
-forked from the learner's process.
+the ranks of the cell; otherwise on two, then on three, and on more if a trial asks for them, all
+forked from the driver process.
 """
 
 import inspect
@@ -37,15 +37,15 @@ SIZES = (2, 3)
 _PATIENCE = timedelta(seconds=10)
 Trial = Callable[[Answer, CallLog], Iterator[Comparison]]
 
-_HINTS = {  # by a part of an error's text, for all exercises, and before their own
-    "'NoneType' object is not callable": "A function is to be returned, and not called.",
+_HINTS = {  # by a part of an error's text, for all exercises, searched before their own
+    "'NoneType' object is not callable": "Return the function itself: do not call it.",
     "'NoneType' object has no attribute 'wait'": (
         "Only isend, irecv and a collective with async_op=True return something to wait for."
     ),
     "operand type(s) for /: 'NoneType'": "A collective returns None: its result is in the tensor.",
-    "SIGABRT": "Has each buffer the dtype and the size of what is sent into it?",
+    "SIGABRT": "Does each buffer have the dtype and the size of the message for it?",
     "a leaf Variable that requires grad": (
-        "torch.distributed writes into the tensor: give it parameter.data."
+        "torch.distributed writes into the tensor: pass parameter.data."
     ),
 }
 
@@ -55,9 +55,9 @@ def on_real_ranks(
 ) -> JudgedExercise:
     """Make the exercise that has the name of its trial.
 
-    hints: by a part of an error's text, the sentence that helps who meets this error; sizes: the
-    numbers of ranks that it is tried on. The verdict is the first comparison that differs, on the
-    lowest rank where it does.
+    hints: by a part of an error's text, the hint for this error; sizes: the numbers of ranks that
+    it is tried on. The verdict is the first comparison that differs, from the lowest rank on which
+    it does.
     """
 
     def judge(answer: Answer) -> list[str]:
@@ -76,17 +76,17 @@ def _in_cell(
     logs: Path,
     hints: Mapping[str, str],
 ) -> list[str]:
-    """Return the first mistake on the ranks of a cell; each rank calls it, and says the same.
+    """Return the first mistake on the ranks of a cell; each rank calls it, and gets the same.
 
-    A rank that an error stops, or for which another does not come, says so alone: where the others
-    wait, the cell's limit ends them.
+    Only a rank that an error stops, or that waits in vain for another, returns its own mistake;
+    the cell's limit ends the ranks that then wait.
     """
     rank = dist.get_rank()
     try:
         return _first_mistake(trial, answer, logs, _PATIENCE)
     except _LeftAlone:
         seconds = _PATIENCE.total_seconds()
-        return [SAME_CALLS, f"rank {rank} is done, and not every rank is, {seconds:g} s later"]
+        return [SAME_CALLS, f"rank {rank} is done, but {seconds:g} s later not every rank is"]
     except NotImplementedError:
         raise
     except Exception as error:
@@ -100,11 +100,11 @@ def _try_on(
     folder: Path,
     hints: Mapping[str, str],
 ) -> list[str]:
-    """Return the first mistake of an answer on so many ranks, in lines; nothing if it is right."""
+    """Return the first mistake of an answer on `size` ranks, in lines; none if it is right."""
     (logs := folder / str(size)).mkdir()
 
     def work() -> list[str]:
-        # Newer torch has other names for two collectives; the older ones do the same.
+        # Newer torch has new names for two collectives; the old ones do the same.
         warnings.simplefilter("ignore", FutureWarning)
         return _first_mistake(trial, answer, logs)
 
@@ -119,7 +119,7 @@ def _try_on(
 
 
 class _LeftAlone(Exception):
-    """Another rank did not come to tell its result."""
+    """Another rank did not report its result."""
 
 
 def _first_mistake(
@@ -127,12 +127,12 @@ def _first_mistake(
 ) -> list[str]:
     """Return the first difference, of the lowest rank that has it; all ranks call it.
 
-    After each comparison the ranks tell each other, so that all stop at the same one. An error
-    gets a note: on which rank it came, and where. patience: of a rank that waits for the others;
-    then it raises _LeftAlone.
+    After each comparison the ranks gather the results, so that all stop at the same one. An error
+    gets a note with its rank and its place. patience: how long a rank waits for the others, before
+    it raises _LeftAlone.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    # A group of its own: in the answer's this could meet a collective that a rank has left out.
+    # A separate group: in the answer's, this could match a collective that a rank has left out.
     group = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(group, dist.ProcessGroup), "this rank is in it"
     log = CallLog(logs / f"rank{rank}")
@@ -156,16 +156,16 @@ def _first_mistake(
 
 
 def _all_waited(log: CallLog) -> Iterator[Comparison]:
-    """Compare, at the end of a trial, what began and was never waited for with nothing."""
+    """At the end of a trial, compare the calls without a wait() with an empty list."""
     waits = log.never_waited()
     yield Comparison("calls that nobody waits for", waits, [], {_NOT_DONE: waits})
 
 
-_NOT_DONE = "The values came in time by chance: nothing has waited for these calls."
+_NOT_DONE = "Wait for these calls: their values came in time by chance."
 
 
 def _explanation(everyone: list[tuple[str, list[str]]]) -> list[str]:
-    """Choose a sentence that holds on all ranks, or on all that differ; nothing if none does."""
+    """Choose a hint that holds on all ranks, or on all that differ; nothing if none does."""
     differing = [hints for text, hints in everyone if text]
     for group in ([hints for _, hints in everyone], differing):
         for hint in differing[0]:
@@ -179,7 +179,7 @@ def _failure(
     states: list[RankState],
     hints: Mapping[str, str],
 ) -> list[str]:
-    """Say why the ranks did not come to an end: who waits for whom, or the error; first a hint."""
+    """Say why the ranks did not finish: a hint, then which rank waits for which, or the error."""
     disagreement = _disagreement(states)
     if isinstance(error, TimeoutError):
         places = [_PLACES.get(state.place, "is in {}").format(state.call) for state in states]
@@ -196,7 +196,7 @@ def _failure(
 
 
 def _place(error: Exception, answer: Answer) -> str:
-    """Say in which function of a learner's an error came, and at which line of its cell."""
+    """Name the learner's function that raised an error, and the line of its cell."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code and frame.filename == code.co_filename]
@@ -204,7 +204,7 @@ def _place(error: Exception, answer: Answer) -> str:
 
 
 def _why_ranks_wait(states: list[RankState]) -> str:
-    """Say why they may wait, if all are in one place or one has returned; else nothing."""
+    """Return a hint if all ranks are in one place or one has returned; else an empty text."""
     places = {state.place for state in states}
     if RETURNED in places:
         return _WAITING[RETURNED]
@@ -221,14 +221,14 @@ _PLACES = {
     RETURNED: "has returned",
 }
 _SENDS_HAVE_BEGUN = (
-    f"Sends have begun: does each rank receive from the rank that sends to it? {KEEP_AND_WAIT}"
+    f"Sends have started: does each rank receive from the rank that sends to it? {KEEP_AND_WAIT}"
 )
 _WAITING = {  # by where all ranks are, or one is
     "send": (
-        "Nobody comes to recv: send returns only when the receiver has taken the message. Begin "
+        "No rank reaches recv: send returns only when the receiver has taken the message. Start "
         "with isend, and wait for it after the recv."
     ),
-    "recv": "All wait for a message that nobody has begun to send: isend comes before recv.",
+    "recv": "All wait for a message that no rank has started to send: call isend before recv.",
     WAIT: (
         "A send ends when the receiver has taken the message: does every rank receive? "
         f"{KEEP_AND_WAIT}"
@@ -244,7 +244,7 @@ _WAITING = {  # by where all ranks are, or one is
 def _disagreement(states: list[RankState]) -> str:
     """Say at which collective two ranks first differ; an empty text if they do not.
 
-    Sends and receives differ by their nature, and are left out.
+    Sends and receives are left out, since they always differ.
     """
     first, *others = [
         [str(call) for call in state.calls if call.name in COLLECTIVES] for state in states
@@ -265,7 +265,7 @@ def _disagreement(states: list[RankState]) -> str:
 
 
 def device() -> torch.device:
-    """Return the device with whose tensors the ranks of this group talk."""
+    """Return the device of the tensors that the backend of this group sends."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

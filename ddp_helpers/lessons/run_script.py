@@ -1,6 +1,6 @@
-"""Run a learner's script on ranks, keep what they print and do, and say what went wrong.
+"""Run a learner's script on ranks, record what they print and do, and report what went wrong.
 
-It runs in the learner's process.
+The driver process calls it.
 """
 
 import re
@@ -31,7 +31,7 @@ WEIGHT_TOLERANCE = (
 )
 LINE_WIDTH, MOST_LINES = 240, 7  # characters of a line, and lines of a rank, that are shown
 
-# Lines that say nothing: the frames of Python and of C++, and what stands around them.
+# Lines that tell nothing: the frames of Python and of C++, and the lines around them.
 NOISE = re.compile(
     r"\s(?! what)|$|Traceback|frame #|<omitting|Exception raised|Thread 0x|The above|During"
     r"|terminate c"
@@ -47,7 +47,7 @@ SOURCE = re.compile(r"\[(enforce fail at )?/\S*/gloo/(\S+\.cc:\d+)\]")
 
 @contextmanager
 def _watched(rank: int) -> Iterator[None]:
-    """Run the script in the block, and write the notes of what it did; each rank calls it."""
+    """Run the script in the block, and write notes of what it did; each rank calls it."""
     from ddp_helpers.lessons.script_notes import noted
 
     with noted(Path(f"rank{rank}.notes").absolute()):
@@ -55,7 +55,7 @@ def _watched(rank: int) -> Iterator[None]:
 
 
 class LearnerRun(ForkedScript):
-    """Ranks that run one script of a learner's, each a process."""
+    """Ranks that run one of a learner's scripts, each in a process."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LearnerRun(ForkedScript):
         )
 
     def complaint(self) -> str:
-        """Say how the rank that failed first ended, with its telling lines; "" if all went well."""
+        """Say how the first failed rank ended, with its telling lines; "" if none failed."""
         rank = self.first_failed()
         if rank is None:
             return ""
@@ -99,9 +99,9 @@ class LearnerRun(ForkedScript):
 
 
 def telling_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a rank that say what it did, or what went wrong; of several alike, one.
+    """Return the lines of a rank that tell what it did, or what went wrong, without repeats.
 
-    They are the last MOST_LINES of them, and cut at LINE_WIDTH characters.
+    They are the last MOST_LINES of these, cut at LINE_WIDTH characters.
     """
     kept = []
     for line in lines:
@@ -115,7 +115,7 @@ def telling_lines(lines: Sequence[str]) -> list[str]:
 
 
 def weight_distance(weights: Mapping, others: Mapping) -> float:
-    """Return the largest difference of two networks' weights, infinite where their names differ."""
+    """Return the largest difference of two networks' weights, infinite if their names differ."""
     if weights.keys() != others.keys():
         return float("inf")
     differences = [float((weights[name] - others[name]).abs().max()) for name in weights]

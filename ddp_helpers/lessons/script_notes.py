@@ -1,6 +1,6 @@
-"""Note on each rank what a learner's whole script does: samples, saved objects, final weights.
+"""Note on each rank what a learner's script does: samples, saved objects, final weights.
 
-`run_script` has each rank do so. It needs torch.
+`run_script` calls it on each rank. It needs torch.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from ddp_tools.audit.watch import LoaderPass, LoaderWatch, hear
 class RankNotes:
     """What a script did on a rank."""
 
-    # Passes over loaders that it made to their end: the size of the dataset, numbers of samples.
+    # Complete passes over loaders: the size of the dataset, numbers of samples.
     passes: list[tuple[int, list[int]]]
     saved: list[Any]  # objects that it gave to torch.save
     weights: dict[str, torch.Tensor]  # of the model that it wrapped last, at the end
@@ -29,7 +29,7 @@ class RankNotes:
 def noted(path: Path) -> Iterator[None]:
     """Note what the script in the block does, and write it to a file at its end.
 
-    Each rank calls it, once: its torch stays watched. Of a script that fails nothing is written.
+    Each rank calls it once, since its torch stays watched. If the script fails, nothing is written.
     """
     passes: list[tuple[int, list[Any]]] = []
     saved: list[object] = []

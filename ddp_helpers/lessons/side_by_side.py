@@ -1,6 +1,6 @@
 """Draw methods of training side by side: what a rank holds in memory, by kind, and what it sends.
 
-Notebooks 14 and 15 call it, in their own process, with rows that `lessons.measure` makes.
+Notebooks 14 and 15 call it, in the driver process, with rows that `lessons.measure` makes.
 """
 
 import math
@@ -24,8 +24,8 @@ KINDS = {  # of memory, and their colours
 def memory_and_bytes(table: pd.DataFrame, where: str) -> Picture:
     """Draw a row for each method: memory stacked by kind, and MB sent in a step.
 
-    table: MB and ratios, a method a row. Its columns: the KINDS; held; sent, NaN where nobody
-    knows. where: the machine, for the caption.
+    table: MB and ratios, one row per method. Its columns: the KINDS; held; sent, NaN if not
+    counted. where: the machine, for the caption.
     """
     table = table.sort_values("held", ascending=False, kind="stable")
     size = 9.5, 2.6 + 0.42 * len(table)
@@ -42,7 +42,7 @@ def memory_and_bytes(table: pd.DataFrame, where: str) -> Picture:
     texts = [" not counted" if math.isnan(each) else f" {each:.1f}" for each in megabytes]
     bars = sent.barh(range(len(table)), megabytes.fillna(0), 0.7, color=GREY)
     sent.bar_label(bars, texts, fontsize=10)
-    sent.set(xlabel="MB sent in a step", xlim=(0, 1.35 * (megabytes.fillna(0).max() or 1)))
+    sent.set(xlabel="MB sent per step", xlim=(0, 1.35 * (megabytes.fillna(0).max() or 1)))
     sent.tick_params(axis="y", which="both", length=0)
     share = table["held"].min() / table["held"]["DDP"]
     title = f"{table.index[-1]} holds the least: {share:.0%} of what DDP holds"

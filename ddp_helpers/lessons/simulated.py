@@ -1,4 +1,4 @@
-"""Run commands of a notebook on simulated GPUs, so that CUDA's and NCCL's messages can be had.
+"""Run commands of a notebook on simulated GPUs, to get CUDA's and NCCL's messages.
 
 The notebooks' kernel calls it.
 """
@@ -10,18 +10,18 @@ from ddp_tools.simulated_gpus.build import build
 
 
 def simulates_gpus() -> bool:
-    """Tell whether this machine can simulate GPUs, and print why if not.
+    """Return whether this machine can simulate GPUs; if not, print why.
 
-    They are compiled if they are not there yet, which takes half a minute.
+    Compiles them if they are not there yet, which takes half a minute.
     """
     try:
         build()
     except PlainError as error:
-        print(f"no simulated GPUs, so what needs them is left out: {error}")
+        print(f"no simulated GPUs, so runs that need them are left out: {error}")
         return False
     return True
 
 
 def on_simulated_gpus(count: int) -> list[str]:
-    """Return the words before a command by which it sees so many, even beside real ones."""
+    """Return the words that give a command `count` simulated GPUs, even next to real ones."""
     return [sys.executable, "-m", "ddp_helpers", "gpus", str(count), "--beside-real-gpus", "--"]

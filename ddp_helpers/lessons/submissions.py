@@ -1,13 +1,13 @@
-"""Read notebooks that people have handed in: of which notebook one is a copy, what runs of it.
+"""Read submitted notebooks: which notebook each is a copy of, and which of its code to run.
 
-What runs for an exercise is the cell that defines its function (of several the last one that is no
-stub), whole, and before it what that needs of the cells above: going upwards, each statement at the
-top of a cell that binds a name which is used further down, or that mentions a variable which is.
-So imports, helpers and parameters run, and trainings and drawings do not. What the bottom of a
-notebook defines for a cell above it is missing, as where a kernel runs it from the top. An exercise
-of `%%ranks` cells takes what stands in such cells, and each rank runs all of it.
+For an exercise the entire cell that defines its function runs (of several, the last one that is not
+a stub), and before it the statements of the cells above that it needs: going upwards, each
+top-level statement that binds a name which is used further down, or that mentions such a variable.
+So imports, helpers and parameters run, and training and drawing do not. A name that only a later
+cell defines is missing, as it is if a kernel runs the notebook from the top. An exercise in
+`%%ranks` cells takes the code of such cells, and each rank runs all of it.
 
-`grade` calls it. Nothing of a notebook is run here.
+`grade` calls it. No code of a notebook is run here.
 """
 
 import ast
@@ -19,7 +19,7 @@ from symtable import SymbolTable, symtable
 
 _CHECK = re.compile(r"^lessons\.check\((\w+)\)", re.M)
 _ON_RANKS = re.compile(r"%%ranks +(\d+).*\n")
-_HERE = re.compile(r"%%(time|capture)\b.*\n")  # magic whose cells are the notebook's own
+_HERE = re.compile(r"%%(time|capture)\b.*\n")  # magics whose cells run in the notebook's kernel
 _FUTURE = re.compile(r"^from __future__ import .*$", re.M)
 _FIRM = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
@@ -39,7 +39,7 @@ def exercises_in(path: Path) -> dict[str, int]:
 def recognise(text: str, originals: dict[str, dict[str, int]]) -> str:
     """Name the notebook that this is a copy of, by what its cells define and check.
 
-    Raises ValueError where it is none.
+    Raises ValueError if it is a copy of none.
     """
     found = {
         one: sum(_defines(name, text) + (f"check({name})" in text) for name in originals[one])
@@ -56,9 +56,9 @@ def _defines(name: str, text: str) -> bool:
 
 
 def program(cells: list[str], name: str, on_ranks: bool) -> str:
-    """Return what runs for an exercise, "" where no cell defines it.
+    """Return the code to run for an exercise, "" if no cell defines it.
 
-    on_ranks: of `%%ranks` cells, and else of cells without such a line.
+    on_ranks: take it from `%%ranks` cells, otherwise from cells without such a line.
     """
     magic = _ON_RANKS if on_ranks else _HERE
     own = [cell for cell in cells if magic.match(cell) or not (on_ranks or cell.startswith("%%"))]
@@ -69,11 +69,11 @@ def program(cells: list[str], name: str, on_ranks: bool) -> str:
     done = [place for place in places if "NotImplementedError" not in cells[place]]
     last = (done or places)[-1]
     text = "\n".join([*_needed(cells[:last], cells[last]), cells[last]])
-    return "\n".join([*_FUTURE.findall(text), _FUTURE.sub("", text)])  # of a file they are first
+    return "\n".join([*_FUTURE.findall(text), _FUTURE.sub("", text)])  # they must come first
 
 
 def _without_magic(cell: str) -> str:
-    """Return a cell without lines that only IPython understands, if there are such."""
+    """Return a cell without the lines that only IPython understands."""
     with suppress(SyntaxError, ValueError):
         ast.parse(cell)
         return cell
@@ -109,7 +109,7 @@ def _needed(above: list[str], cell: str) -> list[str]:
 
 
 def _names(source: str) -> tuple[set[str], set[str]]:
-    """Return the names that statements bind, and those that they use, also in their functions."""
+    """Return the names that statements bind, and those that they use, even in their functions."""
     table = symtable(source, "cell", "exec")
     bound = {
         each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()
@@ -118,7 +118,7 @@ def _names(source: str) -> tuple[set[str], set[str]]:
 
 
 def _used(table: SymbolTable) -> set[str]:
-    """Return the names that a scope and those in it read from outside."""
+    """Return the names that a scope and its inner scopes read from outside."""
     inside = [name for child in table.get_children() for name in _used(child)]
     is_top = table.get_type() == "module"
     found = (each for each in table.get_symbols() if is_top or each.is_global())

@@ -44,7 +44,7 @@ CASES = [  # function, arguments, and what its alt text must name: what it has c
     (bucket_step, {"ms": 4}, "gradient 5 is ready", "bucket 0 is full"),
     (bucket_step, {"ms": 6}, "gradient 4 is ready", "bucket 0 is under way"),
     (bucket_step, {"ms": 12}, "bucket 2 is full"),
-    (bucket_step, {"ms": 15}, "2 ms a layer", "12 + 9 = 21 ms"),
+    (bucket_step, {"ms": 15}, "2 ms per layer", "12 + 9 = 21 ms"),
     (sample_by_epoch, FOLLOWED, "Sample 3 stays on rank 1", "rank 1, 0 in epochs 0 to 1"),
     (life_of_a_layer, {}, "2 ranks"),
     (two_sums, {}, "2 ranks"),

@@ -37,11 +37,11 @@ _RING = _planted(
     # in the second half, into the chunk before
     ("chunks[(rank - step - 1)", "chunks[(rank - step - 1 - (step >= size - 1))", "The first half is right"),
     # send blocks until the other receives
-    (("sending = dist.isend(", "        sending.wait()\n"), ("dist.send(", ""), "Nobody comes to recv"),
+    (("sending = dist.isend(", "        sending.wait()\n"), ("dist.send(", ""), "No rank reaches recv"),
     ("(rank + 1) % size", "rank + 1", "ValueError: isend names rank 2"),
     ("tensor_split(size)", "chunk(size)", "may give fewer than n chunks"),
     ("2 * (size - 1)", "size - 1", "After the first n - 1 steps"),
-    (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the whole sum"),
+    (_ADD_OR_REPLACE, "own + arrived", "A chunk holds the complete sum"),
     ("(rank - step - 1)", "(rank - step)", "The first half is wrong already"),
     ("= tensor.tensor_split", "= tensor.clone().tensor_split", "Work on chunks of the tensor itself"),
     (f"{_ADD_OR_REPLACE})", f"{_ADD_OR_REPLACE})\n    tensor /= size", "is 0.5 times what it should be: a mean over"),
@@ -76,9 +76,9 @@ _DDP = _planted(
         "if parameter.grad is not None and (dist.get_rank() == 0 or parameter.dim() > 1)",
         "disagree at collective 2: rank 0 calls all_reduce of 5",
     ),
-    (_STATE, "model.parameters()", "The tensor is as this rank has made it"),
-    (_STATE, "model.buffers()", "The tensor is as this rank has made it"),
-    (_STATE, _TRAINED, "The tensor is as this rank has made it"),
+    (_STATE, "model.parameters()", "The tensor is as this rank made it"),
+    (_STATE, "model.buffers()", "The tensor is as this rank made it"),
+    (_STATE, _TRAINED, "The tensor is as this rank made it"),
     (_DIVIDE, "pass", "is 2 times what it should be: a sum over"),
     (_DIVIDE, f"{_DIVIDE} ** 2", "is 0.5 times what it should be: a mean over"),
     (_REDUCE, "pass", "the gradient of first.weight:"),
@@ -88,7 +88,7 @@ _DDP = _planted(
         "The gradient is as backward left it",
     ),
     ("if parameter.grad is not None", "if True", "A frozen layer has no gradient"),
-    ("return average", "average()", "A function is to be returned"),
+    ("return average", "average()", "Return the function itself"),
     (_REDUCE, f"{_REDUCE}; dist.barrier()", "messages after backward:"),
     ("src=0", "src=dist.get_rank()", "disagree at collective 1: rank 0 calls broadcast of 30"),
 )
@@ -109,7 +109,7 @@ _BUCKETS = _planted(
     ((_FULL, _LAST), ("", _ALL_AT_THE_END + _LAST), "A full bucket has not left"),
     (("async_op=True", "            work.wait()\n"), ("async_op=False", ""), "Something waits while backward"),
     ("        sent.append(", "        work.wait()\n        sent.append(", "Something waits while backward"),
-    ("            work.wait()\n", "", "the sums of a bucket are not there"),
+    ("            work.wait()\n", "", "A bucket has its sums only after wait()"),
     ("            bucket /= dist.get_world_size()\n", "", "is 2 times what it should be: a sum over"),
     ("        if parameter.requires_grad:", "        if True:", "A frozen parameter takes no hook"),
     ("        ready.clear()\n", "", "what left when, with buckets of 25:"),
@@ -190,7 +190,7 @@ _LAYER = _planted(
     (
         _SCATTER,
         f"        dist.all_reduce(weight.grad); {_OWN_ROWS}",
-        "An all-reduce gives each rank the whole gradient",
+        "An all-reduce gives each rank the full gradient",
     ),
     (_GATHER, _COPIED, "Autograd counts the writes"),
     ("[rank].clone()", "[rank]", "This rank's part is a view"),
@@ -263,8 +263,8 @@ _NORM = _planted(
     ("square - mean**2", "(square - mean**2) * count / (count - 1)", "the output:"),
     ("(square - mean**2 + eps).sqrt()", "(square - mean**2).sqrt() + eps", "the output:"),
     # right output, wrong input gradient
-    ("    return SyncNorm.apply(x, eps)", _WITHOUT_FUNCTION, "as if only this rank's output depended on x"),
-    (_SUM_BACKWARD, "        mean", "as if only this rank's output depended on x"),
+    ("    return SyncNorm.apply(x, eps)", _WITHOUT_FUNCTION, "Here only this rank's output depends on x"),
+    (_SUM_BACKWARD, "        mean", "Here only this rank's output depends on x"),
     ("sums / count\n        return", "sums / len(y)\n        return", "the output is right; the gradient of x:"),
     (
         (_SUM_BACKWARD, "sums / count\n        return"),
@@ -336,7 +336,7 @@ _PIPELINE = _planted(
     (
         (f"sends.append(dist.{_SEND_FORWARD})", f"sends.append(dist.{_SEND_BACK})"),
         (f"dist.{_SEND_FORWARD[1:]}", f"dist.{_SEND_BACK[1:]}"),
-        "Nobody comes to recv",
+        "No rank reaches recv",
     ),
     (" / count", "", "The loss is the mean over the micro-batches"),
     ("            x.requires_grad_()\n", "", "needs requires_grad_()"),
@@ -386,12 +386,12 @@ _GATHERED = """    everyone = [None] * dist.get_world_size()
 """
 _TOTALS = _planted(
     "total_by_name",
-    ("sorted(sums)", "list(sums)", "Another rank may have the names in another order"),
+    ("sorted(sums)", "list(sums)", "A rank may have the names in a different order"),
     (_PAIRED, _PAIRED.replace("names", "sums"), "You sort the names for the tensor"),
     ("    names = sorted(sums)\n", _EACH, "One collective for each name"),
     ("    names = sorted(sums)\n", _GATHERED, "A collective of objects makes two"),
     ("totals.tolist()", "(totals / dist.get_world_size()).tolist()", "totals are not divided"),
-    (f"return {_PAIRED}", "return sums", "Each rank gives its own sums back"),
+    (f"return {_PAIRED}", "return sums", "Each rank returns its own sums"),
 )
 _HOSTS = "return hosts[: dist.get_rank()].count(host)"
 _LOCAL = _planted(
@@ -420,7 +420,7 @@ _TOKENS = _planted(
     "token_loss",
     (_LOSS_CELL, "return losses[counted].mean()", "A mean of means"),
     (" * dist.get_world_size()", "", "DDP divides by the number of ranks"),
-    ("    dist.all_reduce(words)\n", "", "These are the terms of one rank"),
+    ("    dist.all_reduce(words)\n", "", "These are one rank's terms"),
     (("counted.sum()", "losses[counted]"), ("torch.tensor(len(losses))", "losses"), "The padding counts"),
     (_LOSS_CELL, "return (losses * counted).sum() / counted.sum()", "A mean of means"),
     (
@@ -440,7 +440,7 @@ _DRIFTED = _planted(
     (
         "    return differing",
         "    [dist.broadcast(p.data, 0) for p in model.parameters()]\n    return differing",
-        "at which it should only look",
+        "which it should only read",
     ),
 )
 _ONE_BUCKET = _planted(
@@ -458,9 +458,13 @@ _ONE_BUCKET = _planted(
 _SHARE = " * len(y) / total"
 _ACCUMULATE = _planted(
     "accumulate",
-    ((_SHARE, " * len(labels) / total"), (" / len(pieces)", " / len(pieces)"), "The pieces have 8, 8 and 4 images"),
-    ((_SHARE, " * len(labels) / total"), ("", ""), "The pieces have 8, 8 and 4 images"),
-    ("with ddp_model.no_sync():", "if True:", "every piece but the last belong inside no_sync()"),
+    (
+        (_SHARE, " * len(labels) / total"),
+        (" / len(pieces)", " / len(pieces)"),
+        "The micro-batches have 8, 8 and 4 images",
+    ),
+    ((_SHARE, " * len(labels) / total"), ("", ""), "The micro-batches have 8, 8 and 4 images"),
+    ("with ddp_model.no_sync():", "if True:", "every micro-batch but the last belong inside no_sync()"),
     (
         "    (F.cross_entropy(ddp_model(images)",
         "    with ddp_model.no_sync(): (F.cross_entropy(ddp_model(images)",
@@ -479,7 +483,7 @@ _OWN_GRADIENT = _planted(
     (
         "    return rows / dist.get_world_size()",
         "    return parts[dist.get_rank()]",
-        "The other ranks' gradients belong in it, too",
+        "The other ranks' gradients also belong in it",
     ),
 )
 _OPTIMIZER = "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -489,7 +493,7 @@ _TRAIN_SHARDED = _planted(
     "train_sharded",
     ((_OPTIMIZER, _BLOCKS_FIRST), ("", _OPTIMIZER + _BLOCKS_FIRST), "which tensors does the optimizer hold?"),
     (_GATHERED, "model.state_dict() if rank == 0 else {}", "These are shards"),
-    (_BLOCKS_FIRST, "", "Call fully_shard on each block, too"),
+    (_BLOCKS_FIRST, "", "Also call fully_shard on each block"),
     (
         f"{_BLOCKS_FIRST}    fully_shard(model)\n",
         f"    fully_shard(model)\n{_BLOCKS_FIRST}",
@@ -505,17 +509,17 @@ _TRAIN_SHARDED = _planted(
     (
         (" * (place < len(held_out))", "total / len(held_out)"),
         ("", "total / (len(held_out) + -len(held_out) % world_size)"),
-        "A sample that was only repeated is counted",
+        "A repeated sample is counted",
     ),
     (
         ("    dist.all_reduce(total)\n", "total / len(held_out)"),
         ("", "total / len(held_out[rank::world_size])"),
-        "the mean of this rank's samples",
+        "the mean over this rank's samples",
     ),
 )
 _SAME_WEIGHTS = _planted(
     "same_weights",
-    ("    dist.all_reduce(same, dist.ReduceOp.MIN)\n", "", "must hear of those that are not"),
+    ("    dist.all_reduce(same, dist.ReduceOp.MIN)\n", "", "must learn of those that do not"),
     ("torch.equal(vector, first)", "vector.sum() == first.sum()", "Different weights can have the same sum"),
     ("torch.equal(vector, first)", "torch.allclose(vector, first)", "[1.0, 2.0, 3.0000002]] are the same:"),
     ("dist.ReduceOp.MIN", "dist.ReduceOp.MAX", "whether [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]] are the same:"),
@@ -535,7 +539,7 @@ _RATE = _planted(
         "That is this rank's own speed",
     ),
     (", op=dist.ReduceOp.MAX", "", "MAX, not a sum"),
-    (("(float(images))", "(total / longest)"), ("(images / seconds)", "total"), "A rank that is done early waits"),
+    (("(float(images))", "(total / longest)"), ("(images / seconds)", "total"), "A rank that finishes early waits"),
 )
 _LATE = _planted(
     "late_rank",
@@ -546,12 +550,12 @@ _LATE = _planted(
 _SAVED = "    dist.broadcast(saved, src=0)\n    return bool(saved)"
 _SAVE = _planted(
     "save",
-    ('Path(f"{path}.part")', "Path(path)", "The one before is lost"),
-    (_SAVED, "    return bool(saved)", "Only rank 0 knows how it went"),
+    ('Path(f"{path}.part")', "Path(path)", "The previous checkpoint is lost"),
+    (_SAVED, "    return bool(saved)", "Only rank 0 knows the result"),
     (
         ("if dist.get_rank() == 0", "path}.part", _SAVED),
         ("if True", "path}{dist.get_rank()}", "    return bool(saved)"),
-        "A rank tells how it went itself",
+        "Every rank reports its own save",
     ),
     ("except OSError", "except ValueError", "A rank leaves with an error"),
     ("saved = torch.tensor(0)", "return False", "The ranks disagree at collective 1"),
@@ -559,7 +563,7 @@ _SAVE = _planted(
 _REST = _planted(
     "rest",
     (" // sampler.num_replicas", "", "`done` counts the samples of all ranks"),
-    ("    sampler.set_epoch(epoch)\n", "", "the order of another epoch"),
+    ("    sampler.set_epoch(epoch)\n", "", "the order of a different epoch"),
     ("[done // sampler.num_replicas :]", "[: done // sampler.num_replicas]", "done already"),
 )
 _READER, _ROW = "rank * num_workers + worker_id", "n, world_size * num_workers)"

@@ -71,10 +71,10 @@ def test_what_goes_as_said_passes_and_what_does_not_raises():
     for line, cell in (("1 fails", EXITS), ("1 lies", "print(1)"), ("1 fails bare", EXITS)):
         clinic.clinic_magic(line, cell)
     for line, cell, message in (
-        ("1 fails", "print('sound')", "was to be one that fails, but: rank 0 exit status 0"),
-        ("1 aborts", EXITS, "was to be one that aborts, but: rank 0 exit status 3"),
-        ("1 lies", EXITS, "was to be one that lies, but: rank 0 exit status 3"),
-        ("1 hangs", "print('sound')", "was to be one that hangs, but: rank 0 exit status 0"),
+        ("1 fails", "print('sound')", "should be one that fails, but: rank 0 exit status 0"),
+        ("1 aborts", EXITS, "should be one that aborts, but: rank 0 exit status 3"),
+        ("1 lies", EXITS, "should be one that lies, but: rank 0 exit status 3"),
+        ("1 hangs", "print('sound')", "should be one that hangs, but: rank 0 exit status 0"),
         ("1 fails", "raise SystemExit(4)", "the fixed run still fails: rank 0 exit status 4"),
     ):
         with pytest.raises(LaunchError, match=re.escape(message)):
@@ -183,7 +183,7 @@ def test_a_watchdogs_message_leads_to_its_page_and_the_hangs_from_the_entrance_a
     assert entrance.count(words) == entrance.count("](#watchdog)") == 2
     [row] = [line for line in markdown(REFERENCE).splitlines() if line.startswith("|") and words in line]
     assert re.findall(r"#([\w-]+)\)", row) == ["watchdog", "fault-27", "fault-9", "fault-11"] and "-6 or 134" in row
-    assert "Is each alive, or ended well or by a timeout? No: somebody died" in find_the_fault().alt
+    assert "Is each alive, or ended well or by a timeout? No: a rank has died" in find_the_fault().alt
 
 
 # ---- a job that hangs now: what 10's table says to type, on the job file of 07

@@ -93,7 +93,10 @@ def test_a_function_that_makes_no_run_is_told_so():
 def test_of_a_right_run_it_is_told_whether_one_machine_played_its_nodes(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(own_net, "RUNS", tmp_path / "runs")
     ranks = json.loads((run / "env.json").read_text())["ranks"]
-    for hosts, told in ((["one"] * 4, "2 nodes, played by one machine,"), (["one"] * 2 + ["two"] * 2, "2 nodes, your")):
+    for hosts, told in (
+        (["one"] * 4, "2 nodes, simulated by one machine,"),
+        (["one"] * 2 + ["two"] * 2, "2 nodes, your"),
+    ):
         places = [rank | {"host": host} for rank, host in zip(ranks, hosts, strict=True)]
         change("env.json", ranks=places)(run)
         change("metrics.jsonl", test_samples=200.0)(run)  # of a sum that was all-reduced as a float
@@ -151,7 +154,7 @@ def test_a_text_that_cannot_be_run_is_told_so():
         (lambda text: None, "mend gives NoneType"),
         (
             lambda text: text.replace("range(0, len", "rang(0, len"),
-            "the script does not run any more: rank",
+            "the script no longer runs: rank",
             "name 'rang' is not defined",
         ),
     ):
@@ -164,7 +167,7 @@ def test_a_text_that_cannot_be_run_is_told_so():
 SURVIVOR = exercise_called("my_resumable_script")
 FORGOTTEN = {  # what is taken from the solution, and what is told
     "the optimizer": ('"optimizer": optimizer, ', "the weights differ by"),
-    "everything": ("    restore(checkpoints, parts, progress)\n", "began with epoch 1"),
+    "everything": ("    restore(checkpoints, parts, progress)\n", "started with epoch 1"),
 }
 
 

@@ -78,7 +78,7 @@ def test_the_source_of_a_script_that_a_notebook_shows_is_that_of_today() -> None
                 shown = cell.outputs[-1].data
                 other = [part for part in shown["text/plain"].split("\n\n\n") if part not in texts]
                 assert other == [], f"run: make notebooks ONLY={path.stem.partition('_')[0]}"
-                whole += re.findall(r"the whole of (\w+)\.py.*?</summary>(.*)</details>", shown["text/html"], re.S)
+                whole += re.findall(r"all of (\w+)\.py.*?</summary>(.*)</details>", shown["text/html"], re.S)
     [(name, text)] = whole
     assert html.unescape(re.sub("<[^>]+>", "", text)).strip() == script_text(name).strip(), "make notebooks ONLY=06b"
 

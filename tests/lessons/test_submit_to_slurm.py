@@ -30,7 +30,7 @@ FOUR, THREE = SOLUTIONS["job_file"](2, 2), SOLUTIONS["array_job"](["0.1", "0.01"
 MISTAKES = {  # by the beginning of what is told of it
     "Without srun": ("job_file", FOUR.replace("srun python", "python")),
     "The batch script's": ("job_file", FOUR.replace("srun", "export RANK=$SLURM_PROCID\nsrun")),
-    "--ntasks says": ("job_file", FOUR.replace("-per-node=2", "=4")),
+    "--ntasks does not fix": ("job_file", FOUR.replace("-per-node=2", "=4")),
     "localhost": ("job_file", re.sub(r"ADDR=.*", "ADDR=localhost", FOUR)),
     "Places": ("array_job", THREE.replace("0-2", "1-3")),
     "SLURM_ARRAY_JOB_ID": ("array_job", THREE.replace("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID")),

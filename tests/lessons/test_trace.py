@@ -100,7 +100,7 @@ def test_without_a_recorded_all_reduce_no_number_of_it_is_told(folder, tmp_path,
         alone = json.loads(gpu()) | {"distributedInfo": {"world_size": 2}}
         (tmp_path / f"gpu_rank{rank}.json").write_text(json.dumps(alone))
     traces = trace.read_traces(tmp_path, "gpu")
-    assert capsys.readouterr().out.startswith("gpu: no all-reduce was recorded, and `compute` has its time: ")
+    assert capsys.readouterr().out.startswith("gpu: no all-reduce was recorded, so `compute` includes its time: ")
     titles = [trace.draw_lanes(traces, traces, loss).figure.get_suptitle() for loss in ("data", "late", "exposed")]
     assert [title[:9] for title in titles] == ["Rank 0 wa", "No all-re", "No all-re"]
     late = trace.read_traces(folder, "late")
@@ -115,7 +115,7 @@ def test_without_a_range_called_data_one_line_says_so(folder, tmp_path, capsys):
         (tmp_path / f"late_rank{rank}.json").write_text(text.replace('"name": "data"', '"name": "load"'))
     table = trace.account(trace.read_traces(tmp_path, "late"))
     said = capsys.readouterr().out
-    assert said.startswith("late: no range is called data, and `other` has its time: ") and said.count("\n") == 1
+    assert said.startswith("late: no range is called data, so `other` includes its time: ") and said.count("\n") == 1
     assert (table["data"] == 0).all() and table["other"].min() >= 1000 * READS
 
 

@@ -88,7 +88,7 @@ def test_below_right_stands_what_was_not_looked_at(tmp_path, capsys):
     check(my_ddp_script)
     first, *below = capsys.readouterr().out.split("\n", 1)
     assert RIGHT in first
-    for unseen in ("not looked at", "launcher", "batch", "dropout", "barrier"):
+    for unseen in ("not covered", "launcher", "batch", "dropout", "barrier"):
         assert unseen in below[0], unseen
 
 

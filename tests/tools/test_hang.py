@@ -173,7 +173,7 @@ def wrong_answers(lab):
     for rank in {*range(mutations.RANKS)} - {right["rank"]}:
         yield right | {"rank": rank}, "is not at fault"
     for line in (min(lines) - 2, max(lines) + 2, 1):
-        yield right | {"line": line}, "is not what makes it part"
+        yield right | {"line": line}, "is not where it departs"
     for kind, (_, fix) in mutations.KINDS.items():
         if kind != right["kind"]:
             yield right | {"kind": kind, "fix": fix}, "rank and line are right, but not that"

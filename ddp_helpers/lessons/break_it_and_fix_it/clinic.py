@@ -1,13 +1,13 @@
 """The `%%clinic` magic of 10 and 10b: run a cell with its fault and with its fix, and show both.
 
-The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs on this machine.
+The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs itself.
 
-To add a fault to 10b: a row of the table at its beginning, with words of the true message; a
-section with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
+To add a fault to 10b: a row of the table at its start, with words of the true message; a section
+with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
 `%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and fix, told apart by FIXED,
-between what FRAME below puts around it (only the imports after the word `bare`). Its number stands
-in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy the words
-in backticks from the output, and ask `explain` about it: a message that it does not know is a rule.
+without the lines that FRAME below puts around it (after the word `bare`, without the imports). Its
+number is in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy
+the words in backticks from the output, and ask `explain` about it: an unknown message needs a rule.
 """
 
 import re
@@ -24,8 +24,8 @@ from ddp_helpers.launch.processes import exit_text
 from ddp_helpers.launch.screen import coloured_line
 from ddp_helpers.lessons.run_script import LIMIT, LearnerRun, telling_lines, wait_for_runs
 
-# What stands around a cell: the same few lines in most scripts. They go before it as one line,
-# in the place of the magic's own, so that the line numbers of errors are those of the cell.
+# The lines around a cell, the same in most scripts. They go before it as one line, which replaces
+# the magic's own, so that the line numbers of errors are those of the cell.
 IMPORTS = [
     "import faulthandler, os, signal, time",
     "from datetime import timedelta",
@@ -45,13 +45,13 @@ HANG_LIMIT = 3.0  # seconds after which a run that hangs is ended
 
 
 def clinic_magic(line: str, cell: str) -> None:
-    """Run a cell twice at once, with FIXED = False and with FIXED = True.
+    """Run a cell twice in parallel, with FIXED = False and with FIXED = True.
 
     line: the number of ranks, and how the broken run ends, as in `%%clinic 2 fails`: fails, aborts,
     lies or hangs. The ranks join a group first and leave it last, unless the line says `bare`.
     Each NAME=value at its end is set in the environment.
-    Raises UsageError for a line that says something else; LaunchError if the broken run does not
-    end as the line says, or the fixed one fails.
+    Raises UsageError for a bad line; LaunchError if the broken run does not end as the line says,
+    or if the fixed one fails.
     """
     match = _LINE.fullmatch(line)
     if not match:
@@ -68,13 +68,13 @@ def clinic_magic(line: str, cell: str) -> None:
         _show(label, run)
     broken, fixed = runs.values()
     if not _ended_as_meant(broken.exit_statuses, outcome):
-        raise LaunchError(f"the broken run was to be one that {outcome}, but: {_ends(broken)}")
+        raise LaunchError(f"the broken run should be one that {outcome}, but: {_ends(broken)}")
     if any(status != 0 for status in fixed.exit_statuses):
         raise LaunchError(f"the fixed run still fails: {_ends(fixed)}")
 
 
 def write_cell_script(cell: str, framed: bool, fixed: bool) -> Path:
-    """Write a cell as a script in which FIXED is known, with FRAME around it if framed."""
+    """Write a cell as a script that defines FIXED, with FRAME around it if framed."""
     join, leave = (JOIN, LEAVE) if framed else ([], [])
     first_line = "; ".join([f"FIXED = {fixed}", *IMPORTS, *join])
     text = "\n".join([first_line, cell.rstrip("\n"), *leave, ""])
@@ -98,20 +98,20 @@ def _ends(run: LearnerRun) -> str:
 
 
 def _ended_as_meant(statuses: list[int | None], outcome: str) -> bool:
-    """Whether ranks that have ended so had this outcome: fails, aborts, lies or hangs."""
+    """Whether these exit statuses mean this outcome: fails, aborts, lies or hangs."""
     match outcome:
         case "hangs":
             return None in statuses
         case "lies":
             return all(status == 0 for status in statuses)
-        case "aborts":  # a signal ended a rank, other than the one that ends who is left
+        case "aborts":  # a signal ended a rank, other than the one that ends the ranks left
             return any(status and status < 0 and status != -signal.SIGTERM for status in statuses)
         case _:
             return any(statuses)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Make `%%clinic` known, and start the server of ranks: it imports torch meanwhile."""
+    """Register `%%clinic`, and start the server of ranks: it imports torch meanwhile."""
     warm_server()
     register = shell.register_magic_function
     register(clinic_magic, "cell", "clinic")  # type: ignore[arg-type]  # IPython types it unbound

@@ -1,7 +1,7 @@
-"""What notebooks 10 and 10b look at from outside: a job that hangs, and torchrun with its ranks.
+"""The runs that notebooks 10 and 10b examine: a job that hangs, and torchrun with its ranks.
 
 The notebooks' kernel calls it; the processes that it starts run on this machine, or as a Slurm job.
-With `gpus` torchrun's ranks see simulated GPUs, and NCCL's own messages can be had without a GPU.
+With `gpus` torchrun's ranks see simulated GPUs, so NCCL's own messages appear without a GPU.
 """
 
 import os
@@ -21,7 +21,7 @@ from ddp_helpers.lessons.run_script import LINE_WIDTH, STAMP
 from ddp_helpers.lessons.simulated import on_simulated_gpus
 
 _RANKS = 2
-# As in 07's job file, the training is the second step: JOB.1, and not JOB.0.
+# As in 07's job file, the training is the second step, JOB.1.
 _JOB_FILE = r"""#!/bin/bash
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_ADDR=$(scontrol show node "$first" --oneliner | sed 's/.* NodeAddr=\([^ ]*\).*/\1/')
@@ -35,7 +35,7 @@ srun --kill-on-bad-exit=1 --output=rank%t.log \
 class HangingJob:
     """A script that hangs on two ranks: a job of two nodes if a Slurm answers, else two processes.
 
-    Commands that the notebook types find it by two variables: JOB, the job's number, which is empty
+    Commands in the notebook find it by two variables: JOB, the job's number, which is empty
     without Slurm, and PIDS, the processes that were started here.
     """
 
@@ -95,8 +95,8 @@ def start_torchrun(
 ) -> subprocess.Popen[str]:
     """Start a script on two ranks in a folder: torchrun's flags, and last the script's name.
 
-    gpus: how many simulated GPUs the ranks see, even beside real ones; 0: what this machine has.
-    What it writes can be read from its stdout and stderr.
+    gpus: the number of simulated GPUs that the ranks see, even next to real ones; 0: the machine's
+    own. The output is in its stdout and stderr.
     """
     # Static, as `launchers` does it: a neighbour could write to what --standalone unpickles.
     meeting = ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1"]
@@ -131,11 +131,11 @@ def told(
 ) -> None:
     """Wait for the end of what `start_torchrun` has started, and print its telling lines.
 
-    They are those that begin so, without what stands before: the time, torch's file, the group.
+    They are those with one of these beginnings, without the time, torch's file and the group.
     recorder: a folder with the ranks' flight recorders, which torchfrtrace compares.
-    log: a file for all that the ranks and torchrun wrote.
+    log: a file for all output of the ranks and of torchrun.
     A run that takes too long is ended.
-    Raises LookupError, with the log, if no line begins with one of them.
+    Raises LookupError, with the log, if one of the beginnings is in no line.
     """
     try:
         text = "".join(run.communicate(timeout=_LIMIT))
@@ -147,8 +147,8 @@ def told(
     if recorder:
         words = [*_TRACE, str(recorder), "--prefix", "fr_rank_", "--allow-incomplete-ranks"]
         trace = subprocess.run(words, capture_output=True, text=True, check=False)
-        text += "torchfrtrace says:\n" + trace.stdout + trace.stderr
-        beginnings += ("torchfrtrace says:",)
+        text += "torchfrtrace prints:\n" + trace.stdout + trace.stderr
+        beginnings += ("torchfrtrace prints:",)
     lines = dict.fromkeys(map(_cleaned, text.splitlines()))
     for beginning in beginnings:
         if not any(said.startswith(beginning) for _, said in lines):
@@ -160,7 +160,7 @@ def told(
 
 
 def _cleaned(line: str) -> tuple[str, str]:
-    """Return the label of a line, "" if it is no rank's, and what the line says."""
+    """Return the label of a line ("" if it is no rank's), and its message."""
     rank = _RANK.match(line)
     text = _GROUP.sub("", STAMP.sub("", line))
     said = re.sub(r" \(pid: \d+\)", "", shorten_paths(text.strip()))

@@ -1,6 +1,6 @@
-"""What a run of the hang lab leaves: exit statuses, logs, recorders, stacks, the script's lines.
+"""The evidence of a hang-lab run: exit statuses, logs, recorders, stacks, the script's lines.
 
-`hang.Lab` shows it. It reads the files of a run that has ended, in the learner's process.
+`hang.Lab` shows it. It reads the files of a run that has ended, in the driver process.
 """
 
 import json
@@ -18,7 +18,7 @@ _LOADER_WORKER = "in _worker_loop"
 
 
 class Evidence:
-    """The files of a run, each method of which returns a piece of them as text."""
+    """The files of a run; each method returns a piece of them as text."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,22 +42,22 @@ class Evidence:
         return "\n".join(f"rank {rank}: {line}" for line in kept)
 
     def who_hangs(self) -> str:
-        """Return what the recorders of all ranks say together."""
+        """Return what the flight recorders of all ranks show together."""
         paths = [*self.folder.glob("recorder_rank*.json")]
         if not paths:
             return "no rank left a dump"
         return "\n".join(who_hangs.who_hangs(who_hangs.read_dumps(paths)))
 
     def stack(self, rank: int) -> str:
-        """Return where a rank and its loader worker stood: lines of the script, innermost first."""
+        """Return where a rank and its loader worker were: lines of the script, innermost first."""
         text = (self.folder / f"stacks_rank{rank}.txt").read_text()
         lines = []
         for thread in re.split(r"\n\s*\n", text):
             lines += self._thread(rank, thread)
-        return "\n".join(lines) or f"rank {rank} had ended before anybody could look"
+        return "\n".join(lines) or f"rank {rank} had ended before its stack was taken"
 
     def _thread(self, rank: int, thread: str) -> list[str]:
-        """List where a thread stood; nothing, unless it runs the script or loads data."""
+        """List where a thread was; nothing, unless it runs the script or loads data."""
         frames = _FRAME.findall(thread.partition(_LOADER_WORKER)[0])
         in_script = [
             f"  line {number} in {function}: {self.source[int(number) - 1].strip()}"
@@ -74,7 +74,7 @@ class Evidence:
         return [heading, f"  in {function} of {Path(file).name}"]
 
     def lines(self, number: int) -> str:
-        """Return eleven lines of the script, this one in the middle, or its last ones."""
+        """Return eleven lines of the script around this one, or the script's last lines."""
         number = min(number, len(self.source))
         numbered = [f"{each:3} {line}" for each, line in enumerate(self.source, 1)]
         return "\n".join(numbered[max(0, number - 1 - _AROUND) : number + _AROUND])

@@ -1,7 +1,7 @@
 """Exercises of notebooks 10 and 10b: two in plain Python, and two whose answers run on real ranks.
 
 `lessons.check` asks them for verdicts. The last two are trials, which run on every rank and have
-the name of their exercise; the others run in the learner's process.
+the name of their exercise; the others run in the driver process.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from ddp_helpers.lessons.ranks_judge import on_real_ranks
 def killed_by(status: int) -> int:
     """Return the number of the signal that ended a process; 0 if none did.
 
-    status: as Python reports it, or a shell.
+    status: as Python or a shell reports it.
     """
     if status < 0:
         return -status
@@ -30,12 +30,12 @@ def killed_by(status: int) -> int:
 
 
 def _killed_by_in_a_shell(status: int) -> int:
-    """A mistake: Python's negative statuses are no signals."""
+    """A mistake: Python's negative statuses are not signals."""
     return status - 128 if status > 128 else 0
 
 
 def _killed_by_in_python(status: int) -> int:
-    """A mistake: a shell's statuses above 128 are no signals."""
+    """A mistake: a shell's statuses above 128 are not signals."""
     return max(0, -status)
 
 
@@ -46,8 +46,8 @@ def _killed_by_any_status(status: int) -> int:
 
 _KILLED_TRAPS = {
     "Python reports a signal as a negative number; a shell adds 128 to it.": _killed_by_in_a_shell,
-    "That is how Python tells it; a shell adds 128 to the signal's number.": _killed_by_in_python,
-    "A small status such as 1 is the program's own, and no signal.": _killed_by_any_status,
+    "That is Python's way; a shell adds 128 to the signal's number.": _killed_by_in_python,
+    "A small status such as 1 is the program's own, not a signal.": _killed_by_any_status,
 }
 
 
@@ -80,7 +80,7 @@ _PART_CASES = [
     ([["all_reduce", "all_gather", "barrier"], ["all_gather", "all_reduce", "barrier"]],),
 ]
 _PART_TRAPS = {
-    "A rank that has ended enters nothing: look beyond the end of the shortest list.": _cut_short,
+    "A rank that has ended enters nothing: look past the end of the shortest list.": _cut_short,
 }
 
 
@@ -88,7 +88,7 @@ _PART_TRAPS = {
 
 
 def same_weights(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with whether each rank was given the weights of the others."""
+    """Check the answer on whether each rank was given the weights of the others."""
     for weights in (
         [[1.0, 2.0, 3.0]] * 3,
         [[1.0, 2.0, 3.0], [1.0, 2.0, 4.0], [1.0, 2.0, 3.0]],
@@ -102,10 +102,10 @@ def same_weights(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         expected = all(each == own for each in weights)
         yield Comparison(f"whether {weights} are the same", answer(model), expected, known)
         after = parameters_to_vector(model.parameters())
-        yield Comparison("the weights, at which it should only look", after, torch.tensor(own))
+        yield Comparison("the weights, which it should only read", after, torch.tensor(own))
 
 
-_NOT_TOLD = "A rank that is like rank 0 must hear of those that are not: one more collective."
+_NOT_TOLD = "A rank that equals rank 0 must learn of those that do not: use one more collective."
 _SUMS = "Different weights can have the same sum: compare all of them."
 
 
@@ -113,7 +113,7 @@ _SUMS = "Different weights can have the same sum: compare all of them."
 
 
 def stop_step(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with the first vote after any rank was told to stop."""
+    """Compare with the first vote after any rank got the signal to stop."""
     for told, every in (([3, 4, 5], 1), ([7, 5, 9], 4), ([8, 9, 12], 4), ([0, 5, 4], 3)):
         told = told[: dist.get_world_size()]
         own = told[dist.get_rank()]
@@ -122,7 +122,7 @@ def stop_step(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         yield Comparison(what, answer(own, every), -(-min(told) // every) * every, known)
 
 
-_ALONE = "The ranks leave at different steps: who leaves alone is waited for."
+_ALONE = "The ranks leave at different steps: the others wait for a rank that leaves alone."
 _VOTES = "They vote only in the steps 0, `every`, twice `every`, and so on."
 
 

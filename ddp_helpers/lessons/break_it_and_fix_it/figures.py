@@ -1,4 +1,4 @@
-"""Figures of notebook 10: how to find what is wrong with a run, and where hanging ranks stand.
+"""Figures of notebook 10: how to find what is wrong with a run, and where ranks hang.
 
 The notebook draws them; they need no ranks.
 """
@@ -6,46 +6,46 @@ The notebook draws them; they need no ranks.
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_left, write_text
 from ddp_helpers.draw.style import GREEN, INK, LEFT, RIGHT, SMALL, WRONG, rank_colour
 
-_QUESTIONS = [  # a question about a run, what "no" means, what to look at then, and the faults
+_QUESTIONS = [  # a question about a run, what "no" means, what to check then, and the faults
     (
-        "Does every rank\nsay its number?",
+        "Does every rank\nprint its number?",
         "it does not start",
-        "address, port, tasks, what each sees",
+        "address, port, tasks, what each rank sees",
         "1, 2, 3, 4, 6",
     ),
     (
         "Do all pass the\nfirst collective?",
-        "they do not meet",
+        "no rendezvous",
         "address, port, network interface, firewall",
         "1, 6",
     ),
     (
         "Is each alive, or ended\nwell or by a timeout?",
-        "somebody died",
+        "a rank has died",
         "exit status; first complaint",
         "7, 11, 12, 17, 18, 19, 22, 26, 28, 29, 30",
     ),
     (
         "Does it keep\nmoving?",
-        "somebody waits",
+        "a rank waits",
         "now: py-spy; after it: the watchdog's lines",
         "8, 9, 10, 11, 24, 27",
     ),
     (
         "Is it as fast as\nit should be?",
         "it is only slow",
-        "CPUs a rank; then time each part of a step",
+        "CPUs per rank; then time each part of a step",
         "5",
     ),
     (
         "Are the numbers those\nof one process?",
-        "it lies",
+        "silent error",
         "compare ranks, and with one process",
         "10, 13, 14, 15, 16, 31",
     ),
     (
-        "Does a restart go on\nwhere it stopped?",
-        "it forgets",
+        "Does a restart resume\nwhere it stopped?",
+        "state is lost",
         "what was saved, which signal came",
         "19, 20, 21, 23, 24",
     ),
@@ -59,10 +59,10 @@ _QUESTIONS = [  # a question about a run, what "no" means, what to look at then,
 
 
 def find_the_fault() -> Picture:
-    """Draw the questions to ask of a run that goes wrong, in order, and the faults behind each."""
+    """Draw the questions to ask of a run that goes wrong, in order, and the faults for each."""
     ax = canvas(8.2, "Ask in this order, and stop at the first no")
     write_text(ax, 9.25, 0.42, "faults", ha="right", **SMALL)
-    alt = "Eight questions about a run, and the failures behind each no."
+    alt = "Eight questions about a run, and the faults for each no."
     for row, (question, meaning, look_at, faults) in enumerate(_QUESTIONS):
         top = 0.6 + 0.86 * row
         box(ax, (LEFT, top), (2.3, 0.6), question, INK, fill=0.06, size=11)
@@ -75,11 +75,11 @@ def find_the_fault() -> Picture:
         arrow(ax, (1.25, top + 0.6), (1.25, top + 0.86))
         write_text(ax, 1.35, top + 0.73, "yes", ha="left", **SMALL)
         alt += f" {question} No: {meaning}: {faults}.".replace("\n", " ")
-    box(ax, (LEFT, 7.48), (2.3, 0.5), "a sound run", GREEN, fill=0.2)
+    box(ax, (LEFT, 7.48), (2.3, 0.5), "a correct run", GREEN, fill=0.2)
     return described(ax.figure, alt)
 
 
-_HANGS = [  # a fault that hangs, what all ranks have done, and where ranks 0 and 1 stand
+_HANGS = [  # a fault that hangs, what all ranks have done, and where ranks 0 and 1 are
     ("8 · A rank hangs", "a step", "barrier()", "reads from a dead file server"),
     ("9 · Uneven batches", "batch 5", "barrier() after the epoch", "backward() of batch 6"),
     (
@@ -96,10 +96,10 @@ _BUSY = ("reads from a dead file server", "writes a checkpoint", "evaluates alon
 
 
 def where_they_stand() -> Picture:
-    """Draw two lanes for each of five hangs of notebook 10: the line in which each rank stands."""
-    ax = canvas(5.85, "In a hang, two ranks stand in different lines")
+    """Draw two lanes for each of five hangs of notebook 10: the line in which each rank is."""
+    ax = canvas(5.85, "In a hang, two ranks are in different lines")
     write_text(ax, RIGHT, 0.27, "hatched: it waits for the other", ha="right", **SMALL)
-    sentences = ["Where two ranks stand in five hangs"]
+    sentences = ["The lines of two ranks in five hangs"]
     for row, (name, done, *places) in enumerate(_HANGS):
         top = 0.62 + 1.02 * row
         write_left(ax, top + 0.42, name, weight="bold", size=11)

@@ -1,6 +1,6 @@
-"""The hang lab: run a script with one planted fault, show its evidence, judge an answer.
+"""The hang lab: run a script with one planted fault, show its evidence, check an answer.
 
-Notebook 10 makes a `Lab`, and the command `hang` calls `play`, in the learner's process; the
+Notebook 10 makes a `Lab`, and the command `hang` calls `play`, in the driver process; the
 three ranks of a run are started here, by `PlantedRun`.
 """
 
@@ -26,11 +26,11 @@ from ddp_helpers.lessons.break_it_and_fix_it.mutations import (
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_tools import PlainError, watched
 
-# What can be looked at: methods of `Evidence`. R stands for the number of a rank, N for a line's.
+# The evidence to look at: methods of `Evidence`. R is the number of a rank, N of a line.
 EVIDENCE = ("exits", "who_hangs", "log R", "stack R", "lines N")
 _REQUEST = "|".join(EVIDENCE).replace("R", f"[0-{RANKS - 1}]").replace("N", "[0-9]{1,4}")
 _ANSWER = r"rank=([0-9]{1,4}) line=([0-9]{1,4}) kind=(\S+) fix=(\S+)"
-# Seconds without output after which a run hangs, and until it is ended; gloo's timeout in
+# Seconds without output that count as a hang, and until the run is ended; gloo's timeout in
 # train.py is 8.
 QUIET, LIMIT = 4.0, 16.0
 
@@ -39,7 +39,7 @@ class PlantedRun(LearnerRun):
     """The run of a planted script, whose ranks write stacks and recorders while it hangs."""
 
     def __init__(self, planted: Plant, folder: Path) -> None:
-        """Write the script into a folder, which is emptied before, and start its ranks there."""
+        """Write the script into a folder, emptied first, and start its ranks there."""
         shutil.rmtree(folder, ignore_errors=True)
         planted.write(folder)
         self._was_asked = False
@@ -78,7 +78,7 @@ class PlantedRun(LearnerRun):
 
 
 class Lab:
-    """A run with a planted fault, its evidence, and the judge of answers."""
+    """A run with a planted fault, its evidence, and the checker of answers."""
 
     def __init__(self, seed: int) -> None:
         """Run the fault of a seed to its end, up to 20 s; or use the run of it that is kept."""
@@ -92,7 +92,7 @@ class Lab:
     def look(self, request: str) -> str:
         """Return a piece of evidence.
 
-        request: a name in EVIDENCE, with the number of a rank or a line in the place of R or N.
+        request: a name in EVIDENCE, with the number of a rank or a line in place of R or N.
         Raises PlainError for any other.
         """
         if not re.fullmatch(_REQUEST, request):
@@ -102,7 +102,7 @@ class Lab:
         return getattr(self.evidence, name)(*map(int, numbers))
 
     def answer(self, rank: int, line: int, kind: str, fix: str) -> str:
-        """Judge an answer, in one line; a line beside the fault is right, too.
+        """Check an answer, in one line; a line next to the fault also counts as right.
 
         Raises PlainError for a kind or a fix that is not known.
         """
@@ -111,10 +111,10 @@ class Lab:
                 raise PlainError(f"{word!r} is not known: choose one of {', '.join(known)}")
         fault = self.plant.mutation
         if rank != self.plant.rank:
-            reason = "it waits for another, or was ended by what another did"
+            reason = "it waits for another rank, or a fault of another rank ended it"
             return f"not yet: rank {rank} is not at fault: {reason}"
         if not any(abs(line - changed) <= 1 for changed in fault.lines()):
-            reason = "is not what makes it part from the others: what leads there?"
+            reason = "is not where it departs from the others: what leads there?"
             return f"not yet: the rank is right, but line {line} {reason}"
         if kind != fault.kind:
             return f"not yet: rank and line are right, but not that {KINDS[kind].description}"
@@ -124,10 +124,10 @@ class Lab:
 
 
 def play(seed: int, request: list[str], answer: list[str]) -> int:
-    """Run a seed, or look at a piece of its evidence, or judge an answer, and print the result.
+    """Run a seed, or show a piece of its evidence, or check an answer, and print the result.
 
-    request: the words behind --look; answer: those behind --answer; both empty to print what can be
-    looked at. Returns the exit status, 1 for a wrong answer. Raises PlainError for what is none.
+    request: the words after --look; answer: the words after --answer; if both are empty, print the
+    choices. Returns the exit status, 1 for a wrong answer. Raises PlainError for an unknown word.
     """
     lab = Lab(seed)
     if request:
@@ -147,16 +147,16 @@ def play(seed: int, request: list[str], answer: list[str]) -> int:
 
 
 def _print_rules(lab: Lab) -> None:
-    """Print what can be looked at and answered."""
+    """Print the choices of evidence and of answers."""
     folder = lab.folder.relative_to(ROOT)
     command = f"hang --seed {lab.seed}"
     descriptions = {kind: KINDS[kind].description for kind in KINDS}
-    run = f"three ranks ran {folder}/train.py, which one fault was planted into"
+    run = f"three ranks ran {folder}/train.py, with one planted fault"
     print(f"{run}; the evidence (R a rank, N a line):\n  {', '.join(EVIDENCE)}")
     for title, texts in (("kinds", descriptions), ("fixes", FIXES)):
         print(f"{title}:")
         for name, text in texts.items():
             print(f"  {name:9} {text}")
     print(f"then: {command} --look log 1; {command} --answer rank=0 line=1 kind=… fix=…")
-    branch = "where the rank takes another way than the others, such as an if"
-    print(f"line: {branch}; a line beside it counts, too")
+    branch = "where the rank takes a different path from the others, such as an if"
+    print(f"line: {branch}; a line next to it also counts")

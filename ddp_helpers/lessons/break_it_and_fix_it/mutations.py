@@ -1,6 +1,6 @@
-"""The faults of the hang lab: small changes of train.py, and data that bring them about.
+"""The faults of the hang lab: small changes of train.py, and data that trigger them.
 
-`hang.py` and `evidence.py` use it, in the learner's process; only `Plant.write` needs torch.
+`hang.py` and `evidence.py` use it, in the driver process; only `Plant.write` needs torch.
 """
 
 import difflib
@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 SOUND = Path(__file__).with_name("train.py").read_text()
 RANKS = 3
 
-# A part of the rows: the one that is short, has a row that lacks a value, or has a spike, that is
-# a row of high values. A fault may show on the rank alone that reads it.
+# A part of the rows: the one that is short, has a row that lacks a value, or has a spike, which is
+# a row of high values. A fault may show only on the rank that reads it.
 Part = Literal["short", "lacks", "spike"]
 PARTS: tuple[Part, ...] = ("short", "lacks", "spike")
 
@@ -28,18 +28,18 @@ class Kind(NamedTuple):
 KINDS = {
     "early": Kind("a rank is given fewer batches or steps than the others", "agree"),
     "skips": Kind(
-        "a rank leaves, or goes past what the others call, by a branch of its own",
+        "a rank leaves, or skips what the others call, in its own branch",
         "together",
     ),
     "extra": Kind("one rank calls a collective that the others do not call", "together"),
-    "order": Kind("a rank calls the same collectives in another order", "alike"),
-    "size": Kind("a rank calls the same collective with another size or type", "alike"),
-    "source": Kind("a rank takes another source for a broadcast", "alike"),
+    "order": Kind("a rank calls the same collectives in a different order", "alike"),
+    "size": Kind("a rank calls the same collective with a different size or type", "alike"),
+    "source": Kind("a rank takes a different source for a broadcast", "alike"),
     "group": Kind("a process group is made or used by the wrong ranks", "members"),
     "unused": Kind("some weights get no gradient on one rank", "use"),
-    "file": Kind("a rank waits for a file that never comes, or is never whole", "give-up"),
+    "file": Kind("a rank waits for a file that never comes, or is never complete", "give-up"),
     "lock": Kind(
-        "a thread waits for a lock that it holds itself, or that nobody gives back",
+        "a thread waits for a lock that it holds itself, or that is never released",
         "release",
     ),
     "endless": Kind("a rank repeats something that never succeeds", "give-up"),
@@ -56,16 +56,16 @@ FIXES = {
     "use": "use all weights in every step, or find_unused_parameters=True",
     "give-up": "set a limit on the tries, then raise: a rank that fails is seen at once",
     "release": "take the lock once, by `with`, and call nothing inside that takes it again",
-    "first": "read the first complaint and its rank's exit status, and mend what that rank did",
+    "first": "read the first complaint and its rank's exit status, and fix what that rank did",
 }
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change of the script: `old`, which stands there once, becomes `new`."""
+    """A change of the script: `old`, which occurs once, becomes `new`."""
 
     kind: str  # a key of KINDS
-    culprit: int | Part  # the rank at fault, or the part of the rows that brings it about
+    culprit: int | Part  # the rank at fault, or the part of the rows that triggers it
     old: str
     new: str
 
@@ -74,7 +74,7 @@ class Mutation:
         return SOUND.replace(self.old, self.new)
 
     def lines(self) -> set[int]:
-        """Return the numbers of the changed lines; for lines taken out, of the two around them."""
+        """Return the numbers of the changed lines; for removed lines, the two around them."""
         before, after = SOUND.splitlines(), self.text().splitlines()
         matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
         numbers: set[int] = set()
@@ -86,7 +86,7 @@ class Mutation:
         return numbers
 
 
-# Lines of the script that are changed, from its beginning to its end.
+# Lines of the script that are changed, from its start to its end.
 _GET_ROW = "        row = self.rows[index]\n"
 _NOTE_LACK = '            note(f"row {index} lacks a value")\n'
 _LACKS = "        lacks = x.isnan().any().float()\n"
@@ -95,7 +95,7 @@ _LOSS = "        loss = huber_loss(ddp(x), y)\n"
 _ZERO_GRAD = "        optimizer.zero_grad()\n"
 _SORTED = "sorted(totals)"
 _SAVE = '        torch.save(model.state_dict(), f"model{rank}.pt")\n'
-_LAST_BARRIER = "    dist.barrier()  # nobody goes on before they are whole\n"
+_LAST_BARRIER = "    dist.barrier()  # no rank continues before both are complete\n"
 _AGREE_ON_STEPS = "        dist.all_reduce(steps, dist.ReduceOp.MIN)\n"
 _MEAN_LOSS = "        loss = mean(loss)\n"
 _EVALUATE = "        error = evaluate(ddp.module, rows)\n"
@@ -227,16 +227,16 @@ MUTATIONS = [
 
 @dataclass(frozen=True)
 class Plant:
-    """What a seed plants."""
+    """The fault that a seed plants."""
 
     mutation: Mutation
     rank: int  # at fault
     parts: dict[Part, int]  # the rank that reads each part in the first epoch
-    step: int  # in which the rows show the fault, where they do
+    step: int  # in which the rows show the fault, if they do
 
     def write(self, folder: Path) -> None:
         """Write the script and the parts of the rows into a folder that has none yet."""
-        import torch  # here, so that a look at the evidence does not wait for it
+        import torch  # here, so that --look does not wait for it
 
         (folder / "parts").mkdir(parents=True)
         (folder / "train.py").write_text(self.mutation.text())

@@ -43,7 +43,7 @@ class Rows(Dataset):
 
 
 class Net(nn.Module):
-    """A linear layer, and beside it a deep part."""
+    """A linear layer in parallel with a deep part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def save(model: nn.Module, rank: int, copies: dist.ProcessGroup) -> None:
     if rank in (0, 1):
         torch.save(model.state_dict(), f"model{rank}.pt")
         dist.barrier(group=copies)
-    dist.barrier()  # nobody goes on before they are whole
+    dist.barrier()  # no rank continues before both are complete
 
 
 def main() -> None:

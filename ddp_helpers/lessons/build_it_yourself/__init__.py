@@ -1,1 +1,1 @@
-"""Notebook 16: its exercises, their judge and the figures."""
+"""Notebook 16: its exercises, their checkers and the figures."""

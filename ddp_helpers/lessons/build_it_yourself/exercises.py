@@ -1,7 +1,7 @@
-"""The exercises of notebook 16, each by the trial that judges it on real ranks.
+"""The exercises of notebook 16, each by the trial that checks it on real ranks.
 
-`lessons.check` reads EXERCISES, in the learner's process. What is given and asked stands in the
-notebook, the answers in `notebooks/solutions`.
+`lessons.check` reads EXERCISES, in the driver process. The tasks are in the notebook, the answers
+in `notebooks/solutions`.
 """
 
 from ddp_helpers.lessons.build_it_yourself import functions, messages, owners, training

@@ -1,6 +1,6 @@
-"""The figures of notebook 16: a ring, a layer that is whole at times, two sums, two orders.
+"""The figures of notebook 16: a ring, a layer gathered at times, two sums, two orders.
 
-The notebook calls them, in its own process.
+The notebook calls them, in the driver process.
 """
 
 from matplotlib.axes import Axes
@@ -41,18 +41,18 @@ from ddp_helpers.lessons.build_it_yourself.schedule import (
 
 
 def ring_step(number: int, world_size: int = 4) -> Picture:
-    """Draw one step of the ring: which piece each rank sends on, and what the receiver then has.
+    """Draw one step of the ring: the piece that each rank sends, and the receiver's sum after it.
 
     number: of the step, from 0, the start, to 2 * (world_size - 1).
     """
     rounds = world_size - 1
-    finding = f"Step {number}: a whole sum arrives, and takes the place of the old piece"
+    finding = f"Step {number}: a complete sum arrives, and replaces the old piece"
     if not number:
         finding = f"Start: each rank has {world_size} pieces, and only its own numbers"
     elif number < rounds:
         finding = f"Step {number}: each rank adds the piece that arrives to its own"
     elif number == rounds:
-        finding = f"Step {number}: now each rank has the whole sum of one piece"
+        finding = f"Step {number}: now each rank has the complete sum of one piece"
     elif number == 2 * rounds:
         finding = f"Step {number}: every rank has every sum"
     bottom = 1.0 + 0.55 * world_size
@@ -84,9 +84,9 @@ def ring_step(number: int, world_size: int = 4) -> Picture:
     return described(ax.figure, f"{finding}; {counter}.")
 
 
-# ---- a layer that is whole only while it computes
+# ---- a layer that is gathered only while it computes
 
-_LIFE = [  # what happens, how wide it is drawn, its colour, and whether the weight is whole
+_LIFE = [  # what happens, its width in the drawing, its colour, and whether the weight is gathered
     ("all-gather", 1.15, GREEN, True),
     ("forward", 1.0, GREY, True),
     ("free", 0.55, ORANGE, False),
@@ -106,9 +106,9 @@ _HOOKS = {
 
 def life_of_a_layer() -> Picture:
     """Draw one step of a layer on two ranks: what it does, and how much of it a rank holds."""
-    title = "The whole weight is there twice in a step, and in between only this rank's part"
+    title = "The weight is gathered twice per step; in between a rank holds only its part"
     ax = canvas(2.9, title)
-    x, level = 1.05, [2.1, 1.6]  # of a part, and of the whole
+    x, level = 1.05, [2.1, 1.6]  # of a part, and of all
     write_left(ax, 0.95, "does", weight="bold", size=11)
     write_left(ax, level[1], "all of it", **SMALL)
     write_left(ax, level[0], "1 / 2 of it", **SMALL)
@@ -135,7 +135,7 @@ def life_of_a_layer() -> Picture:
 
 
 def two_sums() -> Picture:
-    """Draw two layers that are cut over two ranks, and what is sent forward and backward."""
+    """Draw two layers sharded over two ranks, and the messages forward and backward."""
     title = "Forward adds up where the output leaves, backward where the input enters"
     ax = canvas(3.1, title)
     box(ax, (0.1, 1.5), (0.6, 0.4), "x")
@@ -171,7 +171,7 @@ _ROW = 0.4  # inches
 
 
 def schedules(stages: int = 3, micro_batches: int = 4) -> Picture:
-    """Draw both orders of a pipeline: who computes what when, who waits, and what each holds."""
+    """Draw both orders of a pipeline: which stage computes or waits when, and what each holds."""
     tables = {n: schedule(stages, micro_batches, order) for n, order in _ORDERS.items()}
     units = max(map(length, tables.values()))
     share = max(map(bubble, tables.values()))

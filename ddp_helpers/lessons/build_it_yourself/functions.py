@@ -1,4 +1,4 @@
-"""Exercises 6 and 7 of notebook 16: collectives inside functions that autograd can go back through.
+"""Exercises 6 and 7 of notebook 16: collectives inside functions that autograd can differentiate.
 
 Each function is the trial of the exercise that has its name; it runs on every rank.
 """
@@ -18,17 +18,17 @@ from ddp_helpers.lessons.ranks_judge import random_numbers
 
 
 def _count(messages: list[int]) -> dict[str, object]:
-    """Map the sentence on a wrong number of messages to these numbers."""
+    """Map the hint on a wrong number of messages to these numbers."""
     return {_ONE_EACH if sum(messages) > 1 else _BY_NAME: messages}
 
 
 _ONE_EACH = "One message in forward and one in backward are enough."
-_BY_NAME = "Call it as dist.all_reduce, with the module's name: so the judge sees it."
+_BY_NAME = "Call it as dist.all_reduce, with the module's name, so that the checker sees it."
 
 
 def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     """Compare with one BatchNorm over the rows of all ranks, which have 3, 4 and 5."""
-    rank, size, eps = dist.get_rank(), dist.get_world_size(), 0.1  # large: it shows where it is
+    rank, size, eps = dist.get_rank(), dist.get_world_size(), 0.1  # large: its place shows
     for seed in (1, 2):
         batches = [random_numbers(10 * seed + r, 3 + r, 4) + r for r in range(size)]
         upstream = [random_numbers(50 * seed + r, 3 + r, 4) for r in range(size)]
@@ -58,24 +58,24 @@ def sync_batch_norm(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         yield Comparison("messages forward and back", messages, [1, 1], _count(messages))
 
 
-_OWN_ROWS = "The rows are normalised by this rank's mean and variance, not by those of all."
+_OWN_ROWS = "The rows are normalised by this rank's mean and variance, not by those of all rows."
 _UNEQUAL_ROWS = (
     "The ranks' means are averaged, though the ranks have unequal numbers of rows: add up sums and "
     "counts, and divide at the end."
 )
 _AUTOGRAD = (
-    "It is as if only this rank's output depended on x. Autograd does not know of the all-reduce: "
-    "x moves the mean of all ranks, so backward adds up over the ranks, too."
+    "Here only this rank's output depends on x. Autograd does not know of the all-reduce: "
+    "x moves the mean of all ranks, so backward also adds up over the ranks."
 )
 _OWN_MEANS = (
-    "Both means are over this rank's rows. x moves the mean of all ranks, so backward adds up over "
-    "the ranks, too, and divides by the count of all rows."
+    "Both means are over this rank's rows. x moves the mean of all ranks, so backward also adds up "
+    "over the ranks, and divides by the count of all rows."
 )
 _CONSTANT = "Backward treats mean and variance as constants: x moves both."
 
 
 def parallel_mlp(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare two layers, of which each rank has a part, with the whole ones."""
+    """Compare two layers, of which each rank has a part, with the full ones."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for seed in (1, 2):
         inputs, upstream = random_numbers(seed, 3, 4), random_numbers(seed + 5, 3, 5)
@@ -100,7 +100,7 @@ def parallel_mlp(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 def _backward(result: Tensor, upstream: Tensor) -> None:
-    """Go back through an answer's output; raises RuntimeError where backward is not written."""
+    """Go back through an answer's output; raises RuntimeError if backward is not written."""
     try:
         result.backward(upstream)
     except NotImplementedError as error:
@@ -122,7 +122,7 @@ def _gradient(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
-_PART = "The output is this rank's product only: the whole one is the sum over the ranks."
+_PART = "The output is this rank's product only: the full output is the sum over the ranks."
 _ENTER = (
     "The gradient of x is only the part that comes through this rank's rows of up. Every rank used "
     "x, so where x enters, backward adds up over the ranks."

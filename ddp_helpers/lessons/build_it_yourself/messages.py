@@ -22,7 +22,7 @@ _WAIT = (
 
 
 def _sends_and_receives(log: CallLog) -> Iterator[Comparison]:
-    """Compare what was called with what neighbours need."""
+    """Compare an answer's calls with those that neighbours need."""
     yield Comparison("collectives called", log.names(*COLLECTIVES), [])
     waits = log.never_waited()
     yield Comparison("calls that nobody waits for", waits, [], {_WAIT: waits})
@@ -37,7 +37,7 @@ def ring_sum(answer: Answer, log: CallLog) -> Iterator[Comparison]:
     for length in (12, 7, 2):
         tensor = random_numbers(rank, length)
         before, total = tensor.clone(), sum_of_all(tensor)
-        when_sent: list[Tensor] = []  # the tensor as it was when each send began
+        when_sent: list[Tensor] = []  # the tensor as it was when each send started
         log.at_call = partial(_keep_at_send, tensor, when_sent)
         answer(tensor)
         yield from _sends_and_receives(log)
@@ -55,15 +55,15 @@ def ring_sum(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 def _keep_at_send(tensor: Tensor, kept: list[Tensor], call: Call) -> None:
-    """Keep a copy of the tensor whenever a send begins."""
+    """Keep a copy of the tensor whenever a send starts."""
     if call.name in ("send", "isend"):
         kept.append(tensor.clone())
 
 
 def _half(tensor: Tensor, total: Tensor) -> str:
-    """Say whether the first half was right, from the tensor when the second half begins.
+    """Return a hint on whether the first half was right, from the tensor when the second starts.
 
-    Then one chunk, whichever, holds its whole sum.
+    Then one chunk holds its complete sum.
     """
     size = dist.get_world_size()
     chunks = zip(tensor.tensor_split(size), total.tensor_split(size), strict=True)
@@ -72,7 +72,7 @@ def _half(tensor: Tensor, total: Tensor) -> str:
 
 
 def _after_one_half(total: Tensor, others: Tensor) -> Tensor:
-    """Make a tensor of which one chunk holds the sum, on two ranks as after the first half."""
+    """Make a tensor with the sum in one chunk, on two ranks as after the first half."""
     rank, size = dist.get_rank(), dist.get_world_size()
     chunks = list(others.tensor_split(size))
     number = (rank + 1) % size
@@ -81,7 +81,7 @@ def _after_one_half(total: Tensor, others: Tensor) -> Tensor:
 
 
 _WHOLE_TENSORS = (
-    "In a ring each message holds one chunk, and there are 2 (n - 1) messages: are these whole "
+    "In a ring each message holds one chunk, and there are 2 (n - 1) messages: are these full "
     "tensors, or more messages?"
 )
 _IN_PLACE = (
@@ -89,19 +89,19 @@ _IN_PLACE = (
     "written into a view is in the tensor."
 )
 _SECOND_HALF = (
-    "After the first n - 1 steps each rank has one whole sum. In the n - 1 steps after that, whole "
-    "sums travel on, and take the place of what is there."
+    "After the first n - 1 steps each rank has one complete sum. In the next n - 1 steps, complete "
+    "sums travel on, and replace the old chunks."
 )
 _ADDED = (
-    "A chunk holds the whole sum and this rank's numbers once more. In the second half whole sums "
-    "arrive: they take the place of what is there, and are not added."
+    "A chunk holds the complete sum plus this rank's numbers. In the second half complete sums "
+    "arrive: let them replace the old chunk; do not add them."
 )
 _FIRST_RIGHT = (
-    "The first half is right: after n - 1 steps this rank had the whole sum of one chunk. Look at "
+    "The first half is right: after n - 1 steps this rank had the full sum of one chunk. Look at "
     "the second half: which chunk does it send on, and into which does it receive?"
 )
 _FIRST_WRONG = (
-    "The first half is wrong already: after n - 1 steps no chunk held its whole sum. Which chunk "
+    "The first half is wrong already: after n - 1 steps no chunk held its full sum. Which chunk "
     "does each step send, and to which does it add?"
 )
 RING_HINTS = {
@@ -136,13 +136,13 @@ class _Stage:
 
 
 def _stage(number: int) -> nn.Sequential:
-    """Make a stage, the same wherever it is made."""
+    """Make a stage, the same on every rank."""
     torch.manual_seed(number)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
 
 
 def pipeline_step(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare with all stages in one process: all forward first, and one by one."""
+    """Compare with all stages in one process: all forward first, then one by one."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for count, one_by_one in ((4, False), (4, True), (1, True)):
         inputs = [random_numbers(number, *_SHAPE) for number in range(count)]
@@ -163,7 +163,7 @@ def pipeline_step(answer: Answer, log: CallLog) -> Iterator[Comparison]:
             yield Comparison(f"{order}: messages to rank {peer}", len(sent), expected)
         for name, parameter in stage.layers.named_parameters():
             right = model[rank].get_parameter(name).grad
-            assert right is not None, "the whole model has trained"
+            assert right is not None, "the full model has trained"
             known = {_NOT_DIVIDED: right * count}
             yield Comparison(f"{order}: the gradient of {name}", parameter.grad, right, known)
         yield Comparison(f"{order}: forwards of the stage", stage.forwards, count)
@@ -177,20 +177,20 @@ _NOT_DIVIDED = (
 )
 _ORDER = {
     True: (
-        "The gradients are right, but the order is another: a stage goes forward n - 1 - rank "
+        "The gradients are right, but the order is wrong: a stage goes forward n - 1 - rank "
         "times (once for each stage after it), then alternates, then goes back."
     ),
-    False: "The gradients are right, but the order is another: all go forward first.",
+    False: "The gradients are right, but the order is wrong: all go forward first.",
 }
 PIPELINE_HINTS = {
-    "a leaf Variable that requires grad": "Autograd needs x as it was: change it nowhere in place.",
+    "a leaf Variable that requires grad": "Autograd needs x as it was: never change it in place.",
     "Expected parameter `tensor`": (
-        "What arrives from the stage before needs requires_grad_(): else backward leaves no "
+        "What arrives from the stage before needs requires_grad_(): otherwise backward leaves no "
         "x.grad to send back."
     ),
     "grad can be implicitly created only for scalar outputs": (
         "Only the last stage has a loss. The others give backward the gradient that came from the "
         "next stage: y.backward(gradient)."
     ),
-    "does not require grad": "The graph is cut: send y.detach(), and call backward on y itself.",
+    "does not require grad": "The graph is detached: send y.detach(), and call backward on y.",
 }

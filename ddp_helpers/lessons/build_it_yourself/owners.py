@@ -1,4 +1,4 @@
-"""Exercise 4 of notebook 16: each matrix has an owner, who alone takes Muon's step for it.
+"""Exercise 4 of notebook 16: each matrix has an owner, which alone takes Muon's step for it.
 
 The function is the trial of the exercise that has its name; it runs on every rank.
 """
@@ -36,10 +36,9 @@ def _muon_step(matrix: Tensor, mean: Tensor, momentum: Tensor) -> None:
 
 
 def update_owned(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare two steps with those of one rank: five matrices, and two, of which a rank has none.
+    """Compare two steps with those of one rank: of five matrices, and of two, so a rank has none.
 
-    Muon's step forgets how large a gradient is, so a sum in place of a mean shows in the momentum
-    alone.
+    Muon's step ignores a gradient's size, so a sum instead of a mean shows only in the momentum.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (5, 2):
@@ -84,7 +83,7 @@ def update_owned(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 def _counted(stepped: list[Tensor]) -> _Step:
-    """Make the step that an answer calls: it notes for which matrices."""
+    """Make the step that an answer calls; it notes the matrices that it is called for."""
 
     def muon_step(matrix: Tensor, mean: Tensor, momentum: Tensor) -> None:
         stepped.append(matrix)
@@ -101,7 +100,7 @@ def _keys(momenta: dict[Any, Any]) -> object:
 
 
 _ALL_STEP = (
-    "Newton-Schulz is what costs, and the ranks share it out: a rank calls muon_step for the "
+    "Newton-Schulz is the costly part, and the ranks share it: a rank calls muon_step for the "
     "matrices that it owns, and for no others."
 )
 _ALL_KEEP = (
@@ -109,12 +108,12 @@ _ALL_KEEP = (
     "which sharing saves."
 )
 _FORGOTTEN = (
-    "No momentum is kept, so the next step has forgotten the gradients of this one: put it into "
+    "No momentum is kept, so the next step lacks the gradients of this one: put it into "
     "`momenta` under the matrix's number, and make zeros only where there is none yet."
 )
 _SUM = (
     "The momentum is of the sum of the gradients, not of their mean. The weights do not show it, "
-    "since Newton-Schulz divides by the size of its matrix. They will, when the job goes on with a "
+    "since Newton-Schulz divides by the size of its matrix. They will, when the job resumes with a "
     "different number of ranks."
 )
 _OWN_ROWS = (

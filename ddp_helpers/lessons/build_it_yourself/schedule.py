@@ -10,7 +10,7 @@ UNITS = {FORWARD: 1, BACKWARD: 2}  # backward computes two gradients, of inputs 
 
 
 class Work(NamedTuple):
-    """What a stage does with a micro-batch, and from when on, in units of time."""
+    """What a stage does with a micro-batch, and when it starts, in units of time."""
 
     kind: str
     micro_batch: int
@@ -18,12 +18,12 @@ class Work(NamedTuple):
 
     @property
     def end(self) -> int:
-        """When it is done."""
+        """Return when it is done."""
         return self.start + UNITS[self.kind]
 
 
 def order_of_work(stage: int, stages: int, count: int, one_by_one: bool) -> list[tuple[str, int]]:
-    """List what a stage does, in its order: forward or backward, of which micro-batch."""
+    """List what a stage does, in its order: forward or backward, and the micro-batch."""
     first = min(stages - 1 - stage, count) if one_by_one else count
     order = []
     for step in range(count + first):
@@ -35,7 +35,7 @@ def order_of_work(stage: int, stages: int, count: int, one_by_one: bool) -> list
 
 
 def schedule(stages: int, count: int, one_by_one: bool) -> list[list[Work]]:
-    """Compute when each stage does what, where nobody waits longer than needed."""
+    """Compute when each stage does what, if no stage waits longer than needed."""
     waiting = [order_of_work(stage, stages, count, one_by_one) for stage in range(stages)]
     done: list[list[Work]] = [[] for _ in range(stages)]
     ends: dict[tuple[int, str, int], int] = {}  # by stage, kind and micro-batch

@@ -44,7 +44,7 @@ class _Net(nn.Module):
 
 
 def ddp_by_hand(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare two steps with DDP's, of all layers, and with a frozen one."""
+    """Compare two steps with DDP's, once with all layers, once with a frozen one."""
     rank = dist.get_rank()
     for frozen in (False, True):
         model, reference = _Net(rank, frozen), DDP(_Net(rank, frozen))
@@ -72,14 +72,14 @@ def ddp_by_hand(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 _NOT_SENT = (
-    "The tensor is as this rank has made it. Rank 0 sends all that forward uses: parameters, "
-    "frozen ones too, and buffers."
+    "The tensor is as this rank made it. Rank 0 sends all that forward uses: parameters, "
+    "even frozen ones, and buffers."
 )
 _LOCAL = "The gradient is as backward left it: the mean over the ranks is not in p.grad."
 DDP_HINTS = {
     "Expected parameter `tensor`": (
-        "A frozen layer has no gradient: its p.grad is None. Leave such parameters out, on all "
-        "ranks alike."
+        "A frozen layer has no gradient: its p.grad is None. Leave such parameters out on all "
+        "ranks."
     ),
 }
 
@@ -96,7 +96,7 @@ def _layers(frozen: bool) -> nn.Sequential:
 
 
 def overlap(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare two steps with DDP's, of small and of large buckets; and what left when."""
+    """Compare two steps with DDP's, of small and of large buckets; and when each bucket left."""
     for frozen, bucket_size in ((False, 25), (False, 28), (False, 40), (True, 1000), (True, 10)):
         model, reference = _layers(frozen), DDP(_layers(frozen))
         for parameter in model.parameters():
@@ -122,14 +122,14 @@ def overlap(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 def _note_ready(log: CallLog) -> Callable[[Tensor], None]:
-    """Make a hook that notes in the log that a gradient is ready, and how large it is."""
+    """Make a hook that logs that a gradient is ready, and its size."""
     return lambda parameter: log.events.append(f"ready: {parameter.numel()} numbers")
 
 
 def _what_left_when(log: CallLog, bucket_size: int) -> Iterator[Comparison]:
-    """Compare the order in which gradients became ready and buckets left, and what was waited for.
+    """Compare the order in which gradients became ready and buckets left, and the waits.
 
-    The order is judged from what became ready, since a frozen layer changes that.
+    The order is judged by the gradients that became ready, since a frozen layer changes it.
     """
     before_end = list(takewhile(lambda event: event != _END, log.events))
     yield at_most("waits during backward", before_end.count("wait"), 0, _NO_WAIT)
@@ -155,29 +155,26 @@ def _what_left_when(log: CallLog, bucket_size: int) -> Iterator[Comparison]:
 
 
 _END = "backward ends"
-_NO_SUMS = "Before wait() has returned, the sums of a bucket are not there: wait in finish()."
+_NO_SUMS = "A bucket has its sums only after wait(): call it in finish()."
 _NO_WAIT = (
     "Something waits while backward has layers left to compute: start the all-reduce with "
     "async_op=True, keep what it returns, and wait in finish()."
 )
 _AT_THE_END = (
     "A full bucket has not left when the next gradient is ready, so nothing overlaps: the hook "
-    "that makes it full also starts its all-reduce."
+    "that fills it must also start its all-reduce."
 )
-_TOO_EARLY = (
-    "In a hook that comes too early the gradient is not there yet: "
-    "register_post_accumulate_grad_hook."
-)
+_TOO_EARLY = "This hook runs before the gradient is there: use register_post_accumulate_grad_hook."
 OVERLAP_HINTS = {
-    "doesn't require gradient": "A frozen parameter takes no hook: it never has a gradient.",
-    "cannot register a hook": "A frozen parameter takes no hook: it never has a gradient.",
+    "doesn't require gradient": "A frozen parameter takes no hook: it never gets a gradient.",
+    "cannot register a hook": "A frozen parameter takes no hook: it never gets a gradient.",
     "non-empty list": "There may be nothing left for finish() to send.",
-    "split_sizes": "Keep a copy of the list of parameters: this one is emptied with the bucket.",
+    "split_sizes": "Keep a copy of the list of parameters: this list is emptied with the bucket.",
     "'NoneType' object has no attribute 'numel'": _TOO_EARLY,
     "'NoneType' object has no attribute 'flatten'": _TOO_EARLY,
 }
 
-# ---- 5: a layer that is whole only while it computes
+# ---- 5: a layer that is gathered only while it computes
 
 
 def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
@@ -192,9 +189,9 @@ def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         yield Comparison("what it returns", type(own).__name__, "Parameter")
         size = own.numel() * own.element_size()
         behind = own.untyped_storage().nbytes()
-        yield Comparison("bytes behind this rank's part", behind, size, {_VIEW: behind})
+        yield Comparison("bytes of storage of this rank's part", behind, size, {_VIEW: behind})
         yield Comparison("this rank's part", own.flatten(), _part(layer.weight))
-    yield from _freed(storages, "after the cut")
+    yield from _freed(storages, "after sharding")
     for step in (1, 2):
         inputs, plain_inputs = (
             random_numbers(10 * step + dist.get_rank(), 4, 6).requires_grad_(step == 1)
@@ -226,32 +223,32 @@ def shard_layer(answer: Answer, log: CallLog) -> Iterator[Comparison]:
 
 
 def _two_layers() -> list[nn.Linear]:
-    """Make two layers of 36 and 72 weights, whose rows two and three ranks can cut evenly."""
+    """Make two layers of 36 and 72 weights, whose rows two and three ranks can shard evenly."""
     torch.manual_seed(8)
     return [nn.Linear(6, out, bias=False, dtype=torch.float64).to(device()) for out in (6, 12)]
 
 
 def _part(tensor: Any) -> Tensor:
-    """Return this rank's rows of what FSDP has cut, flat."""
-    assert isinstance(tensor, DTensor), "fully_shard has cut it"
+    """Return this rank's rows of a tensor that FSDP has sharded, flat."""
+    assert isinstance(tensor, DTensor), "fully_shard has sharded it"
     return tensor.to_local().detach().flatten()
 
 
 def _freed(storages: list[torch.UntypedStorage], when: str) -> Iterator[Comparison]:
-    """Compare the memory of the whole weights with none."""
+    """Compare the memory of the full weights with none."""
     for number, storage in enumerate(storages, 1):
         yield at_most(f"bytes of layer {number}'s weight {when}", storage.nbytes(), 0, _RESIZE)
 
 
 def _kinds(log: CallLog) -> list[str]:
-    """List the messages, whose names have endings that say how they take their tensors."""
+    """List the messages, without the name endings that say how they take their tensors."""
     kinds = ("all_gather", "reduce_scatter")
     return sorted(next((k for k in kinds if name.startswith(k)), name) for name in log.names())
 
 
 _IN_BACKWARD = ["all_gather"] * 2 + ["reduce_scatter"] * 2
 _KNOWN_MESSAGES = {
-    "An all-reduce gives each rank the whole gradient: reduce_scatter gives each its part.": (
+    "An all-reduce gives each rank the full gradient: reduce_scatter gives each its part.": (
         ["all_gather"] * 2 + ["all_reduce"] * 2
     ),
     "Each rank's gradient is of its own rows of the batch: reduce_scatter adds them up.": (
@@ -259,7 +256,7 @@ _KNOWN_MESSAGES = {
     ),
 }
 _RESIZE = "Free it with weight.untyped_storage().resize_(0), which keeps the tensor's shape."
-_VIEW = "This rank's part is a view of the whole weight, and stays or goes with it: clone the part."
+_VIEW = "This rank's part is a view of the full weight, and shares its memory: clone the part."
 _NO_MEMORY = (
     "A weight was used while it had no memory: gather it before forward, and again before backward "
     "(register_full_backward_pre_hook)."

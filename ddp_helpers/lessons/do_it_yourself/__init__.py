@@ -1,1 +1,1 @@
-"""Notebook 14: projects of one's own, and what judges them."""
+"""Notebook 17: the learner's own projects, and their checkers."""

@@ -1,7 +1,7 @@
-"""Exercises of notebook 17: a small one, and three projects, whose answers are run for real.
+"""Exercises of notebook 17: a small one, and three projects, whose answers run for real.
 
-`lessons.check` reads EXERCISES, in the learner's process. The judges of the projects, which have
-their names, start the ranks that they need on this machine; the first one also takes a Slurm.
+`lessons.check` reads EXERCISES, in the driver process. The projects' checkers, which have their
+names, start the ranks that they need on this machine; the first one also uses a Slurm.
 """
 
 import time
@@ -40,7 +40,7 @@ _TESTED_TRAPS = {
     "padded shards, or ranks that each test everything.": (
         lambda images, ranks, counted: how_tested(images, 0, counted)
     ),
-    "Padding repeats images and loses none: fewer than there are has another name.": (
+    "Padding repeats images and loses none: fewer than there are has a different name.": (
         lambda images, ranks, counted: {
             images: "each once",
             images * ranks: "each by every rank",
@@ -86,7 +86,7 @@ def _epoch_lines(run: LearnerRun) -> list[str]:
 
 
 def my_resumable_script(path_of_script: Answer) -> list[str]:
-    """List what a kill in the middle spoils, a line each. Prints what was seen."""
+    """List what a kill in the middle breaks, one line each. Prints what was seen."""
     script = Path(path_of_script()).resolve()  # type: ignore[arg-type]  # whatever a learner returns
     if not script.is_file():
         return [f"there is no file {script}: return the path of your script"]
@@ -98,7 +98,7 @@ def my_resumable_script(path_of_script: Answer) -> list[str]:
             print(f"found: killed after '{before[-1]}', started again: '{first}'")
             if first.startswith("epoch 1:"):
                 cure = "save where it is each epoch, and load that at the start"
-                return [f"after the kill it began with epoch 1: {cure}"]
+                return [f"after the kill it started with epoch 1: {cure}"]
             _run_epochs(script, Path(unbroken))
             saved = [Path(folder, "spirals.pt") for folder in (unbroken, killed)]
             distance = weight_distance(*(torch.load(path, weights_only=True) for path in saved))
@@ -106,7 +106,7 @@ def my_resumable_script(path_of_script: Answer) -> list[str]:
             return [str(error)]
     if distance:
         difference = f"the weights differ by {distance:.0e} from a run that was not killed"
-        return [f"{difference}: what else has a state? which epoch next?"]
+        return [f"{difference}: what else has a state? which epoch is next?"]
     print("found: the weights are those of a run that was not killed, to the bit")
     return []
 

@@ -1,7 +1,7 @@
-"""Project 2 of notebook 17: a script with three faults that no error tells of, and its judge.
+"""Project 2 of notebook 17: a script with three faults that raise no error, and its checker.
 
-The notebook shows the faulty script and `Net`; `lessons.check` calls `mend`, in the learner's
-process, which starts the ranks of the mended script on this machine.
+The notebook shows the faulty script and `Net`; `lessons.check` calls `mend`, in the driver
+process, which starts the ranks of the fixed script on this machine.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from ddp_helpers.lessons.script_notes import RankNotes
 from ddp_helpers.rank.scripts import script_text
 
 _RANKS, _EPOCHS = 2, 2
-_TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the test set is seen
+_TRAIN, _TEST = 512, 201  # images; an odd number, so that a padded shard of the test set shows
 _FLAGS = [
     f"--epochs={_EPOCHS}",
     "--batch-size=64",
@@ -56,21 +56,21 @@ class Net(nn.Module):
 
 
 class Fault(NamedTuple):
-    """A fault of the script: the text `wrong` in the place of `right`."""
+    """A fault of the script: the text `wrong` in place of `right`."""
 
     right: str
     wrong: str
-    praise: str  # what is so where it is mended
-    hint: str  # what is so where it is not, and a question or a step that leads to the cure
+    praise: str  # the finding if it is fixed
+    hint: str  # the finding if not, with a question or a step to the fix
 
 
 FAULTS = (
     Fault(
         right="        sampler.set_epoch(epoch)  # a new order\n        model.train()\n",
         wrong="        model.train()\n",
-        praise="each epoch has an order of its own",
+        praise="each epoch has its own order",
         hint="the second epoch repeats the order of the first, on every rank: "
-        "who tells the sampler which epoch it is?",
+        "which call passes the epoch to the sampler?",
     ),
     Fault(
         right="range(rank, len(test_set), world_size))  # each sample once",
@@ -83,14 +83,14 @@ FAULTS = (
         right="one_pass(ddp_model, train_batches, args, optimizer",
         wrong="one_pass(model, train_batches, args, optimizer",
         praise="the ranks end with the same weights",
-        hint="the ranks end with different weights, so nobody averages gradients: "
+        hint="the ranks end with different weights, so nothing averages gradients: "
         "which object do the images go through?",
     ),
 )
 
 
 def _mended(ranks: list[RankNotes]) -> tuple[bool, ...]:
-    """Say of each fault whether it is mended, from the notes of all ranks."""
+    """Return for each fault whether it is fixed, from the notes of all ranks."""
     trained, tested = (
         [[order for size, order in notes.passes if size == images] for notes in ranks]
         for images in (_TRAIN, _TEST)
@@ -112,17 +112,17 @@ def faulty_script() -> str:
     return text
 
 
-# ---- the judge
+# ---- the checker
 
 
 def mend(changed: Answer) -> list[str]:
-    """List each fault that is still in the script, and what the mending broke, a line each.
+    """List each fault that is still in the script, and what the changes broke, one line each.
 
-    Prints what is mended.
+    Prints what is fixed.
     """
     text = changed(faulty_script())
     if not isinstance(text, str):
-        return [f"mend gives {type(text).__name__}: return the whole text of the script"]
+        return [f"mend gives {type(text).__name__}: return the full text of the script"]
     if text == faulty_script():
         return ["mend changes nothing: is each piece that it replaces in the text, to the space?"]
     with TemporaryDirectory() as folder:
@@ -130,7 +130,7 @@ def mend(changed: Answer) -> list[str]:
         mended = _start(text, Path(folder, "mended.py"), ranks=_RANKS)
         wait_for_runs(alone, mended)
         if complaint := alone.complaint() or mended.complaint():
-            return [f"the script does not run any more: {complaint}"]
+            return [f"the script no longer runs: {complaint}"]
         ranks = mended.notes()
         weights_alone = alone.notes()[0].saved[0]
     left = []

@@ -1,6 +1,6 @@
-"""Project 1 of notebook 17: judge a run of a network of one's own by its record.
+"""Project 1 of notebook 17: check a run of the learner's own network by its record.
 
-`lessons.check` calls `my_run`, in the learner's process. The learner's function submits the job;
+`lessons.check` calls `my_run`, in the driver process. The learner's function submits the job;
 without a Slurm its ranks run on this machine.
 """
 
@@ -19,9 +19,9 @@ BAR = 0.8  # share of the test images that must be right
 
 
 def my_run(train_in: Answer) -> list[str]:
-    """Have the learner's function make a run in a new folder, and list what the record lacks.
+    """Have the learner's function make a run in a new folder, and list what its record lacks.
 
-    Prints what the record of a right run shows.
+    Prints the findings in a correct record.
     """
     folder = runs.new_run_folder(RUNS, "17_my_net")
     train_in(folder)
@@ -39,14 +39,14 @@ def my_run(train_in: Answer) -> list[str]:
 
 
 def _nodes_text(run: runs.RunRecord) -> str:
-    """Say on how many nodes a run was, and whether one machine has played them all."""
+    """Return the number of nodes of a run, and whether one machine simulated them all."""
     text = "1 node" if run.nodes == 1 else f"{run.nodes} nodes"
     hosts = {rank.get("host") for rank in run.env.get("ranks", [])}
-    return f"{text}, played by one machine" if run.nodes != 1 and len(hosts) == 1 else text
+    return f"{text}, simulated by one machine" if run.nodes != 1 and len(hosts) == 1 else text
 
 
 def list_missing(folder: Path, nodes: int, gpus: int) -> list[str]:
-    """List what a run folder lacks, a line each; of a job that has not ended, only that."""
+    """List what a run folder lacks, one line each; for an unfinished job, only that."""
     try:
         job_record = read_job_record(folder)
     except JobError:
@@ -76,22 +76,22 @@ def _mistakes(run: runs.RunRecord, program: str, nodes: int, gpus: int) -> list[
         actual = f"the world size is {ranks} on {run.nodes} nodes"
         lines.append(f"{actual}, but {expected}: look at the Job's three numbers")
     if _net_in((run.folder / program).read_text()) in ("", _net_in(script_text("mnist_ddp"))):
-        cure = "hand the file with yours to scripts.write_script, as parts="
-        lines.append(f"{program} holds no Net but the course's: {cure}")
+        cure = "pass the file with yours to scripts.write_script, as parts="
+        lines.append(f"{program} has no Net but the course's: {cure}")
     path = run.folder / run.spec["data"] / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    images = int.from_bytes(path.read_bytes()[4:8], "big")  # where the format has their number
+    images = int.from_bytes(path.read_bytes()[4:8], "big")  # the format's field for their number
     if (counted := last.get("test_samples")) != images:
         cure = "add up sums, and pad nothing"
         number = "no" if counted is None else f"{counted:.0f}"
         lines.append(f"{number} test images were counted, and there are {images}: {cure}")
     if (accuracy := last.get("test_accuracy") or 0) < BAR:
         right = f"{accuracy:.1%} of the test images are right"
-        lines.append(f"{right}, and {BAR:.0%} are asked: more epochs, or another network?")
+        lines.append(f"{right}, and {BAR:.0%} are required: more epochs, or a different network?")
     return lines
 
 
 def _net_in(text: str) -> str:
-    """Return the class Net of a script, without its layout; empty, if there is none."""
+    """Return the class Net of a script, without its layout; empty if there is none."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef) and node.name == "Net":
             return ast.dump(node)

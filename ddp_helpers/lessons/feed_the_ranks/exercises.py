@@ -1,6 +1,6 @@
-"""The exercises of notebook 13: equal steps, where to resume, the samples of a worker.
+"""The exercises of notebook 13: equal steps, where to resume, a worker's samples.
 
-`lessons.check` asks them for verdicts, in the learner's process. The third is a trial, which
+`lessons.check` asks them for verdicts, in the driver process. The third is a trial, which
 runs on every rank and has the name of its exercise.
 """
 
@@ -16,7 +16,7 @@ from ddp_helpers.lessons.comparison import Comparison, at_most
 from ddp_helpers.lessons.exercise import Answer, Exercise
 from ddp_helpers.lessons.ranks_judge import on_real_ranks
 
-# ---- 1: as many steps on each rank
+# ---- 1: the same number of steps on each rank
 
 
 def equal_steps(readers: list[int], batch: int) -> tuple[int, int]:
@@ -29,16 +29,16 @@ _EQUAL_STEPS = Exercise(
     equal_steps,
     [([70, 100, 64], 32), ([40, 90], 20), ([31, 63, 95], 32)],
     {
-        "A stream cannot hand samples on: the rank with the fewest decides.": (
+        "A stream cannot hand samples on: the rank with the fewest sets the number.": (
             lambda readers, batch: divmod(sum(readers), len(readers) * batch)
         ),
-        "Only whole steps count: the batch that is left over at the end is shorter.": (
+        "Only full steps count: the batch that is left over at the end is shorter.": (
             lambda readers, batch: (
                 -(-min(readers) // batch),
                 sum(readers) - len(readers) * min(readers),
             )
         ),
-        "The rank with the fewest samples leaves some out, too, if its last batch is not full.": (
+        "The rank with the fewest samples also leaves some out if its last batch is not full.": (
             lambda readers, batch: (
                 min(readers) // batch,
                 sum(readers) - len(readers) * min(readers),
@@ -48,11 +48,11 @@ _EQUAL_STEPS = Exercise(
 )
 
 
-# ---- 2: where to go on in the middle of an epoch
+# ---- 2: where to resume in the middle of an epoch
 
 
 def where_to_resume(sizes: list[int], done: int) -> tuple[int, int]:
-    """Find the shard in which a reader goes on, and the samples to skip in it.
+    """Find the shard in which a reader resumes, and the samples to skip in it.
 
     sizes: of its shards, in the order in which it reads them; done: the samples that it had
     yielded.
@@ -65,13 +65,13 @@ def where_to_resume(sizes: list[int], done: int) -> tuple[int, int]:
 
 
 def _whole_shard_again(sizes: list[int], done: int) -> tuple[int, int]:
-    """A mistake: a shard that was read to its end is opened again, and skipped whole."""
+    """A mistake: a shard that was read to its end is opened again and skipped entirely."""
     index, skipped = where_to_resume(sizes, done - 1)
     return index, skipped + 1
 
 
 def _skips_from_the_start(sizes: list[int], done: int) -> tuple[int, int]:
-    """A mistake: the samples of earlier shards are skipped in this one, too."""
+    """A mistake: the samples of earlier shards are also skipped in this one."""
     index, _ = where_to_resume(sizes, done)
     return index, done if index < len(sizes) else 0
 
@@ -80,7 +80,7 @@ _WHERE_TO_RESUME = Exercise(
     where_to_resume,
     [([10, 6, 8], 13), ([10, 6, 8], 16), ([10, 6, 8], 24), ([5, 5], 0), ([4, 9, 2], 13)],
     {
-        "A shard that was read to its end is done: go on at the start of the next.": (
+        "A shard that was read to its end is done: resume at the start of the next.": (
             _whole_shard_again
         ),
         "Take off what the shards before this one had: skip only the rest.": (
@@ -97,7 +97,7 @@ _WHERE_TO_RESUME = Exercise(
 
 
 def my_samples(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare what the workers of all ranks take with each sample once, in even shares."""
+    """Compare what the workers of all ranks take with each sample once, in even shards."""
     rank, size, num_workers = dist.get_rank(), dist.get_world_size(), 3
     for n in (24, 11):
         mine: list[Any] = [
@@ -115,21 +115,21 @@ def my_samples(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             "The ranks take the same samples: number the workers over all ranks.": (
                 sorted([*range(n)] * (size - 1))
             ),
-            "The workers of a rank take the same samples: share the rank's out among them.": (
+            "The workers of a rank take the same samples: divide the rank's samples among them.": (
                 sorted([*range(n)] * (num_workers - 1))
             ),
         }
-        yield Comparison(f"{where} those that are taken once too often", surplus, [], known)
+        yield Comparison(f"{where} samples that are taken once too often", surplus, [], known)
         missing = sorted((due - taken).elements())
         known = {_LOSES_REST: [*range(n - n % len(shares), n)]}
-        yield Comparison(f"{where} those that nobody takes", missing, [], known)
-        what = f"{where} the largest share less the smallest"
+        yield Comparison(f"{where} samples that no worker takes", missing, [], known)
+        what = f"{where} the largest shard minus the smallest"
         yield at_most(what, max(sizes) - min(sizes), 1, _REST_TO_ONE)
 
 
 _LOSES_REST = "Equal chunks lose the rest: "
 _LOSES_REST += "of k readers, each takes every k-th sample, from its own number on."
 _REST_TO_ONE = "One worker has all of the rest, and the other ranks wait: "
-_REST_TO_ONE += "deal samples out one by one."
+_REST_TO_ONE += "assign samples one by one."
 
 EXERCISES = [_EQUAL_STEPS, _WHERE_TO_RESUME, on_real_ranks(my_samples)]

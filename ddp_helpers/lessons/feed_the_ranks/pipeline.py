@@ -1,6 +1,6 @@
 """The images of notebook 13: the same digits as many files, as one archive and as shards.
 
-The notebook calls it, in its own process, before its ranks read the files.
+The notebook calls it, in the driver process, before its ranks read the files.
 """
 
 import shutil
@@ -15,10 +15,10 @@ from ddp_helpers.data.digits import write_digits
 
 
 def write_forms(folder: Path, images: int, shards: int) -> dict[str, list[Path]]:
-    """Write so many digits as PNG files, as one tar file and as several tar files.
+    """Write `images` digits as PNG files, as one tar file and as several tar files.
 
-    Returns the paths of each form. What stood in the folder goes; one process calls it, before any
-    rank reads.
+    Returns the paths of each form. The folder's old contents are deleted; one process calls it,
+    before any rank reads.
     """
     shutil.rmtree(folder, ignore_errors=True)
     forms = {form: folder / form for form in ("files", "archive", "shards")}

@@ -1,6 +1,6 @@
-"""The network dial: run ranks where the network is ours to turn down, or read a recorded run.
+"""The network dial: run ranks on a network whose rate we can lower, or read a recorded run.
 
-Notebook 12 calls it, in the learner's process. Run as a program, it records this machine.
+Notebook 12 calls it, in the driver process. Run as a program, it records this machine.
 """
 
 import json
@@ -26,10 +26,10 @@ RECORD = ROOT / "notebooks" / "results" / "network_dial" / "two_cpu_cores.json"
 RATES = (0, 3000, 1000, 300, 100)  # Mbit/s of the loopback, 0 for open
 LINK = 1000  # Mbit/s of the cable between two nodes
 
-# A user, a network and processes of one's own: all end with the first process, and that with
+# Its own user, network and processes: all end with the first process, and this one with
 # `unshare`. New versions of ip look a process up in /proc, which must show these.
 OWN = ["unshare", "-Urnp", "--mount-proc", "--kill-child", "sh"]
-SBIN = ":/usr/sbin:/sbin"  # where Debian keeps tc, which is not in an ordinary user's PATH
+SBIN = ":/usr/sbin:/sbin"  # Debian's folder of tc, which is not in an ordinary user's PATH
 TRIAL = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms"
 TRIAL += " && ip link add card0 type veth peer name card1"
 
@@ -38,12 +38,12 @@ Turned = dict[int, dict[str, float]]  # seconds of a batch, by Mbit/s (0 for ope
 
 
 def _search_path() -> str:
-    """Return where programs are looked for, those of an administrator among them."""
+    """Return the search path of programs, with the administrator's folders."""
     return os.environ["PATH"] + SBIN
 
 
 def why_no_network() -> str:
-    """Say in a line why no network can be turned down here; "" if one can."""
+    """Return a line on why no network can be turned down here; "" if one can."""
     env = os.environ | {"PATH": _search_path()}
     command = [*OWN, "-c", TRIAL]
     try:
@@ -61,9 +61,9 @@ def why_no_network() -> str:
 
 
 def run_in_own_network(*arguments: object, timeout: float = 300) -> dict:
-    """Run sh with these arguments in a network of its own; returns the JSON object of rank 0.
+    """Run sh with these arguments in its own network; returns the JSON object of rank 0.
 
-    timeout: seconds. Raises PlainError where rank 0 prints none, or the time is up.
+    timeout: seconds. Raises PlainError if rank 0 prints none, or the time is up.
     """
     network = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "PATH": _search_path()}
     env = launch_environment([2], network)
@@ -77,7 +77,7 @@ def run_in_own_network(*arguments: object, timeout: float = 300) -> dict:
         lines.append(f"not done after {timeout:g} s")
     results = [line for line in lines if line.startswith("{")]
     if not results:
-        last = lines[-1] if lines else "they said nothing"
+        last = lines[-1] if lines else "they printed nothing"
         raise PlainError(f"no result from the ranks: {last}")
     return json.loads(results[-1])
 
@@ -101,7 +101,7 @@ def _by_rate(printed: dict) -> Turned:
 
 
 def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
-    """Start two nodes with two ranks each, and a cable of so many Mbit/s between them.
+    """Start two nodes with two ranks each, and a cable of `mbit` Mbit/s between them.
 
     Returns the seconds of an all-reduce, by group of ranks. Raises PlainError.
     """
@@ -109,7 +109,7 @@ def time_two_nodes(mbit: int = LINK) -> dict[str, float]:
 
 
 def read_record() -> dict:
-    """Read the recorded run: `turned` and `two_nodes` as they return them, and its provenance."""
+    """Read the recorded run: `turned` and `two_nodes`, as above, and its provenance."""
     record = json.loads(RECORD.read_text())
     return record | {"turned": _by_rate(record["turned"])}
 

@@ -25,7 +25,7 @@ def seconds(ranks: list[int]) -> float:
     group = dist.new_group(ranks)
     if dist.get_rank() not in ranks:
         return 0
-    assert isinstance(group, dist.ProcessGroup), "others get a number"
+    assert isinstance(group, dist.ProcessGroup), "the ranks outside get a number"
     numbers = torch.ones(BYTES // 4)
     times = []
     for _ in range(6):
@@ -33,7 +33,7 @@ def seconds(ranks: list[int]) -> float:
         began = time.perf_counter()
         dist.all_reduce(numbers, group=group)
         times.append(time.perf_counter() - began)
-    return min(times[1:])  # what else the machine does only ever adds
+    return min(times[1:])  # other load on the machine only ever adds time
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Time a batch of training in two ways, on a network that rank 0 turns down.
+"""Time a batch of training in two ways, on a network whose rate rank 0 lowers.
 
 torchrun starts it on every rank, in a network namespace of their own, which `unshare -Urn` makes:
 there rank 0 may turn the network down.
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows a rank
+LAYERS, WIDTH, BATCH = 3, 384, 32  # square layers, and rows per rank
 APPROXIMATION_RANK = 4
 LIMIT = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf"]
 LIMIT += ["burst", "128kb", "latency", "50ms", "rate"]
@@ -31,8 +31,8 @@ def _make_step(hook: Callable | None = None, state: object = None) -> Step:
     hook, state: DDP's communication hook.
     """
     layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    # One bucket: of two, gloo may start PowerSGD's all-reduces in another order on each rank, and
-    # then they hang.
+    # One bucket: with two, gloo may start PowerSGD's all-reduces in different orders on the ranks,
+    # which then hang.
     model = DDP(layers, bucket_cap_mb=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rows = torch.randn(BATCH, WIDTH)
@@ -53,7 +53,7 @@ def _make_step(hook: Callable | None = None, state: object = None) -> Step:
 
 
 def make_steps() -> dict[str, Step]:
-    """Make a step of each way, and take some: PowerSGD sends the first two in full.
+    """Make a step of each way, and take some, since PowerSGD sends the first two in full.
 
     Every rank calls it.
     """
@@ -66,9 +66,9 @@ def make_steps() -> dict[str, Step]:
 
 
 def time_steps(steps: dict[str, Step], count: int) -> dict[str, float]:
-    """Take so many steps of each way, two or more, by turns; returns each one's seconds a batch.
+    """Take `count` steps of each way, two or more, by turns; returns each one's seconds per batch.
 
-    That is the lower quartile: what else the machine does only ever adds. Every rank calls it.
+    That is the lower quartile: other load only ever adds time. Every rank calls it.
     """
     turns = [{way: step() for way, step in steps.items()} for _ in range(count)]
     lower_quartiles = {}
@@ -79,7 +79,7 @@ def time_steps(steps: dict[str, Step], count: int) -> dict[str, float]:
 
 
 def main(rates: str, count: str) -> None:
-    """Print as JSON the seconds a batch at each rate, by way.
+    """Print as JSON the seconds per batch at each rate, by way.
 
     Every rank calls it, rank 0 prints. rates: Mbit/s with commas, 0 for the open network; count:
     the steps of each way.
@@ -91,7 +91,7 @@ def main(rates: str, count: str) -> None:
     for mbit in map(int, rates.split(",")):
         if mbit and dist.get_rank() == 0:
             subprocess.run([*LIMIT, f"{mbit}mbit"], check=True)
-        # An open network is soon measured.
+        # An open network is quickly measured.
         by_rate[mbit] = time_steps(steps, int(count) if mbit else 3 * int(count))
     if dist.get_rank() == 0:
         print(json.dumps({"seconds": by_rate}))

@@ -1,6 +1,6 @@
-"""Exercises of 12 and 12b: exposed time, when compression pays, whose time, the most ranks.
+"""Exercises of 12 and 12b: exposed time, when compression pays, late ranks, the most ranks.
 
-`lessons.check` asks them for verdicts, in the learner's process.
+`lessons.check` asks them for verdicts, in the driver process.
 """
 
 import math
@@ -9,7 +9,7 @@ from ddp_helpers.lessons.exercise import Exercise
 
 _Spans = list[tuple[int, int]]  # (begin, end) in ms
 
-# ---- 1: the all-reduces that no computing hides
+# ---- 1: the all-reduces that no computation hides
 
 
 def not_hidden(compute: _Spans, all_reduce: _Spans) -> int:
@@ -38,7 +38,7 @@ def _overlaps_twice(compute: _Spans, all_reduce: _Spans) -> int:
 
 
 def _all_of_it(compute: _Spans, all_reduce: _Spans) -> int:
-    """A mistake: hidden all-reduces count, too."""
+    """A mistake: hidden all-reduces count as well."""
     return not_hidden([], all_reduce)
 
 
@@ -51,10 +51,10 @@ _NOT_HIDDEN = Exercise(
         ([(0, 10)], []),
     ],
     {
-        "A difference of sums says nothing of when: "
+        "A difference of sums ignores when each runs: "
         "an all-reduce after the computing is not hidden by it.": _difference_of_lengths,
-        "Where two all-reduces run at once, that time counts once.": _overlaps_twice,
-        "That is all of the all-reduces: take off what runs while the rank computes.": _all_of_it,
+        "If two all-reduces run at once, that time counts once.": _overlaps_twice,
+        "That counts every all-reduce: subtract the time in which the rank computes.": _all_of_it,
     },
 )
 
@@ -72,7 +72,7 @@ def pays_below(gradients: int, factor: float, extra: float, ranks: int) -> float
 
 
 def _sent_in_a_ring(size: float, ranks: int) -> float:
-    """Compute the bytes that each rank sends in an all-reduce of so many bytes."""
+    """Compute the bytes that each rank sends in an all-reduce of `size` bytes."""
     return 2 * (ranks - 1) / ranks * size
 
 
@@ -95,10 +95,10 @@ _PAYS_BELOW = Exercise(
     pays_below,
     [(4_800_000, 2.0, 0.002, 2), (100_000_000, 64.0, 0.010, 8), (4_800_000, 10.0, 0.004, 1)],
     {
-        "The compressed bytes must be sent, too: only the rest, 1 - 1/factor of them, is saved.": (
+        "The compressed bytes must also be sent: only the rest, 1 - 1/factor of them, is saved.": (
             _sends_nothing_compressed
         ),
-        "That counts the bytes that are still sent; asked are those that are saved.": (
+        "That counts the bytes that are still sent; count those that are saved.": (
             _counts_compressed
         ),
         "In a ring each rank sends 2(n - 1)/n times the gradients, not once.": _sends_once,
@@ -106,7 +106,7 @@ _PAYS_BELOW = Exercise(
 )
 
 
-# ---- 3: whose time an all-reduce is
+# ---- 3: the parts of an all-reduce's time
 
 
 def late_and_exchange(joined: list[int], end: int) -> list[tuple[int, int]]:
@@ -116,7 +116,7 @@ def late_and_exchange(joined: list[int], end: int) -> list[tuple[int, int]]:
 
 
 def _all_is_exchange(joined: list[int], end: int) -> list[tuple[int, int]]:
-    """A mistake: nobody waits."""
+    """A mistake: no rank waits."""
     return [(0, end - begin) for begin in joined]
 
 
@@ -126,7 +126,7 @@ def _from_the_first(joined: list[int], end: int) -> list[tuple[int, int]]:
 
 
 def _all_is_waiting(joined: list[int], end: int) -> list[tuple[int, int]]:
-    """A mistake: the exchange is a wait, too."""
+    """A mistake: the exchange is also a wait."""
     return [(end - begin, end - max(joined)) for begin in joined]
 
 
@@ -135,9 +135,9 @@ _LATE_AND_EXCHANGE = Exercise(
     [([3, 10], 14), ([5, 5, 5], 9), ([8, 2, 7], 8)],
     {
         "Before the last rank has joined, nothing can be exchanged: "
-        "up to then the others wait.": _all_is_exchange,
-        "The late rank waits for nobody. "
-        "Count for each rank from its own begin to the last one's.": _from_the_first,
+        "until then the others wait.": _all_is_exchange,
+        "The late rank waits for no other. "
+        "Count for each rank from its own start to the last one's.": _from_the_first,
         "The wait ends when the last rank joins; what is left is the exchange.": _all_is_waiting,
     },
 )
@@ -146,7 +146,7 @@ _LATE_AND_EXCHANGE = Exercise(
 
 
 def most_ranks(samples: int, batch: int, steps: int) -> int:
-    """Return the most ranks on which an epoch still has so many steps, 0 if there are none.
+    """Return the most ranks on which an epoch still has `steps` steps, 0 if there are none.
 
     batch: the samples of a rank in a step.
     """
@@ -180,7 +180,7 @@ _MOST_RANKS = Exercise(
     most_ranks,
     [(60_000, 64, 100), (1000, 10, 4), (100, 10, 11), (1281, 32, 2), (64, 64, 1)],
     {
-        "The last batch may be smaller, and it is a step, too: round up, not down.": _whole_batches,
+        "The last batch may be smaller, and is also a step: round up.": _whole_batches,
         "Each rank takes `batch` samples, so more ranks take fewer steps.": _batch_of_all,
         "If one rank takes fewer steps, the answer is 0.": _at_least_one,
     },

@@ -1,6 +1,6 @@
-"""Draw where a step goes by ranks, an all-reduce by its size, a batch by its network, assumptions.
+"""Draw a step's time by ranks, an all-reduce's by size, a batch's by network, and assumptions.
 
-Notebooks 12 and 12b call it in their own process.
+Notebooks 12 and 12b call it in the driver process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from ddp_helpers.draw.labels import captioned, stacked_bars
 from ddp_helpers.draw.style import BLUE, GREY, INK, RED, SKY, WIDTH, rank_colour
 from ddp_helpers.records.scaling import counted
 
-# Where a rank's seconds go: it computes, waits for late ranks, and exchanges gradients.
+# The parts of a rank's seconds: it computes, waits for late ranks, and exchanges gradients.
 _PARTS = {"compute": BLUE, "wait": "#CCCCCC", "exchange": RED}
 
 
 def draw_parts_by_size(seconds: Mapping[int, Sequence[float]], steps: str) -> Picture:
-    """Draw where the seconds of rank 0 go, a bar for each number of ranks.
+    """Draw the parts of rank 0's seconds, a bar for each number of ranks.
 
     seconds: by the number of ranks, the three numbers of _PARTS. steps: for the caption.
     """
@@ -35,7 +35,7 @@ def draw_parts_by_size(seconds: Mapping[int, Sequence[float]], steps: str) -> Pi
     ax.set_xlabel("seconds")
     ax.legend(ncols=len(_PARTS), loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=10)
     (alone, *_), *_, (compute, wait, exchange) = seconds.values()
-    title = f"On {max(seconds)} ranks sharing saves {alone - compute:.1f} s of computing, "
+    title = f"On {max(seconds)} ranks sharding saves {alone - compute:.1f} s of computing, "
     title += f"wait and exchange cost {wait + exchange:.1f} s"
     return captioned(figure, title, f"rank 0, {steps}")
 
@@ -71,13 +71,13 @@ def draw_by_rate(
     predict: Callable[[str, float], float],
     where: str,
 ) -> Picture:
-    """Draw the time of a batch by bandwidth, a line for each way, and what is predicted, dashed.
+    """Draw the time of a batch by bandwidth, a line for each way; the prediction is dashed.
 
-    measured: seconds by Mbit/s and way; 0, the open network, stands at the right. predict: seconds
+    measured: seconds by Mbit/s and way; 0, the open network, is at the right. predict: seconds
     by way and Mbit/s. where: the machine, for the caption.
     """
     rates = sorted(filter(None, measured))
-    away = 15 * rates[-1]  # where the open network stands
+    away = 15 * rates[-1]  # the place of the open network
     fine = np.geomspace(rates[0] / 1.5, 8 * rates[-1], 200)
     figure, ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")
     for number, way in enumerate(measured[0]):
@@ -100,7 +100,7 @@ def draw_by_rate(
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Write 1, 2 and 5 at a logarithmic y axis, and not 10 to a power."""
+    """Write 1, 2 and 5 at a logarithmic y axis instead of powers of 10."""
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_formatter(lambda *_: "")

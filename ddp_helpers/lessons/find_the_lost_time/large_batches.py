@@ -1,6 +1,6 @@
-"""The figure of what a large batch costs, and of the learning rate that makes up for it.
+"""The figure of a large batch's cost in accuracy, and of the learning rate that regains it.
 
-Notebook 12b calls it, in its own process; it draws from its arguments alone.
+Notebook 12b calls it, in the driver process; it draws from its arguments alone.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Read the traces that torch.profiler writes on each rank, and find where a step's time goes.
+"""Read the traces that torch.profiler writes on each rank, and split a step's time into parts.
 
-Notebook 12 calls it, in its own process, for a table and for a figure of lanes. The time of a rank
-is cut into hundredths of a millisecond, and each part of it is the set of those in which it runs.
+Notebook 12 calls it, in the driver process, for a table and for a figure of lanes. A rank's time is
+cut into hundredths of a millisecond; a part of it is the set of those in which it runs.
 """
 
 import json
@@ -26,8 +26,8 @@ Mask = np.ndarray  # of bool: whether something runs in each hundredth of a mill
 
 _IN_A_MS = 100
 
-# What a rank does in a part of its time, and its colour. "hidden" runs beside "compute", and takes
-# no time of its own.
+# What a rank does in a part of its time, and its colour. "hidden" runs during "compute", and takes
+# no extra time.
 _PARTS = {
     "data": ("waits for data", ORANGE),
     "compute": ("computes", BLUE),
@@ -36,7 +36,7 @@ _PARTS = {
     "late": ("waits for the late rank", "white"),
 }
 _OF_ALL_REDUCES = ["hidden", "exposed", "late"]
-_LOSSES = {  # what a rank loses, as the title says it
+_LOSSES = {  # what a rank loses, in the title's words
     "data": "waits for data",
     "exposed": "has an all-reduce that nothing hides",
     "late": "waits for the late rank",
@@ -57,9 +57,9 @@ class Trace:
 def read_traces(folder: Path | str, name: str) -> list[Trace]:
     """Read NAME_rank0.json, NAME_rank1.json, … of one run, on one clock; any process may call it.
 
-    Prints a line if the ranks recorded no all-reduce, as those on simulated GPUs do, or no range
-    called data. Raises FileNotFoundError for a rank without a trace, ValueError for traces without
-    steps or not of one run.
+    Prints a line if the ranks recorded no all-reduce, as on simulated GPUs, or no range called
+    data. Raises FileNotFoundError for a rank without a trace, ValueError for traces without steps
+    or of different runs.
     """
     files = [_File(Path(folder, f"{name}_rank0.json"))]
     files += [_File(Path(folder, f"{name}_rank{rank}.json")) for rank in range(1, files[0].ranks)]
@@ -69,12 +69,12 @@ def read_traces(folder: Path | str, name: str) -> list[Trace]:
         told = f"{name}: ranks recorded {counts} collectives"
         raise ValueError(f"{told}: are these traces of one run?")
     if len(files) > 1 and not sent[0]:
-        why = "a simulated GPU has no kernels; of a real one, profile the activity CUDA, too"
-        print(f"{name}: no all-reduce was recorded, and `compute` has its time: {why}")
+        why = "a simulated GPU has no kernels; on a real one, also profile the activity CUDA"
+        print(f"{name}: no all-reduce was recorded, so `compute` includes its time: {why}")
     if not any(file.reading() for file in files):
         cure = 'put record_function("data") around the line that gets the batch'
-        print(f"{name}: no range is called data, and `other` has its time: {cure}")
-    # A node's clock may be ahead: all ranks leave an all-reduce together, so their ends tell.
+        print(f"{name}: no range is called data, so `other` includes its time: {cure}")
+    # A node's clock may be ahead: all ranks leave an all-reduce together, so their ends align.
     for file, spans in zip(files, sent, strict=True):
         ahead = [end - other for (_, end), (_, other) in zip(spans, sent[0], strict=True)]
         file.zero = median(ahead or [0])
@@ -100,7 +100,7 @@ class _File:
             raise ValueError(f"{path.name} has no step: {cure}")
 
     def spans(self, category: str, name: str) -> Spans:
-        """List the spans of a category's events whose name begins with a pattern, in order."""
+        """List the spans of a category's events whose name matches a pattern at its start."""
         found = []
         for event in self.events:
             if event.get("cat") == category and re.match(name, event["name"]):
@@ -117,12 +117,12 @@ class _File:
         return self.spans("user_annotation", r"data$")
 
     def collectives(self) -> Spans:
-        """List the collectives, of gloo or NCCL, in the order in which they began."""
+        """List the collectives, of gloo or NCCL, in the order of their starts."""
         return sorted(self.spans("user_annotation", r"gloo:") + self.spans("kernel", r"nccl"))
 
 
 def _split(file: _File, joined: list[float]) -> Trace:
-    """Divide a rank's time into its parts; joined: when the last rank came to each collective."""
+    """Divide a rank's time into its parts; joined: when the last rank joined each collective."""
     steps, sent = file.steps(), file.collectives()
     end = steps[-1][1]
     window = _mask([(steps[0][0], end)], end)
@@ -153,11 +153,11 @@ def _mask(spans: Spans, end: float) -> Mask:
     return mask
 
 
-# ---- where the time goes
+# ---- the parts of the time
 
 
 def account(traces: list[Trace]) -> pd.DataFrame:
-    """Compute the milliseconds of a step and of its parts, a rank a row.
+    """Compute the milliseconds of a step and of its parts, one row per rank.
 
     The columns are the step, its parts, what is left of it, and the hidden all-reduces.
     """
@@ -173,17 +173,17 @@ def account(traces: list[Trace]) -> pd.DataFrame:
 
 
 def draw_lanes(before: list[Trace], after: list[Trace], loss: str, where: str = "") -> Picture:
-    """Draw two lanes a rank, computing and all-reduce, before and after a cure, on one time axis.
+    """Draw two lanes per rank, computing and all-reduce, before and after a fix, on one time axis.
 
-    loss: the part that was to be cured, as `account` names it. where: the machine, for the caption.
+    loss: the part that the fix is for, as `account` names it. where: the machine, for the caption.
     """
     was, now = account(before), account(after)
     if loss in _OF_ALL_REDUCES and not pd.concat([was, now])[_OF_ALL_REDUCES].to_numpy().any():
-        title = "No all-reduce was recorded: what it costs does not show"
+        title = "No all-reduce was recorded, so its cost does not show"
     else:
         rank = was[loss].idxmax()
         title = f"Rank {rank} {_LOSSES[loss]}: "
-        title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms a step, "
+        title += f"{was[loss][rank]:.0f} of {was['step'][rank]:.0f} ms per step, "
         title += f"then {now[loss][rank]:.0f} of {now['step'][rank]:.0f}"
     size = WIDTH, 2.3 + 1.0 * len(before)
     figure, (above, below) = plt.subplots(2, figsize=size, sharex=True, layout="constrained")
@@ -194,11 +194,11 @@ def draw_lanes(before: list[Trace], after: list[Trace], loss: str, where: str = 
     below.set(xlabel="time [ms]", xlim=(0, 1.4 * was["step"].max()))
     marks = [Patch(**_look(part), label=label) for part, (label, _) in _PARTS.items()]
     above.legend(handles=marks, ncols=3, loc="lower left", bbox_to_anchor=(0.12, 0.98), fontsize=10)
-    return captioned(figure, title, where, "a vertical line: a step begins")
+    return captioned(figure, title, where, "a vertical line: a step starts")
 
 
 def _draw_ranks(ax: Axes, traces: list[Trace]) -> None:
-    """Draw two lanes for each rank, and a line where a step begins."""
+    """Draw two lanes for each rank, and a line where a step starts."""
     height = 2.3  # of the two lanes, with the space below them
     ticks, names = [], []
     for rank, trace in enumerate(traces):
@@ -220,7 +220,7 @@ def _draw_ranks(ax: Axes, traces: list[Trace]) -> None:
 
 
 def _look(part: str) -> dict[str, Any]:
-    """Return how a part is drawn: in its colour; hatched where a rank only waits for another."""
+    """Return the look of a part: its colour; hatched if a rank only waits for another."""
     _, colour = _PARTS[part]
     if part == "late":
         return {"facecolor": colour, "hatch": "////", "edgecolor": GREY, "linewidth": 0.5}

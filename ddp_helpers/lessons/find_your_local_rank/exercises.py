@@ -1,7 +1,7 @@
 """The exercises of notebook 03: the GPU of a task, the local rank by host, a launcher's variables.
 
 `lessons.check` asks them for verdicts. The second is a trial, which runs on every rank and has the
-name of its exercise; the others run in the learner's process.
+name of its exercise; the others run in the driver process.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ _GPU_TRAPS: dict[str, Answer] = {
 
 
 def local_rank_on(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with the place among the ranks of the same host: hosts differ, or take turns."""
+    """Compare with the place among the ranks of the same host, on hosts in any order."""
     rank = dist.get_rank()
     for hosts in (["a", "b", "b"], ["a", "b", "a"], ["a", "a", "b"]):
         hosts = hosts[: dist.get_world_size()]
@@ -73,9 +73,9 @@ def local_rank_on(answer: Answer, _: CallLog) -> Iterator[Comparison]:
 
 _TAKE_TURNS = "Hosts may differ, and take turns: count those before this rank that are on its host."
 
-# ---- the numbers of a launcher
+# ---- rank, local rank and world size of a launcher
 
-# By launcher the names that a rank finds, of which the last three are its numbers.
+# By launcher the names that a rank finds; the last three give rank, local rank and world size.
 _NAMES = {name: LAUNCHERS[name] for name in ("torchrun", "openmpi", "slurm")}
 
 
@@ -88,7 +88,7 @@ def my_numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def _numbers(env: Mapping[str, str], table: Mapping[str, tuple[str, ...]]) -> tuple[int, int, int]:
-    """Read the numbers of a rank by a table of launchers."""
+    """Read a rank's rank, local rank and world size by a table of launchers."""
     for names in table.values():
         if all(name in env for name in names):
             rank, local_rank, world_size = (int(env[name]) for name in names[-3:])

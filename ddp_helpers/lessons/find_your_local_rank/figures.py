@@ -1,6 +1,6 @@
 """The figure of notebook 03: ranks on the GPUs of nodes.
 
-The notebook calls it, in its own process; it draws from its arguments alone.
+The notebook calls it, in the driver process; it draws from its arguments alone.
 """
 
 from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_ra
     title = f"{count} ranks, {count} GPUs: the local rank starts again on each node"
     verdict = "every rank has its own GPU"
     if failing:
-        title = f"With cuda:rank, {len(failing)} of {count} ranks ask for a GPU that is not there"
+        title = f"With cuda:rank, {len(failing)} of {count} ranks ask for a GPU that does not exist"
         verdict = f"ranks {', '.join(map(str, failing))} would fail: no such device"
     pitch = min(2.07, 8.25 / max(gpus_per_node))
     height = 2.0 if failing else 1.65
@@ -48,7 +48,7 @@ def ranks_on_nodes(gpus_per_node: tuple[int, ...] = (4, 4), use: str = "local_ra
 
 
 def _draw_device(ax: Axes, x: float, y: float, width: float, device: int, is_missing: bool) -> None:
-    """Draw the GPU that a rank asks for, crossed out where its node has none such."""
+    """Draw the GPU that a rank asks for, crossed out if its node does not have it."""
     colour = WRONG if is_missing else GREY
     box(ax, (x, y), (width, 0.38), f"cuda:{device}", colour, fill=0, **halo("white"), **CODE)
     if is_missing:

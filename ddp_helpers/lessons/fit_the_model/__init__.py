@@ -1,1 +1,1 @@
-"""Notebook 14: a rank's memory, by kind, and what gives some of it back."""
+"""Notebook 14: a rank's memory, by kind, and the methods that reduce it."""

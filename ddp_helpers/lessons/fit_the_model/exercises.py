@@ -1,6 +1,6 @@
-"""The exercises of notebook 14: bytes by ZeRO's stages, pieces of a batch, gradients made ready.
+"""The exercises of notebook 14: bytes by ZeRO's stages, micro-batches, gradients before a step.
 
-`lessons.check` asks them for verdicts, in the learner's process.
+`lessons.check` asks them for verdicts, in the driver process.
 """
 
 import math
@@ -10,7 +10,7 @@ from ddp_helpers.lessons.exercise import Exercise
 
 # ---- 1: what a rank keeps, by the stage of ZeRO
 
-# Bytes for each parameter in float32, in the order in which the stages cut them.
+# Bytes for each parameter in float32, in the order in which the stages shard them.
 _STATE, _GRADIENT, _PARAMETER = 8, 4, 4  # AdamW keeps two averages
 
 
@@ -20,7 +20,7 @@ def kept_bytes(parameters: int, ranks: int, stage: int) -> float:
 
 
 def _kept(ranks: int, stage: int, *sizes: int) -> float:
-    """Count the bytes that are kept for a parameter, if each stage cuts one more of the sizes."""
+    """Count the bytes that are kept for a parameter, if each stage shards one more of the sizes."""
     return sum(sizes[:stage]) / ranks + sum(sizes[stage:])
 
 
@@ -28,14 +28,14 @@ _KEPT_BYTES = Exercise(
     kept_bytes,
     [(1000, 4, 0), (1000, 4, 1), (1000, 4, 2), (1000, 4, 3), (7_000_000_000, 8, 3)],
     {
-        "A stage cuts what the stages before it cut, too: ZeRO-3 cuts all three kinds.": (
+        "A stage also shards what earlier stages shard: ZeRO-3 shards all three kinds.": (
             lambda parameters, ranks, stage: (
                 kept_bytes(parameters, ranks, 0)
                 - kept_bytes(parameters, ranks, stage - 1)
                 + kept_bytes(parameters, ranks, stage)
             )
         ),
-        "The optimizer state, the largest kind, is cut first; the parameters last.": (
+        "The optimizer state, the largest kind, is sharded first; the parameters last.": (
             lambda parameters, ranks, stage: (
                 parameters * _kept(ranks, stage, _PARAMETER, _GRADIENT, _STATE)
             )
@@ -47,11 +47,11 @@ _KEPT_BYTES = Exercise(
 )
 
 
-# ---- 2: pieces of a batch
+# ---- 2: micro-batches
 
 
 def pieces_needed(batch: int, a_sample: float, free: float) -> int | None:
-    """Return the least number of equal pieces whose activations fit into `free` bytes, or None."""
+    """Return the least number of equal micro-batches that fit into `free` bytes, or None."""
     for pieces in range(1, batch + 1):
         if batch % pieces == 0 and batch // pieces * a_sample <= free:
             return pieces
@@ -62,12 +62,12 @@ _PIECES_NEEDED = Exercise(
     pieces_needed,
     [(32, 1e9, 40e9), (32, 2e9, 40e9), (12, 3e9, 8e9), (6, 1e9, 1e9), (8, 9e9, 8e9)],
     {
-        "The pieces must be equal: their number divides the batch.": (
+        "The micro-batches must be equal: their number divides the batch.": (
             lambda batch, a_sample, free: (
                 math.ceil(batch * a_sample / free) if a_sample <= free else None
             )
         ),
-        "That is the number of samples in a piece.": (
+        "That is the number of samples in a micro-batch.": (
             lambda batch, a_sample, free: (
                 (pieces := pieces_needed(batch, a_sample, free)) and batch // pieces
             )
@@ -85,7 +85,7 @@ Gradients = list[list[float]]
 
 
 def ready_gradients(scaled: Gradients, scale: float, max_norm: float) -> Gradients | None:
-    """Unscale gradients and clip their norm; None where one is infinite or not a number."""
+    """Unscale gradients and clip their norm; None if one is infinite or not a number."""
     gradients = [[value / scale for value in one] for one in scaled]
     if not all(math.isfinite(value) for one in gradients for value in one):
         return None
@@ -95,7 +95,7 @@ def ready_gradients(scaled: Gradients, scale: float, max_norm: float) -> Gradien
 
 
 def _clips_each(scaled: Gradients, scale: float, max_norm: float) -> Gradients | None:
-    """A mistake: each parameter's gradient is clipped for itself."""
+    """A mistake: each parameter's gradient is clipped separately."""
     parts = [ready_gradients([one], scale, max_norm) for one in scaled]
     return None if None in parts else [part[0] for part in parts if part]
 
@@ -109,10 +109,10 @@ _READY_GRADIENTS = Exercise(
         ([[1.0], [math.nan]], 8.0, 1.0),
     ],
     {
-        "Divide by the scale first: max_norm is meant for the true gradients.": (
+        "Divide by the scale first: max_norm applies to the true gradients.": (
             lambda scaled, scale, max_norm: ready_gradients(scaled, scale, max_norm / scale)
         ),
-        "One norm of all parameters together: else the direction of the step changes.": _clips_each,
+        "Use one norm of all parameters: otherwise the step's direction changes.": _clips_each,
         "Gradients that are short enough stay as they are.": (
             lambda scaled, scale, max_norm: ready_gradients(scaled, scale / 1e6, max_norm)
         ),

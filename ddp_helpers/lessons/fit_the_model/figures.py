@@ -1,6 +1,6 @@
-"""The figure of notebook 14 that shows who holds what: a replica, and what ZeRO cuts of it.
+"""The figure of notebook 14 that shows who holds what: a replica, and its shards with ZeRO.
 
-The notebook calls it, in its own process; it draws from its arguments alone.
+The notebook calls it, in the driver process; it draws from its arguments alone.
 """
 
 from ddp_helpers.draw.drawing import Picture, box, canvas, described, write_left, write_text
@@ -16,7 +16,7 @@ _GATHER = "FSDP2 gathers a layer to compute it, tensor parallel never does."
 
 
 def who_holds(held: dict[str, float]) -> Picture:
-    """Draw what each of two ranks keeps between steps, by method, with shards cut evenly.
+    """Draw what each of two ranks keeps between steps, by method, with equal shards.
 
     held: the bytes of a replica, by kind.
     """
@@ -44,9 +44,9 @@ def who_holds(held: dict[str, float]) -> Picture:
                 label = f"{share * size / 1e6:,.{0 if size >= 1e8 else 1}f} MB"
                 box(ax, own, (share * width - 0.08, 0.38), label, KINDS[kind], size=10)
                 x += width
-    write_left(ax, 3.79, "tensor parallel,\nwhere it cuts", **SMALL)
+    write_left(ax, 3.79, "tensor parallel,\nsharded layers", **SMALL)
     note = f"Computed, with Adam, activations apart. Dotted: on the other rank. {_GATHER}"
     write_left(ax, 4.35, note, color=GREY, **SMALL)
     sizes = ", ".join(f"{method} {size / 1e6:.0f} MB" for method, size in kept.items())
-    cut = "ZeRO-1 cuts the optimizer state, FSDP2 all three kinds"
+    cut = "ZeRO-1 shards the optimizer state, FSDP2 all three kinds"
     return described(ax.figure, f"{title}: {sizes}. {cut}. {_GATHER}")

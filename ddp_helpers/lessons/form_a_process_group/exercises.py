@@ -1,7 +1,7 @@
 """The exercises of notebook 02: a mean over ranks, which rank is missing, totals by name.
 
 `lessons.check` asks them for verdicts. The first and the last are trials, which run on every rank
-and have the name of their exercise; the other runs in the learner's process.
+and have the name of their exercise; the other runs in the driver process.
 """
 
 import re
@@ -18,7 +18,7 @@ from ddp_helpers.lessons.ranks_judge import on_real_ranks
 
 
 def mean_over_ranks(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with the mean of all ranks' numbers, of which each rank gives its own."""
+    """Compare with the mean of all ranks' numbers, each of which one rank gives."""
     for numbers in ([1.0, 2.0, 6.0], [-1.0, 4.0, 0.5]):
         numbers = numbers[: dist.get_world_size()]
         mine, total = numbers[dist.get_rank()], sum(numbers)
@@ -35,12 +35,12 @@ def mean_over_ranks(answer: Answer, _: CallLog) -> Iterator[Comparison]:
 
 
 def missing_ranks(lines: Sequence[str], world_size: int) -> list[int]:
-    """List the ranks, in order, that no line says hello from."""
+    """List the ranks, in order, without a line that says hello."""
     return _absent(lines, world_size, r"^Hello from rank (\d+) of")
 
 
 def _absent(lines: Sequence[str], world_size: int, pattern: str) -> list[int]:
-    """List the ranks, in order, whose number no line has where the pattern has its group."""
+    """List the ranks, in order, that the pattern's group finds in no line."""
     present = {int(number) for line in lines for number in re.findall(pattern, line)}
     return [rank for rank in range(world_size) if rank not in present]
 
@@ -59,17 +59,17 @@ _MISSING_CASES = [
     ([_hello(1, 3), "waiting for rank 2", _hello(0, 3)], 3),
 ]
 _MISSING_TRAPS: dict[str, Answer] = {
-    "The number of lines says how many came, not who.": (
+    "The number of lines shows how many ranks came, not which.": (
         lambda lines, size: list(range(sum("Hello" in line for line in lines), size))
     ),
     "A rank can have more than one digit.": (
         lambda lines, size: _absent(lines, size, r"^Hello from rank (\d)")
     ),
-    "Other lines name ranks, too, and the hello lines also local ranks: count neither.": (
+    "Other lines also name ranks, and the hello lines name local ranks: count neither.": (
         lambda lines, size: _absent(lines, size, r"rank (\d+)")
     ),
-    "What a regular expression finds is a string: make it int.": (
-        lambda _, size: list(range(size))  # no number is among the ranks that came, as texts
+    "A regular expression finds strings: make them int.": (
+        lambda _, size: list(range(size))  # no int is among the texts
     ),
 }
 
@@ -86,7 +86,7 @@ _SUMS = [
 
 
 def total_by_name(answer: Answer, log: CallLog) -> Iterator[Comparison]:
-    """Compare with the totals, and what was called with one message of any kind."""
+    """Compare with the totals, and the calls with one message of any kind."""
     size = dist.get_world_size()
     for sums in _SUMS:
         sums, own = sums[:size], sums[dist.get_rank()]
@@ -99,7 +99,7 @@ def total_by_name(answer: Answer, log: CallLog) -> Iterator[Comparison]:
             "Those are means: totals are not divided by the number of ranks.": (
                 {name: total / size for name, total in totals.items()}
             ),
-            "Each rank gives its own sums back: take the totals out of the tensor.": own,
+            "Each rank returns its own sums: take the totals out of the tensor.": own,
         }
         yield Comparison("the totals", result, totals, known)
         names = log.names()
@@ -109,8 +109,8 @@ def total_by_name(answer: Answer, log: CallLog) -> Iterator[Comparison]:
         yield Comparison(what, names, names if is_one else ["all_reduce"], known)
 
 
-_ORDERS = "Another rank may have the names in another order: sort them, so that places agree."
-_PAIRS = "You sort the names for the tensor; take the totals out of it in the sorted order, too."
+_ORDERS = "A rank may have the names in a different order: sort them, so that places agree."
+_PAIRS = "You sort the names for the tensor; take the totals out of it in sorted order as well."
 _ONE_EACH = "One collective for each name: put all values into one tensor."
 _OBJECTS = (
     "A collective of objects makes two, for the sizes and for the pickled objects: put the values "

@@ -1,6 +1,6 @@
 """The figures of notebook 02: one program on every rank, and the collectives.
 
-The notebook calls them, in its own process; they draw from their arguments alone.
+The notebook calls them, in the driver process; they draw from their arguments alone.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from ddp_helpers.draw.style import GREY, INK, LEFT, MINUS, RIGHT, SMALL, TIMES, 
 
 _RATE = 0.5
 _OWN, _SAME = "each rank its own", "the same on all ranks"
-_STAGES = {  # inches from the top: what each rank has there, and whether its own
+_STAGES = {  # inches from the top: what each rank has there, and whether it differs by rank
     1.75: ("weights", _SAME),
     2.5: ("data", _OWN),
     3.25: ("gradient", _OWN),

@@ -1,7 +1,7 @@
-"""The exercises of notebook 09: the job's rate, the late rank, how many GPUs to ask for.
+"""The exercises of notebook 09: the job's rate, the late rank, the number of GPUs to request.
 
 `lessons.check` asks them for verdicts. The first two are trials, which run on every rank and have
-the name of their exercise; the last runs in the learner's process.
+the name of their exercise; the last runs in the driver process.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ddp_helpers.lessons.comparison import Comparison
 from ddp_helpers.lessons.exercise import Answer, Exercise
 from ddp_helpers.lessons.ranks_judge import on_real_ranks
 
-Runs = list[tuple[int, str, float]]  # of each run its GPUs, its state and its seconds
+Runs = list[tuple[int, str, float]]  # for each run: its GPUs, its state and its seconds
 
 # ---- the rate of the job
 
@@ -26,12 +26,12 @@ def job_rate(answer: Answer, _: CallLog) -> Iterator[Comparison]:
     for images, seconds in (([100, 50, 64], [2.0, 2.5, 1.0]), ([64, 64, 64], [1.0, 2.0, 1.5])):
         images, seconds = images[:size], seconds[:size]
         known = {
-            "That is this rank's own speed; the job's images are those of all ranks.": (
+            "That is this rank's own speed; count the images of all ranks.": (
                 images[rank] / seconds[rank]
             ),
             "The ranks work at the same time, and the job takes as long as the slowest: "
             "MAX, not a sum.": sum(images) / sum(seconds),
-            "A rank that is done early waits: divide all images by the longest seconds, once.": (
+            "A rank that finishes early waits: divide all images by the longest seconds, once.": (
                 sum(map(truediv, images, seconds))
             ),
         }
@@ -52,14 +52,14 @@ def late_rank(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             "That rank waited longest, so it came first; the late one waits least.": (
                 waits.index(max(waits))
             ),
-            "That is the least wait, and not the rank that has it.": min(waits),
+            "That is the least wait, not the rank that has it.": min(waits),
             "Each rank names itself: gather the waits of all ranks first.": rank,
         }
         late = waits.index(min(waits))
         yield Comparison(f"the late rank, with waits {waits}", answer(waits[rank]), late, known)
 
 
-# ---- how many GPUs to ask for
+# ---- the number of GPUs to request
 
 
 def gpus_to_ask_for(runs: Runs, least: float) -> int:
@@ -85,7 +85,7 @@ def _efficient(runs: Runs, least: float) -> dict[int, float]:
 
 
 def _mean_repeats(runs: Runs) -> Runs:
-    """Put the mean of the finished repeats into the place of each run."""
+    """Replace each run with the mean of the finished repeats."""
     done = [run for run in runs if run[1] == "done"]
     return [
         (gpus, "done", mean(seconds for other, _, seconds in done if other == gpus))
@@ -94,7 +94,7 @@ def _mean_repeats(runs: Runs) -> Runs:
 
 
 def _done(seconds: dict[int, float]) -> Runs:
-    """Make finished runs, one of each number of GPUs."""
+    """Make finished runs, one for each number of GPUs."""
     return [(gpus, "done", run_seconds) for gpus, run_seconds in seconds.items()]
 
 
@@ -117,7 +117,7 @@ _ASK_TRAPS = {
     "One slow repeat moves a mean; take the median of the repeats.": (
         lambda runs, least: gpus_to_ask_for(_mean_repeats(runs), least)
     ),
-    "Those are the most GPUs that are efficient enough; of these take the fastest.": (
+    "Those are the most GPUs that are efficient enough; choose the fastest of these.": (
         lambda runs, least: max(_efficient(runs, least))
     ),
 }

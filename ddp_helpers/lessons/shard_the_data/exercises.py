@@ -1,6 +1,6 @@
 """The exercises of notebook 04: a batch plan, the batches of every epoch, a loss by tokens.
 
-`lessons.check` asks them for verdicts. The first runs in the learner's process; the others are
+`lessons.check` asks them for verdicts. The first runs in the driver process; the others are
 trials, which run on every rank and have the name of their exercise.
 """
 
@@ -32,7 +32,7 @@ def batch_plan(samples: int, world_size: int, global_batch: int) -> dict[str, in
 
 
 def _plan(shard: int, per_rank: int) -> dict[str, int]:
-    """Compute the plan for a shard of so many samples and a per-rank batch."""
+    """Compute the plan for a shard of `shard` samples and a per-rank batch."""
     steps = -(-shard // per_rank)
     last_batch = shard - (steps - 1) * per_rank
     return {"per_rank": per_rank, "shard": shard, "steps": steps, "last_batch": last_batch}
@@ -40,7 +40,7 @@ def _plan(shard: int, per_rank: int) -> dict[str, int]:
 
 _PLAN_CASES = [(100, 2, 8), (60_000, 8, 64), (100, 2, 65), (513, 4, 64), (128, 4, 32)]
 _PLAN_TRAPS: dict[str, Answer] = {
-    "A batch that the ranks cannot share evenly has no plan: give None.": (
+    "A batch that the ranks cannot share evenly has no plan: return None.": (
         lambda samples, ranks, batch: _plan(-(-samples // ranks), batch // ranks)
     ),
     "The sampler pads, so the shard is rounded up.": (
@@ -57,7 +57,7 @@ _PLAN_TRAPS: dict[str, Answer] = {
 
 
 def batches_seen(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare what the ranks saw together: each sample once, in another order each epoch."""
+    """Compare what the ranks saw together: each sample once, in a new order each epoch."""
     size = dist.get_world_size()
     for samples, global_batch, epochs in ((24, 12, 2), (36, 6, 3)):
         seen_here: Any = answer(samples, global_batch, epochs)
@@ -83,14 +83,14 @@ _SAME_ORDER = "Every epoch has the same order: call set_epoch before each pass."
 
 # ---- a loss whose ranks have unequal counts
 
-_TERMS = [  # losses, and which of them count: of three ranks, and with one that has no term
+_TERMS = [  # losses, and which of them count: of three ranks, and with one rank without terms
     ([[2.0, 4.0, 6.0], [8.0, 9.0, 9.0], [3.0, 8.0, 1.0]], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
     ([[1.0, 3.0], [7.0, 7.0], [6.0, 9.0]], [[1, 1], [0, 0], [1, 0]]),
 ]
 
 
 def token_loss(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare the gradient that DDP would average with the mean over the terms of all ranks.
+    """Compare the gradient that DDP averages with the mean over the terms of all ranks.
 
     Each loss is a weight of 1 times a number, so the right gradient is the mean of these numbers.
     """
@@ -111,7 +111,7 @@ def token_loss(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         known = {
             "A mean of means: divide by the number of terms of all ranks.": own_means / size,
             "DDP divides by the number of ranks: multiply by it.": right / size,
-            "These are the terms of one rank: add up their number over all ranks.": own_means,
+            "These are one rank's terms: add up their number over all ranks.": own_means,
             "The padding counts: leave out the terms where counted is False.": (
                 sum(everything) / len(everything)
             ),

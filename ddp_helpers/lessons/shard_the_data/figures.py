@@ -1,6 +1,6 @@
 """The figures of notebook 04: shards, and where one sample goes in each epoch.
 
-The notebook calls them, in its own process; they draw from their arguments alone.
+The notebook calls them, in the driver process; they draw from their arguments alone.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from ddp_helpers.draw.style import GREY, RIGHT, SMALL, rank_colour
 
 
 def picture_of_shards(samples: int, world_size: int, seed: int) -> Picture:
-    """Draw the order of epoch 0, the samples of each rank, and those that are dealt twice.
+    """Draw the order of epoch 0, the samples of each rank, and those that are assigned twice.
 
     seed: of the order, as DistributedSampler takes it.
     """
     shards: list[list[int]] = []
     for rank in range(world_size):
-        # A range has a length, and that is all that it needs.
+        # A range has a length, which is all that the sampler needs.
         shards.append([*DistributedSampler(range(samples), world_size, rank, seed=seed)])  # type: ignore[arg-type]
     share = len(shards[0])
     title = f"{samples} samples for {world_size} ranks: each gets {share}"
@@ -75,14 +75,14 @@ def sample_by_epoch(forgotten: Sequence[Shards], called: Sequence[Shards], sampl
     ax = canvas(1.55 + 0.42 * len(called), title)
     for epoch in range(len(called)):
         write_left(ax, 1.5 + 0.42 * epoch, f"epoch {epoch}")
-    _draw_epochs(ax, 0.95, "set_epoch forgotten: one order for ever", forgotten, sample)
+    _draw_epochs(ax, 0.95, "set_epoch forgotten: always the same order", forgotten, sample)
     _draw_epochs(ax, 5.35, "set_epoch called: a new order each epoch", called, sample)
     visited = ", ".join(map(str, ranks))
     return described(ax.figure, f"{title}: rank {visited} in epochs 0 to {len(called) - 1}.")
 
 
 def _draw_epochs(ax: Axes, left: float, name: str, epochs: Sequence[Shards], followed: int) -> None:
-    """Draw a row for each epoch: the samples of rank 0, those of rank 1, and so on."""
+    """Draw a row for each epoch: the samples of rank 0, then of rank 1, and so on."""
     write_text(ax, left, 0.72, name, weight="bold", ha="left")
     parts = equal_parts(left, left + 4.05, len(epochs[0]), gap=0.1)
     for rank, (start, width) in enumerate(parts):

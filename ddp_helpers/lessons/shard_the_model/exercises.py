@@ -1,4 +1,4 @@
-"""The exercises of notebook 15: the collectives of a sharded layer, and a script to mend.
+"""The exercises of notebook 15: the collectives of a sharded layer, and a script to fix.
 
 Each function is the trial of the exercise that has its name; it runs on every rank.
 """
@@ -21,15 +21,15 @@ from ddp_helpers.lessons.ranks_judge import on_real_ranks, random_numbers
 
 
 def sharded_forward(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with a whole linear layer, of whose weight each rank has some rows."""
+    """Compare with a full linear layer; each rank has some rows of its weight."""
     rank, size = dist.get_rank(), dist.get_world_size()
     weight, x = random_numbers(1, 2 * size, 3), random_numbers(2 + rank, 4, 3)
     shards = weight.chunk(size)
     known = {
-        "Each rank has some rows only: all must come together before you multiply.": (
+        "Each rank has some rows only: gather all before you multiply.": (
             F.linear(x, shards[rank])
         ),
-        "The parts belong one below the other, in the order of the ranks.": (
+        "Stack the parts one below the other, in the order of the ranks.": (
             F.linear(x, torch.cat(shards[::-1]))
         ),
     }
@@ -51,11 +51,11 @@ def own_gradient(answer: Answer, _: CallLog) -> Iterator[Comparison]:
     yield Comparison("this rank's rows", answer(gradient), expected, known)
 
 
-_OWN = "The other ranks' gradients belong in it, too: these are rows of your own."
+_OWN = "The other ranks' gradients also belong in it: these rows are only of your own."
 
 
 def train_sharded(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with the whole model, trained and tested in one piece; rank 0 has one test more."""
+    """Compare with the unsharded model; rank 0 has one test sample more."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, whole = _stack(), _stack()
     first = parameters_to_vector(whole.parameters()).detach().clone()
@@ -94,11 +94,11 @@ def _stack() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(6, 6, dtype=torch.float64) for _ in range(3)))
 
 
-_BLOCKS = "Call fully_shard on each block, too: else all weights are gathered at once."
+_BLOCKS = "Also call fully_shard on each block: otherwise all weights are gathered at once."
 _PARTS = "These are shards: half of each weight is on another rank, or more. All ranks must gather."
 _EARLY = "Nothing was trained: which tensors does the optimizer hold?"
-_SURPLUS = "A sample that was only repeated is counted."
-_OWN_LOSS = "That is the mean of this rank's samples."
+_SURPLUS = "A repeated sample is counted: leave it out."
+_OWN_LOSS = "That is the mean over this rank's samples."
 
 _ORDER = "Blocks first, then the root module: the inner ones must be sharded before the outer one."
 

@@ -1,6 +1,6 @@
-"""The figure of notebook 15 that leads from what does not fit to a method.
+"""The figure of notebook 15 that leads from the part that does not fit to a method.
 
-The notebook calls it, in its own process; it draws from its tables alone.
+The notebook calls it, in the driver process; it draws from its tables alone.
 """
 
 from ddp_helpers.draw.drawing import Picture, arrow, box, canvas, described, write_left, write_text
@@ -10,23 +10,23 @@ _CHOICES = [  # a question, the method if the answer is yes, its price, its colo
     (
         "Does all fit: a replica with\nits state, and the batch?",
         "DDP",
-        "nothing more (FSDP2 with weights kept, if tensor parallel comes beside it)",
+        "nothing more (FSDP2 with weights kept, if tensor parallel is added)",
         BLUE,
     ),
     (
         "Does it fit with fewer\nactivations?",
-        "DDP, with accumulation or recomputation",
-        "small pieces, or computing twice; no more is sent",
+        "DDP, with accumulation or activation checkpointing",
+        "micro-batches, or computing twice; no more is sent",
         SKY,
     ),
     (
-        "Does a layer fit whole, beside\n1/N of the model and its state?",
+        "Does a full layer fit, with\n1/N of the model and its state?",
         "FSDP2: fully_shard; or HSDP",
-        "weights gathered twice a step; HSDP on several nodes of which one would do",
+        "weights gathered twice per step; HSDP if one of several nodes would do",
         GREEN,
     ),
     (
-        "A layer does not fit whole:",
+        "A full layer does not fit:",
         "FSDP2 with tensor parallel, then pipeline",
         "activations sent inside each layer: within a node; then from stage to stage",
         PURPLE,
@@ -35,13 +35,13 @@ _CHOICES = [  # a question, the method if the answer is yes, its price, its colo
 _CURES = {  # by condition, whatever the choice
     "A script with DDP lacks only a little memory:": "ZeroRedundancyOptimizer (ZeRO-1)",
     "The network is the limit, as measured:": "with DDP, a bf16 hook first, then PowerSGD",
-    "The ranks have unequal numbers of batches:": "stop all at the fewest; else Join",
+    "The ranks have unequal numbers of batches:": "stop all at the fewest; otherwise Join",
     "The device has units for bfloat16:": "autocast, for time",
 }
 
 
 def choose() -> Picture:
-    """Draw how to go from what fits to a method: ask in this order, and take the first yes."""
+    """Draw how to choose a method by what fits: ask in this order, and take the first yes."""
     title = "Ask in this order, and take the first yes"
     ax = canvas(6.21, title)
     lines = [title]
@@ -58,7 +58,7 @@ def choose() -> Picture:
             arrow(ax, (1.4, y + 0.66), (1.4, y + 1))
             write_text(ax, 1.5, y + 0.83, "no", ha="left", **SMALL)
         lines.append(f"{question} {method}".replace("\n", " "))
-    write_left(ax, 4.62, "Beside that", weight="bold")
+    write_left(ax, 4.62, "In addition", weight="bold")
     for row, (condition, cure) in enumerate(_CURES.items()):
         write_left(ax, 4.96 + 0.34 * row, condition, size=11)
         write_text(ax, 3.85, 4.96 + 0.34 * row, cure, ha="left", weight="bold", size=11)

@@ -1,6 +1,6 @@
 """Draw who holds what at each moment of a training step with FSDP.
 
-Notebook 15 calls it, in its own process; the moments are a table.
+Notebook 15 calls it, in the driver process; the moments are a table.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,7 @@ _MOMENTS = [
         _NOTHING,
     ),
     _Moment(
-        "Backward, layer 2: each rank has a whole gradient, of its own batch",
+        "Backward, layer 2: each rank has a full gradient, of its own batch",
         "",
         ("part", "all"),
         ("none", "all"),
@@ -60,7 +60,7 @@ _MOMENTS = [
         ("none", "part"),
     ),
     _Moment(
-        "Backward, layer 1: its weights are gathered once more",
+        "Backward, layer 1: its weights are gathered again",
         "all-gather: the halves of layer 1's weights",
         ("all", "part"),
         ("all", "part"),
@@ -113,7 +113,7 @@ def _draw_moment(number: int, now: _Moment) -> Picture:
 
 
 def _draw_halves(ax: Axes, corner: Point, extent: Point, rank: int, state: str) -> None:
-    """Draw a tensor as two halves: the rank's own, the other's, or an empty place."""
+    """Draw a tensor as two halves: the rank's own, the other's, or an empty box."""
     (x, y), (width, height) = corner, extent
     for owner, (start, part) in enumerate(equal_parts(x, x + width, _RANKS, gap=0.03)):
         is_held = state == "all" or (state == "part" and owner == rank)

@@ -1,1 +1,1 @@
-"""Notebook 07: the way of a job, and a terminal in cells."""
+"""Notebook 07: the stages of a job, and a terminal in cells."""

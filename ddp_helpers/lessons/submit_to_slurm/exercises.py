@@ -1,7 +1,7 @@
 """Exercises of notebook 07: two job files, which the course submits, and the log of a failed job.
 
-`lessons.check` reads EXERCISES, in the learner's process. A job file's judge has the name of its
-exercise, and needs a Slurm, which runs the ranks.
+`lessons.check` reads EXERCISES, in the driver process. The checker of a job file has its exercise's
+name, and needs a Slurm, which runs the ranks.
 """
 
 import json
@@ -33,10 +33,10 @@ def _run_job(text: Any) -> list[dict[str, Any]]:
     """Submit a job file in a new folder, wait for its end, and read what each task wrote.
 
     The job file runs who.py on each rank; the tasks are in the order of their ranks. Raises
-    JobError where Slurm refuses the job, and NotCheckedError where there is none.
+    JobError if Slurm refuses the job, and NotCheckedError if there is none.
     """
     if not available():
-        raise NotCheckedError("no Slurm answers here; make cluster starts one on this machine")
+        raise NotCheckedError("no Slurm answers here: make cluster starts one on this machine")
     folder = runs.new_run_folder(ROOT / "build" / "jobs", "exercise")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "who.py").write_text(_WHO)
@@ -75,9 +75,9 @@ def job_file(text_for: Answer) -> list[str]:
             "Without srun the program runs once, on the first node.": len(tasks) < 2,
             "The batch script's SLURM_PROCID is 0, and all tasks inherit what it exports: "
             "leave RANK out.": len({*ranks}) < len(ranks),
-            "--ntasks says nothing about nodes, so one of them gets more tasks than GPUs: "
-            "say --ntasks-per-node.": max(local_ranks, default=0) >= gpus,
-            "localhost is another machine on each node: give the first node of the job.": not meet,
+            "--ntasks does not fix tasks per node, so one of them gets more tasks than GPUs: "
+            "give --ntasks-per-node.": max(local_ranks, default=0) >= gpus,
+            "localhost is a different machine on each node: use the job's first node.": not meet,
         }
         if seen != right:
             return _told(f"job_file({nodes}, {gpus})", seen, right, hints)
@@ -85,9 +85,9 @@ def job_file(text_for: Answer) -> list[str]:
 
 
 def _told(call: str, seen: dict, right: dict, hints: dict[str, bool]) -> list[str]:
-    """Return the first hint that applies, and what the tasks of a job did."""
+    """Return the first hint that applies, and the values of a job's tasks."""
     applying = [hint for hint, applies in hints.items() if applies]
-    return [*applying[:1], f"the job of {call} gives {seen}, and should give {right}."]
+    return [*applying[:1], f"the job of {call} gives {seen}, expected {right}."]
 
 
 # ---- an array
@@ -102,7 +102,7 @@ def array_job(text_for: Answer) -> list[str]:
         seen = {"values": taken, "ports": ports}
         right = {"values": sorted(values), "ports": len(values)}
         hints = {
-            "Places in a bash list begin with 0, and so must the array.": ports == len(taken) + 1,
+            "Places in a bash list start at 0, and so must the array.": ports == len(taken) + 1,
             "SLURM_ARRAY_JOB_ID is the same in all tasks of the array: "
             "make the port from SLURM_JOB_ID.": ports < len(taken),
         }

@@ -14,15 +14,15 @@ from ddp_helpers.draw.drawing import (
 )
 from ddp_helpers.draw.style import INK, LEFT, SMALL, rank_colour
 
-_STOPS = [  # a box: its left edge, what stands above it, its name, its contents; the way from it
+_STOPS = [  # a box: its left edge, the text above it, its name, its contents; the step after it
     (LEFT, "you", "notebook,\nlogin node", "the script\nthe job\nthe site", "write"),
-    (2.3, "the file", "job.sbatch", "what is asked,\nthen what\nruns there", "sbatch"),
+    (2.3, "the file", "job.sbatch", "the request,\nthen the\ncommands", "sbatch"),
     (4.5, "Slurm", "the queue", "pending,\nuntil nodes\nare free", "start"),
 ]
 
 
 def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
-    """Draw a job's way: written in the notebook, in the queue, on its nodes, kept as a record."""
+    """Draw the stages of a job: in the notebook, in the queue, on its nodes, and its record."""
     ranks = nodes * tasks_per_node
     ax = canvas(4.35, f"A job of {ranks} ranks waits until {nodes} nodes are free at once")
     for left, title, name, contents, way in _STOPS:
@@ -49,4 +49,4 @@ def way_of_a_job(nodes: int = 2, tasks_per_node: int = 2) -> Picture:
     starts = f"on {nodes} nodes srun starts {tasks_per_node} tasks on each, ranks 0 to {ranks - 1}"
     before = "you write job.sbatch; it waits in Slurm's queue"
     after = "rank 0 writes the record; you read it"
-    return described(ax.figure, f"A job's way: {before}; {starts}; {after}.")
+    return described(ax.figure, f"The stages of a job: {before}; {starts}; {after}.")

@@ -1,4 +1,4 @@
-"""What notebook 07 needs before its first job: scripts and data to bring, a folder, a site's flags.
+"""The set-up of notebook 07: scripts and data to bring, a folder, a site's flags.
 
 The notebook's set-up calls it, once; no rank does.
 """
@@ -17,11 +17,11 @@ from ddp_helpers.records import runs
 def folders(small_train: int) -> tuple[Path, Path, Path]:
     """Write the scripts and the small data, and make the first job's folder.
 
-    small_train: training images of the small data. Returns the folder that stands for one on the
-    learner's laptop, with two scripts of the course; that of the data; and that of the job.
+    small_train: training images of the small data. Returns the folder that simulates the learner's
+    laptop, with two scripts of the course; the folder of the data; and the job's folder.
     """
     laptop = ROOT / "build" / "first_job"
-    shutil.rmtree(laptop, ignore_errors=True)  # what an earlier course left there would be copied
+    shutil.rmtree(laptop, ignore_errors=True)  # otherwise old files would be copied as well
     for name in ("simple_ddp", "mnist_ddp"):
         scripts.write_script(name, laptop / f"{name}.py")
     data = write_digits(ROOT / "build" / f"small_{small_train}", train=small_train, test=256)
@@ -31,10 +31,10 @@ def folders(small_train: int) -> tuple[Path, Path, Path]:
 
 
 def flags_of(name: str, gpus_per_node: int) -> tuple[str, str, str, str]:
-    """Let salloc, sbatch and srun know a site's partition and account, and return its flags.
+    """Set a site's partition and account for salloc, sbatch and srun, and return its flags.
 
-    name: of a file in slurm/sites, or its path. The flags ask for one GPU, for two, and for as many
-    as the job has on a node; the last are those of scripts, as --no-cuda where GPUs are pretended.
+    name: of a file in slurm/sites, or its path. The flags request one GPU, two, and as many as the
+    job has per node; the last are flags of scripts, such as --no-cuda if GPUs are simulated.
     """
     site = Site.load(name)
     for flag in site.admission:

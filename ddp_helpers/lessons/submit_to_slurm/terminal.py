@@ -1,4 +1,4 @@
-"""The `%%slurm` magic of notebook 07: a cell of Slurm's commands, as one types them in a terminal.
+"""The `%%slurm` magic of notebook 07: a cell of Slurm's commands, as in a terminal.
 
 The notebook loads it by %load_ext; the exercises take its `environment` for their jobs.
 """
@@ -25,8 +25,8 @@ _VARIABLE = re.compile(r"(?<!\$)\{(\w+)\}")  # {name}, not ${name}
 class Terminal:
     """Runs cells in bash, in the notebook's folder; {name} is a variable of the notebook.
 
-    It leaves two variables there: `said`, what the last cell printed, and `JOB`, the number of the
-    last job, which cells have as $JOB.
+    It sets two variables there: `said`, the last cell's output, and `JOB`, the number of the
+    last job, which is $JOB in cells.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -35,9 +35,9 @@ class Terminal:
     def run(self, line: str, cell: str) -> None:
         """Run a cell and print its lines as they come.
 
-        line: empty; `fails`, where the commands are to fail; `until`, to stop when $JOB ends;
-        `local`, to run at the site `local` alone: on others they would hold what people wait for.
-        Raises UsageError for another line, or where the commands fail against it.
+        line: empty; `fails`, if the commands should fail; `until`, to stop when $JOB ends;
+        `local`, to run only at the site `local`: elsewhere the jobs would hold nodes of others.
+        Raises UsageError for another line, or if the commands end differently.
         """
         mode = line.strip()
         if mode not in ("", "fails", "until", "local"):
@@ -60,7 +60,7 @@ class Terminal:
     def _run_in_bash(self, cell: str, until_job_ends: bool) -> int:
         """Run commands, print and keep their lines, and return the exit status.
 
-        Bash gets the notebook's variables as variables of its own, so it runs nothing in a value.
+        Bash gets the notebook's variables as its own variables, so it runs no code in a value.
         An interrupt ends the commands, and all that they have started.
         """
         names = {name for name in _VARIABLE.findall(cell) if name in self.variables}
@@ -107,13 +107,13 @@ def _stop_with_job(process: subprocess.Popen, job: str) -> None:
     """Wait until a job has left the queue and its last lines are shown, then end the process."""
     while states_of_job(job)[0].active:
         time.sleep(0.25)
-    time.sleep(1.2)  # tail looks for a log that was not there once a second
+    time.sleep(1.2)  # tail looks for a missing log once per second
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Make `%%slurm` known: `%load_ext ddp_helpers.lessons.submit_to_slurm.terminal`."""
+    """Register `%%slurm`: `%load_ext ddp_helpers.lessons.submit_to_slurm.terminal`."""
     terminal = Terminal(shell)
     register = shell.register_magic_function
     register(terminal.run, "cell", "slurm")  # type: ignore[arg-type]  # IPython types it unbound

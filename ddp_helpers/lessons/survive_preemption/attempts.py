@@ -1,6 +1,6 @@
-"""The attempts of a run that was started more than once: its events, and a row for each attempt.
+"""The attempts of a run that was restarted: its events, and a row for each attempt.
 
-Notebook 11b and its figures call it, on the record that the run has left; no rank needs it.
+Notebook 11b and its figures call it, on the run's record; no rank needs it.
 """
 
 import json
@@ -20,17 +20,17 @@ class Attempt(NamedTuple):
     begin: float
     end: float
     from_step: int
-    to_step: int  # of its last checkpoint: the next attempt goes on there
+    to_step: int  # of its last checkpoint: the next attempt resumes there
     saves: int  # checkpoints
     lost_seconds: float  # of work after the last checkpoint, which is done again
-    ended: str  # done, preempted or failed; unknown where no event says it
+    ended: str  # done, preempted or failed; unknown if no event has it
 
 
 def read_events(folder: str | Path) -> pd.DataFrame:
     """Read attempts.jsonl of a run folder: a row for each line that can be read.
 
-    Columns: attempt, from 1; seconds since the first start; event; step. How an attempt ended has
-    no step, and takes that of the event before.
+    Columns: attempt, from 1; seconds since the first start; event; step. An event that ends an
+    attempt has no step, and takes the step of the event before.
     """
     rows, step = [], 0
     lines = (Path(folder) / "attempts.jsonl").read_text(errors="replace").splitlines()

@@ -1,7 +1,7 @@
 """Exercises of 11 and 11b: save on one rank, rest of an epoch, attempts and saves needed.
 
 `lessons.check` asks them for verdicts. The first two are trials, which run on every rank and have
-the name of their exercise; the others run in the learner's process.
+the name of their exercise; the others run in the driver process.
 """
 
 import math
@@ -23,11 +23,11 @@ from ddp_helpers.lessons.ranks_judge import on_real_ranks
 # ---- save on one rank
 
 _OLD, _NEW = b"old" * 100_000, b"new" * 100_000
-_ROOM = 100_000  # bytes that a full disk has room for
+_ROOM = 100_000  # bytes that still fit on a full disk
 
 
 def save(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare what each rank says of a save, and what is then in the file.
+    """Compare each rank's result of a save, and the contents of the file after it.
 
     First only rank 0 has room on its disk, then only the others have.
     """
@@ -53,9 +53,9 @@ def save(answer: Answer, _: CallLog) -> Iterator[Comparison]:
             yield Comparison(f"{where}, the checkpoint", content, right, {_LOST: "damaged"})
 
 
-_ALL_WRITE = "A rank tells how it went itself: rank 0 alone writes, and tells the others."
-_UNTOLD = "Only rank 0 knows how it went: let it tell the others, with a collective."
-_LOST = "The one before is lost: write to another name, and rename at the end."
+_ALL_WRITE = "Every rank reports its own save: let only rank 0 write, and tell the others."
+_UNTOLD = "Only rank 0 knows the result: let it tell the others, with a collective."
+_LOST = "The previous checkpoint is lost: write to a different name, and rename at the end."
 _SAVE_ERRORS = {
     "File too large": (
         "A rank leaves with an error, and the others wait for it: catch OSError on rank 0, and "
@@ -75,13 +75,11 @@ def rest(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         sampler.set_epoch(epoch)
         samples = list(sampler)
         known = {
-            "`done` counts the samples of all ranks: each has done its share of it.": (
-                samples[done:]
-            ),
-            "That is the order of another epoch: `set_epoch` comes first.": (
+            "`done` counts the samples of all ranks: each has done its part.": (samples[done:]),
+            "That is the order of a different epoch: call `set_epoch` first.": (
                 of_first_epoch[done // size :]
             ),
-            "That is what is done already; asked is what is left.": samples[: done // size],
+            "Those samples are done: return the rest.": samples[: done // size],
         }
         left: Any = answer(DistributedSampler(dataset), epoch, done)
         yield Comparison("what it returns", type(left).__name__, "list")
@@ -93,7 +91,7 @@ def rest(answer: Answer, _: CallLog) -> Iterator[Comparison]:
 
 
 def attempts_needed(work: float, limit: float, start: float, grace: float) -> int:
-    """Return the number of attempts, if the warning always comes in time and nothing goes wrong.
+    """Return the number of attempts, if the warning always comes in time and nothing fails.
 
     work, limit (of an attempt), start and grace (from the warning to the end) have one unit.
     """
@@ -108,7 +106,7 @@ _NEEDED_CASES = [
     (24, 2, 0.5, 0.25),
 ]
 _NEEDED_TRAPS = {
-    "Start and warning are lost to the work, in each attempt.": (
+    "Start and warning take time from the work in each attempt.": (
         lambda work, limit, start, grace: attempts_needed(work, limit, 0, 0)
     ),
     "A part of an attempt is an attempt: round up.": (
@@ -142,7 +140,7 @@ _BETWEEN_TRAPS = {
     "That is the interval in seconds; divide it by the seconds of a step.": (
         lambda cost, between, step: steps_between_saves(cost, between, 1)
     ),
-    "No less than one step: nothing can be saved in the middle of one.": (
+    "Return at least one step: nothing can be saved in the middle of one.": (
         lambda cost, between, step: round(math.sqrt(2 * cost * between) / step)
     ),
 }

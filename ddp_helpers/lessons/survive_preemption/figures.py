@@ -20,7 +20,7 @@ from ddp_helpers.lessons.survive_preemption.attempts import Attempt, list_attemp
 def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
     """Draw a lane for each run, its attempts one after the other.
 
-    runs: by the run's name, what `read_events` gives.
+    runs: by the run's name, the table of `read_events`.
     """
     figure, ax = plt.subplots(figsize=(WIDTH, 1.6 + 0.75 * len(runs)), layout="constrained")
     labels, findings = [], []
@@ -48,11 +48,11 @@ def attempts_timeline(runs: Mapping[str, pd.DataFrame]) -> Picture:
     title = "; ".join(findings)
     title = title[:1].upper() + title[1:]
     legend = "numbers are attempts, ticks checkpoints"
-    return captioned(figure, title, f"{legend}; hatched is work that was lost, and done again")
+    return captioned(figure, title, f"{legend}; hatched: work that was lost and done again")
 
 
 def _draw_attempt(ax: Axes, lane: int, attempt: Attempt) -> None:
-    """Draw an attempt in its lane: a bar with its number; what was lost of it is hatched."""
+    """Draw an attempt in its lane: a bar with its number; the lost part is hatched."""
     colour, seconds = rank_colour(attempt.attempt - 1), attempt.end - attempt.begin
     ax.barh(lane, seconds, 0.5, attempt.begin, color=colour, alpha=0.3)
     middle = attempt.begin + seconds / 2
@@ -63,7 +63,7 @@ def _draw_attempt(ax: Axes, lane: int, attempt: Attempt) -> None:
 
 
 def survival(gpu_hours: float, days: int = 7) -> Picture:
-    """Draw the share of jobs that meet no failure, over the number of their GPUs.
+    """Draw the share of jobs without a failure, over the number of their GPUs.
 
     gpu_hours: hours from one failure of a GPU to its next; days: how long a job runs.
     """
@@ -106,9 +106,9 @@ def u_curve(cost: float, between: Mapping[str, float], machine: str) -> Picture:
         ax.plot(best, least, "o", color=colour)
         text = f"{best:.0f} s"
         ax.annotate(text, (best, least), (0, 8), textcoords="offset points", ha="center")
-        ax.text(8000, shares[-1], f"one failure\neach {name}", va="center")
+        ax.text(8000, shares[-1], f"one failure\nper {name}", va="center")
         finding = f"save every {best:.0f} s, and lose {least:.2%} of the time"
-        findings.append(f"One failure each {name}: {finding}")
+        findings.append(f"One failure per {name}: {finding}")
     ax.set(xscale="log", yscale="log")
     ax.set(xlabel="seconds between checkpoints", ylabel="share of the time lost")
     ax.set(xlim=(1, 3e4), ylim=(ax.get_ylim()[0], 1.3))
@@ -116,5 +116,5 @@ def u_curve(cost: float, between: Mapping[str, float], machine: str) -> Picture:
     ax.minorticks_off()
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     measured = f"a checkpoint takes {cost:.3f} s here: {machine}"
-    loss = "lost is the saving, and half an interval a failure"
+    loss = "lost: the saves, and half an interval per failure"
     return captioned(figure, findings[0], measured, loss)

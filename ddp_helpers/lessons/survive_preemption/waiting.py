@@ -1,4 +1,4 @@
-"""Wait for what a job does, and ask for its state.
+"""Wait for an event of a job, and query its state.
 
 Notebooks 11 and 11b call it, in their kernel, while the job runs.
 """
@@ -12,14 +12,14 @@ _LIMIT = 600  # seconds
 
 
 def wait_until(happened: Callable[[], object], event: str) -> None:
-    """Look ten times a second whether something has happened, for ten minutes at most.
+    """Check ten times per second whether something has happened, for ten minutes at most.
 
     Raises TimeoutError, which names the event, if it has not.
     """
     end = time.monotonic() + _LIMIT
     while not happened():
         if time.monotonic() > end:
-            raise TimeoutError(f"{_LIMIT} seconds, and no {event}: look at the job's log")
+            raise TimeoutError(f"no {event} after {_LIMIT} seconds: look at the job's log")
         time.sleep(0.1)
 
 

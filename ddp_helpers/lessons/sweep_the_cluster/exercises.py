@@ -1,6 +1,6 @@
 """The exercises of notebook 08: GPU-hours of a sweep, steps of an epoch, the soonest offer.
 
-`lessons.check` asks them for verdicts, in the learner's process; no ranks.
+`lessons.check` asks them for verdicts, in the driver process; no ranks.
 """
 
 import math
@@ -15,7 +15,7 @@ Offers = dict[int, tuple[float, float]]  # minutes of waiting and of running, by
 def sweep_gpu_hours(sizes: list[int], repeats: int, minutes: float) -> float:
     """Compute the GPU-hours of a sweep.
 
-    sizes: the GPUs of its jobs, each of which runs `repeats` times and takes so many minutes.
+    sizes: the GPUs of its jobs, each of which runs `repeats` times and takes `minutes`.
     """
     return sum(sizes) * repeats * minutes / 60
 
@@ -47,7 +47,7 @@ _STEPS_TRAPS = {
     "With strong scaling the ranks share the global batch.": (
         lambda images, ranks, size, kind: images // (size * ranks)
     ),
-    "Strong is the global batch, which the ranks share; weak is the batch of each rank.": (
+    "Strong is the global batch, which the ranks share; weak is the per-rank batch.": (
         lambda images, ranks, size, kind: images // (size * ranks if kind == "strong" else size)
     ),
 }
@@ -56,7 +56,7 @@ _STEPS_TRAPS = {
 
 
 def soonest(offers: Offers, budget: float) -> int:
-    """Choose the number of GPUs whose result is there first, within a budget of GPU-hours.
+    """Choose the number of GPUs whose result is ready first, within a budget of GPU-hours.
 
     0 if all cost more.
     """
@@ -73,7 +73,7 @@ _SOONEST_CASES = [
     ({8: (60, 15)}, 2),
 ]
 _SOONEST_TRAPS = {
-    "The result is there after the wait and the run: add them.": (
+    "The result is ready after the wait and the run: add them.": (
         lambda offers, budget: soonest(
             {gpus: (0, run) for gpus, (_, run) in offers.items()}, budget
         )

@@ -1,6 +1,6 @@
 """The figures of notebook 08: strong and weak scaling as bricks, and backfill.
 
-The notebook calls them, in its own process; they draw from their arguments alone.
+The notebook calls them, in the driver process; they draw from their arguments alone.
 """
 
 import itertools
@@ -15,17 +15,17 @@ from ddp_helpers.records.scaling import counted
 
 
 def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
-    """Draw the steps of an epoch for each number of ranks, a brick a step and rank.
+    """Draw the steps of an epoch for each number of ranks, one brick per step and rank.
 
-    batch: cut up among the ranks on the left (strong), of each rank on the right (weak).
+    batch: divided among the ranks on the left (strong), per rank on the right (weak).
     """
     steps, most = images // batch, max(sizes)
-    title = f"Strong cuts a batch up: always {steps} steps. "
+    title = f"Strong divides a batch: always {steps} steps. "
     title += f"Weak adds batches: {math.ceil(steps / most)} steps on {most} ranks"
     heights = [max(0.55, 0.3 * size) for size in sizes]
     ax = canvas(1.15 + sum(heights) + 0.25 * len(sizes), title)
-    write_text(ax, 1.2, 0.75, f"strong: {batch} images a step", ha="left", weight="bold")
-    write_text(ax, 5.5, 0.75, f"weak: {batch} images a step and rank", ha="left", weight="bold")
+    write_text(ax, 1.2, 0.75, f"strong: {batch} images per step", ha="left", weight="bold")
+    write_text(ax, 5.5, 0.75, f"weak: {batch} images per step and rank", ha="left", weight="bold")
     top = 1.0
     for size, height in zip(sizes, heights, strict=True):
         middle = top + height / 2
@@ -36,7 +36,7 @@ def bricks(images: int, batch: int, sizes: Sequence[int]) -> Picture:
                 extent = 3.65 / steps - 0.03, brick - 0.02
                 box(ax, corner, extent, colour=rank_colour(rank), fill=0.55)
         top += height + 0.25
-    alt = f"Bricks, one a step and rank. {title}. The area is the same everywhere."
+    alt = f"Bricks, one per step and rank. {title}. The area is the same everywhere."
     return described(ax.figure, alt)
 
 

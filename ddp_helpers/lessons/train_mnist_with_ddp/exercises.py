@@ -1,7 +1,7 @@
 """The exercises of 06 and 06b: an epoch's line, the same training, a script made DDP, counts.
 
-`lessons.check` asks them for verdicts, in the learner's process. The judge of the last one, which
-has its name, starts the learner's script on ranks, and compares what they did with one rank.
+`lessons.check` asks them for verdicts, in the driver process. The checker of the last one, which
+has its name, starts the learner's script on ranks, and compares the results with one rank's.
 """
 
 import operator
@@ -27,7 +27,7 @@ from ddp_helpers.lessons.run_script import (
 def epoch_line(totals: list[tuple]) -> dict[str, float]:
     """Compute loss and accuracy of all ranks together.
 
-    totals: of each rank the sum of its losses, its right answers, and its samples.
+    totals: for each rank, the sum of its losses, its right answers, and its samples.
     """
     loss, right, samples = (sum(column) for column in zip(*totals, strict=True))
     return {"loss": loss / samples, "accuracy": right / samples}
@@ -44,7 +44,7 @@ _LINE_CASES = [
     ([(3.0, 4, 8), (5.0, 8, 8), (1.0, 1, 4)],),
     ([(2.0, 3, 4)],),
 ]
-_ADD_UP_FIRST = "The shards differ in size, so the mean of the ranks' means is not it: "
+_ADD_UP_FIRST = "The shards differ in size, so the mean of the ranks' means is wrong: "
 _ADD_UP_FIRST += "add up first, divide once."
 _LINE_TRAPS = {
     _ADD_UP_FIRST: _mean_of_means,
@@ -73,7 +73,7 @@ def _steps(flags: _Flags) -> tuple[float, ...]:
 
 
 def _per_rank(flags: _Flags) -> _Flags:
-    """Return the flags of a run whose batch_size is taken for the batch of each rank."""
+    """Return the flags of a run whose batch_size is mistaken for the per-rank batch."""
     return flags | {"batch_size": _steps(flags | {"world_size": 1})[0] * flags["world_size"]}
 
 
@@ -89,19 +89,19 @@ _SAME_CASES = [
     (_ONE_RANK, _ONE_RANK | {"epochs": 3}),
 ]
 _SAME_TRAPS = {
-    "batch_size_per_rank is of each rank: a step takes so many from every one of them.": (
+    "batch_size_per_rank is of one rank: a step takes that many from each rank.": (
         lambda one, other: same_training(one | {"world_size": 1}, other | {"world_size": 1})
     ),
-    "batch_size is of all ranks together, whatever their number.": (
+    "batch_size is of all ranks together, for any number of ranks.": (
         lambda one, other: same_training(_per_rank(one), _per_rank(other))
     ),
-    "Another seed, learning rate or number of epochs is another training.": (
+    "A different seed, learning rate or number of epochs is a different training.": (
         lambda one, other: _steps(one)[0] == _steps(other)[0]
     ),
     "The number of ranks may differ: that is the point of the proof.": operator.eq,
 }
 
-# ---- 06b, 1: what loss_and_metrics counts in a batch
+# ---- 06b, 1: the counts of loss_and_metrics in a batch
 
 
 def count_in_batch(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
@@ -114,13 +114,13 @@ def count_in_batch(scores: list[list[float]], labels: list[int]) -> dict[str, fl
 
 
 def _means(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
-    """A mistake: shares of the batch in the place of sums."""
+    """A mistake: shares of the batch instead of sums."""
     counts = count_in_batch(scores, labels)
     return {name: n / (1 if name == "samples" else len(labels)) for name, n in counts.items()}
 
 
 def _second_alone(scores: list[list[float]], labels: list[int]) -> dict[str, float]:
-    """A mistake: those whose label is the second best class, and no other."""
+    """A mistake: those whose label is the second best class, only."""
     counts = count_in_batch(scores, labels)
     return counts | {"top2": counts["top2"] - counts["accuracy"]}
 
@@ -131,7 +131,7 @@ _COUNT_CASES = [
 ]
 _COUNT_TRAPS = {
     "Return sums over the batch, not means: `report` divides once, over all ranks.": _means,
-    "A right answer is among the two best, too.": _second_alone,
+    "A right answer is also among the two best.": _second_alone,
     "`samples` must be among them: it divides the others.": (
         lambda scores, labels: {
             name: n for name, n in count_in_batch(scores, labels).items() if name != "samples"
@@ -142,10 +142,10 @@ _COUNT_TRAPS = {
 # ---- a plain script made DDP
 
 PLAIN_SCRIPT = ROOT / "notebooks" / "signals.py"
-RANKS = (1, 2, 3)  # of the runs of a script; the others are held against the first
+RANKS = (1, 2, 3)  # of the runs of a script; the others are compared with the first
 _EPOCHS, _TRAIN_SAMPLES = 2, 960
-_MOST = 3  # mistakes that are told at once
-_UNSEEN = "not looked at: GPUs; a start without a launcher (step 2); a batch that the ranks cannot "
+_MOST = 3  # mistakes that are shown at once
+_UNSEEN = "not covered: GPUs; a start without a launcher (step 2); a batch that the ranks cannot "
 _UNSEEN += "share (6); each rank's own seed for dropout (7); the barrier at the end (10)"
 
 
@@ -159,7 +159,7 @@ def my_ddp_script(path_of_script: Answer) -> list[str]:
     flags = "--epochs", _EPOCHS
     runs = {ranks: LearnerRun(script, *flags, ranks=ranks, watched=True) for ranks in RANKS}
     wait_for_runs(*runs.values())
-    mistakes: dict[str, dict[str, list[int]]] = {}  # the ranks by what differs, by the hint
+    mistakes: dict[str, dict[str, list[int]]] = {}  # the ranks by difference, by hint
     for ranks, run in runs.items():
         if complaint := run.complaint():
             waited = "gloo/" in complaint or None in run.exit_statuses
@@ -181,12 +181,12 @@ def _on(sizes: list[int]) -> str:
 
 
 def _compared(run: LearnerRun, reference: LearnerRun) -> Iterator[tuple[str, Comparison]]:
-    """Compare what the ranks of a run did with what the run on one rank did, with what to do."""
+    """Compare the ranks' notes with the run on one rank; yield a hint with each comparison."""
     notes = run.notes()
     orders = [[order for size, order in rank.passes if size == _TRAIN_SAMPLES] for rank in notes]
     first = sorted(chain(*(order[0] for order in orders if order)))
     samples = Comparison("the samples of epoch 1, of all ranks", first, [*range(_TRAIN_SAMPLES)])
-    yield "The ranks share the training set out: give its loader a DistributedSampler.", samples
+    yield "Shard the training set: give its loader a DistributedSampler.", samples
     if not difference(samples):
         repeats = all(order[:1] == order[1:2] for order in orders)
         what = "whether epoch 2 has the order of epoch 1"
@@ -209,7 +209,7 @@ def _compared(run: LearnerRun, reference: LearnerRun) -> Iterator[tuple[str, Com
         yield "Count each test point once, then sum.", epochs
 
 
-_WHY = "Do the ranks share --batch-size? Who calls the wrapper?"
+_WHY = "Do the ranks share --batch-size? Does forward use the wrapper?"
 
 
 def _epoch_lines(run: LearnerRun) -> list[str]:

@@ -1,6 +1,6 @@
-"""The figure of notebook 06: what one process and several get right, and how far weights differ.
+"""The figure of notebook 06: right answers of one process and several, and weight differences.
 
-The notebook calls it, in its own process, with what the runs recorded.
+The notebook calls it, in the driver process, with what the runs recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,5 +47,5 @@ def proof(
     curves.legend(loc="upper left", fontsize="small", labelspacing=0.3, bbox_to_anchor=(0.0, 1.03))
     alone, *others = [name for name in right if name != control]
     names = f"{', '.join(others[:-1])} and {others[-1]}"
-    title = f"{names} learn the model of {alone}; {control}: another one"
+    title = f"{names} learn the model of {alone}; {control}: a different one"
     return captioned(figure, title, where, alt=f"right answers by epoch, {'; '.join(texts)}")

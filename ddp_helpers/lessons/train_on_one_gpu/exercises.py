@@ -1,6 +1,6 @@
-"""The exercises of notebook 01: the best speed-up, an accuracy, a pass of training.
+"""The exercises of notebook 01: the best speedup, an accuracy, a pass of training.
 
-`lessons.check` asks them for verdicts, in the learner's process; no ranks.
+`lessons.check` asks them for verdicts, in the driver process; no ranks.
 """
 
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ from ddp_helpers.lessons.run_script import WEIGHT_TOLERANCE, weight_distance
 
 Batches = list[tuple[Tensor, Tensor]]  # images and labels
 
-# ---- the best speed-up
+# ---- the best speedup
 
 
 def best_speed_up(p: float) -> float:
-    """Compute old time over new time, if a share p of the old time costs nothing any more."""
+    """Compute old time over new time, if a share p of the old time no longer costs anything."""
     return 1 / (1 - p)
 
 
 _SPEED_UP_TRAPS: dict[str, Answer] = {
-    "What is left of the old time is 1 - p; divide the old time, 1, by it.": (
+    "A part 1 - p of the old time is left; divide the old time, 1, by it.": (
         lambda p: 1 / p if p else 1.0
     ),
-    "That is the time that is left; the speed-up is the old time divided by it.": lambda p: 1 - p,
+    "That is the time that is left; the speedup is the old time divided by it.": lambda p: 1 - p,
 }
 
-# ---- a test, and a training loop to mend
+# ---- a test, and a training loop to fix
 
 
 class _Doubling(nn.Module):
-    """Stands for dropout, without chance: in training it doubles and reverses the scores."""
+    """Replaces dropout, without chance: in training it doubles and reverses the scores."""
 
     def forward(self, scores: Tensor) -> Tensor:
         return 2 * scores.flip(1) if self.training else scores
@@ -63,7 +63,7 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 
 
 def _share_right(model: nn.Module, batches: Batches) -> float:
-    """Compute the accuracy in the mode in which the model is."""
+    """Compute the accuracy in the model's current mode."""
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return (model(images).argmax(dim=1) == labels).double().mean().item()
 
@@ -85,7 +85,7 @@ def _judge_accuracy(answer: Answer) -> list[str]:
 
 
 def train_pass(model: nn.Module, optimizer: Optimizer, batches: Batches) -> float:
-    """Train for one pass; return the mean loss of an image."""
+    """Train for one pass; return the mean loss per image."""
     model.train()
     total, count = 0.0, 0
     for images, labels in batches:
@@ -99,7 +99,7 @@ def train_pass(model: nn.Module, optimizer: Optimizer, batches: Batches) -> floa
 
 
 def _judge_pass(answer: Answer) -> list[str]:
-    """Say which fault of the stub is left; nothing if all three are mended."""
+    """Say which fault of the stub is left; nothing if all three are fixed."""
     for model, batches in _models_and_batches():
         right_model = deepcopy(model)
         right = train_pass(right_model, SGD(right_model.parameters(), lr=0.5), batches)
@@ -108,7 +108,7 @@ def _judge_pass(answer: Answer) -> list[str]:
             cure = "The pass before this one was a test: in which mode is the model?"
             if model.training:
                 cure = "Do gradients add up from batch to batch? Clear them."
-            return [cure, "The weights are not those of a right pass."]
+            return [cure, "The weights are not those of a correct pass."]
         if not same(loss, right):
             return [_WEIGH, f"train_pass gives {loss}, and should give {right:.4g}."]
     return []

@@ -1,4 +1,4 @@
-"""The figure of notebook 01. The notebook calls it, in its own process; no ranks."""
+"""The figure of notebook 01. The notebook calls it; no ranks."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _PARTS = {"data": ORANGE, "forward": SKY, "backward": BLUE, "optimizer": GREEN}
 def draw_parts(rate: float, marks: Sequence[float], dataset: str, device: torch.device) -> Picture:
     """Draw the time of the plain loop, divided into the parts of a step.
 
-    rate: images per second; marks: the times of one pass, at its beginning and after each part;
+    rate: images per second; marks: the times of one pass, at its start and after each part;
     dataset and device: what it trained on, for the caption.
     """
     seconds = np.diff(marks).reshape(-1, len(_PARTS)).sum(axis=0)

@@ -1,4 +1,4 @@
-"""The exercises of notebook 05: find what has drifted, average in one, accumulate pieces.
+"""The exercises of notebook 05: find drifted parameters, average in one call, accumulate gradients.
 
 Each function is the trial of the exercise that has its name. `lessons.check` runs it on every rank
 of a `%%ranks` cell.
@@ -30,7 +30,7 @@ def _small_model() -> nn.Sequential:
 
 
 def drifted(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare with the names whose numbers the last rank has in another order."""
+    """Compare with the names whose numbers are in a different order on the last rank."""
     for swapped, one_bit in (([], False), (["1.weight"], False), (["0.weight", "1.bias"], True)):
         model = _small_model()
         if dist.get_rank() == dist.get_world_size() - 1:
@@ -40,7 +40,7 @@ def drifted(answer: Answer, _: CallLog) -> Iterator[Comparison]:
         before = parameters_to_vector(model.parameters()).clone()
         yield Comparison("the names", answer(model), swapped, {_SUMS_ARE_EQUAL: []})
         after = parameters_to_vector(model.parameters())
-        yield Comparison("the parameters, at which it should only look", after, before)
+        yield Comparison("the parameters, which it should only read", after, before)
 
 
 def _one_bit_off(tensor: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _one_bit_off(tensor: Tensor) -> Tensor:
 
 
 _SUMS_ARE_EQUAL = (
-    "Numbers were swapped on the last rank: their sum is the same. And every rank needs the answer."
+    "Numbers were swapped on the last rank: their sum is the same, and every rank needs the answer."
 )
 
 
@@ -78,7 +78,7 @@ _FROZEN = {"'NoneType' object has no attribute": _NO_GRAD, "Expected parameter `
 
 
 def accumulate(answer: Answer, _: CallLog) -> Iterator[Comparison]:
-    """Compare two steps over pieces of 8, 8 and 4 images with DDP's steps over whole batches."""
+    """Compare two steps over micro-batches of 8, 8 and 4 images with DDP's over full batches."""
     model, reference = DDP(_small_model()), DDP(_small_model())
     all_reduces: list[int] = []
     model.register_comm_hook(all_reduces, _counted)
@@ -105,10 +105,10 @@ def _counted(calls: list[int], bucket: dist.GradBucket) -> Future[Tensor]:
     return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
 
 
-_TOO_MANY = "Forward and backward of every piece but the last belong inside no_sync()."
-_TOO_FEW = "The last piece, forward and backward, belongs outside no_sync(): it sends the sum."
+_TOO_MANY = "Forward and backward of every micro-batch but the last belong inside no_sync()."
+_TOO_FEW = "The last micro-batch belongs outside no_sync(), forward and backward: it sends the sum."
 _QUESTIONS = {
-    1: "The pieces have 8, 8 and 4 images: what is each one's share of the mean?",
+    1: "The micro-batches have 8, 8 and 4 images: what part of the mean is each?",
     2: "The first step was right: are its gradients still there?",
 }
 

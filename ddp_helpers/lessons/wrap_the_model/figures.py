@@ -1,6 +1,6 @@
-"""Draw buckets that fill and leave, moment by moment; notebook 05 calls it, in its own process.
+"""Draw buckets that fill and leave, moment by moment; notebook 05 calls it, in the driver process.
 
-The times are made up: 2 ms a layer, 3 ms an all-reduce.
+The times are made up: 2 ms per layer, 3 ms per all-reduce.
 """
 
 from ddp_helpers.draw.drawing import (
@@ -15,18 +15,18 @@ from ddp_helpers.draw.drawing import (
 from ddp_helpers.draw.style import GREY, INK, RIGHT, SMALL, Look, rank_colour
 
 _MOMENTS = {  # by ms: when a gradient is ready, and when all is done
-    0: "backward begins with layer 6, the last one",
+    0: "backward starts with layer 6, the last one",
     2: "gradient 6 is ready, and waits in bucket 0",
     4: "gradient 5 is ready, so bucket 0 is full and leaves",
     6: "gradient 4 is ready, while bucket 0 is under way",
     8: "gradient 3 is ready, so bucket 1 is full and leaves",
     10: "gradient 2 is ready, while bucket 1 is under way",
     12: "gradient 1 is ready, so bucket 2 is full and leaves, and backward only waits",
-    15: "every gradient is the mean over the ranks, and step() begins",
+    15: "every gradient is the mean over the ranks, and step() starts",
 }
 BUCKET_MOMENTS = tuple(_MOMENTS)
-_NOTE = "A sketch with made-up times: 2 ms a layer, 3 ms an all-reduce. Without overlap step() "
-_NOTE += "would begin at 12 + 9 = 21 ms."
+_NOTE = "A sketch with made-up times: 2 ms per layer, 3 ms per all-reduce. Without overlap step() "
+_NOTE += "would start at 12 + 9 = 21 ms."
 
 
 def bucket_step(ms: int) -> Picture:
